@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fxmem import __version__
-from fxmem.cli.options import ANALYSIS
+from fxmem.cli.options import ANALYSIS, GENERATION
 from fxmem.cli.progress import Progress, say
-from fxmem.cli.step import analyze_model, is_report
+from fxmem.cli.step import analyze_generation, analyze_model, is_report
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
     from fxmem.records.profile import Record, Report, Timeline
     from fxmem.simulation.analysis import Analysis
+    from fxmem.whatif.any_analysis import AnyAnalysis
 
 _Kept = TypeVar("_Kept", bound="Record")
 
@@ -64,6 +65,7 @@ def keep(
     ):
         return make()
     given = {name: getattr(options, name) for name in (*_ANALYSIS, *further)}
+    given |= {each.dest: getattr(options, each.dest, None) for each in GENERATION}
     path = folder / f"{_PREFIX}{_name(given, what)}.json"
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if (found := _read(path, what)) is not None:
@@ -94,6 +96,11 @@ def kept_analysis(options: argparse.Namespace, progress: Progress) -> Analysis:
     """Analyse the step of the options, or begin from its report where one is kept."""
     report, made = _keep_analysis(options, lambda: analyze_model(options, progress))
     return analyze_model(options, progress, report) if made is None else made
+
+
+def kept_step(options: argparse.Namespace, progress: Progress) -> AnyAnalysis:
+    """`kept_analysis`; a generation where the options say so, which is not kept."""
+    return analyze_generation(options, progress) if options.mode == "generate" else kept_analysis(options, progress)
 
 
 def _keep_analysis(options: argparse.Namespace, analyse: Callable[[], Analysis]) -> tuple[Report, Analysis | None]:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import get_args
 
 from fxmem.cli.parser import Argument, argument, flag, grouped, repeatable
-from fxmem.records.names import AS_IS, PRECISIONS, QUANTIZE, STEPS, CompileMode, Mode, Precision, Sdpa, Values, ZeroGrad
+from fxmem.records.names import (
+    AS_IS,
+    CACHES,
+    PRECISIONS,
+    QUANTIZE,
+    STEPS,
+    AnyMode,
+    CompileMode,
+    Mode,
+    Precision,
+    Sdpa,
+    Values,
+    ZeroGrad,
+)
 
 DEFAULT_BATCH = 8
+DEFAULT_PROMPT = 1024
 
 _MODEL = (
     "torchvision:NAME, timm:NAME, hf:ORG/NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
@@ -223,6 +238,32 @@ def or_program(model: Argument) -> Argument:
     return argument(
         *model.names, **{**model.settings, "nargs": "?", "help": f"{model.settings['help']}; none with --run"}
     )
+
+
+GENERATION = grouped(
+    "a generation",
+    argument("--prompt", type=int, metavar="TOKENS", help=f"length of the prompt (default {DEFAULT_PROMPT})"),
+    argument("--new", type=int, default=512, metavar="TOKENS", help="new tokens of each sequence"),
+    argument("--cache", choices=CACHES, default=CACHES[0], dest="kv_cache", help="what keys and values are kept in"),
+    argument("--beams", type=int, default=1, metavar="N", help="beams of beam search"),
+    flag("--sample", help="sample tokens rather than take the likeliest"),
+)
+"""What transformers' `generate` is told."""
+
+
+def or_generation(*arguments: Argument) -> tuple[Argument, ...]:
+    """The arguments of a step, whose mode may be a generation, and those of one."""
+
+    def widen() -> Iterator[Argument]:
+        for each in arguments:
+            if each.dest != "mode":
+                yield each
+                continue
+            help = "a training step, forward under no_grad, or generate() of transformers token by token"
+            changes = {"choices": get_args(AnyMode), "help": f"{help} (default {each.settings['default']})"}
+            yield each._replace(settings={**each.settings, **changes})
+
+    return (*widen(), *GENERATION)
 
 
 OPEN = flag("--open", "open what was written, in the browser or what the system has for it")

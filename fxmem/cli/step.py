@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fxmem.cli.options import COMPILE, DEFAULT_BATCH, LOOP, RANKS, SHARDING, STEP
+from fxmem.cli.options import COMPILE, DEFAULT_BATCH, DEFAULT_PROMPT, GENERATION, LOOP, RANKS, SHARDING, STEP
+from fxmem.cli.parser import Argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.spec_names import check_names, is_reference, names_optimizer_factory
 from fxmem.errors import EnvironmentLacksError, UsageError
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
     from fxmem.cli.specs import BuiltModel
     from fxmem.memory.budget import Budget, BudgetShare
+    from fxmem.records.names import Mode
     from fxmem.records.profile import Profile
     from fxmem.simulation.analysis import Analysis
+    from fxmem.simulation.generation import Generation
+    from fxmem.simulation.kernel_settings import KernelSettings
     from fxmem.simulation.request import StepRequest
     from fxmem.whatif.program_step import ProgramCommand
 
@@ -114,6 +118,80 @@ def analyze_model(options: argparse.Namespace, progress: Progress, known: Profil
     return analyze_step(built.module, request, progress)
 
 
+def with_defaults(options: argparse.Namespace, arguments: Iterable[Argument], **given: Any) -> argparse.Namespace:
+    """The options, with defaults for arguments that the verb does not have."""
+    defaults = {each.dest: each.settings.get("default", False) for each in arguments}
+    return argparse.Namespace(**{**defaults, **vars(options), **given})
+
+
+_NOT_OF_A_GENERATION = ("--loss", "--optimizer", "--zero-grad", "--set-to-none", "--values", "--freeze")
+
+
+def check_generation(options: argparse.Namespace) -> None:
+    """Refuse what a generation has not, and what only a generation has."""
+    generates = options.mode == "generate"
+    others = (*(each for each in STEP if each.names[0] in _NOT_OF_A_GENERATION), *LOOP, *COMPILE, *RANKS, *SHARDING)
+    for each in others if generates else GENERATION:
+        value = getattr(options, each.dest, None)
+        if value and value != each.settings.get("default"):
+            said = "no part of a generation" if generates else "of a generation: add --mode generate"
+            raise UsageError(f"expected no {each.names[0]} with --mode {options.mode}: it is {said}")
+    if not generates:
+        return
+    for name, value in (("--batch", options.batch), ("--prompt", options.prompt), ("--new", options.new)):
+        if value is not None and value < 1:
+            raise UsageError(f"expected {name} of at least 1, got {value}")
+    if options.beams < 1:
+        raise UsageError(f"expected --beams of at least 1, got {options.beams}")
+    if options.input and (options.batch is not None or options.prompt is not None):
+        raise UsageError("--batch and --prompt are for the default inputs; with --input, write the sizes there")
+
+
+def analyze_generation(options: argparse.Namespace, progress: Progress) -> Generation:
+    """Analyse the generation that the options describe."""
+    from fxmem.hardware import catalogue
+
+    card = catalogue.target(options.target)
+    require_torch(options)
+    progress("loading torch")
+    from fxmem.cli.specs.inputs import make_batch, parse_input
+    from fxmem.simulation.generation import GenerationRequest, check_generates, generate_step
+
+    specs = [parse_input(text) for text in options.input]
+    built = _build_module(options, progress, mode="infer")
+    check_generates(built.module)
+    batch = make_batch(specs or _prompt(built, options), weights_dtype=built.weights_dtype)
+    request = GenerationRequest(
+        args=batch.args,
+        kwargs=dict(batch.kwargs),
+        precision=options.precision,
+        settings=_kernel_settings(options),
+        inference_mode=options.inference_mode,
+        target=card,
+        name=built.spec,
+        notes=(*built.notes, *batch.notes),
+        new_tokens=options.new,
+        cache=options.kv_cache,
+        beams=options.beams,
+        sample=options.sample,
+    )
+    return generate_step(built.module, request, progress)
+
+
+def _prompt(built: BuiltModel, options: argparse.Namespace) -> list[Any]:
+    """The token ids of a prompt; with what else the model takes, where its configuration says it."""
+    from fxmem.cli.specs.inputs import default_inputs
+
+    batch, prompt = options.batch or 1, options.prompt or DEFAULT_PROMPT
+    found = [each for each in default_inputs(built, batch) if not (each.name or "").startswith("decoder_")]
+    ids = [each for each in found if each.name == "input_ids"]
+    if options.prompt is not None and not ids:
+        raise UsageError(f"expected --input: {options.model} takes no token ids as its prompt")
+    chosen = [replace(each, shape=(batch, prompt)) if each.name == "input_ids" else each for each in found]
+    # As a tokenizer gives it.
+    return [*chosen, *(replace(each, shape=(batch, prompt), name="attention_mask") for each in ids)]
+
+
 def refuse_compile(options: argparse.Namespace, why: str) -> None:
     """Raise a `UsageError` where a verb is for eager code alone."""
     if options.compile is not None:
@@ -143,7 +221,6 @@ def require_torch(options: argparse.Namespace | None = None) -> None:
 
 def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:
     """The step that the options describe, without inputs; `further` are other fields of the request."""
-    from fxmem.simulation.kernel_settings import KernelSettings
     from fxmem.simulation.request import StepRequest
 
     return StepRequest(
@@ -155,9 +232,15 @@ def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:
         set_to_none=options.set_to_none,
         inference_mode=options.inference_mode,
         values=options.values,
-        settings=KernelSettings(**{name: getattr(options, name) for name in KernelSettings.model_fields}),
+        settings=_kernel_settings(options),
         **further,
     )
+
+
+def _kernel_settings(options: argparse.Namespace) -> KernelSettings:
+    from fxmem.simulation.kernel_settings import KernelSettings
+
+    return KernelSettings(**{name: getattr(options, name) for name in KernelSettings.model_fields})
 
 
 def _load_loss(text: str) -> Any:
@@ -192,23 +275,29 @@ def build_step(
     options: argparse.Namespace, progress: Callable[[str], None]
 ) -> tuple[BuiltModel, tuple[Any, ...], dict[str, Any]]:
     """Build the model on meta, and the arguments of its forward."""
-    from fxmem.cli.specs import build_model, parse_settings
     from fxmem.cli.specs.inputs import default_inputs, make_batch, parse_input
 
     specs = [parse_input(text) for text in options.input]
     if specs and options.batch is not None:
         raise UsageError("--batch is for the default inputs; with --input, write the batch size there")
-    settings = parse_settings(options.settings)
-    progress(f"building {options.model}")
-    built = build_model(
-        options.model, settings, mode=options.mode, weights_dtype=options.weights, channels_last=options.channels_last
-    )
-    notes = [*_freeze(built.module, options.freeze)]
-    module = adapt(built.module, options, notes)
-    built = replace(built, module=module, notes=(*built.notes, *notes))
+    built = _build_module(options, progress, mode=options.mode)
     chosen = specs or default_inputs(built, DEFAULT_BATCH if options.batch is None else options.batch)
     batch = make_batch(chosen, weights_dtype=built.weights_dtype, channels_last=options.channels_last)
     return replace(built, notes=(*built.notes, *batch.notes)), batch.args, dict(batch.kwargs)
+
+
+def _build_module(options: argparse.Namespace, progress: Callable[[str], None], *, mode: Mode) -> BuiltModel:
+    """Build the model on meta, with what the options change about it."""
+    from fxmem.cli.specs import build_model, parse_settings
+
+    settings = parse_settings(options.settings)
+    progress(f"building {options.model}")
+    built = build_model(
+        options.model, settings, mode=mode, weights_dtype=options.weights, channels_last=options.channels_last
+    )
+    notes = [*_freeze(built.module, options.freeze)]
+    module = adapt(built.module, options, notes)
+    return replace(built, module=module, notes=(*built.notes, *notes))
 
 
 def adapt(model: torch.nn.Module, options: argparse.Namespace, notes: list[str] | None = None) -> torch.nn.Module:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from fxmem.errors import UsageError
 from fxmem.memory import allocator
@@ -48,6 +49,15 @@ class Budget:
         if peak.counted_bytes > self.nbytes:
             return False
         return not self.bounds_allocator or bool(peak_in_memory(profile, peak, self.nbytes, environ).fits)
+
+
+class MemoryFit(NamedTuple):
+    """How a step fares in so much memory."""
+
+    peak: Peak
+    """With `fits` and `shortage` for that memory."""
+    alloc_retries: int | None = None
+    """How often cached segments went back to the driver for a request to succeed; None: not counted."""
 
 
 @dataclass(frozen=True)

@@ -144,11 +144,16 @@ def program_facts(profile: Profile) -> Facts:
     return _make_printable(facts)
 
 
+def describe_generation(run: GenerationRun) -> str:
+    """What is generated, and how, in a few words."""
+    beams = f", {run.beams} beams" if run.beams > 1 else ""
+    return f"{run.new_tokens} new tokens, {run.cache} cache{beams}"
+
+
 def _generation_facts(run: GenerationRun) -> Facts:
     """What a generation takes in prefill and while decoding, and whether it fits."""
-    beams = f", {run.beams} beams" if run.beams > 1 else ""
     facts = [
-        ("Generation", f"{run.new_tokens} new tokens, {run.cache} cache{beams}; {run.recorded_tokens} recorded"),
+        ("Generation", f"{describe_generation(run)}; {run.recorded_tokens} recorded"),
         ("Prefill", _describe_part(run.prefill)),
     ]
     if run.decode is not None:

@@ -7,6 +7,8 @@ from typing import Final, Literal
 
 Mode = Literal["train", "infer"]
 """What a step is: a training step, or forward under no_grad."""
+AnyMode = Literal["train", "infer", "generate"]
+"""The same, or a generation token by token."""
 Precision = Literal["bf16", "fp16"]
 """What autocast computes in, or what the weights are cast to."""
 PRECISIONS: Final[dict[str, Precision | None]] = {

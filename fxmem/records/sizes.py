@@ -57,7 +57,9 @@ class SizePoint(Record):
     obstacle: str = ""
     """Why it does not fit, or cannot run, in words; empty when it fits."""
     time: StepTime | None = None
-    """None where the target's rates are not known, or the model cannot run; of a program, too."""
+    """None where the target's rates are not known, or the model cannot run; of a program and a generation, too."""
+    alloc_retries: Annotated[int, Field(ge=0)] | None = None
+    """Of a generation: how often cached segments went back to the driver for a request to succeed in the memory."""
 
     @property
     def per_second(self) -> float | None:
@@ -76,8 +78,8 @@ class SizeCurve(Headed, Versioned):
     inputs: Many[InputTensor]
     """As they were given."""
     dim: str
-    """What varies, as it was asked for: `batch`, `seq`, the number of a dimension, or `NAME:AXIS` pairs; of a program
-    its argument."""
+    """What varies, as it was asked for: `batch`, `seq`, the number of a dimension, or `NAME:AXIS` pairs; of a
+    generation also `context`, its prompt and its new tokens together; of a program its argument."""
     resized: Many[str]
     """The dimensions that vary together, each as `NAME:AXIS`; of a program none are known."""
     memory_bytes: Bytes
@@ -164,6 +166,8 @@ class CardFit(Record):
     """Why it does not fit, in words; empty when it fits."""
     time: StepTime | None = None
     """Of the step by itself; None where the card's rates are not known."""
+    alloc_retries: Annotated[int, Field(ge=0)] | None = None
+    """As in `SizePoint`."""
     plan: Plan | None = None
     """Checkpoints with which it fits where it does not by itself, at the least recomputation; None: it fits, or there
     are none, or none were asked for."""

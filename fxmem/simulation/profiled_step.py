@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from fxmem.hardware import step_time
 from fxmem.memory import allocator
+from fxmem.memory.budget import MemoryFit, peak_in_memory
 from fxmem.records.files import write_text
-from fxmem.records.profile import Peak, Profile, Report, Timeline
+from fxmem.records.profile import Peak, Profile, Report, StepTime, Target, Timeline
 
 if TYPE_CHECKING:
     import networkx  # type: ignore[import-untyped]
@@ -35,9 +36,18 @@ class ProfiledStep:
         """The moment with the most bytes alive."""
         return self.timeline.peak
 
+    def estimate_time(self, card: Target | None = None) -> StepTime | None:
+        """The estimated time, on another card if one is given; None where its rates are not known."""
+        return step_time.estimate(self.profile if card is None else self.profile.model_copy(update={"target": card}))
+
+    def within(self, memory_bytes: int, card: Target | None = None) -> MemoryFit:
+        """Whether it fits that much memory; of another card like it, if one is given."""
+        profile = self.profile if card is None else self.profile.model_copy(update={"target": card})
+        return MemoryFit(peak_in_memory(profile, self.peak, memory_bytes))
+
     def report(self) -> Report:
         """The profile, its peak and its time, as `fxmem analyze --json` writes them."""
-        return Report.model_construct(**dict(self.profile), peak=self.peak, time=step_time.estimate(self.profile))
+        return Report.model_construct(**dict(self.profile), peak=self.peak, time=self.estimate_time())
 
     def to_json(self, path: str | os.PathLike[str] | None = None, *, indent: int | None = None) -> str:
         """The report as JSON; also written to `path` if given (whole or not at all)."""

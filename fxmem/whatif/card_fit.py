@@ -11,16 +11,17 @@ import torch
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.cards import CATALOGUE
-from fxmem.hardware.step_time import estimate, step_seconds
+from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import allocator
-from fxmem.memory.budget import peak_in_memory
+from fxmem.records.names import AnyMode
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Profile, Target
 from fxmem.records.sizes import CardFit, CardFits
 from fxmem.records.units import format_bytes
-from fxmem.simulation.analysis import Analysis, analyze
+from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif import verified_plan
+from fxmem.whatif.any_analysis import AnyAnalysis, analyze_any
 from fxmem.whatif.plan_search import check_training
 
 
@@ -28,6 +29,7 @@ def cards(
     model: torch.nn.Module | Callable[[], torch.nn.Module],
     inputs: Any,
     *,
+    mode: AnyMode = "train",
     names: Iterable[str] | None = None,
     plans: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -41,11 +43,12 @@ def cards(
     Args:
         model: as for `fxmem.analyze`.
         inputs: as for `fxmem.analyze`.
+        mode: as for `fxmem.analyze`; or "generate" for `fxmem.generate`.
         names: the cards of interest; None for every card of the catalogue.
         plans: whether to look for the cheapest checkpoints with which it fits where it does not by itself. Cards on
             which the step is the same share one search.
         progress: called with a few words on each analysis.
-        options: further ones of `fxmem.analyze`, but `target`.
+        options: further ones of `fxmem.analyze` or `fxmem.generate`, but `target`.
 
     Raises:
         UsageError: an unknown card, or one without memory; an option that cannot be understood; plans for a step that
@@ -54,7 +57,7 @@ def cards(
     """
     chosen = _choose_cards(names)
     return fit_cards(
-        analyze(model, inputs, target=chosen[0], progress=progress, **options),
+        analyze_any(model, inputs, mode=mode, target=chosen[0], progress=progress, options=options),
         names=names,
         plans=plans,
         progress=progress,
@@ -62,14 +65,14 @@ def cards(
 
 
 def fit_cards(
-    analysis: Analysis,
+    analysis: AnyAnalysis,
     *,
     names: Iterable[str] | None = None,
     plans: bool = False,
-    change: Callable[[Analysis], Analysis] | None = None,
+    change: Callable[[Any], AnyAnalysis] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> CardFits:
-    """`cards` for an analysed step. `change` is applied to the step before it is judged."""
+    """`cards` for what is analysed. `change` is applied to it before it is judged."""
     tell = progress or (lambda _: None)
     if plans:
         check_training(analysis)
@@ -77,7 +80,7 @@ def fit_cards(
     for card in _choose_cards(names):
         alike.setdefault(card.capability, []).append(card)
     found: list[CardFit] = []
-    steps: list[tuple[Analysis, list[CardFit]]] = []
+    steps: list[tuple[AnyAnalysis, list[CardFit]]] = []
     for number, (capability, group) in enumerate(alike.items(), 1):
         for_it = analysis if analysis.profile.target.capability == capability else analysis.vary(target=group[0])
         judged = for_it if change is None else change(for_it)
@@ -118,10 +121,9 @@ def _choose_cards(names: Iterable[str] | None) -> list[Target]:
     return list({card.name: card for card in wanted}.values())
 
 
-def _card_fit(analysis: Analysis, card: Target) -> CardFit:
+def _card_fit(step: ProfiledStep, card: Target) -> CardFit:
     memory = card.memory_bytes or 0
-    profile = _retarget(card, analysis.profile)
-    peak = peak_in_memory(profile, analysis.peak, memory)
+    peak, retries = step.within(memory, card)
     return CardFit(
         target=card,
         requested_bytes=peak.requested_bytes,
@@ -130,7 +132,8 @@ def _card_fit(analysis: Analysis, card: Target) -> CardFit:
         fits=bool(peak.fits),
         headroom_bytes=memory - (peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes),
         obstacle=peak.shortage,
-        time=estimate(profile),
+        time=step.estimate_time(card),
+        alloc_retries=retries,
     )
 
 
@@ -138,7 +141,7 @@ def _retarget(card: Target, profile: Profile) -> Profile:
     return profile.model_copy(update={"target": card})
 
 
-def _file_short(steps: list[tuple[Analysis, list[CardFit]]], analysis: Analysis, short: list[CardFit]) -> None:
+def _file_short(steps: list[tuple[AnyAnalysis, list[CardFit]]], analysis: AnyAnalysis, short: list[CardFit]) -> None:
     """Add cards to those for which the step is the same, call for call."""
     if not short:
         return
@@ -154,8 +157,9 @@ def _file_short(steps: list[tuple[Analysis, list[CardFit]]], analysis: Analysis,
     steps.append((analysis, short))
 
 
-def _plan_short(step: Analysis, short: Sequence[CardFit], tell: Callable[[str], None]) -> tuple[list[CardFit], int]:
+def _plan_short(step: AnyAnalysis, short: Sequence[CardFit], tell: Callable[[str], None]) -> tuple[list[CardFit], int]:
     """Plan for the cards that the step does not fit; return them and the number of plans analysed."""
+    assert isinstance(step, Analysis)  # plans are refused for what is no training step
     tell(f"planning checkpoints for {', '.join(fit.target.name for fit in short)}")
     found, tried = verified_plan.plan_budgets(step, [fit.target.memory_bytes or 0 for fit in short])
     fits = []
@@ -169,7 +173,7 @@ def _plan_short(step: Analysis, short: Sequence[CardFit], tell: Callable[[str], 
     return fits, tried
 
 
-def _move_plan(plan: Plan, card: Target, before: Analysis, after: ProfiledStep) -> Plan:
+def _move_plan(plan: Plan, card: Target, before: AnyAnalysis, after: ProfiledStep) -> Plan:
     """Return another card's plan of the same step, with this card's times and process bytes."""
     one, other = _retarget(card, before.profile), _retarget(card, after.profile)
     return plan.model_copy(

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -19,21 +18,26 @@ import torch
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue, step_time
-from fxmem.memory.budget import BudgetLike, parse_bytes, peak_in_memory
-from fxmem.records.names import STEPS
-from fxmem.records.profile import Assumption, Profile, Target
+from fxmem.memory.budget import BudgetLike, parse_bytes
+from fxmem.records.names import STEPS, AnyMode
+from fxmem.records.profile import Assumption, Profile, Step, Target
 from fxmem.records.sizes import SizeCurve, SizePoint, find_enough
 from fxmem.records.units import format_bytes
-from fxmem.simulation.analysis import Analysis, analyze
+from fxmem.simulation.generation import Generation
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.whatif.any_analysis import AnyAnalysis, analyze_any
 from fxmem.whatif.program_step import PLACE, record_size
 from fxmem.whatif.resize import Resizing, find_resizing
+from fxmem.whatif.size_search import fit_line, search
 
 LIMIT = 65536
 """Largest size that is tried unless another is asked for."""
 START = 8
 """Size of a program that is tried first unless another is asked for."""
+
+CONTEXT = "context"
+"""The dimension of a generation that is its prompt and its new tokens together."""
 
 Goal = Literal["memory", "throughput"]
 """What is looked for: the largest size that fits, or also the smallest that is as fast, sample for sample."""
@@ -42,15 +46,16 @@ _CURVE_QUARTERS = (1, 2, 3)
 """Quarters of the largest size that are analysed beside what the search tried, so that the curve is known where people
 read it."""
 
-Change = Callable[[Analysis], Analysis]
+Change = Callable[[Any], AnyAnalysis]
 """What is done to a step before it is judged, e.g. `lambda analysis: apply_regions(analysis, regions,
 application)`."""
 
 
-def max_batch(
+def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
     model: torch.nn.Module | Callable[..., Any],
     inputs: Any = None,
     *,
+    mode: AnyMode = "train",
     target: str | Target = "h100",
     budget: BudgetLike | None = None,
     dim: str | int = "batch",
@@ -69,17 +74,21 @@ def max_batch(
             `train(batch_size)`: it runs inside `fxmem.record`, first at size 8.
         inputs: as for `fxmem.analyze`; the search begins with the size they have. Tensors that change size lose their
             values.
+        mode: as for `fxmem.analyze`; or "generate" for `fxmem.generate`. A generation fits where the first of a process
+            runs to its last token, even if the allocator has to give its cache back and ask again.
         target: as for `fxmem.analyze`; the step has to fit its memory.
         budget: bytes or "16GiB" to fit into instead.
         dim: "batch" for dimension 0 of the first tensor, or the number of another of its dimensions, and the same
             dimension of all tensors that have the same size there; "seq" for dimension 1 of the 2-d integer tensors,
             and of other 2-d tensors of their shape; or "NAME:AXIS[,NAME:AXIS]...", where NAME is what the forward
-            calls it. Not for a function.
+            calls it. Not for a function. Of a generation also "context": prompt and new tokens together, as the prompt
+            varies.
         limit: no larger size is tried.
         goal: "throughput" also finds the smallest size that reaches 95 % of the best estimated throughput, within a
             tenth (`SizeCurve.enough`). Not for a function.
         progress: called with a few words on each size.
-        options: further ones of `fxmem.analyze`; of `fxmem.record` for a function, whose `steps` are 3 unless given.
+        options: further ones of `fxmem.analyze` or `fxmem.generate`; of `fxmem.record` for a function, whose `steps`
+            are 3 unless given.
 
     Raises:
         UsageError: a budget, dimension or option that cannot be understood; a target whose memory is not known, and no
@@ -94,7 +103,7 @@ def max_batch(
     _check_goal(goal, resolved)
     if inputs is not None:
         return measure_curve(
-            analyze(model, inputs, target=target, progress=progress, **options),
+            analyze_any(model, inputs, mode=mode, target=target, progress=progress, options=options),
             budget=budget,
             dim=dim,
             limit=limit,
@@ -103,6 +112,8 @@ def max_batch(
         )
     if isinstance(model, torch.nn.Module):
         raise UsageError("expected the inputs of a module; without them, a function of the size that trains")
+    if mode != "train":
+        raise UsageError(f"expected the inputs of a model for mode {mode!r}; a function of the size trains")
     if goal != "memory":
         raise UsageError("expected goal='memory' for a function: which part of its time the size changes is not known")
     return measure_program(
@@ -116,7 +127,7 @@ def max_batch(
 
 
 def measure_curve(
-    analysis: Analysis,
+    analysis: AnyAnalysis,
     *,
     budget: BudgetLike | None = None,
     dim: str | int = "batch",
@@ -125,16 +136,20 @@ def measure_curve(
     change: Change | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> SizeCurve:
-    """`max_batch` for an analysed step. `change` is applied to the step at every size, the given one included."""
+    """`max_batch` for what is analysed. `change` is applied to it at every size, the given one included."""
     memory = _memory(analysis.profile.target, budget)
-    _check_goal(goal, analysis.profile.target)
-    varied = find_resizing(named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs), dim)
+    _check_goal(goal, analysis.profile.target, analysis.profile.step)
+    arguments = named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs)
+    new = _new_tokens(analysis) if dim == CONTEXT else 0
+    varied = find_resizing(arguments, "seq" if dim == CONTEXT else dim)
 
-    def run(size: int) -> Analysis:
-        sized = analysis if size == varied.size else _analyse_size(analysis, varied, size)
+    def run(size: int) -> ProfiledStep:
+        if size <= new:
+            raise AnalysisError(f"a context of {size} has no room for a prompt and {new} new tokens")
+        sized = analysis if size == varied.size + new else _analyse_size(analysis, varied, size - new)
         return sized if change is None else change(sized)
 
-    points = _measure_sizes(run, memory, str(dim), start=varied.size, limit=limit, goal=goal, progress=progress)
+    points = _measure_sizes(run, memory, str(dim), start=varied.size + new, limit=limit, goal=goal, progress=progress)
     return _make_curve(
         analysis.profile,
         points,
@@ -276,20 +291,29 @@ def _check_limit(limit: int) -> None:
         raise UsageError(f"expected a limit of at least 1, got {limit}")
 
 
-def _check_goal(goal: Goal, target: Target) -> None:
+def _check_goal(goal: Goal, target: Target, step: Step | None = None) -> None:
     if goal not in ("memory", "throughput"):
         raise UsageError(f"expected the goal memory or throughput, got {goal!r}")
+    if goal == "throughput" and step is not None and step.generation is not None:
+        raise UsageError("expected goal memory for a generation: its time is not estimated at every size")
     if goal == "throughput" and not step_time.has_rates(target):
         raise UsageError(f"expected goal throughput on a card whose rates are known, got {target.name!r}")
 
 
-def _analyse_size(analysis: Analysis, varied: Resizing, size: int) -> Analysis:
+def _new_tokens(analysis: AnyAnalysis) -> int:
+    """The tokens of a context that are not of the prompt."""
+    if not isinstance(analysis, Generation):
+        raise UsageError("expected dim='context' with mode='generate'; the length of a step's sequences is seq")
+    return analysis.request.new_tokens
+
+
+def _analyse_size(analysis: AnyAnalysis, varied: Resizing, size: int) -> AnyAnalysis:
     args, kwargs = varied.resize(analysis.request.args, analysis.request.kwargs, size)
     return analysis.vary(args=args, kwargs=kwargs)
 
 
 def _point(size: int, step: ProfiledStep, memory: int) -> SizePoint:
-    peak = peak_in_memory(step.profile, step.peak, memory)
+    peak, retries = step.within(memory)
     shortage = peak.shortage or _shortage_on_the_way(step, memory)
     return SizePoint(
         size=size,
@@ -299,7 +323,8 @@ def _point(size: int, step: ProfiledStep, memory: int) -> SizePoint:
         phase=peak.phase,
         fits=not shortage,
         obstacle=shortage,
-        time=None if step.profile.step.program else step_time.estimate(step.profile),
+        time=None if step.profile.step.program or step.profile.step.generation else step.estimate_time(),
+        alloc_retries=retries,
     )
 
 
@@ -341,101 +366,3 @@ def _describe_point(dim: str, point: SizePoint, memory: int) -> str:
         f"{what}: {format_bytes(point.counted_bytes)}, {'fits' if point.fits else 'does not fit'} "
         f"{format_bytes(memory)}"
     )
-
-
-# --- the search -------------------------------------------------------------------------------------------------------
-
-
-def search(measure: Callable[[int], SizePoint], memory: int, *, start: int, limit: int) -> list[SizePoint]:
-    """Measure sizes until one that fits stands beside one that does not; return the points in that order.
-
-    Between what fits and what does not, the next size is in the middle of where the line through the two nearest points
-    says that reserved bytes (below it, all fits) and allocated bytes (above it, nothing does) reach the memory; after a
-    step that did not halve what was left, it is in the middle of that. Before anything failed to fit, the line is
-    followed upwards; after two steps that did not double the size together, it doubles. Ends with `n` that fits and `n
-    + 1` that does not both measured, with `limit` that fits, or with 1 that does not.
-
-    A size at which the model cannot run does not fit; one below every size that ran is taken to be too small for it.
-    """
-    points = {start: measure(start)}
-    below, above = _bracket(points, limit)
-    guided, before = True, 0
-    while above - below > 1:
-        size = _propose_size(points, memory, below, above, guided=guided, limit=limit)
-        points[size] = measure(size)
-        doubled, left, before = 2 * before, above - below, below
-        below, above = _bracket(points, limit)
-        guided = not guided or (below >= doubled if above > limit else 2 * (above - below) <= left)
-    return list(points.values())
-
-
-def _bracket(points: Mapping[int, SizePoint], limit: int) -> tuple[int, int]:
-    """Return the largest size known to fit and the smallest known not to. The first is 0 if there is none, or a size
-    too small to run; the second at most `limit + 1`."""
-    smallest_run = min(size for size, point in points.items() if point.counted_bytes is not None)
-    below = max((size for size, point in points.items() if point.fits or size < smallest_run), default=0)
-    above = min((size for size, point in points.items() if size > below and not point.fits), default=limit + 1)
-    return below, above
-
-
-def _propose_size(
-    points: Mapping[int, SizePoint], memory: int, below: int, above: int, *, guided: bool, limit: int
-) -> int:
-    """The size to measure next, strictly between `below` and `above`."""
-    nothing_failed = above > limit
-    middle = 2 * below if nothing_failed else (below + above) // 2
-    surely, hardly = _reach(points, memory, below, above) if guided else (None, None)
-    if surely is None or hardly is None:
-        size = middle
-    elif nothing_failed:
-        # Far away the line is coarse: what fits for certain is the better stepping stone. Near, look for what does not
-        # fit.
-        size = surely if 4 * surely >= 5 * below else hardly + 1
-    else:
-        size = (min(max(surely, below), above - 1) + min(max(hardly + 1, below + 1), above)) // 2
-    return min(max(size, below + 1), above - 1)
-
-
-def _reach(points: Mapping[int, SizePoint], memory: int, below: int, above: int) -> tuple[int | None, int | None]:
-    """Return the sizes at which reserved and allocated bytes reach the memory. Each is on the line through the two
-    points nearest to the bracket."""
-    ran = sorted(size for size, point in points.items() if point.counted_bytes is not None)
-    under, over = [size for size in ran if size <= below], [size for size in ran if size >= above]
-    pair = sorted({*under[-1:], *over[:1]})
-    if len(pair) < 2:
-        pair = under[-2:] or over[:2]
-    if len(pair) < 2:
-        return None, None
-    one, other = points[pair[0]], points[pair[1]]
-    return _crossing_size(one, other, memory, reserved=True), _crossing_size(one, other, memory, reserved=False)
-
-
-def _crossing_size(one: SizePoint, other: SizePoint, memory: int, *, reserved: bool) -> int | None:
-    low, high = (
-        (point.reserved_bytes if reserved and point.reserved_bytes is not None else point.counted_bytes) or 0
-        for point in (one, other)
-    )
-    if high <= low:
-        return None
-    return one.size + (memory - low) * (other.size - one.size) // (high - low)
-
-
-def fit_line(points: Sequence[SizePoint], largest: int | None) -> tuple[int, int, int] | None:
-    """Fit the least-squares line through the counted bytes near the largest size. Returns slope, intercept and largest
-    distance, in bytes.
-
-    Near is from half of it to twice of it, or the two nearest points if there are no two there; None if fewer than two
-    ran.
-    """
-    ran = [(point.size, point.counted_bytes) for point in points if point.counted_bytes is not None]
-    if len(ran) < 2:
-        return None
-    anchor = ran[0][0] if largest is None else largest
-    near = [(size, nbytes) for size, nbytes in ran if anchor <= 2 * size <= 4 * anchor]
-    if len(near) < 2:
-        near = sorted(ran, key=lambda point: abs(point[0] - anchor))[:2]
-    mean_size = Fraction(sum(size for size, _ in near), len(near))
-    mean_bytes = Fraction(sum(nbytes for _, nbytes in near), len(near))
-    slope = sum((size - mean_size) * nbytes for size, nbytes in near) / sum((size - mean_size) ** 2 for size, _ in near)
-    intercept = mean_bytes - slope * mean_size
-    return round(slope), round(intercept), round(max(abs(nbytes - intercept - slope * size) for size, nbytes in near))

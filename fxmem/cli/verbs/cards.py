@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 
-from fxmem.cli.kept import keep, kept_analysis
-from fxmem.cli.options import CACHE, COMPILE, LOOP, MODEL, RANKS, SHARDING, STEP, text_output
+from fxmem.cli.kept import keep, kept_step
+from fxmem.cli.options import CACHE, COMPILE, LOOP, MODEL, RANKS, SHARDING, STEP, or_generation, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
+from fxmem.cli.step import check_generation
 from fxmem.errors import UsageError
 
 BRIEF = "which cards a step fits"
@@ -21,17 +22,13 @@ DESCRIPTION = (
 
 EXAMPLES = (
     "fxmem cards torchvision:resnet50 --batch 256",
+    "fxmem cards hf:GPT2LMHeadModel --mode generate --batch 32 --prompt 512",
     "fxmem cards model.py:build --input 8x64 --only rtx4090,l40s --plan",
 )
 
 ARGUMENTS = (
     MODEL,
-    *STEP,
-    *LOOP,
-    CACHE,
-    *COMPILE,
-    *RANKS,
-    *SHARDING,
+    *or_generation(*STEP, *LOOP, CACHE, *COMPILE, *RANKS, *SHARDING),
     argument(
         "--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own"
     ),
@@ -51,6 +48,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.text import sizes as size_reporting
 
     check_output(options)
+    check_generation(options)
     names = None if options.only is None else [name.strip() for name in options.only.split(",")]
     if options.plan and options.mode != "train":
         raise UsageError(
@@ -64,7 +62,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     def make() -> CardFits:
         with Progress(options.quiet) as progress:
-            analysis = kept_analysis(options, progress)
+            analysis = kept_step(options, progress)
             from fxmem.whatif import card_fit
 
             return card_fit.fit_cards(analysis, names=names, plans=options.plan, progress=progress.found)

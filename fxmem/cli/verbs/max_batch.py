@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.kept import keep, kept_analysis
-from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
+from fxmem.cli.kept import keep, kept_step
+from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_generation, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress, say
-from fxmem.cli.step import ProgramWords, program_command, read_program
+from fxmem.cli.step import ProgramWords, check_generation, program_command, read_program
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
 
@@ -29,18 +29,19 @@ DESCRIPTION = (
 EXAMPLES = (
     "fxmem max-batch torchvision:resnet50 --target rtx4090",
     "fxmem max-batch hf:GPT2LMHeadModel --dim seq",
+    "fxmem max-batch hf:GPT2LMHeadModel --mode generate --prompt 512 --new 128",
     "fxmem max-batch --target rtx4090 --run train.py --batch-size {}",
 )
 
 ARGUMENTS = (
     or_program(MODEL),
-    *ANALYSIS[1:],
+    *or_generation(*ANALYSIS[1:]),
     argument(
         "--dim",
         default="batch",
-        metavar="batch|seq|NAME:AXIS[,NAME:AXIS]",
-        help="batch; seq: dimension 1 of token ids, masks and labels; the number of a dimension; or an argument's name "
-        "and its axis, e.g. x:2,x:3",
+        metavar="batch|seq|context|NAME:AXIS[,NAME:AXIS]",
+        help="batch; seq: dimension 1 of token ids, masks and labels; context: of a generation, prompt and new tokens "
+        "together, as the prompt varies; the number of a dimension; or an argument's name and its axis, e.g. x:2,x:3",
     ),
     argument("--budget", metavar="BYTES|16GiB", help="what the step may take, instead of the card's memory"),
     argument("--limit", type=int, default=65536, metavar="N", help="try no larger size"),
@@ -67,6 +68,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.text import sizes as size_reporting
 
     check_output(options)
+    check_generation(options)
     budget = _read_budget(options)
     program = read_program(options, "--batch")
     if program is not None:
@@ -89,7 +91,7 @@ def _measure_model(options: argparse.Namespace, budget: Budget | None) -> SizeCu
 
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
     with Progress(options.quiet) as progress:
-        analysis = kept_analysis(options, progress)
+        analysis = kept_step(options, progress)
         from fxmem.whatif import max_batch, verified_plan
 
         return max_batch.measure_curve(
@@ -133,6 +135,10 @@ def _read_budget(options: argparse.Namespace) -> Budget | None:
 
     if options.limit < 1:
         raise UsageError(f"expected --limit of at least 1, got {options.limit}")
+    if options.mode == "generate" and (options.goal != "memory" or options.plan is not None):
+        raise UsageError("expected --mode generate without --goal throughput and --plan")
+    if options.dim == "context" and options.mode != "generate":
+        raise UsageError("expected --dim context with --mode generate; the length of a step's sequences is --dim seq")
     if options.goal == "throughput" and not step_time.has_rates(catalogue.target(options.target)):
         raise UsageError(f"expected --goal throughput on a card whose rates are known, got {options.target!r}")
     if options.budget is not None:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fxmem.hardware.context import describe_uncounted
-from fxmem.memory.facts import describe_autocast, describe_inputs
+from fxmem.memory.facts import describe_autocast, describe_generation, describe_inputs
 from fxmem.records.profile import Step
 from fxmem.records.sizes import NEAR_BEST, CardFit, CardFits, SizeCurve, SizePoint
 from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent, printable
@@ -17,6 +17,10 @@ _BAR = 24
 """Columns of the longest bar; fewer where the lines are narrower."""
 TIGHT = "runs because the allocator gives its cache back when it runs short, which can take time at every step"
 """What `tight` means."""
+
+
+RUNS_TO_ITS_END = "the first generation of a process runs to its last token, with retries or without"
+"""What `fits` means of a generation."""
 
 
 def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> str:
@@ -36,6 +40,8 @@ def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> s
     ]
     if any(_is_tight(point, curve.memory_bytes) for point in curve.points):
         parts.append(facts([("tight", TIGHT)]))
+    if curve.step.generation is not None:
+        parts.append(facts([("fits", RUNS_TO_ITS_END)]))
     return render(parts, width, color)
 
 
@@ -48,6 +54,7 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
     smallest = (
         "" if least is None else f"; the smallest is {least.target.name}, {format_bytes(least.target.memory_bytes)}"
     )
+    what = "a step" if fits.step.generation is None else "a generation"
     head = [
         ("Model", printable(fits.model)),
         ("Inputs", printable(describe_inputs(fits.inputs))),
@@ -57,7 +64,7 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
             "Analysed",
             f"{fits.analyses} times, once for each compute capability: it decides the kernels and their workspaces",
         ),
-        *([("Time", "of a step by itself, estimated")] if any(card.time for card in fits.cards) else []),
+        *([("Time", f"of {what} by itself, estimated")] if any(card.time for card in fits.cards) else []),
         ("Headroom", f"memory less reserved; not counted: {describe_uncounted([card.target for card in fits.cards])}"),
     ]
     table = _ruled_table("Card", "Memory", "Allocated", "Reserved", "Headroom", "Time", "Fits")
@@ -116,6 +123,8 @@ def describe_fit(card: CardFit) -> str:
 
 def describe_step(step: Step) -> str:
     """What the step does, in a few words."""
+    if step.generation is not None:
+        return printable("; ".join([f"generate: {describe_generation(step.generation)}", *describe_autocast(step)]))
     optimizer = [f"optimizer: {step.optimizer or 'none'}"] if step.mode == "train" else []
     return printable("; ".join([step.mode, *optimizer, *describe_autocast(step)]))
 
@@ -130,7 +139,7 @@ def _memory(curve: SizeCurve) -> str:
 
 def _label(curve: SizeCurve) -> str:
     """What varies, in a word."""
-    return curve.dim if curve.dim in ("batch", "seq") else "size"
+    return curve.dim if curve.dim in ("batch", "seq", "context") else "size"
 
 
 def _findings(curve: SizeCurve) -> list[tuple[str, str | Text]]:
@@ -152,7 +161,7 @@ def _findings(curve: SizeCurve) -> list[tuple[str, str | Text]]:
     if curve.per_sample_bytes is not None and curve.constant_bytes is not None:
         sign, one_more = (
             "-" if curve.constant_bytes < 0 else "+",
-            {"batch": "sample", "seq": "position"}.get(curve.dim, "1 of size"),
+            {"batch": "sample", "seq": "position", "context": "token"}.get(curve.dim, "1 of size"),
         )
         near = "" if curve.largest is None else " near the largest"
         line = (
@@ -191,16 +200,18 @@ def _proof(curve: SizeCurve) -> str:
 def _points(curve: SizeCurve, width: int) -> Table:
     on_card = any(point.allocated_bytes is not None for point in curve.points)
     is_timed = curve.best_per_second is not None
+    is_counted = any(point.alloc_retries is not None for point in curve.points)
     table = _ruled_table(
         "Size",
         *(["Allocated", "Reserved"] if on_card else ["Requested"]),
         "Share",
         *(["Per second"] if is_timed else []),
+        *(["Retries"] if is_counted else []),
         "Fits",
         "",
     )
     top = max([curve.memory_bytes, *(point.counted_bytes or 0 for point in curve.points)])
-    bar = max(min(_BAR, width - (54 if on_card else 42) - 11 * is_timed), 8)
+    bar = max(min(_BAR, width - (54 if on_card else 42) - 11 * is_timed - 8 * is_counted), 8)
     for point in curve.points:
         counted = point.counted_bytes
         sizes = [format_bytes(counted)] + ([format_bytes(point.reserved_bytes)] if on_card else [])
@@ -209,6 +220,7 @@ def _points(curve: SizeCurve, width: int) -> Table:
             *(sizes if counted is not None else ["cannot run", ""][: len(sizes)]),
             "" if counted is None else percent(counted, curve.memory_bytes),
             *(["" if point.per_second is None else _per_second(point.per_second)] if is_timed else []),
+            *([_retries(point)] if is_counted else []),
             Text(_verdict(point, curve.memory_bytes), style="green" if point.fits else "red"),
             "" if counted is None else _bar(counted, curve.memory_bytes, top, bar),
         )
@@ -219,6 +231,10 @@ def _bar(nbytes: int, memory: int, top: int, width: int) -> str:
     """A bar with a mark where the memory ends."""
     filled, end = round(nbytes * width / top), round(memory * width / top)
     return f"{'#' * min(filled, end)}{' ' * (end - filled)}|{'#' * (filled - end)}"
+
+
+def _retries(point: SizePoint) -> str:
+    return "" if point.alloc_retries is None or not point.fits else str(point.alloc_retries)
 
 
 def _per_second(rate: float) -> str:

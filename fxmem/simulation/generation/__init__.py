@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from fxmem.simulation.generation.generation import Generation, GenerationRequest
 from fxmem.simulation.generation.recorded_generation import (
-    Generation,
     check_generates,
     choose_cache,
     generate,
     generate_step,
 )
 
-__all__ = ["Generation", "check_generates", "choose_cache", "generate", "generate_step"]
+__all__ = ["Generation", "GenerationRequest", "check_generates", "choose_cache", "generate", "generate_step"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -15,63 +13,29 @@ from torch import nn
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError, UsageError
-from fxmem.hardware.context import context_range
-from fxmem.memory import allocator, liveness
 from fxmem.memory.generation import (
     RECORDED,
     DecodeSteps,
-    Events,
     Extension,
     extend,
     find_steps,
     name_phases,
     recorded_events,
-    replay_tokens,
-    requested_by_token,
 )
 from fxmem.records.names import CACHES
-from fxmem.records.parts import GenerationPeak, GenerationRun, TokenBytes
+from fxmem.records.parts import GenerationRun
 from fxmem.records.pause_gc import pause_gc
-from fxmem.records.profile import Assumption, ProcessBytes, Profile, Report, Target, Timeline
+from fxmem.records.profile import Assumption, Profile, Target
 from fxmem.simulation.analysis import analyze_step, build_module
+from fxmem.simulation.generation.generation import Generation, GenerationRequest, TokenAccount
 from fxmem.simulation.given.batches import read_batch
 from fxmem.simulation.kernel_settings import KernelSettings
-from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.request import StepRequest
 
 MOST_STORAGES: Final = 30_000
 """Storages of a generation whose every token is in its profile; of a longer one, tokens in between are left out."""
 MOST_RECORDED: Final = 96
 """New tokens of a generation that is recorded whole, where its steps do not grow evenly."""
-
-
-class Generation(ProfiledStep):
-    """The memory of a generation, and its reasons."""
-
-    def __init__(self, profile: Profile, peak: Mapping[str, Any], *, is_whole: bool) -> None:
-        self.profile = profile
-        """The generation. Where it is long, the tokens between the first and the last are left out of it."""
-        self._of_allocator = peak
-        self._is_whole = is_whole
-
-    def report(self) -> Report:
-        """The profile and its peak; its time only where no token is left out of the profile."""
-        found = super().report()
-        return found if self._is_whole else found.model_copy(update={"time": None})
-
-    @functools.cached_property
-    def timeline(self) -> Timeline:
-        """Bytes alive at every moment of the profile; allocated and reserved bytes are those of the whole generation,
-        the first of its process."""
-        timeline = liveness.timeline(self.profile)
-        return timeline.model_copy(update={"peak": timeline.peak.model_copy(update=dict(self._of_allocator))})
-
-    @property
-    def run(self) -> GenerationRun:
-        """What it takes, token by token."""
-        run = self.profile.step.generation
-        assert run is not None
-        return run
 
 
 class _Generate(nn.Module):
@@ -156,23 +120,23 @@ def generate(  # noqa: PLR0913 - the settings of the public API, by keyword
         AnalysisError: the model raised; or its decode steps do not grow evenly, and there are too many to record.
     """
     tell = progress or (lambda _: None)
-    if new_tokens < 1 or beams < 1:
-        raise UsageError(f"expected at least 1 new token and 1 beam, got {new_tokens} and {beams}")
-    module = build_module(model, tell)
-    check_generates(module)
     batch = read_batch(inputs)
-    request = StepRequest(
+    request = GenerationRequest(
         args=batch.args,
         kwargs=dict(batch.kwargs),
         notes=batch.notes,
-        mode="infer",
         settings=settings,
         inference_mode=inference_mode,
         target=target,
-        name=type(module).__name__,
+        new_tokens=new_tokens,
+        cache=cache,
+        beams=beams,
+        sample=sample,
+        options=dict(options or {}),
     )
-    ways = {"num_beams": beams, "do_sample": sample, **choose_cache(module, cache), **(options or {})}
-    return generate_step(module, request, new_tokens, ways, cache, tell)
+    module = build_module(model, tell)
+    check_generates(module)
+    return generate_step(module, dataclasses.replace(request, name=type(module).__name__), tell)
 
 
 def check_generates(model: nn.Module) -> None:
@@ -208,27 +172,25 @@ def choose_cache(model: nn.Module, cache: str) -> dict[str, Any]:
 
 
 def generate_step(
-    model: nn.Module,
-    request: StepRequest,
-    new_tokens: int,
-    options: Mapping[str, Any],
-    cache: str,
-    progress: Callable[[str], None] = lambda _: None,
+    model: nn.Module, request: GenerationRequest, progress: Callable[[str], None] = lambda _: None
 ) -> Generation:
-    """Analyse a generation, as `generate` does; `options` are the other arguments of the model's own.
+    """Analyse a generation, as `generate` does.
 
     Raises:
         The errors of `generate`.
     """
-    request = _fill_prompt(request, model)
-    recorded = _record(model, request, new_tokens, min(new_tokens, RECORDED), options, progress)
+    new_tokens = request.new_tokens
+    given = {"num_beams": request.beams, "do_sample": request.sample}
+    options = {**given, **choose_cache(model, request.cache), **request.options}
+    filled = _fill_prompt(request, model)
+    recorded = _record(model, filled, new_tokens, min(new_tokens, RECORDED), options, progress)
     extension: Extension | None = None
     is_proved = False
     if new_tokens > RECORDED:
         try:
             extension = extend(recorded)
             if options.get("num_beams", 1) == 1 and not getattr(model.config, "is_encoder_decoder", False):
-                is_proved = _prove_far(extension, model, request, new_tokens, options, progress)
+                is_proved = _prove_far(extension, model, filled, new_tokens, options, progress)
         except AnalysisError as error:
             if new_tokens > MOST_RECORDED:
                 raise AnalysisError(
@@ -236,10 +198,11 @@ def generate_step(
                 ) from error
             progress("its steps change: recording every token")
             extension = None
-            recorded = _record(model, request, new_tokens, new_tokens, options, progress)
+            recorded = _record(model, filled, new_tokens, new_tokens, options, progress)
     progress("replaying every token")
     with pause_gc():
-        return _build(recorded, extension, new_tokens, cache, int(options.get("num_beams", 1)), is_proved)
+        profile, tokens, is_whole = _build(recorded, extension, request, is_proved)
+        return Generation(profile, tokens, is_whole=is_whole, model=model, request=request, repeat=generate_step)
 
 
 def _record(
@@ -309,11 +272,12 @@ def _fill_prompt(request: StepRequest, model: nn.Module) -> StepRequest:
 
 
 def _build(
-    recorded: DecodeSteps, extension: Extension | None, new_tokens: int, cache: str, beams: int, is_proved: bool
-) -> Generation:
-    profile = recorded.profile
+    recorded: DecodeSteps, extension: Extension | None, request: GenerationRequest, is_proved: bool
+) -> tuple[Profile, TokenAccount, bool]:
+    """The profile, the bytes of its tokens, and whether the profile has every token."""
+    profile, new_tokens = recorded.profile, request.new_tokens
     whole = recorded_events(recorded) if extension is None else extension.events(new_tokens)
-    tokens, of_peak, of_run = _account(profile, whole)
+    tokens = TokenAccount(profile, whole)
     texts = ["the first generation of its process: the allocator has nothing cached when it begins"]
     shown = whole
     if extension is not None:
@@ -329,15 +293,12 @@ def _build(
             )
         profile = extension.profile(shown)
     run = GenerationRun(
-        new_tokens=len(tokens),
+        new_tokens=len(whole.begins),
         recorded_tokens=len(recorded.begins),
-        cache=cache,
-        beams=beams,
-        prefill=_peak(tokens[:1]),
-        decode=_peak(tokens[1:]) if tokens[1:] else None,
+        cache=request.cache,
+        beams=int(request.options.get("num_beams", request.beams)),
         growth_bytes=None if extension is None else max(extension.growth_bytes, 0),
-        tokens=tokens,
-        **of_run,
+        **tokens.of_run,
     )
     named = name_phases(profile, shown.begins)
     further = tuple(Assumption(topic="generation", text=text) for text in texts)
@@ -345,48 +306,4 @@ def _build(
         "step": named.step.model_copy(update={"generation": run}),
         "assumptions": (*named.assumptions, *further),
     }
-    return Generation(named.model_copy(update=changes), of_peak, is_whole=shown is whole)
-
-
-def _account(profile: Profile, events: Events) -> tuple[tuple[TokenBytes, ...], dict[str, Any], dict[str, Any]]:
-    """The bytes of every token, the allocator's part of the peak, and whether all fit."""
-    target, memory = profile.target, profile.target.memory_bytes
-    if target.device != "cuda":
-        requested = requested_by_token(events)
-        return tuple(TokenBytes(token=i + 1, requested_bytes=n) for i, n in enumerate(requested)), {}, {}
-    settings = allocator.read_settings(os.environ)
-    free = replay_tokens(profile, events, settings)
-    reserved = max((each.reserved_bytes or 0 for each in free.tokens), default=0)
-    bounded = free if memory is None or reserved <= memory else replay_tokens(profile, events, settings, memory)
-    fitting = len(bounded.tokens)
-    context = context_range(target)
-    of_peak = {
-        "allocated_bytes": max((each.allocated_bytes or 0 for each in free.tokens), default=0),
-        "reserved_bytes": reserved,
-        "process_bytes": None
-        if context is None
-        else ProcessBytes(low=reserved + context.low, high=reserved + context.high, grounds=context.grounds),
-        "fits": None if memory is None else bounded.is_whole,
-        "shortage": "" if bounded.is_whole else f"It runs out at token {fitting + 1} of {len(events.begins)}",
-    }
-    of_run = {
-        "fits": of_peak["fits"],
-        "last_token_that_fits": None if bounded.is_whole else fitting,
-        "alloc_retries": bounded.alloc_retries,
-    }
-    return free.tokens, of_peak, of_run
-
-
-def _peak(tokens: Sequence[TokenBytes]) -> GenerationPeak:
-    """The largest of each, and the token of the most bytes alive."""
-
-    def most(name: str) -> int | None:
-        return max((n for each in tokens if (n := getattr(each, name)) is not None), default=None)
-
-    top = max(tokens, key=lambda each: each.requested_bytes)
-    return GenerationPeak(
-        requested_bytes=top.requested_bytes,
-        allocated_bytes=most("allocated_bytes"),
-        reserved_bytes=most("reserved_bytes"),
-        token=top.token,
-    )
+    return named.model_copy(update=changes), tokens, shown is whole

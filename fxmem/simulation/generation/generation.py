@@ -1,0 +1,222 @@
+"""`Generation`: what a generation takes, on the card that it was recorded for or on another like it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from fxmem.errors import UsageError
+from fxmem.hardware.context import context_range
+from fxmem.memory import allocator, liveness
+from fxmem.memory.budget import MemoryFit
+from fxmem.memory.generation import Events, TokenReplay, replay_tokens, requested_by_token
+from fxmem.records.names import Mode
+from fxmem.records.parts import GenerationPeak, GenerationRun, TokenBytes
+from fxmem.records.profile import ProcessBytes, Profile, StepTime, Target, Timeline
+from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.request import StepRequest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class GenerationRequest(StepRequest):
+    """The call `model.generate(*args, **kwargs)`, with every setting but the model.
+
+    Raises:
+        UsageError: a setting that cannot be understood.
+    """
+
+    mode: Mode = "infer"
+    new_tokens: int = 512
+    """How many each sequence gets."""
+    cache: str = "dynamic"
+    """What keys and values are kept in, a name of `CACHES`."""
+    beams: int = 1
+    """Of beam search; 1 for none."""
+    sample: bool = False
+    """Whether tokens are sampled rather than the likeliest taken."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further arguments of `generate`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.new_tokens < 1 or self.beams < 1:
+            raise UsageError(f"expected at least 1 new token and 1 beam, got {self.new_tokens} and {self.beams}")
+
+
+class Generation(ProfiledStep):
+    """The memory of a generation, and its reasons."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        tokens: TokenAccount,
+        *,
+        is_whole: bool,
+        model: nn.Module,
+        request: GenerationRequest,
+        repeat: Callable[[nn.Module, GenerationRequest], Generation],
+    ) -> None:
+        run = profile.step.generation
+        assert run is not None
+        self.profile = tokens.fill(profile)
+        """The generation. Where it is long, the tokens between the first and the last are left out of it."""
+        self.model = model
+        """The model, as it was given."""
+        self.request = request
+        """The generation that was analysed."""
+        self._tokens = tokens
+        self._is_whole = is_whole
+        self._repeat = repeat
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """Bytes alive at every moment of the profile; allocated and reserved bytes are those of the whole generation,
+        the first of its process."""
+        timeline = liveness.timeline(self.profile)
+        return timeline.model_copy(update={"peak": timeline.peak.model_copy(update=self._tokens.of_peak)})
+
+    @property
+    def run(self) -> GenerationRun:
+        """What it takes, token by token."""
+        run = self.profile.step.generation
+        assert run is not None
+        return run
+
+    def estimate_time(self, card: Target | None = None) -> StepTime | None:
+        """As of any step; None where tokens are left out of the profile."""
+        return super().estimate_time(card) if self._is_whole else None
+
+    def vary(self, model: nn.Module | None = None, **changes: Any) -> Generation:
+        """Analyse the generation of another model, or with other settings: any field of `GenerationRequest`."""
+        return self._repeat(self.model if model is None else model, dataclasses.replace(self.request, **changes))
+
+    def move(self, card: Target, environ: Mapping[str, str] | None = None) -> Generation:
+        """The same generation on another card of its compute capability, or with another allocator.
+
+        Args:
+            card: where it runs.
+            environ: contains the allocator's settings; None: this process's environment.
+        """
+        return Generation(
+            self.profile,
+            self._tokens.move(card, environ),
+            is_whole=self._is_whole,
+            model=self.model,
+            request=self.request,
+            repeat=self._repeat,
+        )
+
+    def within(self, memory_bytes: int, card: Target | None = None) -> MemoryFit:
+        """Whether it runs to its last token in so much memory."""
+        if self.peak.reserved_bytes is None:
+            return super().within(memory_bytes, card)
+        moved = self.move((card or self.profile.target).model_copy(update={"memory_bytes": memory_bytes}))
+        return MemoryFit(moved.peak, moved.run.alloc_retries)
+
+
+class TokenAccount:
+    """The bytes of every token of a generation, and what the allocator makes of them.
+
+    Args:
+        recorded: the generation as it was recorded, with the card that it runs on.
+        events: its storages, or those of a longer one.
+        environ: contains the allocator's settings; None: this process's environment.
+    """
+
+    def __init__(self, recorded: Profile, events: Events, environ: Mapping[str, str] | None = None) -> None:
+        self.recorded, self.events = recorded, events
+        self._settings = allocator.read_settings(os.environ if environ is None else environ)
+        self._unlimited: dict[allocator.AllocatorSettings, TokenReplay] = {}
+
+    def move(self, card: Target, environ: Mapping[str, str] | None) -> TokenAccount:
+        """The same on another card; what a card without limits gives is replayed once."""
+        moved = TokenAccount(self.recorded.model_copy(update={"target": card}), self.events, environ)
+        moved._unlimited = self._unlimited
+        return moved
+
+    def fill(self, profile: Profile) -> Profile:
+        """The profile of the generation with these bytes, on this card."""
+        run = profile.step.generation
+        assert run is not None
+        step = profile.step.model_copy(update={"generation": run.model_copy(update=self.of_run)})
+        return profile.model_copy(update={"step": step, "target": self.recorded.target})
+
+    @functools.cached_property
+    def of_run(self) -> dict[str, Any]:
+        """Fields of `GenerationRun`."""
+        tokens = self._tokens
+        found: dict[str, Any] = {
+            "tokens": tokens,
+            "prefill": _peak(tokens[:1]),
+            "decode": _peak(tokens[1:]) if tokens[1:] else None,
+        }
+        bounded = self._bounded
+        if bounded is None:
+            return found
+        return {
+            **found,
+            "fits": self.of_peak["fits"],
+            "last_token_that_fits": None if bounded.is_whole else len(bounded.tokens),
+            "alloc_retries": bounded.alloc_retries,
+        }
+
+    @functools.cached_property
+    def of_peak(self) -> dict[str, Any]:
+        """Fields of `Peak` that the allocator decides; none where no allocator is modelled."""
+        bounded, target = self._bounded, self.recorded.target
+        if bounded is None:
+            return {}
+        context, reserved = context_range(target), self._reserved
+        run_out = f"It runs out at token {len(bounded.tokens) + 1} of {len(self.events.begins)}"
+        return {
+            "allocated_bytes": max((each.allocated_bytes or 0 for each in self._tokens), default=0),
+            "reserved_bytes": reserved,
+            "process_bytes": None
+            if context is None
+            else ProcessBytes(low=reserved + context.low, high=reserved + context.high, grounds=context.grounds),
+            "fits": None if target.memory_bytes is None else bounded.is_whole,
+            "shortage": "" if bounded.is_whole else run_out,
+        }
+
+    @functools.cached_property
+    def _tokens(self) -> tuple[TokenBytes, ...]:
+        if self.recorded.target.device != "cuda":
+            requested = requested_by_token(self.events)
+            return tuple(TokenBytes(token=i + 1, requested_bytes=n) for i, n in enumerate(requested))
+        if self._settings not in self._unlimited:
+            self._unlimited[self._settings] = replay_tokens(self.recorded, self.events, self._settings)
+        return self._unlimited[self._settings].tokens
+
+    @property
+    def _reserved(self) -> int:
+        return max((each.reserved_bytes or 0 for each in self._tokens), default=0)
+
+    @functools.cached_property
+    def _bounded(self) -> TokenReplay | None:
+        """The replay in the card's memory; None where no allocator is modelled."""
+        memory = self.recorded.target.memory_bytes
+        if self.recorded.target.device != "cuda":
+            return None
+        if memory is None or self._reserved <= memory:
+            return self._unlimited[self._settings]
+        return replay_tokens(self.recorded, self.events, self._settings, memory)
+
+
+def _peak(tokens: Sequence[TokenBytes]) -> GenerationPeak:
+    """The largest of each, and the token of the most bytes alive."""
+
+    def most(name: str) -> int | None:
+        return max((n for each in tokens if (n := getattr(each, name)) is not None), default=None)
+
+    top = max(tokens, key=lambda each: each.requested_bytes)
+    return GenerationPeak(
+        requested_bytes=top.requested_bytes,
+        allocated_bytes=most("allocated_bytes"),
+        reserved_bytes=most("reserved_bytes"),
+        token=top.token,
+    )
