@@ -168,7 +168,9 @@ $(@D)/bin/python -m pip install --quiet --require-hashes --requirement $(@D)/uv.
 endef
 
 # uv is several times faster, but does not read pip's configuration: behind a mirror that only pip knows, pip does it.
-install = $(@D)/bin/uv pip install --quiet --python $(@D)/bin/python $(1) || $(@D)/bin/python -m pip install --quiet $(1)
+# Bytecode is made here, as pip makes it: where PYTHONDONTWRITEBYTECODE is set, as it is in many images, each process would
+# compile torch anew.
+install = $(@D)/bin/uv pip install --quiet --compile-bytecode --python $(@D)/bin/python $(1) || $(@D)/bin/python -m pip install --quiet $(1)
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(new-environment)
