@@ -120,7 +120,7 @@ STEP = grouped(
         choices=get_args(Precision),
         help="run under autocast",
     ),
-    argument("--weights", choices=get_args(Precision), help="cast the weights"),
+    argument("--weights", choices=get_args(Precision), help="cast the weights; --quantize is for fewer bits"),
     repeatable(
         "--freeze",
         metavar="PATH|PATTERN",

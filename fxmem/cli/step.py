@@ -14,7 +14,8 @@ from fxmem.cli.options import COMPILE, DEFAULT_BATCH, DEFAULT_PROMPT, GENERATION
 from fxmem.cli.parser import Argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.spec_names import check_names, is_reference, names_optimizer_factory
-from fxmem.errors import EnvironmentLacksError, UsageError
+from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
+from fxmem.records.units import exact_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -160,6 +161,8 @@ def analyze_generation(options: argparse.Namespace, progress: Progress) -> Gener
     specs = [parse_input(text) for text in options.input]
     built = _build_module(options, progress, mode="infer")
     check_generates(built.module)
+    if options.weights is None and options.quantize is None:
+        _refuse_packed(built)
     batch = make_batch(specs or _prompt(built, options), weights_dtype=built.weights_dtype)
     request = GenerationRequest(
         args=batch.args,
@@ -176,6 +179,17 @@ def analyze_generation(options: argparse.Namespace, progress: Progress) -> Gener
         sample=options.sample,
     )
     return generate_step(built.module, request, progress)
+
+
+def _refuse_packed(built: BuiltModel) -> None:
+    """Raise an `AnalysisError` for a checkpoint with packed weights, with what they take."""
+    packed = built.packed
+    if packed is not None:
+        size = "" if packed.nbytes is None else f"; the weights take {exact_bytes(packed.nbytes)}"
+        raise AnalysisError(
+            f"{built.spec} is served with packed weights ({packed.method}), whose kernels no run without a card can "
+            f"follow: a total would be wrong{size}; --weights bf16 analyses them unpacked"
+        )
 
 
 def _prompt(built: BuiltModel, options: argparse.Namespace) -> list[Any]:

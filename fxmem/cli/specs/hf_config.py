@@ -37,8 +37,7 @@ def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
         notes.append(f"the configuration of {found.name} is that of {found.origin}")
     model_class = _transformers_class(transformers, values["architectures"][0] if values else name, values)
     config_class = model_class.config_class
-    if values.pop("quantization_config", None) is not None:
-        notes.append("quantization_config is left out: the weights are those of training, not quantized")
+    quantization = values.pop("quantization_config", None)
     try:
         defaults = config_class.from_dict(copy.deepcopy(values))
     except Exception as error:
@@ -56,6 +55,7 @@ def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
         functools.partial(_build_with_dtype, dtype, model_class, config),
         functools.partial(_fields, config),
         tuple(notes),
+        quantization if isinstance(quantization, dict) else None,
     )
 
 

@@ -11,7 +11,7 @@ import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -29,7 +29,9 @@ from fxmem.cli.specs.recipes import (
 )
 from fxmem.cli.specs.references import importable
 from fxmem.errors import FxmemError, UsageError, linked_errors, one_line
+from fxmem.records.units import format_bytes
 from fxmem.simulation.error_advice import user_code_error
+from fxmem.simulation.given import PackedWeights, pack_weights
 from fxmem.simulation.process_guard import process_unchanged, without_network
 
 _WEIGHTS_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -51,6 +53,8 @@ class BuiltModel:
     channels_last: bool = False
     notes: tuple[str, ...] = ()
     """What the reader of a result should know about how the model was built."""
+    packed: PackedWeights | None = None
+    """What the weights take in the checkpoint, where it is quantised; the module has them unpacked."""
 
     @property
     def weights_dtype(self) -> torch.dtype | None:
@@ -111,29 +115,39 @@ def build_model(
     with process_unchanged():
         if spec.startswith("hf:"):
             recipe = functools.partial(from_transformers, spec[3:])
-            module, built_on, notes = _build_from_collection(recipe, spec, settings, device)
+            made = _build_from_collection(recipe, spec, settings, device)
             if mode == "train":
-                _disable_cache(module)
+                _disable_cache(made.module)
         elif spec.startswith("torchvision:"):
             recipe = functools.partial(from_torchvision, spec[12:])
-            module, built_on, notes = _build_from_collection(recipe, spec, settings, device)
+            made = _build_from_collection(recipe, spec, settings, device)
         elif spec.startswith("timm:"):
             recipe = functools.partial(from_timm, spec[5:])
-            module, built_on, notes = _build_from_collection(recipe, spec, settings, device)
+            made = _build_from_collection(recipe, spec, settings, device)
         elif is_reference(spec):
             with importable(spec):
-                module, built_on, notes = _build(from_own_code(spec, settings), spec, settings, device)
+                made = _build(from_own_code(spec, settings), spec, settings, device)
         else:
             raise form_error(spec)
+        module = made.module
         module.train(mode == "train")
         if weights_dtype is not None:
             module.to(_WEIGHTS_DTYPES[weights_dtype])
         if channels_last:
             _lay_channels_last(module)
-    return BuiltModel(module, spec, settings, mode, built_on, channels_last, notes)
+    return BuiltModel(module, spec, settings, mode, made.built_on, channels_last, made.notes, made.packed)
 
 
 # --- making the module ------------------------------------------------------------------------------------------------
+
+
+class _Made(NamedTuple):
+    """What a recipe made."""
+
+    module: torch.nn.Module
+    built_on: Literal["meta", "cpu"]
+    notes: tuple[str, ...]
+    packed: PackedWeights | None
 
 
 def _build_from_collection(
@@ -141,15 +155,13 @@ def _build_from_collection(
     spec: str,
     settings: Mapping[str, Any],
     device: Literal["meta", "cpu"],
-) -> tuple[torch.nn.Module, Literal["meta", "cpu"], tuple[str, ...]]:
+) -> _Made:
     with without_network(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about initial weights do not concern a model without any
         return _build(recipe(settings), spec, settings, device)
 
 
-def _build(
-    recipe: Recipe, spec: str, settings: Mapping[str, Any], device: Literal["meta", "cpu"]
-) -> tuple[torch.nn.Module, Literal["meta", "cpu"], tuple[str, ...]]:
+def _build(recipe: Recipe, spec: str, settings: Mapping[str, Any], device: Literal["meta", "cpu"]) -> _Made:
     module: object
     built_on: Literal["meta", "cpu"]
     notes: tuple[str, ...]
@@ -169,7 +181,11 @@ def _build(
             else ""
         )
         raise UsageError(f"{spec} returned {describe(module)}{first}; expected a torch.nn.Module")
-    return module, built_on, recipe.notes + notes
+    packed = None if recipe.quantization is None else pack_weights(module, recipe.quantization)
+    if packed is not None:
+        size = "" if packed.nbytes is None else f" and take {format_bytes(packed.nbytes)}"
+        notes += (f"the checkpoint's weights are packed ({packed.method}){size}; here they are unpacked",)
+    return _Made(module, built_on, recipe.notes + notes, packed)
 
 
 def _construction_error(error: BaseException, recipe: Recipe, spec: str, settings: Mapping[str, Any]) -> FxmemError:

@@ -30,6 +30,8 @@ class Recipe:
     known_settings: Callable[[], Sequence[str]]
     """Names a setting may have, for a message."""
     notes: tuple[str, ...] = ()
+    quantization: Mapping[str, Any] | None = None
+    """The `quantization_config` of the checkpoint, where it has one."""
 
 
 def from_torchvision(name: str, settings: Mapping[str, Any]) -> Recipe:

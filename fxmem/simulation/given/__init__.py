@@ -6,14 +6,17 @@ from fxmem.simulation.given.adapters import add_lora, quantize_weights
 from fxmem.simulation.given.batches import Batch, is_loader, read_batch
 from fxmem.simulation.given.losses import read_loss
 from fxmem.simulation.given.moves import ignore_moves
+from fxmem.simulation.given.packed_weights import PackedWeights, pack_weights
 from fxmem.simulation.given.training_step import view_source
 from fxmem.simulation.given.understood import understand
 
 __all__ = [
     "Batch",
+    "PackedWeights",
     "add_lora",
     "ignore_moves",
     "is_loader",
+    "pack_weights",
     "quantize_weights",
     "read_batch",
     "read_loss",

@@ -52,7 +52,7 @@ def quantize_weights(model: nn.Module, kind: str) -> str:
         model: on meta.
         kind: `int8`, a scale for each row; `int4`, groups of 128 in the packing of tinygemm, whose kernel torch itself
             has, for inference; `nf4`, blocks of 64 whose scales are quantised in blocks of 256, and a language model's
-            head is left as it is, as QLoRA does.
+            head is left as it is, as QLoRA does; `fp8`, e4m3 with a scale for each row, for inference.
 
     Raises:
         UsageError: weights that cannot be quantised so.
@@ -86,6 +86,11 @@ def _to_int4(torchao: Any, model: nn.Module, layers: list[nn.Linear]) -> str:
     return "Int4WeightOnlyConfig, packed in tiles"
 
 
+def _to_fp8(torchao: Any, model: nn.Module, layers: list[nn.Linear]) -> str:
+    torchao.quantize_(model, torchao.Float8WeightOnlyConfig())
+    return "Float8WeightOnlyConfig"
+
+
 def _to_nf4(torchao: Any, model: nn.Module, layers: list[nn.Linear]) -> str:
     for layer in layers:
         layer.weight = nn.Parameter(torchao.NF4Tensor.from_tensor(layer.weight, 64, 256), requires_grad=False)
@@ -96,6 +101,7 @@ _QUANTIZERS: Final[dict[str, Callable[[Any, nn.Module, list[nn.Linear]], str]]] 
     "int8": _to_int8,
     "int4": _to_int4,
     "nf4": _to_nf4,
+    "fp8": _to_fp8,
 }
 
 
