@@ -106,6 +106,8 @@ class Parser(argparse.ArgumentParser):
         if choice is not None:
             what, got, known = choice[1], choice[2], re.findall(r"[\w.-]+", choice[3])
             message = f"expected {what} to be one of {', '.join(known)}; got {got!r}{_suggest(got, known)}"
+            takers = [each.option_strings[-1] for each in self._actions if got in (each.choices or ())]
+            message += f", did you mean {takers[0]} {got}?" if takers else ""
         number = re.fullmatch(r"argument (.+): invalid (int|float) value: (.+)", message)
         if number is not None:
             kind = "whole number" if number[2] == "int" else "number"

@@ -167,6 +167,9 @@ TYPOS = {
     "analyze m --precision bf61": (
         "expected --precision to be one of bf16, fp16; got 'bf61', did you mean bf16?; see fxmem analyze --help"
     ),
+    "analyze m --weights int4": (
+        "expected --weights to be one of bf16, fp16; got 'int4', did you mean --quantize int4?; see fxmem analyze --help"
+    ),
     "analyze m n": "unexpected argument 'n'; see fxmem analyze --help",
     "analyze m --input": "argument --input: expected one argument; see fxmem analyze --help",
     "analyze m --depth two": "expected --depth to be a whole number; got 'two'; see fxmem analyze --help",
