@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fxmem.memory.generation.decode_steps import (
     RECORDED,
+    TAIL,
     DecodeSteps,
     Events,
     Extension,
@@ -12,16 +13,20 @@ from fxmem.memory.generation.decode_steps import (
     name_phases,
     recorded_events,
 )
+from fxmem.memory.generation.joined_steps import JOINT, join_steps
 from fxmem.memory.generation.token_replay import TokenReplay, replay_tokens, requested_by_token
 
 __all__ = [
+    "JOINT",
     "RECORDED",
+    "TAIL",
     "DecodeSteps",
     "Events",
     "Extension",
     "TokenReplay",
     "extend",
     "find_steps",
+    "join_steps",
     "name_phases",
     "recorded_events",
     "replay_tokens",

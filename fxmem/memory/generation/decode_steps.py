@@ -3,13 +3,14 @@
 A decode step begins where the decoder's forward begins. Three steps one after another are compared, event by event: the
 same operators, the same storages come and go at the same places, and each storage's size grows by the same number of
 bytes from step to step. Then further steps are put in after the second of the three, by arithmetic, and those after
-them are moved on.
+them are moved on. Where steps change in between (a window begins to slide), a recording of the change is joined on:
+`joined_steps`.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,8 +20,8 @@ from fxmem.records.profile import Op, Phase, PhaseSpan, Profile, Storage
 
 RECORDED = 7
 """Tokens of a recorded generation that is to be extended: a prefill and six decode steps."""
-_MODEL = 3
-"""The decode step that further ones are made like; it is compared with the one before it and the one after it."""
+TAIL = 3
+"""Steps that are recorded after the one that further ones are made like: one to compare it with, and two."""
 
 
 @dataclass(frozen=True)
@@ -110,30 +111,47 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Extension:
-    """How a recorded generation becomes a longer one."""
+class Insertion:
+    """Where further steps are put in, and how they are made."""
 
-    steps: DecodeSteps
+    model: int
+    """The step after which they come, and which they are made like."""
+    count: int | None
+    """How many; None for as many as the generation is to have."""
     slots: tuple[Slot, ...]
     lagging: frozenset[int]
     """Storages of recorded steps whose death moves with their birth."""
     later_growth: dict[int, int]
-    """Growth of the storages that come after the step that others are made like, by index."""
+    """Growth of the storages that come after that step and were recorded at another length, by index."""
+
+
+@dataclass(frozen=True)
+class Extension:
+    """How a recorded generation becomes a longer one."""
+
+    steps: DecodeSteps
+    insertions: tuple[Insertion, ...]
+    """In the order of their steps."""
 
     @property
-    def _end(self) -> int:
-        return self.steps.begins[_MODEL + 1]
-
-    @property
-    def _length(self) -> int:
-        return self._end - self.steps.begins[_MODEL]
-
-    @property
-    def growth_bytes(self) -> int:
-        """By what the bytes alive grow from step to step."""
-        storages, ticks = self.steps.profile.storages, self.steps.begins[_MODEL : _MODEL + 2]
+    def growth_bytes(self) -> int | None:
+        """By what the bytes alive grow from step to step; None where that changes."""
+        if len(self.insertions) > 1:
+            return None
+        model = self.insertions[0].model
+        storages, ticks = self.steps.profile.storages, self.steps.begins[model : model + 2]
         before, after = (sum(s.nbytes for s in storages if s.birth < tick <= s.death) for tick in ticks)
         return after - before
+
+    def counts(self, tokens: int) -> list[int]:
+        """How many steps each insertion puts in for so many tokens."""
+        rest = tokens - len(self.steps.begins) - sum(each.count or 0 for each in self.insertions)
+        return [rest if each.count is None else each.count for each in self.insertions]
+
+    def token(self, insertion: Insertion) -> int:
+        """Which token the step is that an insertion's are made like, from 0."""
+        before = self.insertions[: self.insertions.index(insertion)]
+        return insertion.model + sum(each.count or 0 for each in before)
 
     def events(self, tokens: int, *, jump: bool = False) -> Events:
         """The storages of a generation of so many tokens.
@@ -142,66 +160,84 @@ class Extension:
             tokens: how many are new.
             jump: leave out the steps in between. Those after them have the sizes that they have in the end.
         """
-        more = tokens - len(self.steps.begins)
-        copies = 0 if jump else more
-        shift, end, storages = copies * self._length, self._end, self.steps.profile.storages
-        begins = self.steps.begins
-        further = [begins[_MODEL] + copy * self._length for copy in range(1, copies + 1)]
-        out = recorded_events(self.steps)
-        out.begins[:] = [*begins[: _MODEL + 1], *further, *(begin + shift for begin in begins[_MODEL + 1 :])]
-        for index, storage in enumerate(storages):
-            if storage.birth >= end:
-                out.births[index] += shift
-                out.nbytes[index] += more * self.later_growth.get(index, 0)
-            if storage.death >= end and index not in self.lagging:
-                out.deaths[index] += shift
-        for copy in range(1, copies + 1):
-            moved = copy * self._length
-            for slot in self.slots:
-                storage = storages[slot.storage]
-                out.births.append(storage.birth + moved)
-                out.deaths.append(storage.death + (shift if slot.stays else moved))
-                out.nbytes.append(storage.nbytes + copy * slot.growth)
-                out.sources.append(slot.storage)
-                out.copies.append(copy)
-        return Events(out.births, out.deaths, out.nbytes, out.sources, out.copies, out.ticks + shift, out.begins)
+        steps, storages = self.steps, self.steps.profile.storages
+        out = recorded_events(steps)
+        counts = self.counts(tokens)
+        copied = [0] * len(counts) if jump else counts
+        begins, shift = [*out.begins], 0
+        for insertion, more, copies in zip(self.insertions, counts, copied, strict=True):
+            length, end = _length(steps, insertion.model), steps.begins[insertion.model + 1]
+            for index, storage in enumerate(storages):
+                if storage.birth >= end:
+                    out.births[index] += copies * length
+                    out.nbytes[index] += more * insertion.later_growth.get(index, 0)
+                if storage.death >= end and index not in insertion.lagging:
+                    out.deaths[index] += copies * length
+        for insertion, copies in zip(self.insertions, copied, strict=True):
+            length, model = _length(steps, insertion.model), insertion.model
+            at = len(begins) - len(steps.begins) + model
+            shift = begins[at] - steps.begins[model]
+            further = [begins[at] + copy * length for copy in range(1, copies + 1)]
+            begins[at + 1 :] = [*further, *(begin + copies * length for begin in begins[at + 1 :])]
+            for copy in range(1, copies + 1):
+                moved = copy * length
+                for slot in insertion.slots:
+                    storage = storages[slot.storage]
+                    out.births.append(storage.birth + shift + moved)
+                    out.deaths.append(out.deaths[slot.storage] if slot.stays else storage.death + shift + moved)
+                    out.nbytes.append(storage.nbytes + copy * slot.growth)
+                    out.sources.append(slot.storage)
+                    out.copies.append(copy)
+        ticks = out.ticks + begins[-1] - steps.begins[-1]
+        return Events(out.births, out.deaths, out.nbytes, out.sources, out.copies, ticks, begins)
 
     def profile(self, events: Events) -> Profile:
         """The longer generation as a profile; `events` are its storages."""
         recorded, steps = self.steps.profile, self.steps
-        first, end = steps.first_ops[_MODEL], steps.first_ops[_MODEL + 1]
-        copies, count = max(events.copies, default=0), end - first
-        shift = copies * self._length
-        ops = [*recorded.ops[:end]]
-        for copy in range(1, copies + 1):
-            ops += [_move_op(op, copy * self._length) for op in recorded.ops[first:end]]
-        ops += [_move_op(op, shift) for op in recorded.ops[end:]]
+        is_whole = len(events.begins) > len(steps.begins)
+        copied = self.counts(len(events.begins)) if is_whole else [0] * len(self.insertions)
+        spans = [(steps.first_ops[each.model], steps.first_ops[each.model + 1]) for each in self.insertions]
+        ops: list[Op] = []
+        done = shift = 0
+        added = [0]  # operators put in before each insertion
+        for insertion, (first, end), copies in zip(self.insertions, spans, copied, strict=True):
+            ops += [_move_op(op, shift) for op in recorded.ops[done:end]]
+            length = _length(steps, insertion.model)
+            for copy in range(1, copies + 1):
+                ops += [_move_op(op, shift + copy * length) for op in recorded.ops[first:end]]
+            done, shift = end, shift + copies * length
+            added.append(added[-1] + copies * (end - first))
+        ops += [_move_op(op, shift) for op in recorded.ops[done:]]
+        ends = [end for _, end in spans]
 
         def move(storage: Storage, index: int) -> Storage:
             copy, op = events.copies[index], storage.op
             if op is not None:
-                op += copy * count if copy else copies * count * (op >= end)
+                at = bisect_right(ends, op)
+                op += added[at] + (copy * (spans[at][1] - spans[at][0]) if copy else 0)
             changes = {"birth": events.births[index], "death": events.deaths[index]}
             return storage.model_copy(update={**changes, "nbytes": events.nbytes[index], "op": op})
 
         storages = tuple(move(recorded.storages[source], i) for i, source in enumerate(events.sources))
         return recorded.model_copy(update={"ops": tuple(ops), "storages": storages, "ticks": events.ticks})
 
-    def check_far(self, far: DecodeSteps, more: int) -> None:
-        """Hold the arithmetic against a recording of the last tokens.
+    def check_step(self, other: DecodeSteps, step: int, more: int) -> None:
+        """Hold the arithmetic of the last insertion against a recorded step.
 
         Args:
-            far: recorded after a prompt that is longer by `more` tokens.
-            more: how many steps are made by arithmetic.
+            other: recorded after a longer prompt.
+            step: which of its steps.
+            more: how many tokens later it is than the step that others are made like.
 
         Raises:
-            AnalysisError: a step differs from what arithmetic makes of it.
+            AnalysisError: the step differs from what arithmetic makes of it.
         """
-        storages, later = self.steps.profile.storages, far.profile.storages
-        born = far.births(_MODEL) if len(far.begins) > _MODEL else []
-        if self.steps.op_names(_MODEL) != far.op_names(_MODEL) or len(born) != len(self.slots):
+        insertion = self.insertions[-1]
+        storages, later = self.steps.profile.storages, other.profile.storages
+        born = other.births(step) if len(other.begins) > step else []
+        if self.steps.op_names(insertion.model) != other.op_names(step) or len(born) != len(insertion.slots):
             raise AnalysisError("expected the last decode steps to run the operators of the first")
-        for slot, index in zip(self.slots, born, strict=True):
+        for slot, index in zip(insertion.slots, born, strict=True):
             expected = storages[slot.storage].nbytes + more * slot.growth
             if later[index].nbytes != expected:
                 raise AnalysisError(
@@ -238,40 +274,47 @@ def name_phases(profile: Profile, begins: Sequence[int]) -> Profile:
     return named.model_copy(update={"nodes": nodes})
 
 
-def extend(steps: DecodeSteps) -> Extension:
+def extend(steps: DecodeSteps, before: tuple[Insertion, ...] = ()) -> Extension:
     """Prove that the decode steps differ in sizes alone, which grow evenly; return how to make further ones.
+
+    Args:
+        steps: a recorded generation. Its last steps but two are compared.
+        before: what is put in before these.
 
     Raises:
         AnalysisError: they differ otherwise; with the first difference.
     """
-    if len(steps.begins) < RECORDED:
+    model = len(steps.begins) - 1 - TAIL
+    if model < RECORDED - 1 - TAIL:
         raise AnalysisError(f"expected {RECORDED} recorded tokens to compare, got {len(steps.begins)}")
-    _check_operators(steps)
+    _check_operators(steps, model)
     storages = steps.profile.storages
-    born = [steps.births(step) for step in (_MODEL - 1, _MODEL, _MODEL + 1)]
-    if len({len(each) for each in born}) > 1 or len({_length(steps, step) for step in (2, 3, 4)}) > 1:
+    around = (model - 1, model, model + 1)
+    born = [steps.births(step) for step in around]
+    if len({len(each) for each in born}) > 1 or len({_length(steps, step) for step in around}) > 1:
         raise AnalysisError("expected every decode step to allocate as often as others, and to free as often")
     slots: list[Slot] = []
     lagging: set[int] = set()
-    for before, model, after in zip(*born, strict=True):
-        growth = storages[model].nbytes - storages[before].nbytes
-        if storages[after].nbytes - storages[model].nbytes != growth:
-            sizes = ", ".join(f"{storages[i].nbytes:,}" for i in (before, model, after))
-            raise AnalysisError(f"expected sizes that grow evenly from token to token: {_name(steps, model)}, {sizes}")
-        stays = min(storages[i].death for i in (before, model, after)) >= steps.begins[-1]
+    for earlier, same, later in zip(*born, strict=True):
+        growth = storages[same].nbytes - storages[earlier].nbytes
+        if storages[later].nbytes - storages[same].nbytes != growth:
+            sizes = ", ".join(f"{storages[i].nbytes:,}" for i in (earlier, same, later))
+            raise AnalysisError(f"expected sizes that grow evenly from token to token: {_name(steps, same)}, {sizes}")
+        stays = min(storages[i].death for i in (earlier, same, later)) >= steps.begins[-1]
         if not stays:
-            _check_lives(steps, (before, model, after))
-            lagging |= {before, model}
-        slots.append(Slot(model, growth, stays))
-    _check_early(steps)
-    return Extension(steps, tuple(slots), frozenset(lagging), _find_later_growth(steps, slots))
+            _check_lives(steps, (earlier, same, later))
+            lagging |= {earlier, same}
+        slots.append(Slot(same, growth, stays))
+    _check_early(steps, model)
+    growths = _find_later_growth(steps, model, slots)
+    return Extension(steps, (*before, Insertion(model, None, tuple(slots), frozenset(lagging), growths)))
 
 
-def _find_later_growth(steps: DecodeSteps, slots: Sequence[Slot]) -> dict[int, int]:
+def _find_later_growth(steps: DecodeSteps, model: int, slots: Sequence[Slot]) -> dict[int, int]:
     """Growth of the storages of later steps. The last step ends otherwise: what it alone brings does not grow."""
     later: dict[int, int] = {}
-    for step in range(_MODEL + 1, len(steps.begins)):
-        same = steps.first_ops[step] + _count_equal(steps.op_names(_MODEL), steps.op_names(step))
+    for step in range(model + 1, len(steps.begins)):
+        same = steps.first_ops[step] + _count_equal(steps.op_names(model), steps.op_names(step))
         for index, slot in zip(steps.births(step), slots, strict=False):
             op = steps.profile.storages[index].op
             if op is None or op < same:
@@ -283,15 +326,15 @@ def _length(steps: DecodeSteps, step: int) -> int:
     return steps.begins[step + 1] - steps.begins[step]
 
 
-def _check_operators(steps: DecodeSteps) -> None:
-    model = steps.op_names(_MODEL)
-    for step in (_MODEL - 1, _MODEL + 1):
+def _check_operators(steps: DecodeSteps, model: int) -> None:
+    expected = steps.op_names(model)
+    for step in (model - 1, model + 1):
         names = steps.op_names(step)
-        if names != model:
-            at = _count_equal(model, names)
-            one, other = (each[at] if at < len(each) else "none" for each in (model, names))
+        if names != expected:
+            at = _count_equal(expected, names)
+            one, other = (each[at] if at < len(each) else "none" for each in (expected, names))
             raise AnalysisError(
-                f"expected every decode step to run the same operators; operator {at} is {one} in step {_MODEL}, and "
+                f"expected every decode step to run the same operators; operator {at} is {one} in step {model}, and "
                 f"{other} in step {step}"
             )
 
@@ -302,9 +345,9 @@ def _check_lives(steps: DecodeSteps, indices: tuple[int, int, int]) -> None:
         raise AnalysisError(f"expected the same life in every decode step: {_name(steps, indices[1])} has none")
 
 
-def _check_early(steps: DecodeSteps) -> None:
+def _check_early(steps: DecodeSteps, model: int) -> None:
     """Refuse what is older than the compared steps, and freed in one that moves."""
-    begin, end, last = steps.begins[_MODEL - 1], steps.begins[_MODEL + 1], steps.begins[-1]
+    begin, end, last = steps.begins[model - 1], steps.begins[model + 1], steps.begins[-1]
     for index, storage in enumerate(steps.profile.storages):
         if storage.birth < begin and end <= storage.death < last:
             raise AnalysisError(f"expected decode steps that free what they allocate; {_name(steps, index)} is older")

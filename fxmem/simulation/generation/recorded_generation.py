@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.memory.generation import (
-    RECORDED,
     DecodeSteps,
     Extension,
-    extend,
-    find_steps,
     name_phases,
     recorded_events,
 )
@@ -26,8 +20,9 @@ from fxmem.records.names import CACHES
 from fxmem.records.parts import GenerationRun
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Assumption, Profile, Target
-from fxmem.simulation.analysis import analyze_step, build_module
+from fxmem.simulation.analysis import build_module
 from fxmem.simulation.generation.generation import Generation, GenerationRequest, TokenAccount
+from fxmem.simulation.generation.recordings import Recordings
 from fxmem.simulation.given.batches import read_batch
 from fxmem.simulation.kernel_settings import KernelSettings
 from fxmem.simulation.request import StepRequest
@@ -36,54 +31,6 @@ MOST_STORAGES: Final = 30_000
 """Storages of a generation whose every token is in its profile; of a longer one, tokens in between are left out."""
 MOST_RECORDED: Final = 96
 """New tokens of a generation that is recorded whole, where its steps do not grow evenly."""
-
-
-class _Generate(nn.Module):
-    """A model's own `generate`, as a forward.
-
-    Args:
-        model: has a `generate` of transformers.
-        tokens: after how many new tokens it ends; what is set up for all that it may make is set up for all.
-        settings: arguments of `generate`.
-    """
-
-    def __init__(self, model: nn.Module, tokens: int, settings: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.model = model
-        self._tokens = tokens
-        self._settings = dict(settings)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call `generate`."""
-        with _stop_after(self._tokens):
-            return self.model.generate(*args, **kwargs, **self._settings)  # type: ignore[operator]
-
-
-@contextlib.contextmanager
-def _stop_after(tokens: int) -> Iterator[None]:
-    """transformers' limit on the length is met after so many new tokens, if not before."""
-    criteria = sys.modules.get("transformers.generation.stopping_criteria")
-    holder = getattr(criteria, "MaxLengthCriteria", None)
-    if holder is None:
-        yield
-        return
-    shortest: list[int] = []
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not shortest:
-                shortest.append(input_ids.shape[1])
-            limit = self.max_length
-            self.max_length = min(limit, shortest[0] + tokens - 1)
-            try:
-                return original(self, input_ids, *args, **kwargs)
-            finally:
-                self.max_length = limit
-
-        return call
-
-    with torch_common.patch(holder, "__call__", make):
-        yield
 
 
 def generate(  # noqa: PLR0913 - the settings of the public API, by keyword
@@ -103,7 +50,8 @@ def generate(  # noqa: PLR0913 - the settings of the public API, by keyword
     """Predict the memory of transformers' `model.generate(...)`, token by token, with no GPU.
 
     A prefill and six decode steps are recorded. Where the second to the fourth of these are the same but for sizes that
-    grow evenly, all further tokens are made by arithmetic, and the allocator replays every one.
+    grow evenly, all further tokens are made by arithmetic, and the allocator replays every one. Where a sliding window
+    fills, the steps around are recorded as well, and arithmetic goes on from there.
 
     Args:
         model: as `fxmem.analyze` takes it; it has a `generate` that transformers gave it.
@@ -183,77 +131,22 @@ def generate_step(
     given = {"num_beams": request.beams, "do_sample": request.sample}
     options = {**given, **choose_cache(model, request.cache), **request.options}
     filled = _fill_prompt(request, model)
-    recorded = _record(model, filled, new_tokens, min(new_tokens, RECORDED), options, progress)
+    recordings = Recordings(model, filled, new_tokens, options, progress)
     extension: Extension | None = None
     is_proved = False
-    if new_tokens > RECORDED:
-        try:
-            extension = extend(recorded)
-            if options.get("num_beams", 1) == 1 and not getattr(model.config, "is_encoder_decoder", False):
-                is_proved = _prove_far(extension, model, filled, new_tokens, options, progress)
-        except AnalysisError as error:
-            if new_tokens > MOST_RECORDED:
-                raise AnalysisError(
-                    f"{error}; a generation whose steps change is recorded whole, up to {MOST_RECORDED} new tokens"
-                ) from error
-            progress("its steps change: recording every token")
-            extension = None
-            recorded = _record(model, filled, new_tokens, new_tokens, options, progress)
+    try:
+        recorded, extension, is_proved = recordings.extend()
+    except AnalysisError as error:
+        if new_tokens > MOST_RECORDED:
+            raise AnalysisError(
+                f"{error}; a generation whose steps change is recorded whole, up to {MOST_RECORDED} new tokens"
+            ) from error
+        progress("its steps change: recording every token")
+        recorded = recordings.record(0, new_tokens)
     progress("replaying every token")
     with pause_gc():
         profile, tokens, is_whole = _build(recorded, extension, request, is_proved)
         return Generation(profile, tokens, is_whole=is_whole, model=model, request=request, repeat=generate_step)
-
-
-def _record(
-    model: nn.Module,
-    request: StepRequest,
-    new_tokens: int,
-    tokens: int,
-    options: Mapping[str, Any],
-    progress: Callable[[str], None],
-) -> DecodeSteps:
-    """Record the first tokens of a generation. Its cache is set up for all of them."""
-    wrapped = _Generate(model, tokens, {"max_new_tokens": new_tokens, **options}).train(model.training)
-    profile = analyze_step(wrapped, request, progress).profile
-    return find_steps(profile, "model")
-
-
-def _prove_far(
-    extension: Extension,
-    model: nn.Module,
-    request: StepRequest,
-    new_tokens: int,
-    options: Mapping[str, Any],
-    progress: Callable[[str], None],
-) -> bool:
-    """Record the last tokens too, after a prompt that is longer by those in between; whether it could be done.
-
-    Raises:
-        AnalysisError: their steps are not those that arithmetic makes.
-    """
-    more = new_tokens - RECORDED
-    longer = _lengthen_prompt(request, more)
-    if longer is None:
-        return False
-    progress("recording the last tokens, too")
-    extension.check_far(_record(model, longer, RECORDED, RECORDED, options, progress), more)
-    return True
-
-
-def _lengthen_prompt(request: StepRequest, more: int) -> StepRequest | None:
-    """The request with a longer prompt, where the prompt is token ids alone; else None."""
-    tensors = [*request.args, *request.kwargs.values()]
-    if len(request.args) > 1 or set(request.kwargs) - {"input_ids", "attention_mask"}:
-        return None
-    if not all(isinstance(each, torch.Tensor) and each.dim() == 2 and each.dtype is torch.int64 for each in tensors):
-        return None
-
-    def lengthen(ids: torch.Tensor) -> torch.Tensor:
-        return torch.cat([ids, ids[:, -1:].expand(-1, more)], 1)
-
-    kwargs = {name: lengthen(each) for name, each in request.kwargs.items()}
-    return dataclasses.replace(request, args=tuple(map(lengthen, request.args)), kwargs=kwargs)
 
 
 def _fill_prompt(request: StepRequest, model: nn.Module) -> StepRequest:
@@ -280,7 +173,7 @@ def _build(
     tokens = TokenAccount(profile, whole)
     texts = ["the first generation of its process: the allocator has nothing cached when it begins"]
     shown = whole
-    if extension is not None:
+    if extension is not None and len(recorded.begins) < new_tokens:
         there = "of the last ones are as was recorded" if is_proved else "of the last ones were not recorded"
         texts.append(
             f"{len(recorded.begins)} tokens were recorded; the others are like them, with sizes that grow as over "
@@ -288,16 +181,15 @@ def _build(
         )
         if len(whole.births) > MOST_STORAGES:
             shown = extension.events(new_tokens, jump=True)
-            texts.append(
-                "the profile and its FLOPs leave out tokens between the fourth and the last three; bytes do not"
-            )
+            texts.append("the profile and its FLOPs leave out the tokens that are made by arithmetic; bytes do not")
         profile = extension.profile(shown)
+    growth = None if extension is None else extension.growth_bytes
     run = GenerationRun(
         new_tokens=len(whole.begins),
         recorded_tokens=len(recorded.begins),
         cache=request.cache,
         beams=int(request.options.get("num_beams", request.beams)),
-        growth_bytes=None if extension is None else max(extension.growth_bytes, 0),
+        growth_bytes=growth and max(growth, 0),
         **tokens.of_run,
     )
     named = name_phases(profile, shown.begins)

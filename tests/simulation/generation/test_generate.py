@@ -1,18 +1,29 @@
 """A generation from a few recorded tokens is the generation that is recorded whole."""
 
+import functools
+import itertools
+
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from fxmem import generate
 from fxmem.__main__ import main
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.allocator import DEFAULT_SETTINGS, trace_step
-from fxmem.memory.generation.decode_steps import extend
+from fxmem.memory.generation.decode_steps import extend, find_steps
 from fxmem.memory.report_reader import load_report, timeline
 from fxmem.records.profile import Phase
 from fxmem.simulation.generation import recorded_generation
+from fxmem.simulation.generation.recordings import Recordings
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512}
@@ -23,12 +34,20 @@ def llama():
     return LlamaForCausalLM(LlamaConfig(**SIZES))
 
 
+def mistral(window=40):
+    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window))
+
+
+def mamba():
+    return MambaForCausalLM(MambaConfig(hidden_size=64, num_hidden_layers=1, vocab_size=300, state_size=8))
+
+
 @pytest.fixture
 def all_recorded(monkeypatch):
-    def record(*args, **settings):
+    def record(model, prompt, tokens, **settings):
         with monkeypatch.context() as patched:
-            patched.setattr(recorded_generation, "RECORDED", 10**6)
-            return generate(*args, **settings)
+            patched.setattr(Recordings, "extend", lambda self: (self.record(0, tokens), None, False))
+            return generate(model, prompt, tokens, **settings)
 
     return record
 
@@ -38,11 +57,23 @@ def _blocks(profile):
     return [(e.action, e.size, e.address) for e in trace_step(profile, DEFAULT_SETTINGS).events]
 
 
-@pytest.mark.parametrize(("tokens", "way"), [(64, {}), (14, {"cache": "static"}), (14, {"beams": 2})])
-def test_tokens_made_by_arithmetic_are_those_that_are_recorded(tokens, way, all_recorded):
-    made = generate(llama, PROMPT, tokens, **way)
-    recorded = all_recorded(llama, PROMPT, tokens, **way)
-    assert (made.run.recorded_tokens, recorded.run.recorded_tokens) == (7, tokens)
+@pytest.mark.parametrize(
+    ("make", "tokens", "way", "recorded_tokens"),
+    [
+        (llama, 64, {}, 7),
+        (llama, 14, {"cache": "static"}, 7),
+        (llama, 14, {"beams": 2}, 7),
+        (mamba, 14, {}, 7),
+        (mistral, 64, {}, 14),
+        (mistral, 28, {"cache": "sliding"}, 14),
+        (functools.partial(mistral, 34), 16, {}, 12),  # its window is full at once
+        (functools.partial(mistral, 50), 24, {}, 10),  # and near the end
+    ],
+)
+def test_tokens_made_by_arithmetic_are_those_that_are_recorded(make, tokens, way, recorded_tokens, all_recorded):
+    made = generate(make, PROMPT, tokens, **way)
+    recorded = all_recorded(make, PROMPT, tokens, **way)
+    assert (made.run.recorded_tokens, recorded.run.recorded_tokens) == (recorded_tokens, tokens)
     assert made.run.tokens == recorded.run.tokens
     assert [op.name for op in made.profile.ops] == [op.name for op in recorded.profile.ops]
     assert _blocks(made.profile) == _blocks(recorded.profile)
@@ -70,13 +101,25 @@ def test_a_cache_that_grows_takes_its_bytes_for_each_token():
     assert run.decode.token == 12
 
 
-def test_a_window_that_begins_to_slide_is_recorded_whole_or_refused():
-    def mistral():
-        return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=40))
+def test_a_long_generation_with_a_window_is_made_by_arithmetic_on_both_sides(monkeypatch):
+    whole = generate(mistral, PROMPT, 300)
+    assert whole.run.recorded_tokens == 14
+    assert whole.run.growth_bytes is None  # it grows until the window is full
+    grown = [after.requested_bytes - now.requested_bytes for now, after in itertools.pairwise(whole.run.tokens)]
+    assert set(grown[20:-1]) == {2 * 2 * 8}  # ids and mask alone
+    monkeypatch.setattr(recorded_generation, "MOST_STORAGES", 100)
+    short = generate(mistral, PROMPT, 300)
+    assert len(short.profile.storages) < len(whole.profile.storages) / 4
+    assert (short.run, short.peak.requested_bytes) == (whole.run, whole.peak.requested_bytes)
+    nodes = len(short.profile.nodes)
+    assert all(index < nodes for node in short.profile.nodes for index in node.inputs)
+    assert all(call.first_node <= call.last_node < nodes for call in short.profile.calls)
 
-    assert generate(mistral, PROMPT, 18).run.recorded_tokens == 18
+
+def test_steps_that_change_are_recorded_whole_or_refused():
+    assert generate(mistral, PROMPT, 13, beams=2).run.recorded_tokens == 13
     with pytest.raises(AnalysisError, match="recorded whole, up to 96"):
-        generate(mistral, PROMPT, 200)
+        generate(mistral, PROMPT, 200, beams=2)
 
 
 def test_at_which_token_it_runs_out(monkeypatch):
@@ -109,9 +152,9 @@ def test_what_cannot_be_generated_is_refused():
 def test_steps_that_differ_are_found():
     recorded = generate(llama, PROMPT, 7).profile
     with pytest.raises(AnalysisError, match="not called once"):
-        recorded_generation.find_steps(recorded, "nothing")
+        find_steps(recorded, "nothing")
     with pytest.raises(AnalysisError, match="7 recorded tokens"):
-        extend(recorded_generation.find_steps(generate(llama, PROMPT, 3).profile, "model"))
+        extend(find_steps(generate(llama, PROMPT, 3).profile, "model"))
 
 
 def test_the_command_writes_a_report_that_is_read_again(capsys, tmp_path):
