@@ -168,7 +168,7 @@ TYPOS = {
         "expected --precision to be one of bf16, fp16; got 'bf61', did you mean bf16?; see fxmem analyze --help"
     ),
     "analyze m --weights int4": (
-        "expected --weights to be one of bf16, fp16; got 'int4', did you mean --quantize int4?; see fxmem analyze --help"
+        "expected --weights to be one of bf16, fp16; got 'int4', did you mean --quantize int4?; see fxmem analyze"
     ),
     "analyze m n": "unexpected argument 'n'; see fxmem analyze --help",
     "analyze m --input": "argument --input: expected one argument; see fxmem analyze --help",
