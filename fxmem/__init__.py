@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fxmem.whatif.advice import advise
     from fxmem.whatif.card_fit import cards
     from fxmem.whatif.max_batch import max_batch
+    from fxmem.whatif.shard import shard
     from fxmem.whatif.verified_plan import plan
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "plan",
     "record",
     "release_gradients",
+    "shard",
     "uncheckpoint",
     "validate",
     "validate_program",
@@ -79,6 +81,7 @@ _HOMES = {
     "max_batch": "fxmem.whatif.max_batch",
     "plan": "fxmem.whatif.verified_plan",
     "release_gradients": "fxmem.checkpointing",
+    "shard": "fxmem.whatif.shard",
     "uncheckpoint": "fxmem.checkpointing",
     "validate": "fxmem.validation.validate",
     "validate_program": "fxmem.validation.validate_program",

@@ -1,4 +1,4 @@
-"""How the peak grows with an input's size, which cards it fits, and tests' baselines.
+"""Sizes that fit, cards and meshes that a step fits, and tests' baselines.
 
 *Counted* bytes are those a budget is held against: the allocator's blocks where an allocator is modelled, else what the
 program asked for. Unknown is None.
@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fxmem.records.parts import Count
 from fxmem.records.plan import Plan
 from fxmem.records.profile import (
     Assumption,
@@ -29,7 +30,17 @@ from fxmem.records.profile import (
 )
 from fxmem.records.registry import VIEWS
 
-__all__ = ["BASELINE_SCHEMA_VERSION", "Baseline", "CardFit", "CardFits", "PeakBaseline", "SizeCurve", "SizePoint"]
+__all__ = [
+    "BASELINE_SCHEMA_VERSION",
+    "Baseline",
+    "CardFit",
+    "CardFits",
+    "MeshFit",
+    "MeshFits",
+    "PeakBaseline",
+    "SizeCurve",
+    "SizePoint",
+]
 
 BASELINE_SCHEMA_VERSION = "1"
 
@@ -198,6 +209,52 @@ class CardFits(Versioned):
     def _repr_html_(self) -> str:
         html: str = VIEWS.get("card-fits")(self)
         return html
+
+
+class MeshFit(Record):
+    """One step on cards in a mesh."""
+
+    mesh: Mapped[str, int]
+    """Ranks by dimension (`replicate`, `fsdp`, `tp`), the outermost first."""
+    micro_batch: Size
+    """What a rank takes at a time."""
+    accumulate: Size
+    """Micro-batches to an optimizer step."""
+    requested_bytes: Bytes
+    allocated_bytes: Bytes | None
+    reserved_bytes: Bytes | None
+    """As in `SizePoint`."""
+    host_bytes: Bytes = 0
+    """As in `RankedStep`."""
+    fits: bool
+    obstacle: str = ""
+    """Why it does not fit, in words; empty when it fits."""
+    moved_bytes: Bytes
+    """What a rank sends in an optimizer step."""
+    link_seconds: float | None
+    """The time that takes at the links' rates, one after the other; None where they are not known."""
+
+
+class MeshFits(Headed, Versioned):
+    """One step on so many cards in several meshes; inputs and step are those of the mesh analysed first."""
+
+    cards: Count
+    batch: Size
+    """Of an optimizer step, on all cards."""
+    memory_bytes: Bytes
+    """Of a card."""
+    meshes: Many[MeshFit] = Field(min_length=1)
+    """Those analysed whole: what fits first, the cheapest communication first."""
+    ruled_out: Count
+    """Meshes and micro-batches on the way that a lower bound or one that does not fit rules out."""
+    analyses: Count
+    """How many analyses were made, of small models, too."""
+    assumptions: Many[Assumption] = ()
+
+    @property
+    def best(self) -> MeshFit | None:
+        """The cheapest that fits."""
+        return self.meshes[0] if self.meshes[0].fits else None
 
 
 class PeakBaseline(Record):

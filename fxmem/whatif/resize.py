@@ -12,6 +12,7 @@ import torch
 from fxmem._torch.common import iterate_tensors, tree_map_only
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.units import format_shape
+from fxmem.simulation.observe.fx_tracer import named_arguments
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,15 @@ class Resizing:
         return tuple(tree_map_only(torch.Tensor, resize_tensor, each) for each in args), {
             name: tree_map_only(torch.Tensor, resize_tensor, each) for name, each in kwargs.items()
         }
+
+
+def resize_sequences(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], length: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with sequences of that length. Raises UsageError if there are none, or for a length below 1."""
+    if length < 1:
+        raise UsageError(f"expected sequences of at least 1, got {length}")
+    return find_resizing(named_arguments(model, args, kwargs), "seq").resize(args, kwargs, length)
 
 
 def find_resizing(arguments: Sequence[tuple[str, Any]], dim: str | int) -> Resizing:

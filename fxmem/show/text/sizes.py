@@ -1,4 +1,4 @@
-"""The largest size and the cards a step fits, as text."""
+"""The largest size, the cards and the meshes that a step fits, as text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rich.text import Text
 from fxmem.hardware.context import describe_uncounted
 from fxmem.memory.facts import describe_autocast, describe_generation, describe_inputs
 from fxmem.records.profile import Step
-from fxmem.records.sizes import NEAR_BEST, CardFit, CardFits, SizeCurve, SizePoint
+from fxmem.records.sizes import NEAR_BEST, CardFit, CardFits, MeshFit, MeshFits, SizeCurve, SizePoint
 from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent, printable
-from fxmem.show.text.tables import RULED, facts, label_content, render
+from fxmem.show.text.tables import RULED, facts, item_list, label_content, render
 
 _BAR = 24
 """Columns of the longest bar; fewer where the lines are narrower."""
@@ -95,6 +95,49 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
             )
         )
     return render(parts, width, color)
+
+
+def meshes_table(fits: MeshFits, *, width: int = 100, color: bool = False) -> str:
+    """The meshes as text whose lines are at most `width` columns wide (at least 60)."""
+    width = max(width, 60)
+    fitting = sum(each.fits for each in fits.meshes)
+    tried = f"{len(fits.meshes)} whole, {fits.analyses} analyses in all; {fits.ruled_out} more on the way ruled out"
+    head = [
+        ("Model", printable(fits.model)),
+        ("Inputs", printable(describe_inputs(fits.inputs))),
+        ("Step", describe_step(fits.step)),
+        ("Cards", printable(f"{fits.cards} x {fits.target.name}, {format_bytes(fits.memory_bytes)} each")),
+        ("Batch", f"{fits.batch} to an optimizer step, on all cards"),
+        ("Meshes", f"{fitting} that fit; {tried}"),
+    ]
+    parts: list[RenderableType] = [facts(head), _mesh_rows(fits)]
+    if any(_is_tight_mesh(each, fits) for each in fits.meshes):
+        parts.append(facts([("tight", TIGHT)]))
+    parts.append(item_list("Assumed", [(f"{n}.", printable(each.text)) for n, each in enumerate(fits.assumptions, 1)]))
+    return render(parts, width, color)
+
+
+def _mesh_rows(fits: MeshFits) -> Table:
+    with_host = any(each.host_bytes for each in fits.meshes)
+    host = ["Host"] if with_host else []
+    table = _ruled_table("Mesh", "Batches", "Allocated", "Reserved", *host, "Sends", "Links", "Fits")
+    for each in fits.meshes:
+        verdict = "no" if not each.fits else "tight" if _is_tight_mesh(each, fits) else "yes"
+        table.add_row(
+            printable(",".join(f"{name}={size}" for name, size in each.mesh.items())),
+            f"{each.accumulate} x {each.micro_batch}",
+            format_bytes(each.requested_bytes if each.allocated_bytes is None else each.allocated_bytes),
+            format_bytes(each.reserved_bytes),
+            *([format_bytes(each.host_bytes)] if with_host else []),
+            format_bytes(each.moved_bytes),
+            "unknown" if each.link_seconds is None else format_seconds(each.link_seconds),
+            Text(verdict, style="bold red" if verdict == "no" else "green"),
+        )
+    return table
+
+
+def _is_tight_mesh(each: MeshFit, fits: MeshFits) -> bool:
+    return each.fits and (each.reserved_bytes or 0) > fits.memory_bytes
 
 
 def _plans(fits: CardFits) -> Table:
@@ -270,5 +313,5 @@ def _counted_name(curve: SizeCurve) -> str:
 def _ruled_table(*headings: str) -> Table:
     table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("Card", "Fits", "") else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading in ("Card", "Mesh", "Fits", "") else "right", no_wrap=True)
     return table

@@ -36,7 +36,6 @@ CHEAPEST = (
     "fsdp, uneven shards, the last rank",
     "fsdp, accumulation",
     "tp with sequence parallel",
-    "mesh of fsdp",
     "mesh of replicate, fsdp and tp",
 )
 

@@ -1,0 +1,88 @@
+"""`fxmem shard`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from fxmem.cli.options import MODEL, SHARDING, STEP, text_output
+from fxmem.cli.output import check_output, layout, write_json
+from fxmem.cli.parser import argument
+from fxmem.cli.progress import Progress, say
+from fxmem.cli.step import build_step, replace, require_torch, step_request
+from fxmem.errors import UsageError
+from fxmem.records.units import format_bytes
+
+if TYPE_CHECKING:
+    from fxmem.records.sizes import MeshFits
+
+BRIEF = "the meshes of many cards that a training step fits"
+DESCRIPTION = (
+    "Find the meshes of FSDP2, tensor parallel and replicas in which a training step fits so many cards, the cheapest "
+    "communication first, each with its micro-batch. What is shown was analysed whole; a lower bound from two and "
+    "three of the model's blocks rules out the others. Exit code 4 if nothing fits."
+)
+
+EXAMPLES = (
+    "fxmem shard hf:LlamaForCausalLM --cards 64xh100 --seq 8192 --batch 512",
+    "fxmem shard model.py:build --input 1x3x224x224 --cards 8xrtx4090 --batch 256",
+)
+
+ARGUMENTS = (
+    MODEL,
+    *(each for each in STEP if each.names[0] not in ("--batch", "--mode", "--inference-mode")),
+    argument("--cards", metavar="64xh100", help="how many of which card"),
+    argument(
+        "--batch",
+        dest="global_batch",
+        type=int,
+        metavar="N",
+        help="batch size of an optimizer step on all cards, which ranks and micro-batches share",
+    ),
+    argument(
+        "--seq", type=int, metavar="N", help="length of the sequences: dimension 1 of token ids, masks and labels"
+    ),
+    argument("--show", type=int, default=3, metavar="N", help="look for so many meshes that fit"),
+    *SHARDING[-2:],
+    *text_output("result"),
+)
+
+
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Run `fxmem shard`; return the exit code and the text for stdout."""
+    from fxmem.show.text.sizes import meshes_table
+
+    check_output(options)
+    for name, value in (("--cards", options.cards), ("--batch", options.global_batch)):
+        if value is None:
+            raise UsageError(f"expected {name}, e.g. fxmem shard MODEL --cards 64xh100 --batch 512")
+    fits = _find(options)
+    text = write_json(options, fits.model_dump_json(), lambda: meshes_table(fits, **layout(options)))
+    if fits.best is None:
+        say(f"expected a mesh that fits {format_bytes(fits.memory_bytes)} a card; none does")
+    return (4 if fits.best is None else 0), text
+
+
+def _find(options: argparse.Namespace) -> MeshFits:
+    require_torch(options)
+    with Progress(options.quiet) as progress:
+        progress("loading torch")
+        from fxmem.simulation.ranks import Mesh, MeshPlan, check_offload
+        from fxmem.whatif import resize, shard
+
+        count, target = shard.read_cards(options.cards)
+        check_offload(options.offload)
+        options.mode, options.inference_mode, options.batch = "train", False, None
+        request = step_request(options, target=target)
+        built, args, kwargs = build_step(options, progress)
+        if options.seq is not None:
+            args, kwargs = resize.resize_sequences(built.module, args, kwargs, options.seq)
+        return shard.find_meshes(
+            built.module,
+            replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes),
+            count,
+            options.global_batch,
+            MeshPlan(Mesh(fsdp=2), options.reshard_after_forward, options.offload is not None),
+            shown=options.show,
+            progress=progress.found,
+        )

@@ -1,0 +1,309 @@
+"""Which meshes of so many cards a training step fits, the cheapest communication first.
+
+What is shown was analysed whole. What is not tried was ruled out by a lower bound: the peak is the largest of sums that
+grow linearly with blocks and with sequences, so that a line through two and three blocks, and through one and two
+sequences, is never above it. The same lines give the bytes that each mesh would send, by which it has its turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from torch import nn
+
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.hardware import catalogue
+from fxmem.hardware.links import PER_MACHINE, bytes_per_second
+from fxmem.records.parts import RankGroup
+from fxmem.records.profile import Assumption, Profile, Target
+from fxmem.records.sizes import MeshFit, MeshFits
+from fxmem.records.units import format_bytes
+from fxmem.simulation.analysis import Analysis, analyze_step, build_module
+from fxmem.simulation.given import read_batch, read_loss
+from fxmem.simulation.observe.fx_tracer import named_arguments
+from fxmem.simulation.ranks import Mesh, MeshPlan, check_offload, find_blocks
+from fxmem.simulation.request import StepRequest
+from fxmem.whatif.mesh_bound import Candidate, Line, Sketch, divisors, list_candidates, shorten, sum_moved, sum_state
+from fxmem.whatif.resize import find_resizing
+
+SHOWN = 3
+"""Meshes that fit and are looked for, unless more are asked for."""
+_MOST_ANALYSES: Final = 12
+"""Whole analyses before the search ends."""
+_CARDS: Final = re.compile(r"(\d+)x(.+)")
+
+
+def shard(
+    model: nn.Module | Callable[[], nn.Module],
+    inputs: Any,
+    *,
+    cards: str,
+    batch: int,
+    shown: int = SHOWN,
+    reshard_after_forward: bool | None = None,
+    offload: str | None = None,
+    progress: Callable[[str], None] | None = None,
+    **options: Any,
+) -> MeshFits:
+    """Find the meshes of FSDP2, tensor parallel and replicas that fit.
+
+    Args:
+        model: as for `fxmem.analyze`.
+        inputs: as for `fxmem.analyze`; their batch is resized to what a rank takes at a time.
+        cards: how many of which card, e.g. "64xh100", or a target of your own after the x.
+        batch: sequences (images, ...) of one optimizer step on all cards. A rank's share is split into micro-batches
+            where it does not fit at once.
+        shown: how many meshes that fit to look for, the cheapest communication first.
+        reshard_after_forward, offload: as for `fxmem.analyze`.
+        progress: called with a few words on each analysis.
+        options: further ones of `fxmem.analyze`: `loss`, `optimizer`, `precision`, ...
+
+    Raises:
+        UsageError: cards or a batch that cannot be understood, or that no mesh divides.
+        AnalysisError: the model cannot be analysed.
+    """
+    check_offload(offload)
+    tell = progress or (lambda _: None)
+    count, target = read_cards(cards)
+    given = read_batch(inputs)
+    options["loss"] = read_loss(options.get("loss"))
+    request = StepRequest(args=given.args, kwargs=dict(given.kwargs), notes=given.notes, target=target, **options)
+    plan = MeshPlan(Mesh(fsdp=2), reshard_after_forward, offload is not None)
+    return find_meshes(build_module(model, tell), request, count, batch, plan, shown=shown, progress=tell)
+
+
+def read_cards(cards: str) -> tuple[int, Target]:
+    """How many of which card `64xh100` means.
+
+    Raises:
+        UsageError: it has another form, or the card's memory is not known.
+    """
+    match = _CARDS.fullmatch(cards) if isinstance(cards, str) else None
+    if match is None or int(match[1]) < 1:
+        raise UsageError(f"expected cards as COUNTxCARD, e.g. 64xh100, got {cards!r}")
+    target = catalogue.target(match[2])
+    if target.memory_bytes is None:
+        raise UsageError(f"expected cards whose memory is known, got {match[2]!r}")
+    return int(match[1]), target
+
+
+def find_meshes(
+    model: nn.Module,
+    request: StepRequest,
+    count: int,
+    batch: int,
+    plan: MeshPlan,
+    *,
+    shown: int = SHOWN,
+    progress: Callable[[str], None] = lambda _: None,
+) -> MeshFits:
+    """`shard` for a step on `count` cards; `plan` has the settings of FSDP."""
+    if batch < 1 or shown < 1:
+        raise UsageError(f"expected a batch and a number of meshes of at least 1, got {batch} and {shown}")
+    search = _Search(model, request, count, plan, progress)
+    candidates = list(list_candidates(count, batch, [tp for tp in divisors(count) if search.takes(tp)]))
+    if plan.offload:
+        candidates = [each for each in candidates if "fsdp" in each.mesh.dimensions]
+    if not candidates:
+        raise UsageError(f"expected a batch that ranks can share, got {batch} on {count} cards: no mesh divides it")
+    search.run(candidates, shown)
+    if not search.analysed:
+        raise AnalysisError(f"expected a mesh that may fit; {search.explain_bound(candidates)}")
+    best = search.analysed[0][0]
+    return MeshFits(
+        **best.heading(),
+        cards=count,
+        batch=batch,
+        memory_bytes=request.resolved_target.memory_bytes or 0,
+        meshes=tuple(sorted((fit for _, fit in search.analysed), key=_rank)),
+        ruled_out=search.ruled_out,
+        analyses=search.analyses,
+        assumptions=tuple(search.assume()),
+    )
+
+
+def _rank(fit: MeshFit) -> tuple[bool, float, int]:
+    return not fit.fits, fit.link_seconds or 0.0, fit.moved_bytes
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+class _Search:
+    """Analyses of one model on so many cards.
+
+    Args:
+        model: whole.
+        request: its step, on one card.
+        count: how many cards there are.
+        plan: the settings of FSDP.
+        progress: called with a few words on each analysis.
+    """
+
+    def __init__(
+        self, model: nn.Module, request: StepRequest, count: int, plan: MeshPlan, progress: Callable[[str], None]
+    ) -> None:
+        self._model, self._request, self._count, self._plan, self._tell = model, request, count, plan, progress
+        self._memory = request.resolved_target.memory_bytes or 0
+        self._varied = find_resizing(named_arguments(model, request.args, request.kwargs), "batch")
+        blocks = len(find_blocks(model))
+        shorts = (shorten(model, 2), shorten(model, 3)) if blocks > 3 else (None, None)
+        self._shorts = tuple(model if each is None else each for each in shorts)
+        self._blocks = 2 if shorts[0] is None else blocks
+        """A whole model's lines are read where they begin."""
+        self._refused: dict[int, str] = {}
+        self._misfits: list[Candidate] = []
+        self._above: list[str] = []
+        self.analysed: list[tuple[Profile, MeshFit]] = []
+        self.ruled_out = 0
+        self.analyses = 0
+
+    def takes(self, tp: int) -> bool:
+        """Whether tensor parallel of this size is to be had: in one machine, with a plan whose heads it divides."""
+        if tp == 1 or tp > PER_MACHINE:
+            return tp == 1
+        try:
+            list(MeshPlan(Mesh(tp=tp)).describe(self._model))
+        except UsageError as error:
+            self._refused[tp] = str(error)
+            return False
+        return True
+
+    def run(self, candidates: list[Candidate], shown: int) -> None:
+        """Analyse the cheapest, until so many fit."""
+        fitting: set[Mesh] = set()
+        seconds = {each: self._estimate(each) for each in candidates}
+        for one in sorted(candidates, key=lambda each: (seconds[each], -each.mesh.fsdp, each.micro)):
+            if len(fitting) == shown or len(self.analysed) == _MOST_ANALYSES:
+                return
+            if one.mesh in fitting:
+                continue  # in smaller micro-batches, which send more
+            if self._sketch(one.mesh.tp).bound(one, self._blocks) > self._memory or self._is_above_a_misfit(one):
+                self.ruled_out += 1
+                continue
+            fit = self._analyse_whole(one)
+            if fit.fits:
+                fitting.add(one.mesh)
+            else:
+                self._misfits.append(one)
+
+    def _is_above_a_misfit(self, one: Candidate) -> bool:
+        return any(
+            one.mesh.tp == each.mesh.tp and one.mesh.fsdp <= each.mesh.fsdp and one.micro >= each.micro
+            for each in self._misfits
+        )
+
+    def _analyse_whole(self, one: Candidate) -> MeshFit:
+        analysis = self._analyse(self._model, one)
+        peak, ranks = analysis.peak, analysis.profile.step.ranks
+        moved = [(ranks.groups[each.group], each.moved_bytes) for each in ranks.collectives] if ranks else []
+        seconds = [self._link_seconds(group, nbytes) for group, nbytes in moved]
+        fit = MeshFit(
+            mesh=one.mesh.dimensions,
+            micro_batch=one.micro,
+            accumulate=one.accumulate,
+            requested_bytes=peak.requested_bytes,
+            allocated_bytes=peak.allocated_bytes,
+            reserved_bytes=peak.reserved_bytes,
+            host_bytes=ranks.host_bytes if ranks else 0,
+            fits=bool(peak.fits),
+            obstacle=peak.shortage,
+            moved_bytes=one.accumulate * sum(nbytes for _, nbytes in moved),
+            link_seconds=None if None in seconds else one.accumulate * sum(each or 0.0 for each in seconds),
+        )
+        self.analysed.append((analysis.profile, fit))
+        if self._sketch(one.mesh.tp).bound(one, self._blocks) > peak.requested_bytes:
+            self._above.append(str(one))
+        self._tell(f"{one}: {format_bytes(peak.counted_bytes)}, {'fits' if fit.fits else 'does not fit'}")
+        return fit
+
+    def _analyse(self, model: nn.Module, one: Candidate) -> Analysis:
+        self.analyses += 1
+        args, kwargs = self._varied.resize(self._request.args, self._request.kwargs, one.micro)
+        plan = self._plan if "fsdp" in one.mesh.dimensions else MeshPlan(Mesh())
+        return analyze_step(
+            model,
+            dataclasses.replace(
+                self._request,
+                args=args,
+                kwargs=kwargs,
+                accumulate=one.accumulate,
+                ranks=one.mesh.size,
+                rank=0,
+                parallelize=dataclasses.replace(plan, mesh=one.mesh),
+            ),
+        )
+
+    @functools.cache  # noqa: B019 - a search lives no longer than its sketches
+    def _sketch(self, tp: int) -> Sketch:
+        mesh = Mesh(fsdp=self._count // tp, tp=tp)
+        self._tell(f"what tp={tp} takes, by two and three blocks")
+        models = list(dict.fromkeys(self._shorts))
+        analyses = [[self._analyse(model, Candidate(mesh, micro, 1)) for model in models] for micro in (1, 2)]
+
+        def line(figure: Callable[[Analysis], int]) -> Line:
+            one, two = ([figure(each) for each in row] for row in analyses)
+            return Line((one[0], one[-1]), (two[0], two[-1]))
+
+        def moved(name: str, *kinds: str) -> Line:
+            whole = mesh.fsdp / max(mesh.fsdp - 1, 1) if name == "fsdp" else 1
+            return line(lambda each: int(sum_moved(each.profile, mesh, name, kinds) * whole))
+
+        return Sketch(
+            mesh.fsdp,
+            line(lambda each: each.peak.requested_bytes),
+            line(lambda each: sum_state(each.profile)),
+            moved("fsdp", "all-gather"),
+            moved("fsdp", "reduce-scatter"),
+            moved("tp", "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "broadcast"),
+        )
+
+    def _estimate(self, one: Candidate) -> float:
+        """Seconds, or bytes where rates are not known, by which a candidate has its turn."""
+        sketch, mesh = self._sketch(one.mesh.tp), one.mesh
+        gathered, reduced = (each.extrapolate(self._blocks, 1) for each in (sketch.gathered, sketch.reduced))
+        share = (mesh.fsdp - 1) / mesh.fsdp
+        copies = 2 * reduced / mesh.fsdp * (mesh.replicate - 1) / mesh.replicate
+        parts = (
+            (RankGroup(name="fsdp", size=mesh.fsdp, spread=mesh.tp), (gathered + reduced) * share),
+            (RankGroup(name="replicate", size=mesh.replicate, spread=mesh.tp * mesh.fsdp), copies),
+            (RankGroup(name="tp", size=mesh.tp), sketch.split.extrapolate(self._blocks, one.micro)),
+        )
+        times = [(self._link_seconds(group, nbytes), nbytes) for group, nbytes in parts]
+        return one.accumulate * sum(nbytes if time is None else time for time, nbytes in times)
+
+    def _link_seconds(self, group: RankGroup, nbytes: float) -> float | None:
+        rate = bytes_per_second(self._request.resolved_target, group)
+        return None if rate is None else nbytes / rate
+
+    def explain_bound(self, candidates: Iterable[Candidate]) -> str:
+        """The least that any mesh needs, where all are ruled out."""
+        needs = {each: self._sketch(each.mesh.tp).bound(each, self._blocks) for each in candidates}
+        least = min(needs, key=lambda each: needs[each])
+        return (
+            f"{least} needs at least {format_bytes(needs[least])} of {format_bytes(self._memory)}, the others more. "
+            f"Use more cards, --offload cpu, a smaller optimizer (--optimizer), shorter sequences, or --precision bf16"
+        )
+
+    def assume(self) -> Iterator[Assumption]:
+        """What was taken for granted."""
+        best = min(self.analysed, key=lambda each: _rank(each[1]))[0]
+        yield from (each for each in best.assumptions if each.topic == "model")
+        yield Assumption(topic="ranks", text="each is of rank 0, whose shards are the largest")
+        yield Assumption(
+            topic="links",
+            text="each micro-batch gathers and reduces anew; times are those of the links alone, one after the other, "
+            "and how much kernels hide of them is not claimed",
+        )
+        if self._blocks > 2:
+            how = f"of {self._blocks} blocks, two and three were analysed to order and to rule out meshes"
+            proof = "for all that was analysed whole, the bound was no more than the peak"
+            if self._above:
+                proof = f"it was above the peak of {'; '.join(self._above)}: something that was ruled out may fit"
+            yield Assumption(topic="blocks", text=f"{how}; {proof}")
+        for tp, why in self._refused.items():
+            yield Assumption(topic="ranks", text=f"no tp={tp}: {why}")

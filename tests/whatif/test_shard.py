@@ -1,0 +1,117 @@
+"""The meshes that a step fits: what is found is what an analysis of that mesh says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from fxmem.cli.verbs import shard as shard_verb
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.hardware import catalogue
+from fxmem.records.sizes import MeshFits
+from fxmem.simulation.ranks import Mesh, MeshPlan, find_blocks
+from fxmem.simulation.request import StepRequest
+from fxmem.whatif.mesh_bound import list_candidates, shorten
+from fxmem.whatif.shard import find_meshes
+from tests.sharded_models import Llama, loss, tokens
+from tests.verbs import called
+
+LAYERS = 4
+
+
+def build() -> nn.Module:
+    return Llama(LAYERS)
+
+
+def test_what_is_found_is_what_analyses_say(tmp_path: Path) -> None:
+    own, written = tmp_path / "own.py", tmp_path / "meshes.json"
+    own.write_text("from tests.sharded_models import loss\nfrom tests.whatif.test_shard import build\n")
+    step = (f"{own}:build", "--input", "1x16:int64", "--loss", f"{own}:loss", "--seq", "32")
+    code, _ = called(shard_verb, *step, "--cards", "2xh100", "--batch", "8", "--json", str(written))
+    assert code == 0
+    fits = MeshFits.model_validate_json(written.read_text())
+    assert [each.mesh for each in fits.meshes] != []
+    assert {tuple(each.mesh.items()) for each in fits.meshes} == {(("fsdp", 2),), (("replicate", 2),), (("tp", 2),)}
+    assert all(each.fits for each in fits.meshes)
+    seconds = [each.link_seconds or 0.0 for each in fits.meshes]
+    assert seconds == sorted(seconds)
+    for each in fits.meshes:
+        assert each.micro_batch * each.accumulate == (8 if "tp" in each.mesh else 4)
+    for each in fits.meshes[-1:]:
+        inputs = torch.zeros(each.micro_batch, 32, dtype=torch.int64)
+        analysis = fxmem.analyze(build, inputs, loss=loss, mesh=each.mesh, rank=0, accumulate=each.accumulate)
+        assert each.requested_bytes == analysis.peak.requested_bytes
+        assert each.reserved_bytes == analysis.peak.reserved_bytes
+        ranks = analysis.profile.step.ranks
+        assert ranks is not None
+        assert each.moved_bytes == each.accumulate * sum(moved.moved_bytes for moved in ranks.collectives)
+    assert "the bound was no more than the peak" in " ".join(each.text for each in fits.assumptions)
+
+
+def find(memory: int, **settings: Any) -> MeshFits:
+    target = catalogue.target("h100").model_copy(update={"memory_bytes": memory})
+    request = StepRequest(args=(tokens(),), loss=loss, target=target)
+    with torch.device("meta"):
+        model = build()
+    model.tp_plan = {}  # type: ignore[assignment]  # FSDP alone: half of the analyses
+    return find_meshes(model, request, 2, 64, MeshPlan(Mesh(fsdp=2)), **settings)
+
+
+def test_batches_are_split_where_they_do_not_fit() -> None:
+    inputs = torch.zeros(8, 32, dtype=torch.int64)
+    peak = fxmem.analyze(build, inputs, loss=loss, mesh="fsdp=2", rank=0, accumulate=4).peak
+    assert peak.reserved_bytes is not None
+    fits = find(peak.reserved_bytes, shown=1)
+    assert fits.best is not None
+    assert fits.best.accumulate > 1
+    assert (fits.best.reserved_bytes or 0) <= peak.reserved_bytes
+    assert fits.ruled_out > 0
+
+
+def test_what_fits_nowhere_says_how_much_it_needs() -> None:
+    with pytest.raises(AnalysisError, match=r"fsdp=2, 32 x 1 needs at least .* of 1\.00 MiB, the others more"):
+        find(1 << 20)
+
+
+def test_a_shorter_model_has_fewer_blocks_on_the_same_tensors() -> None:
+    model = build()
+    short = shorten(model, 2)
+    assert short is not None
+    assert (len(find_blocks(short)), len(find_blocks(model))) == (2, LAYERS)
+    assert short.get_parameter("output.weight") is model.get_parameter("output.weight")
+    assert shorten(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), 2) is None
+
+
+def test_every_mesh_of_the_cards_is_a_candidate() -> None:
+    meshes = {str(each.mesh) for each in list_candidates(8, 64, [1, 2, 4, 8])}
+    assert meshes == {
+        *("fsdp=8", "replicate=2,fsdp=4", "replicate=4,fsdp=2", "replicate=8"),
+        *("fsdp=4,tp=2", "replicate=2,fsdp=2,tp=2", "fsdp=2,tp=4", "tp=8"),
+    }
+    assert {(each.micro, each.accumulate) for each in list_candidates(2, 12, [1])} == {(1, 6), (2, 3), (3, 2), (6, 1)}
+
+
+REFUSED = [
+    ({"cards": "h100"}, "COUNTxCARD, e.g. 64xh100"),
+    ({"cards": "8xh10"}, "h100"),
+    ({"cards": "8xcpu"}, "cards whose memory is known"),
+    ({"cards": "8xh100", "batch": 0}, "at least 1, got 0"),
+    ({"cards": "7xh100", "batch": 8}, "no mesh divides it"),
+    ({"cards": "8xh100", "offload": "disk"}, "expected offload 'cpu'"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), REFUSED, ids=str)
+def test_what_cannot_be_is_refused_before_an_analysis(settings: dict[str, Any], words: str) -> None:
+    def plain() -> nn.Module:
+        return nn.Linear(4, 4)
+
+    with pytest.raises(UsageError) as caught:
+        fxmem.shard(plain, torch.empty(2, 4), **{"batch": 8, **settings})
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
