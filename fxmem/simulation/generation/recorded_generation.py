@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -129,7 +129,7 @@ def generate_step(
     """
     new_tokens = request.new_tokens
     given = {"num_beams": request.beams, "do_sample": request.sample}
-    options = {**given, **choose_cache(model, request.cache), **request.options}
+    options = {**given, **choose_cache(model, request.cache), **_choose_first_token(model), **request.options}
     filled = _fill_prompt(request, model)
     recordings = Recordings(model, filled, new_tokens, options, progress)
     extension: Extension | None = None
@@ -147,6 +147,15 @@ def generate_step(
     with pause_gc():
         profile, tokens, is_whole = _build(recorded, extension, request, is_proved)
         return Generation(profile, tokens, is_whole=is_whole, model=model, request=request, repeat=generate_step)
+
+
+def _choose_first_token(model: nn.Module) -> dict[str, Any]:
+    """The token that a decoder behind an encoder begins with, where the model does not say one: any will do."""
+    config, settings = cast("Any", model.config), cast("Any", getattr(model, "generation_config", None))
+    ids = (getattr(settings, name, None) for name in ("decoder_start_token_id", "bos_token_id"))
+    if not getattr(config, "is_encoder_decoder", False) or any(each is not None for each in ids):
+        return {}
+    return {"decoder_start_token_id": getattr(config, "pad_token_id", None) or 0}
 
 
 def _fill_prompt(request: StepRequest, model: nn.Module) -> StepRequest:

@@ -12,6 +12,8 @@ from transformers import (
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 from fxmem import generate
@@ -136,6 +138,13 @@ def test_at_which_token_it_runs_out(monkeypatch):
     assert 1 <= found.run.last_token_that_fits < 60
     assert f"token {found.run.last_token_that_fits + 1} of 60" in found.peak.shortage
     assert f"runs out at token {found.run.last_token_that_fits + 1} of 60" in found.table()
+
+
+def test_a_decoder_behind_an_encoder_needs_no_first_token():
+    sizes = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 1, "num_heads": 4, "vocab_size": 300}
+    run = generate(lambda: T5ForConditionalGeneration(T5Config(**sizes)), PROMPT, 12).run
+    assert run.recorded_tokens == 7
+    assert run.growth_bytes == 2 * 2 * 32 * 4 + 2 * 8  # keys and values of the decoder alone, and ids
 
 
 def test_what_cannot_be_generated_is_refused():
