@@ -150,7 +150,7 @@ def generate_step(
 
 
 def _choose_first_token(model: nn.Module) -> dict[str, Any]:
-    """The token that a decoder behind an encoder begins with, where the model does not say one: any will do."""
+    """The token that a decoder behind an encoder begins with. Where the model names none, any will do."""
     config, settings = cast("Any", model.config), cast("Any", getattr(model, "generation_config", None))
     ids = (getattr(settings, name, None) for name in ("decoder_start_token_id", "bos_token_id"))
     if not getattr(config, "is_encoder_decoder", False) or any(each is not None for each in ids):

@@ -164,7 +164,7 @@ def _mxfp4(matrix: _Matrix, config: Mapping[str, Any]) -> int:
 
 
 def _compressed_tensors(matrix: _Matrix, config: Mapping[str, Any]) -> int:
-    """Words of 32 bits or bytes, scales in the dtype of the weights, and the shape of what is packed in words."""
+    """Words of 32 bits or bytes. Scales in the dtype of the weights, and the shape of what is packed in words."""
     (group,) = config["config_groups"].values()
     weights = group["weights"]
     if set(group.get("targets", ())) != {"Linear"}:
