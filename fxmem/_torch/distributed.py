@@ -314,6 +314,34 @@ def find_group(value: Any) -> GroupFacts | None:
     return GroupFacts(name, tuple(dist.get_process_group_ranks(group)))
 
 
+_HOOKED_SCHEDULES: Final = ("ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleDualPipeV")
+"""Schedules that split a backward by hooks on nodes of C++ (torch/distributed/pipelining/_backward.py, since 2.5)."""
+
+
+@contextlib.contextmanager
+def refuse_by_name(refuse: Callable[[str], None]) -> Iterator[None]:
+    """Call `refuse` with the name of what begins inside and cannot be followed.
+
+    `context_parallel` splits its buffers by `_context_parallel_buffers` of its own module (since 2.4), whose place
+    changed in 2.10; of schedules those that are imported by now are known.
+    """
+    from torch.distributed.tensor.experimental import context_parallel
+
+    def refusing(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return lambda _: lambda *args, **kwargs: refuse(name)
+
+    written: Any = getattr(context_parallel, "__wrapped__", context_parallel)
+    schedules = sys.modules.get("torch.distributed.pipelining.schedules")
+    with contextlib.ExitStack() as stack:
+        home = sys.modules[written.__module__]
+        if hasattr(home, "_context_parallel_buffers"):
+            stack.enter_context(patch(home, "_context_parallel_buffers", refusing("context_parallel")))
+        for name in _HOOKED_SCHEDULES if schedules is not None else ():
+            if hasattr(schedules, name):
+                stack.enter_context(patch(getattr(schedules, name), "__init__", refusing(name)))
+        yield
+
+
 def find_cpp_hooks(module: torch.nn.Module) -> str:
     """The name of what hangs on hooks in C++, which no Python engine runs; empty for none."""
     kinds = {"FullyShardedDataParallel": "FSDP1", "DeepSpeedEngine": "DeepSpeed"}

@@ -65,8 +65,25 @@ class World:
                 "expected a process without a process group, since that of the ranks is made up; this one has called "
                 "init_process_group. Analyse before it does, after destroy_process_group, or in another process."
             )
-        with torch_common.set_environment(self.variables), torch_distributed.fakes_are_sharded():
+        with (
+            torch_common.set_environment(self.variables),
+            torch_distributed.fakes_are_sharded(),
+            torch_distributed.refuse_by_name(_refuse),
+        ):
             yield
+
+
+def _refuse(name: str) -> None:
+    """Raise an AnalysisError for what cannot be followed, with what to use instead."""
+    if name == "context_parallel":
+        raise AnalysisError(
+            "expected sequences whole on a rank, got context_parallel, whose attention on DTensors is not followed. "
+            "Split heads by parallelize_module (--mesh tp=N), or checkpoint (fxmem plan) for longer sequences"
+        )
+    raise AnalysisError(
+        f"expected a schedule whose backward runs whole, got {name}, which splits it by hooks in C++ that no Python "
+        f"engine runs. Use ScheduleInterleaved1F1B"
+    )
 
 
 def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
@@ -81,11 +98,20 @@ def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
             made = parallelize(model)
     except FxmemError:
         raise
-    except Exception as error:
-        where = innermost_user_line(error)
-        at = f" at {where.file}:{where.line} in {where.function}: `{where.code}`" if where is not None else ""
+    except torch_common.DATA_DEPENDENT as error:
         raise AnalysisError(
-            f"expected parallelize to shard the model for ranks that are not there; it raised {one_line(error)}{at}"
+            f"expected parallelize to need no values, such as other ranks send, which are not there; it reads "
+            f"some{_describe_place(error)}. Take them from its environment (RANK, WORLD_SIZE) or a constant"
+        ) from error
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "deepspeed":
+            raise AnalysisError(
+                "expected a model that fully_shard shards (FSDP2), got DeepSpeed, whose engine is C++. ZeRO-3 is "
+                "fully_shard; ZeRO-2 is fully_shard with reshard_after_forward=False"
+            ) from error
+        raise AnalysisError(
+            f"expected parallelize to shard the model for ranks that are not there; it raised {one_line(error)}"
+            f"{_describe_place(error)}"
         ) from error
     made = model if made is None else made
     if not isinstance(made, torch.nn.Module):
@@ -97,3 +123,8 @@ def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
             f"sharded by {refused}, which works in hooks that no Python engine runs. Shard it with fully_shard."
         )
     return made
+
+
+def _describe_place(error: Exception) -> str:
+    where = innermost_user_line(error)
+    return f" at {where.file}:{where.line} in {where.function}: `{where.code}`" if where is not None else ""

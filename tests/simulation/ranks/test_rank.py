@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.pipelining import ScheduleInterleavedZeroBubble
+from torch.distributed.tensor.experimental import context_parallel
 
 import fxmem
 from fxmem._torch import distributed as torch_distributed
@@ -109,6 +112,33 @@ def too_few(model: nn.Module) -> None:
     init_device_mesh("cuda", (3, 2))
 
 
+def asks_others(model: nn.Module) -> None:
+    torch.distributed.all_gather_object([None] * 8, "mine")
+
+
+def reads_a_sum(model: nn.Module) -> None:
+    total = torch.ones(1, device="cuda")
+    torch.distributed.all_reduce(total)
+    fsdp("cuda", reshard=bool(total.item() > 4))(model)
+
+
+def wraps_in_fsdp1(model: nn.Module) -> nn.Module:
+    return FullyShardedDataParallel(model)
+
+
+def imports_deepspeed(model: nn.Module) -> None:
+    raise ModuleNotFoundError("No module named 'deepspeed'", name="deepspeed")
+
+
+def splits_sequences(model: nn.Module) -> None:
+    with context_parallel(init_device_mesh("cuda", (8,)), buffers=[torch.ones(2, 64)], buffer_seq_dims=[1]):
+        raise NotImplementedError
+
+
+def bubbles_to_zero(model: nn.Module) -> None:
+    ScheduleInterleavedZeroBubble([], 8)
+
+
 REFUSED = [
     ({"parallelize": None}, UsageError, "ranks and parallelize together"),
     ({"ranks": None, "rank": None}, UsageError, "ranks and parallelize together"),
@@ -116,6 +146,12 @@ REFUSED = [
     ({"rank": 8}, UsageError, "a rank of 0 to 7, got 8"),
     ({"parallelize": lambda model: 1}, UsageError, "return a module, or None, got int"),
     ({"ranks": 4, "parallelize": too_few}, AnalysisError, "in too_few"),
+    ({"parallelize": asks_others}, AnalysisError, "to need no values, such as other ranks send"),
+    ({"parallelize": reads_a_sum}, AnalysisError, "in reads_a_sum: `fsdp("),
+    ({"parallelize": wraps_in_fsdp1}, AnalysisError, "sharded by FSDP1"),
+    ({"parallelize": imports_deepspeed}, AnalysisError, "ZeRO-3 is fully_shard"),
+    ({"parallelize": splits_sequences}, AnalysisError, "got context_parallel"),
+    ({"parallelize": bubbles_to_zero}, AnalysisError, "Use ScheduleInterleaved1F1B"),
 ]
 
 
