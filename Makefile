@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy compiled compiled-gpu generations operators programs published published-batches constraints clean mutants releases sample step-time ranks
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy compiled compiled-gpu generations operators programs published published-batches constraints clean mutants releases sample step-time ranks serving
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -184,6 +184,9 @@ install = $(@D)/bin/uv pip install --quiet --compile-bytecode --python $(@D)/bin
 	sed -n 's/^\([a-z0-9][^\\]*[^\\ ]\).*/\1/p' constraints.txt | grep -vE '^(torch|torchvision|triton|setuptools|cuda-[a-z]+|nvidia-[a-z0-9-]+)==' > $(@D)/constraints.txt
 	$(call install,--constraint $(@D)/constraints.txt --editable '.[dev]')
 	touch $@
+
+serving: $(READY) ## what a serving engine has left, beside what vLLM logged; needs no card
+	PYTHONPATH=. $(BIN)/python -m benchmarks.serving
 
 ranks: $(READY) ## one rank with real tensors against its prediction, in twelve configurations
 	$(BIN)/python -m benchmarks.ranks

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fxmem.whatif.advice import advise
     from fxmem.whatif.card_fit import cards
     from fxmem.whatif.max_batch import max_batch
+    from fxmem.whatif.serve_size import serve_size
     from fxmem.whatif.shard import shard
     from fxmem.whatif.verified_plan import plan
 
@@ -51,6 +52,7 @@ __all__ = [
     "plan",
     "record",
     "release_gradients",
+    "serve_size",
     "shard",
     "uncheckpoint",
     "validate",
@@ -81,6 +83,7 @@ _HOMES = {
     "max_batch": "fxmem.whatif.max_batch",
     "plan": "fxmem.whatif.verified_plan",
     "release_gradients": "fxmem.checkpointing",
+    "serve_size": "fxmem.whatif.serve_size",
     "shard": "fxmem.whatif.shard",
     "uncheckpoint": "fxmem.checkpointing",
     "validate": "fxmem.validation.validate",

@@ -30,7 +30,7 @@ from fxmem.errors import UsageError
 if TYPE_CHECKING:
     from fxmem.records.profile import Record, Report, Timeline
     from fxmem.simulation.analysis import Analysis
-    from fxmem.whatif.any_analysis import AnyAnalysis
+    from fxmem.simulation.generation import AnyAnalysis
 
 _Kept = TypeVar("_Kept", bound="Record")
 

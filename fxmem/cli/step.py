@@ -159,7 +159,7 @@ def analyze_generation(options: argparse.Namespace, progress: Progress) -> Gener
     from fxmem.simulation.generation import GenerationRequest, check_generates, generate_step
 
     specs = [parse_input(text) for text in options.input]
-    built = _build_module(options, progress, mode="infer")
+    built = build_changed_module(options, progress, mode="infer")
     check_generates(built.module)
     if options.weights is None and options.quantize is None:
         _refuse_packed(built)
@@ -294,13 +294,13 @@ def build_step(
     specs = [parse_input(text) for text in options.input]
     if specs and options.batch is not None:
         raise UsageError("--batch is for the default inputs; with --input, write the batch size there")
-    built = _build_module(options, progress, mode=options.mode)
+    built = build_changed_module(options, progress, mode=options.mode)
     chosen = specs or default_inputs(built, DEFAULT_BATCH if options.batch is None else options.batch)
     batch = make_batch(chosen, weights_dtype=built.weights_dtype, channels_last=options.channels_last)
     return replace(built, notes=(*built.notes, *batch.notes)), batch.args, dict(batch.kwargs)
 
 
-def _build_module(options: argparse.Namespace, progress: Callable[[str], None], *, mode: Mode) -> BuiltModel:
+def build_changed_module(options: argparse.Namespace, progress: Callable[[str], None], *, mode: Mode) -> BuiltModel:
     """Build the model on meta, with what the options change about it."""
     from fxmem.cli.specs import build_model, parse_settings
 

@@ -40,6 +40,8 @@ ZeroGrad = Literal["after-step", "before-backward"]
 """When gradients are set to None or to zero."""
 CACHES: Final = ("dynamic", "static", "sliding", "offloaded", "quantized")
 """What a generation keeps keys and values in, by transformers' names."""
+ENGINES: Final = ("vllm",)
+"""Serving engines whose arithmetic is known."""
 QUANTIZE: Final = ("int8", "int4", "nf4", "fp8")
 """What weights are quantised to."""
 Sdpa = Literal["auto", "cudnn", "flash", "efficient", "math"]

@@ -25,7 +25,7 @@ from fxmem.records.breakdown import LayerReport, LineReport
 from fxmem.records.comparison import StepComparison
 from fxmem.records.plan import CompilePlan, Plan
 from fxmem.records.profile import SCHEMA_VERSION, Record, Report, Target, Timeline
-from fxmem.records.sizes import Baseline, CardFits, MeshFits, SizeCurve
+from fxmem.records.sizes import Baseline, CardFits, MeshFits, ServeSize, SizeCurve
 from fxmem.records.validation import Measurement, ProgramVerdict, Verdict
 
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(
@@ -42,6 +42,7 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
         "plan": Plan,
         "program_verdict": ProgramVerdict,
         "report": Report,
+        "serving": ServeSize,
         "sizes": SizeCurve,
         "target": Target,
         "timeline": Timeline,

@@ -1,4 +1,4 @@
-"""Sizes that fit, cards and meshes that a step fits, and tests' baselines.
+"""Sizes, cards and meshes that fit, an engine's room, and tests' baselines.
 
 *Counted* bytes are those a budget is held against: the allocator's blocks where an allocator is modelled, else what the
 program asked for. Unknown is None.
@@ -38,8 +38,11 @@ __all__ = [
     "MeshFit",
     "MeshFits",
     "PeakBaseline",
+    "ServeSequences",
+    "ServeSize",
     "SizeCurve",
     "SizePoint",
+    "UncountedTerm",
 ]
 
 BASELINE_SCHEMA_VERSION = "1"
@@ -255,6 +258,65 @@ class MeshFits(Headed, Versioned):
     def best(self) -> MeshFit | None:
         """The cheapest that fits."""
         return self.meshes[0] if self.meshes[0].fits else None
+
+
+class UncountedTerm(Record):
+    """What the engine takes that an analysis cannot know, and its published range."""
+
+    name: str
+    low_bytes: Bytes
+    high_bytes: Bytes
+    source: str
+    """Where the range was published."""
+
+
+class ServeSequences(Record):
+    """How many sequences of a length the card holds at once."""
+
+    context: int
+    """Tokens of each."""
+    blocks: int
+    """Blocks that each takes."""
+    low: float
+    high: float
+
+
+class ServeSize(Headed, Versioned):
+    """A serving engine's start on a card: its terms, and the blocks of keys and values that are left."""
+
+    engine: str
+    release: str
+    """Of the engine, whose arithmetic it is."""
+    memory_bytes: Bytes
+    utilization: float
+    """The share of the card's memory that the engine may use."""
+    max_batched_tokens: int
+    max_seqs: int
+    block_size: int
+    """Tokens of a block."""
+    weights_bytes: Bytes
+    """Parameters, buffers and the engine's tables of rotary positions."""
+    profile_peak_bytes: Bytes
+    """What the engine's profile run allocates at its peak beside the weights, in the allocator's blocks."""
+    profile_peak_at: str
+    """The operator at that peak."""
+    token_bytes: Bytes
+    """Keys and values of one token in all layers."""
+    block_bytes: Bytes
+    """One block: that of a group's layers."""
+    groups: int
+    """Groups of layers that share blocks; 1 where all layers are alike."""
+    uncounted: Many[UncountedTerm]
+    """All of them lie between `kv_low_bytes` and `kv_high_bytes`."""
+    kv_low_bytes: int
+    """For keys and values where every uncounted term is highest; negative: the engine does not start."""
+    kv_high_bytes: int
+    low_blocks: int
+    high_blocks: int
+    low_tokens: int
+    high_tokens: int
+    sequences: Many[ServeSequences]
+    assumptions: Many[Assumption] = ()
 
 
 class PeakBaseline(Record):

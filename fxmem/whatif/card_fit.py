@@ -19,9 +19,9 @@ from fxmem.records.profile import Profile, Target
 from fxmem.records.sizes import CardFit, CardFits
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.generation import AnyAnalysis, analyze_any
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif import verified_plan
-from fxmem.whatif.any_analysis import AnyAnalysis, analyze_any
 from fxmem.whatif.plan_search import check_training
 
 

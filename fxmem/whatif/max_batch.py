@@ -23,10 +23,9 @@ from fxmem.records.names import STEPS, AnyMode
 from fxmem.records.profile import Assumption, Profile, Step, Target
 from fxmem.records.sizes import SizeCurve, SizePoint, find_enough
 from fxmem.records.units import format_bytes
-from fxmem.simulation.generation import Generation
+from fxmem.simulation.generation import AnyAnalysis, Generation, analyze_any
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profiled_step import ProfiledStep
-from fxmem.whatif.any_analysis import AnyAnalysis, analyze_any
 from fxmem.whatif.program_step import PLACE, record_size
 from fxmem.whatif.resize import Resizing, find_resizing
 from fxmem.whatif.size_search import fit_line, search

@@ -1,4 +1,4 @@
-"""The largest size, the cards and the meshes that a step fits, as text."""
+"""The largest size, fitting cards and meshes, and an engine's room, as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.text import Text
 from fxmem.hardware.context import describe_uncounted
 from fxmem.memory.facts import describe_autocast, describe_generation, describe_inputs
 from fxmem.records.profile import Step
-from fxmem.records.sizes import NEAR_BEST, CardFit, CardFits, MeshFit, MeshFits, SizeCurve, SizePoint
+from fxmem.records.sizes import NEAR_BEST, CardFit, CardFits, MeshFit, MeshFits, ServeSize, SizeCurve, SizePoint
 from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent, printable
 from fxmem.show.text.tables import RULED, facts, item_list, label_content, render
 
@@ -155,6 +155,45 @@ def _plans(fits: CardFits) -> Table:
             else "unknown",
         )
     return table
+
+
+def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> str:
+    """The terms and what is left, no line wider than `width` columns (at least 60)."""
+    share = f"{100 * size.utilization:g} % of {format_bytes(size.memory_bytes)}"
+    head = [
+        ("Model", printable(size.model)),
+        ("Engine", printable(f"{size.engine} {size.release}, on one {size.target.name}")),
+        ("May use", f"{format_bytes(int(size.memory_bytes * size.utilization))}: {share}"),
+        ("Weights", exact_bytes(size.weights_bytes)),
+        (
+            "Profile run",
+            f"{exact_bytes(size.profile_peak_bytes)} at its peak, in {size.profile_peak_at}: "
+            f"{size.max_batched_tokens:,} tokens, then a sample for each of {size.max_seqs:,} sequences",
+        ),
+        *(
+            (
+                "Uncounted",
+                f"{each.name}: {format_bytes(each.low_bytes)} to {format_bytes(each.high_bytes)} ({each.source})",
+            )
+            for each in size.uncounted
+        ),
+    ]
+    block = f"{size.block_size} tokens, {format_bytes(size.block_bytes)}"
+    shared = f"; {size.groups} groups of layers share the blocks" if size.groups > 1 else ""
+    low, high = format_bytes(max(size.kv_low_bytes, 0)), format_bytes(size.kv_high_bytes)
+    found: list[tuple[str, str | Text]] = [
+        ("Left", f"{low} to {high} for keys and values")
+        if size.high_blocks
+        else ("Left", Text("nothing for keys and values: the engine does not start", style="bold red")),
+        ("Blocks", f"{size.low_blocks:,} to {size.high_blocks:,} of {block}{shared}"),
+        ("Tokens", f"{size.low_tokens:,} to {size.high_tokens:,}; {format_bytes(size.token_bytes)} each in all layers"),
+        *(
+            ("Sequences", f"{each.low:,.1f} to {each.high:,.1f} of {each.context:,} tokens at once")
+            for each in size.sequences
+        ),
+    ]
+    notes = [("Assumed", printable(each.text)) for each in size.assumptions if each.topic == "engine"]
+    return render([facts(head), facts(found), facts(notes)], width, color)
 
 
 def describe_fit(card: CardFit) -> str:

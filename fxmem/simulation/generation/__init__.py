@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fxmem.simulation.generation.any_analysis import AnyAnalysis, analyze_any
 from fxmem.simulation.generation.generation import Generation, GenerationRequest
 from fxmem.simulation.generation.recorded_generation import (
     check_generates,
@@ -10,4 +11,13 @@ from fxmem.simulation.generation.recorded_generation import (
     generate_step,
 )
 
-__all__ = ["Generation", "GenerationRequest", "check_generates", "choose_cache", "generate", "generate_step"]
+__all__ = [
+    "AnyAnalysis",
+    "Generation",
+    "GenerationRequest",
+    "analyze_any",
+    "check_generates",
+    "choose_cache",
+    "generate",
+    "generate_step",
+]

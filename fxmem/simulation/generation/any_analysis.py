@@ -10,7 +10,8 @@ import torch
 from fxmem.records.names import AnyMode
 from fxmem.records.profile import Target
 from fxmem.simulation.analysis import Analysis, analyze
-from fxmem.simulation.generation import Generation, generate
+from fxmem.simulation.generation.generation import Generation
+from fxmem.simulation.generation.recorded_generation import generate
 
 AnyAnalysis = Analysis | Generation
 

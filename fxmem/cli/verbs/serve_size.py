@@ -1,0 +1,85 @@
+"""`fxmem serve-size`."""
+
+from __future__ import annotations
+
+import argparse
+
+from fxmem.cli.options import INPUTS, MODEL, STEP, TARGET, text_output
+from fxmem.cli.output import check_output, layout, write_json
+from fxmem.cli.parser import argument, flag
+from fxmem.cli.progress import Progress
+from fxmem.cli.step import build_changed_module, require_torch, with_defaults
+from fxmem.errors import UsageError
+from fxmem.records.names import ENGINES
+
+BRIEF = "what a serving engine has left for keys and values"
+DESCRIPTION = (
+    "Predict a serving engine's start on one card: weights, the peak of its profile run, and the blocks of keys and "
+    "values that are left, by the engine's published arithmetic. What only the card knows is named with what was "
+    "published of it; the answer is a range. Exit code 4 if nothing is left."
+)
+
+EXAMPLES = (
+    "fxmem serve-size hf:Qwen/Qwen3-8B --target rtx4090",
+    "fxmem serve-size hf:Qwen/Qwen3-8B --max-seqs 1024 --context 4096,40960",
+)
+
+_OF_THE_STEP = ("--weights", "--quantize", "--quiet")
+
+ARGUMENTS = (
+    MODEL,
+    *(each for each in INPUTS if each.names[0] in ("--set", "--download")),
+    *(each for each in STEP if each.names[0] in _OF_THE_STEP),
+    TARGET,
+    argument("--engine", choices=ENGINES, default=ENGINES[0], help="the serving engine"),
+    argument("--utilization", type=float, default=0.9, metavar="SHARE", help="of the card's memory, for the engine"),
+    argument("--max-batched-tokens", type=int, default=8192, metavar="N", help="tokens of a forward"),
+    argument(
+        "--max-seqs",
+        type=int,
+        default=256,
+        metavar="N",
+        help="sequences at a time; vLLM's own default is 1024 on cards of 70 GiB or more that are no A100",
+    ),
+    argument("--block-size", type=int, default=16, metavar="N", help="tokens of a block of the cache"),
+    argument(
+        "--context", default="2048,8192,32768", metavar="N[,N]...", help="lengths of sequences of which to say how many"
+    ),
+    flag("--eager", help="no CUDA graphs (vLLM's --enforce-eager)"),
+    *text_output("result"),
+)
+
+
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Run `fxmem serve-size`; return the exit code and the text for stdout."""
+    from fxmem.hardware import catalogue
+    from fxmem.show.text.sizes import serving_table
+
+    check_output(options)
+    options = with_defaults(options, STEP)
+    card = catalogue.target(options.target)
+    lengths = [word.strip() for word in options.context.split(",")]
+    if not all(word.isdecimal() for word in lengths):
+        raise UsageError(f"expected --context as numbers of tokens, 2048,8192; got {options.context!r}")
+    with Progress(options.quiet) as progress:
+        require_torch(options)
+        progress("loading torch")
+        from fxmem.whatif.serve_size import serve_size
+
+        built = build_changed_module(options, progress, mode="infer")
+        found = serve_size(
+            built.module,
+            engine=options.engine,
+            utilization=options.utilization,
+            max_batched_tokens=options.max_batched_tokens,
+            max_seqs=options.max_seqs,
+            block_size=options.block_size,
+            contexts=[int(word) for word in lengths],
+            target=card,
+            eager=options.eager,
+            name=built.spec,
+            notes=built.notes,
+            progress=progress,
+        )
+    text = write_json(options, found.model_dump_json(), lambda: serving_table(found, **layout(options)))
+    return 0 if found.high_blocks else 4, text
