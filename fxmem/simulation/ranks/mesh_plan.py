@@ -166,12 +166,15 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     named = _named_blocks(model)
     if named:
         return named
-    counts = Counter(type(each) for each in model.modules() if _may_be_block(each))
+    # by name: what is checkpointed is of a subclass that has its class's
+    counts = Counter(type(each).__name__ for each in model.modules() if _may_be_block(each))
     whole = _count_parameters(model)
 
     def walk(module: nn.Module) -> Iterator[nn.Module]:
         for child in module.children():
-            repeats = counts[type(child)] > 1 and 0 < 2 * _count_parameters(child) <= whole
+            repeats = (
+                counts[type(child).__name__] > 1 and _may_be_block(child) and 0 < 2 * _count_parameters(child) <= whole
+            )
             if repeats:
                 yield child
             else:

@@ -93,9 +93,16 @@ def test_replicas_alone_are_those_of_ddp() -> None:
     assert {each.kind for each in ranks.collectives} == {"all-reduce"}
 
 
+def partly_checkpointed() -> nn.Module:
+    model = Llama(3)
+    model.layers[0].__class__ = type("Block", (type(model.layers[0]),), {})
+    return model
+
+
 _LAYERS = ("TransformerEncoderLayer", "TransformerDecoderLayer")
 BLOCKS: list[tuple[Callable[[], nn.Module], dict[str, int]]] = [
     (small_llama, {"LlamaDecoderLayer": 2}),
+    (partly_checkpointed, {"Block": 3}),
     (torchvision.models.resnet18, {"BasicBlock": 8}),
     (torchvision.models.densenet121, {"_DenseLayer": 58}),
     (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), {}),
