@@ -61,7 +61,9 @@ def find(name: str) -> HubConfig | None:
 
 def list_names() -> list[str]:
     """The names of the table and of the local cache, in order."""
-    names = {*read_table()["models"], *(name for name in _list_cached() if _cached(name) is not None)}
+    models = read_table()["models"].items()
+    names = {each for name, entry in models for each in (name, *entry.get("also", ()))}
+    names |= {name for name in _list_cached() if _cached(name) is not None}
     return sorted(names, key=str.lower)
 
 

@@ -105,7 +105,7 @@ def test_a_name_is_found(name: str, is_: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("Qwen/Qwen3-9B", "Qwen/Qwen3-8B"), ("Lama-3.1-8B", "Llama-3.1-8B"), ("meta-lama/Llama-3.1-8B", "meta-llama/Ll")],
+    [("Qwen/Qwen3-9B", "Qwen/Qwen3-8B"), ("Lama-3.1-8B", "Llama-3.1-8B"), ("Qwen/Qwen3-8B-Bsae", "Qwen/Qwen3-8B-Base")],
 )
 def test_a_misspelt_name_gets_the_nearest(name: str, near: str) -> None:
     with pytest.raises(UsageError, match=f"no configuration of hf:{name} is at hand; closest: .*{near}.*--download"):
