@@ -284,6 +284,28 @@ def pause_observers() -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
+def without_function_modes(kind: type) -> Iterator[None]:
+    """For the duration no TorchFunctionMode of this kind sees this thread's calls; those of the program do
+    (`torch.overrides._pop_mode` and `_push_mode`, since 2.0)."""
+    before = _pop_function_modes()
+    try:
+        for mode in before:
+            if not isinstance(mode, kind):
+                torch.overrides._push_mode(mode)  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        _pop_function_modes()
+        for mode in before:
+            torch.overrides._push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+def _pop_function_modes() -> list[Any]:
+    """The modes that were on the stack, outermost first."""
+    pop: Callable[[], Any] = torch.overrides._pop_mode
+    return [pop() for _ in range(torch._C._len_torch_function_stack())][::-1]
+
+
+@contextlib.contextmanager
 def silence_fake_kernels() -> Iterator[None]:
     """FakeTensorMode logs a traceback for each error it then raises (logger `torch._subclasses.fake_tensor`, since
     2.8); the error is enough."""

@@ -206,13 +206,13 @@ def _compiled_step(made: CompileRecord | None) -> Iterator[Assumption]:
     if made.breaks:
         reasons = "; ".join(dict.fromkeys(made.breaks))
         yield Assumption(topic="compile", text=f"{len(made.breaks)} graph breaks: {reasons}")
-    if made.mode in ("reduce-overhead", "max-autotune"):
+    if made.mode in ("reduce-overhead", "max-autotune") or "triton.cudagraphs" in made.options:
         yield Assumption(
             topic="compile",
             text=f"mode {made.mode} records CUDA graphs, whose private memory pool is not modelled: the card keeps "
             "more",
         )
-    if made.mode.startswith("max-autotune"):
+    if made.mode.startswith("max-autotune") or "max_autotune" in made.options:
         yield Assumption(
             topic="compile",
             text="which kernel computes a product is decided on the card by timing; ATen's is taken, and a template "

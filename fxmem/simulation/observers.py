@@ -161,9 +161,9 @@ class Recording:
         flops.torch_formulas()  # imports Triton, whose launches are looked for
         with (
             self.recorder,
-            self.engine.route(self.tracer.call_function),
+            self.engine.route(self._call_function),
             self.tracer.observe_calls(),
-            torch_wrappers.run_compiled_as_eager(self._note_compiled),
+            self._observe_compiled(),
             torch_wrappers.observe_traces(self._note_trace),
             torch_triton.observe_launches(self._note_launch),
             torch_distributed.observe_resizes(self.log.resize),
@@ -173,6 +173,13 @@ class Recording:
             torch_common.patch(torch.nn.functional, "linear", lambda _: subclass_ways.linear),
         ):
             yield
+
+    def _observe_compiled(self) -> contextlib.AbstractContextManager[None]:
+        """What compiled code is run inside: here as the eager code it was made from."""
+        return torch_wrappers.run_compiled_as_eager(self._note_compiled)
+
+    def _call_function(self, cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
+        return self.tracer.call_function(cls, args, apply)
 
     @contextlib.contextmanager
     def _observe_unpack(self) -> Iterator[None]:

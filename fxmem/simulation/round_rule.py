@@ -39,6 +39,8 @@ class RoundRule:
         self._backwards = 0
         self._is_setup = True
         self._is_marked = False
+        self.compiles = False
+        """Whether what the program compiles is compiled."""
 
     # --- a subclass's -------------------------------------------------------------------------------------------------
 
@@ -98,8 +100,8 @@ class RoundRule:
             return init
 
         handles = (
-            register_optimizer_step_pre_hook(self._step_begins),
-            register_optimizer_step_post_hook(self._step_ends),
+            register_optimizer_step_pre_hook(self._make_hook(self._step_begins)),
+            register_optimizer_step_post_hook(self._make_hook(self._step_ends)),
         )
         try:
             with torch_common.patch(torch.optim.Optimizer, "__init__", making):
@@ -107,6 +109,10 @@ class RoundRule:
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _make_hook(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """A hook that dynamo does not trace into, where it compiles the step of an optimizer."""
+        return torch.compiler.disable(hook) if self.compiles else hook  # type: ignore[no-untyped-call]
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._in_step:

@@ -6,8 +6,8 @@ JSON.
 
 Rounds are found as a recording finds them. Of what the program does, three things differ from running it alone: it ends
 after its rounds, garbage is collected where a round ends and only there, and what it compiles runs as it was written,
-as in a recording. On the CPU data loaders load in the program's own process, and what they allocate and free themselves
-is set aside.
+as in a recording, unless it is to be compiled. On the CPU data loaders load in the program's own process, and what they
+allocate and free themselves is set aside.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from fxmem._torch import distributed as torch_distributed
 from fxmem._torch import profiler as torch_profiler
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
+from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem.errors import AnalysisError, one_line
 from fxmem.records.names import MeasuredDevice
 from fxmem.records.profile import Phase
@@ -48,6 +49,7 @@ from fxmem.validation.profiler_log import (
     LOADER,
     MARK,
     WORKSPACE_KERNELS,
+    WRAPPER_PRODUCTS,
     live_bytes,
     read_rounds,
     scratch_by_op,
@@ -58,18 +60,28 @@ _STANDARD_ERROR = 2
 _SET_ASIDE = (*WORKSPACE_KERNELS, LOADER, BACKEND)
 
 
-def measure_program(program: Launch, *, steps: int, device: MeasuredDevice) -> ProgramMeasurement:
+def measure_program(
+    program: Launch, *, steps: int, device: MeasuredDevice, compile: str | None = None, module: str = __name__
+) -> ProgramMeasurement:
     """Run a program for real in another process, and measure each of its rounds.
 
     It is ended after so many optimizer steps. Its standard output goes to standard error.
+
+    Args:
+        program: what is run.
+        steps: optimizer steps after which it is ended.
+        device: where it is measured.
+        compile: "as-is" compiles what the program compiles; None runs that as it was written.
+        module: the module that is the process.
 
     Raises:
         AnalysisError: it ended before its first round did, or not by itself.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "measurement.json")
-        wanted = json.dumps({"program": dataclasses.asdict(program), "steps": steps, "device": device})
-        command = [sys.executable, "-m", __name__, wanted, str(file)]
+        settings = {"steps": steps, "device": device, "compile": compile}
+        wanted = json.dumps({"program": dataclasses.asdict(program), **settings})
+        command = [sys.executable, "-m", module, wanted, str(file)]
         code = subprocess.run(command, stdout=_STANDARD_ERROR, check=False).returncode
         if not file.exists():
             raise AnalysisError(f"the program ended with exit code {code} and was not measured; its output says why")
@@ -87,13 +99,21 @@ class _RealRounds(RoundRule):
         steps: rounds after which it is ended.
         mark: called with each phase that begins.
         end: called where set-up ends, and each round.
+        compiles: whether what the program compiles is compiled.
     """
 
     def __init__(
-        self, device: MeasuredDevice, steps: int, mark: Callable[[Phase], None], end: Callable[[], None]
+        self,
+        device: MeasuredDevice,
+        steps: int,
+        mark: Callable[[Phase], None],
+        end: Callable[[], None],
+        *,
+        compiles: bool = False,
     ) -> None:
         super().__init__()
         self._device = device
+        self.compiles = compiles
         self._steps = steps
         self._mark_phase = mark
         self._phase: Phase | None = None
@@ -105,12 +125,54 @@ class _RealRounds(RoundRule):
     @contextlib.contextmanager
     def observe(self) -> Iterator[None]:
         """Find the rounds of what runs inside."""
+        with (
+            self._observe_compiled_calls() if self.compiles else self._observe_calls(),
+            self.observe_optimizers(),
+            torch_autograd.observe_backwards(self._around_backward),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _observe_calls(self) -> Iterator[None]:
         handle = register_module_forward_pre_hook(self._module_called)
         try:
-            with self.observe_optimizers(), torch_autograd.observe_backwards(self._around_backward):
+            with torch_wrappers.run_compiled_as_eager(lambda: None):
                 yield
         finally:
             handle.remove()
+
+    @contextlib.contextmanager
+    def _observe_compiled_calls(self) -> Iterator[None]:
+        """Dynamo would trace a hook of all modules, and must not see who observes their calls."""
+        original, calls = torch.nn.Module.__call__, 0
+        plain = contextlib.ExitStack()
+
+        def watch(_: Any) -> Callable[..., Any]:
+            def call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+                nonlocal calls
+                self._module_called(module, args)
+                calls += 1
+                try:
+                    return original(module, *args, **kwargs)
+                finally:
+                    calls -= 1
+
+            return call_module
+
+        def unpatched() -> contextlib.AbstractContextManager[Any]:
+            return torch_common.patch(torch.nn.Module, "__call__", lambda _: original)
+
+        def enter() -> None:
+            if not calls and not self._in_backward and not self._in_step:
+                self._mark(Phase.FORWARD)
+                self.module_called(torch.nn.Module())
+            plain.enter_context(unpatched())
+
+        with (
+            torch_common.patch(torch.nn.Module, "__call__", watch),
+            torch_dynamo.observe_compiled_calls(enter, plain.close, None, unpatched),
+        ):
+            yield
 
     def _module_called(self, module: torch.nn.Module, _: Any) -> None:
         if not self._in_backward and (self._device == "cpu" or _uses_device(self._device, module.parameters())):
@@ -162,7 +224,7 @@ def _run(program: Launch, rounds: _RealRounds) -> str:
     gc.disable()
     gc.freeze()  # a round's collection looks only at what the program has made
     try:
-        with rounds.observe(), torch_wrappers.run_compiled_as_eager(lambda: None):
+        with rounds.observe():
             run_as_main(program)
     except Enough:
         return f"stopped after step {rounds.finished}"
@@ -174,8 +236,9 @@ def _run(program: Launch, rounds: _RealRounds) -> str:
     return "ran to its end"
 
 
-def _measure_on_cpu(program: Launch, steps: int) -> ProgramMeasurement:
-    rounds = _RealRounds("cpu", steps, _mark_phase, _mark_round)
+def _measure_on_cpu(program: Launch, steps: int, *, compiles: bool) -> ProgramMeasurement:
+    rounds = _RealRounds("cpu", steps, _mark_phase, _mark_round, compiles=compiles)
+    set_aside = (*_SET_ASIDE, *WRAPPER_PRODUCTS) if compiles else _SET_ASIDE
     with (
         _loaders_apart(),
         quiet_profiler(),
@@ -185,7 +248,7 @@ def _measure_on_cpu(program: Launch, steps: int) -> ProgramMeasurement:
     events, ends = read_rounds(profiled, apart=torch_distributed.is_initialized())
     scratch = scratch_events(events)
     live = live_bytes(0, events, {})
-    without = live_bytes(0, events, {index: call for index, call in scratch.items() if call.name in _SET_ASIDE})
+    without = live_bytes(0, events, {index: call for index, call in scratch.items() if call.name in set_aside})
     found, peaks = [], []
     for begin, end in zip([0, *ends], ends, strict=False):
         at = max(range(begin, end + 1), key=live.__getitem__)
@@ -207,7 +270,7 @@ def _measure_on_cpu(program: Launch, steps: int) -> ProgramMeasurement:
         ending=ending,
         setup=found[0] if rounds.has_setup else None,
         rounds=tuple(found[rounds.has_setup :]),
-        set_aside=_SET_ASIDE,
+        set_aside=set_aside,
         scratch=() if largest is None else scratch_by_op(events, scratch, peaks[largest]),
     )
 
@@ -254,13 +317,13 @@ def measure_round() -> MeasuredRound:
     )
 
 
-def _measure_on_card(program: Launch, steps: int) -> ProgramMeasurement:
+def _measure_on_card(program: Launch, steps: int, *, compiles: bool) -> ProgramMeasurement:
     found: list[MeasuredRound] = []
 
     def end() -> None:
         found.append(measure_round())
 
-    rounds = _RealRounds("cuda", steps, lambda phase: None, end)
+    rounds = _RealRounds("cuda", steps, lambda phase: None, end, compiles=compiles)
     ending = _run(program, rounds)
     return ProgramMeasurement(
         program=program.command,
@@ -272,15 +335,16 @@ def _measure_on_card(program: Launch, steps: int) -> ProgramMeasurement:
     )
 
 
-def _main() -> None:
+def main() -> None:
+    """Measure the program of the command line."""
     wanted, file = json.loads(sys.argv[1]), Path(sys.argv[2])
     program = Launch(**{**wanted["program"], "arguments": tuple(wanted["program"]["arguments"])})
     measure = _measure_on_card if wanted["device"] == "cuda" else _measure_on_cpu
-    file.write_text(measure(program, wanted["steps"]).model_dump_json())
+    file.write_text(measure(program, wanted["steps"], compiles=wanted["compile"] is not None).model_dump_json())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # the program's threads may still wait for work
 
 
 if __name__ == "__main__":
-    _main()
+    main()

@@ -26,6 +26,9 @@ WORKSPACE_KERNELS = (
 """Leaf operators whose scratch is set aside by default: oneDNN lays out the memory of convolutions and
 recurrent layers as it likes, and the CPU's flash attention takes buffers for each thread."""
 
+WRAPPER_PRODUCTS = ("aten.mm.out", "aten.addmm.out", "aten.bmm.out")
+"""Products as wrappers of inductor call them, for which oneDNN lays out bfloat16 anew."""
+
 _RESULTS_OF_KNOWN_SHAPE = {"aten.mkldnn_rnn_layer.default": 3}
 """Operators that beside so many results, made before it, return a tensor for their own backward: output, hidden and
 cell state, workspace (`mkldnn_rnn_layer`, aten/src/ATen/native/mkldnn/RNN.cpp)."""

@@ -6,15 +6,19 @@ Checked on torch 2.11.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
+import tempfile
+import threading
 import types
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from fxmem._torch.common import patch
+from fxmem._torch.common import patch, set_environment
 from fxmem._torch.compiler import inlined
 
 
@@ -29,7 +33,7 @@ def fresh_dynamo(note_break: Callable[[str], None]) -> Iterator[None]:
     from torch._dynamo import trace_rules, utils
 
     skipped = list(trace_rules.SKIP_DIRS)
-    for name in ("fxmem.simulation", "fxmem._torch"):
+    for name in ("fxmem.simulation", "fxmem._torch", "fxmem.memory", "fxmem.hardware", "fxmem.records"):
         trace_rules.add(name)
 
     def inline(original: Callable[[], set[str]]) -> Callable[[], set[str]]:
@@ -102,6 +106,14 @@ def _codes(trackers: Iterable[Any]) -> list[types.CodeType]:
     return [code for tracker in trackers for reference in tracker.seen if (code := reference()) is not None]
 
 
+def pause_tracing() -> Callable[[], None]:
+    """Let dynamo look at no frame of this thread until the function that is returned is called
+    (`torch._C._dynamo.eval_frame.set_eval_frame`, since 2.0)."""
+    set_frame: Any = torch._C._dynamo.eval_frame.set_eval_frame
+    resume: Callable[[], None] = functools.partial(set_frame, set_frame(None))
+    return resume
+
+
 def compiled_parts(model: torch.nn.Module) -> dict[str, dict[str, Any] | None]:
     """Inductor's options by path of each module that is compiled; None for one compiled in place.
 
@@ -137,3 +149,97 @@ def compile_part(module: torch.nn.Module, backend: Callable[..., Any], *, in_pla
         return
 
     module._compiled_call_impl = torch.compile(wrap_inline(module._call_impl), backend=backend)
+
+
+def load_compiler() -> None:
+    """Import dynamo and inductor while torch is as it is: they bind its functions.
+
+    So do the tables that dynamo makes once, by the identity of functions: `trace_rules.get_torch_obj_rule_map` (since
+    2.2) and `TorchInGraphFunctionVariable._get_handlers` (since 2.3). To import inductor sets
+    `TORCHINDUCTOR_CACHE_DIR` and makes that folder.
+    """
+    with (
+        warnings.catch_warnings(action="ignore"),
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        set_environment({"TORCHINDUCTOR_CACHE_DIR": folder}),
+    ):
+        import torch._inductor.compile_fx  # noqa: F401
+        from torch._dynamo import trace_rules
+        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+        trace_rules.get_torch_obj_rule_map()
+        TorchInGraphFunctionVariable._get_handlers()
+
+
+@contextlib.contextmanager
+def observe_compiled_calls(
+    enter: Callable[[], None],
+    leave: Callable[[], None],
+    compiling: Callable[[], contextlib.AbstractContextManager[Any]] | None,
+    plain: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> Iterator[None]:
+    """On this thread, `enter()` before what `torch.compile` returned runs, `leave()` after it, outermost calls alone.
+
+    Whatever dynamo compiles there, it compiles inside `compiling()`, each backward with its forward; where that is
+    None, as always. A compiled module binds `Module.__call__` inside `plain()` (`OptimizedModule._initialize`, since
+    2.1).
+
+    What `torch.compile` returns calls `eval_frame._callback_from_stance` when it begins and `_maybe_set_eval_frame`
+    then and when it is over (since 2.6), in one frame. Dynamo calls `convert_frame.CatchErrorsWrapper` (since 2.2) for
+    each frame that has to be compiled. `force_non_lazy_backward_lowering` of torch._functorch.config is there since
+    2.9.
+    """
+    from torch._dynamo import convert_frame, eval_frame
+    from torch._functorch import config
+
+    me = threading.get_ident()
+    calls: list[tuple[types.FrameType, list[Any]]] = []
+    """The calls under way, innermost last, each with what it has set since it began."""
+
+    def begin(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def choose_stance(callback: Any) -> Any:
+            frame, chosen = sys._getframe(1), original(callback)
+            if chosen not in (None, False) and threading.get_ident() == me and frame.f_code.co_name == _CALL:
+                if not calls:
+                    enter()
+                calls.append((frame, []))
+            return chosen
+
+        return choose_stance
+
+    def end(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def set_frame(callback: Any) -> Any:
+            if calls and sys._getframe(1) is calls[-1][0]:
+                calls[-1][1].append(callback)
+                if len(calls[-1][1]) > 1:
+                    calls.pop()
+                    if not calls:
+                        leave()
+            return original(callback)
+
+        return set_frame
+
+    def inside(around: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[Any], Any]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+                with around() if threading.get_ident() == me else contextlib.nullcontext():
+                    return original(self, *args, **kwargs)
+
+            return run
+
+        return make
+
+    with (
+        patch(eval_frame, "_callback_from_stance", begin),
+        patch(eval_frame, "_maybe_set_eval_frame", end),
+        patch(eval_frame.OptimizedModule, "_initialize", inside(plain)),
+        contextlib.ExitStack() as stack,
+    ):
+        if compiling is not None:
+            stack.enter_context(patch(convert_frame.CatchErrorsWrapper, "__call__", inside(compiling)))
+            stack.enter_context(config.patch(force_non_lazy_backward_lowering=True))
+        yield
+
+
+_CALL: Final = "compile_wrapper"
+"""The function that `torch.compile` returns (`_TorchDynamoContext.__call__` of torch/_dynamo/eval_frame.py)."""

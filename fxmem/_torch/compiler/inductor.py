@@ -13,6 +13,7 @@ import bisect
 import contextlib
 import importlib
 import linecache
+import os
 import re
 import sys
 import tempfile
@@ -25,6 +26,8 @@ import torch
 
 from fxmem._torch.common import DispatchMode, patch, set_environment
 
+OWN_FILES: Final = os.path.join(tempfile.gettempdir(), "fxmem-inductor-")
+"""How the names of the files begin that inductor writes for fxmem."""
 SDPA: Final[Callable[..., Any]] = torch._C._nn.scaled_dot_product_attention
 """What dynamo's graph calls for `torch.nn.functional.scaled_dot_product_attention` (since 2.0)."""
 
@@ -165,7 +168,8 @@ def own_files() -> Iterator[None]:
     code = codecache.PyCodeCache
     modules, plain, maps = list(code.modules), dict(code.modules_no_attr), dict(code.linemaps)
     loaded = set(sys.modules)
-    with tempfile.TemporaryDirectory(prefix="fxmem-inductor-", ignore_cleanup_errors=True) as folder:
+    parent, prefix = os.path.split(OWN_FILES)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as folder:
         try:
             with (
                 set_environment(dict.fromkeys(names, folder)),
@@ -187,9 +191,11 @@ def own_files() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stub_kernels(
-    launched: Callable[[StubKernel, tuple[Any, ...]], None], wrote: Callable[[Wrapper], None]
+    launched: Callable[[StubKernel, tuple[Any, ...]], None],
+    wrote: Callable[[Wrapper], None],
+    make_buffer: Callable[..., torch.Tensor] = torch.empty_strided,
 ) -> Iterator[None]:
-    """Kernels are neither built nor launched, and wrappers run on FakeTensors.
+    """Kernels are neither built nor launched, and wrappers run on FakeTensors, which `make_buffer` makes.
 
     `AsyncCompile` (since 2.0) builds kernels. Wrappers look up `torch._C._dynamo.guards._empty_strided_*`,
     `_reinterpret_tensor`, `assert_size_stride` (since 2.1) and `assert_alignment` (since 2.8) when they are imported;
@@ -206,7 +212,7 @@ def stub_kernels(
         return lambda _: value
 
     def empty(device: str) -> Callable[..., torch.Tensor]:
-        return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+        return lambda size, stride, dtype: make_buffer(size, stride, dtype=dtype, device=device)
 
     def to_module(original: Callable[..., Any]) -> Callable[..., Any]:
         def compile_noted(self: Any, wrapper_code: Any) -> Any:
@@ -390,6 +396,11 @@ def answer_for_card(card: CardAnswers) -> Iterator[None]:
         yield
 
 
+def no_device_guard() -> contextlib.AbstractContextManager[Any]:
+    """Wrappers enter `torch.cuda._DeviceGuard` (since 2.0), which asks the driver."""
+    return patch(torch.cuda, "_DeviceGuard", lambda _: _NoGuard)
+
+
 def _has_triton(*, include_cpu: bool = False) -> bool:
     """What stands in for `has_triton`, which since 2.15 is asked about the CPU, too."""
     return True
@@ -477,7 +488,7 @@ def known_options() -> set[str]:
 
 
 @contextlib.contextmanager
-def without_graph_task(release: Callable[[], None]) -> Iterator[None]:
+def without_graph_task(release: Callable[[], None], keeps: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """AOTAutograd's backward asks the C++ engine's task, of which there is none.
 
     `_get_current_graph_task_keep_graph` (since 2.2); `maybe_clear_saved_tensors` of a Function's node (since 2.2),
@@ -485,10 +496,10 @@ def without_graph_task(release: Callable[[], None]) -> Iterator[None]:
     """
 
     def keep(original: Any) -> Any:
-        return lambda: False
+        return keeps
 
     def clear(original: Any) -> Any:
-        return lambda self: release()
+        return lambda self: None if keeps() else release()
 
     with (
         patch(torch._C._autograd, "_get_current_graph_task_keep_graph", keep),

@@ -13,7 +13,7 @@ from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import require_torch
 from fxmem.errors import UsageError
-from fxmem.records.names import MAX_OPERATORS, STEPS
+from fxmem.records.names import AS_IS, MAX_OPERATORS, STEPS
 
 BRIEF = "your own training script, untouched, on a card that is not there"
 DESCRIPTION = (
@@ -39,6 +39,12 @@ ARGUMENTS = (
         choices=("raise", "continue"),
         default="raise",
         help="where the card has no more memory: raise the error there, or go on and say how much is missing",
+    ),
+    argument(
+        "--compile",
+        metavar="as-is",
+        choices=(AS_IS,),
+        help="compile what the program compiles, as inductor would for the target (default: run it as eager code)",
     ),
     flag("--strict", "exit code 1 if the program decided anything by a number that was made up"),
     argument(
@@ -79,6 +85,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         out_of_memory=options.oom,
         max_operators=options.max_operators,
         watch=lambda recorded: StatusLine(recorded.progress),
+        compile=options.compile,
     )
     recorded = launched.recorded
     words = (*(["-m"] if options.m else []), options.program, *options.arguments)

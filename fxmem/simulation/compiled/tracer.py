@@ -89,21 +89,22 @@ class KernelTracer:
 
     def begin_op(self, call: torch_inductor.KernelCall | None) -> None:
         """Announce an operator, of a launch in a wrapper or of eager code."""
-        if self._log.phase is Phase.FORWARD:
-            if self._inside_root:
-                if self._first_op is None:
-                    self._first_op = self._log.op_count()
-                self._log.on_call(len(self.nodes))
-        elif call is not None:
+        if self._writes_nodes():
+            if self._first_op is None:
+                self._first_op = self._log.op_count()
+            self._log.on_call(len(self.nodes))
+        elif call is not None and self._log.phase is Phase.BACKWARD:
             self._log.resume_call(self._find_forward(call))
+
+    def _writes_nodes(self) -> bool:
+        """Whether launches are nodes of the graph."""
+        return self._log.phase is Phase.FORWARD and self._inside_root
 
     def end_op(self, call: torch_inductor.KernelCall | None, name: str, args: Any, result: Any) -> None:
         """Note an operator that has run."""
         if call is not None and name not in _UNNOTED:
             self.launches += 1
-        if self._log.phase is not Phase.FORWARD or not self._inside_root:
-            return
-        if name in _UNNOTED or self._log.op_count() == self._first_op:
+        if not self._writes_nodes() or name in _UNNOTED or self._log.op_count() == self._first_op:
             return
         if call is None:
             self._note_node(name, "", calling_line(), args, list(torch_common.iterate_tensors(result)))
@@ -120,7 +121,7 @@ class KernelTracer:
         self.begin_op(call)
         self._log.note_call(call.name, size_of_tensors(args))
         self.launches += 1
-        if self._log.phase is Phase.FORWARD and self._inside_root:
+        if self._writes_nodes():
             self._note_call(call, args, [args[i] for i in kernel.outputs if isinstance(args[i], torch.Tensor)])
 
     def _note_call(self, call: torch_inductor.KernelCall, args: Any, outputs: list[torch.Tensor]) -> None:
@@ -150,7 +151,8 @@ class KernelTracer:
         first_op: int | None = None,
         binds: bool = True,
     ) -> int:
-        node.meta["nn_module_stack"] = {module: (module, self._modules[module])} if module in self._modules else {}
+        found = self._find_class(module)
+        node.meta["nn_module_stack"] = {} if found is None else {module: (module, found)}
         self.nodes.append(node)
         self.sources.append(source)
         index = len(self.nodes) - 1
@@ -175,8 +177,11 @@ class KernelTracer:
             self._log.results.setdefault(len(self.nodes) - 1, [(tuple(tensor.shape), str(tensor.dtype)[6:], storage)])
         return self._maker.get(storage)
 
+    def _find_class(self, path: str) -> type[torch.nn.Module] | None:
+        return self._modules.get(path)
+
     def _known_module(self, path: str) -> str:
-        while path and path not in self._modules:
+        while path and self._find_class(path) is None:
             path = path.rpartition(".")[0]
         return path
 

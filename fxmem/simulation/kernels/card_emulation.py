@@ -37,6 +37,7 @@ from torch.nn.attention import SDPBackend
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
+from fxmem._torch.compiler.inlined import outside_compiler
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Assumption, Target
@@ -310,7 +311,10 @@ def target_kernels(target: Target) -> Iterator[None]:
         stack.enter_context(
             torch_common.patch(torch.cuda.amp.common, "amp_definitely_not_available", _only_here(lambda: False))
         )
-        stack.enter_context(torch_common.patch(torch.backends.mha, "get_fastpath_enabled", _only_here(lambda: False)))
+        slow = _only_here(lambda: False)
+        stack.enter_context(
+            torch_common.patch(torch.backends.mha, "get_fastpath_enabled", lambda own: outside_compiler(slow(own)))
+        )
         for owner, name, stand_in in torch_kernels.DEVICE_TOUCHING:
             stack.enter_context(torch_common.patch(owner, name, _only_here(stand_in)))
         stack.enter_context(torch_kernels.override_fake_kernels({**FAKE_KERNELS, **FAKE_RNN}))

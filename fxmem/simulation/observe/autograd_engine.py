@@ -36,6 +36,10 @@ _ALLOCATE = frozenset({"SliceBackward0", "SelectBackward0", "DiagonalBackward0",
 """Nodes of views whose backward allocates a tensor of zeros itself."""
 
 
+_COMPILED: Final = "CompiledFunctionBackward"
+"""Node of a graph that AOTAutograd compiled."""
+
+
 class AutogradObserver(Protocol):
     """What an engine reports to."""
 
@@ -75,8 +79,12 @@ class AutogradEngine:
         self._observer = observer
         self._streams = streams or Streams(lambda tensor, stream: None)
         self._around = around
+        self.around_compiled: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Entered for the backward of a compiled graph, which calls nothing of the program."""
         self._saved = SavedTensors(observer.on_save, observer.on_unpack, unpacking, newest_that_ran)
         self.hooks = BackwardHooks(self._run)
+        self.keeps_graph = False
+        """Whether the backward that runs leaves what is saved for another."""
         self._tasks: list[int] = []
         self._next_task = 1 << 40  # far from the C++ engine's own small numbers
         self._callbacks: list[Callable[[], None]] = []
@@ -158,6 +166,7 @@ class AutogradEngine:
         if not accumulate_grad and not allow_unreachable:
             task.check_inputs_are_used()
         task.start(gradients)
+        self.keeps_graph = retain_graph
         with self._current_task(), torch.set_grad_enabled(create_graph):
             walk = functools.partial(self._walk, task, retain_graph, create_graph)
             with self._streams.keep():
@@ -245,7 +254,7 @@ class AutogradEngine:
                 outputs = node(*received)
             return list(outputs) if isinstance(outputs, tuple) else [outputs]
         self._fill_missing(node, number, received)
-        with self._around():
+        with self.around_compiled() if type(node).__name__ == _COMPILED else self._around():
             outputs = node.apply(*received)  # type: ignore[no-untyped-call]
         results = list(outputs) if isinstance(outputs, tuple) else [outputs]
         # backward returns one gradient per argument of forward; the graph has an edge per tensor argument, empty where

@@ -156,7 +156,7 @@ class ProgramTracer(torch.fx.Tracer):
         """Watch this thread's torch and module calls. The first call of `root` inside is the one traced."""
         with (
             torch_common.patch(torch.nn.Module, "__call__", self._make_module_call),
-            _Listener(self),
+            Listener(self),
             torch_checkpoint.checkpoint_regions(self._checkpoint_region, self._own_work),
         ):
             yield
@@ -168,7 +168,7 @@ class ProgramTracer(torch.fx.Tracer):
         if torch_common.is_function_mode_active():
             yield
         else:
-            with _Listener(self):
+            with Listener(self):
                 yield
 
     def restart(self) -> None:
@@ -359,7 +359,9 @@ class ProgramTracer(torch.fx.Tracer):
         return min(self._cursor, len(self.nodes) - 1)
 
 
-class _Listener(TorchFunctionMode):
+class Listener(TorchFunctionMode):
+    """Hands every torch call of the program to a tracer."""
+
     def __init__(self, tracer: ProgramTracer) -> None:
         super().__init__()
         self._tracer = tracer

@@ -134,6 +134,8 @@ class GraphWriter:
         from."""
         self.opaque: list[str] = []
         """Arguments the graph can only name, not hold; a graph with any cannot be run."""
+        self.find_maker: Callable[[torch.Tensor], torch.fx.Node | None] = lambda tensor: None
+        """The node of a tensor that no call here made; None for none."""
         self._returned = returned
         self._is_input = is_input
         self._attributes = _tensor_attributes(root)
@@ -174,6 +176,10 @@ class GraphWriter:
             self._bind(node, result)
         node.meta["tensor_meta"] = self._describe_tensors(result)
         return index
+
+    def find_node(self, tensor: torch.Tensor) -> torch.fx.Node | None:
+        """The node of a tensor that a call here made, or the module has; None for none."""
+        return self._lift_tensor(tensor) if tensor in self._node_of or id(tensor) in self._attributes else None
 
     def output(self, result: Any) -> int:
         """Write down what `root` returned; the node's index, which is the last."""
@@ -255,6 +261,8 @@ class GraphWriter:
             return known
         if isinstance(known, _Element):
             return self._getitem(known)
+        if (maker := self.find_maker(tensor)) is not None:
+            return maker
         wrapped = torch_wrappers.unwrap_transforms(tensor)
         if wrapped is not None and wrapped in self._node_of:
             self.opaque.append("a tensor that a transform wraps")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import fxmem
+from fxmem._torch.compiler.inductor import OWN_FILES
 from fxmem.records.profile import SourceLine
 from fxmem.records.units import package_path
 
@@ -27,6 +28,7 @@ _NOT_THE_USERS = (
     _HERE,
     os.path.dirname(contextlib.__file__) + os.sep + "contextlib.py",
     os.path.dirname(os.__file__) + os.sep + "functools.py",
+    OWN_FILES,
 )
 
 _CHECKING = tuple(_TORCH + name for name in ("functional.py", "nn" + os.sep, "distributions" + os.sep))

@@ -42,6 +42,8 @@ class Border:
         self._on_card = on_card
         self.loading = 0
         """How many data loaders are at work: what they do is the host's, on whichever target."""
+        self.making_buffers = False
+        """Whether compiled code makes a buffer of its own, which is the target's, of whatever kind."""
 
     def is_targets(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an operator runs on fakes."""
@@ -62,6 +64,8 @@ class Border:
         return bool(dtype.is_floating_point) and _count(args) > known_values.LIMIT and _is_building_a_module()
 
     def _is_made_on_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if self.making_buffers:
+            return True
         if torch_common.op_name(func).startswith(_RANDOM_INTEGERS):
             return False
         dtype = kwargs.get("dtype")

@@ -47,6 +47,7 @@ def launch(
     max_operators: int,
     watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     prepare: Callable[[str, torch.nn.Module], None] | None = None,
+    compile: str | None = None,
 ) -> LaunchResult:
     """Run a program until it ends, raises, or has run long enough. Its standard output goes to standard error.
 
@@ -80,6 +81,7 @@ def launch(
                     max_operators=max_operators,
                     enough=enough,
                     prepare=prepare,
+                    compile=compile,
                 ) as recorded:
                     raised = False
                     raised = _run_recorded(program, recorded, world, watch)

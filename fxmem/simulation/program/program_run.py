@@ -239,7 +239,8 @@ class ProgramRecording(Recording):
             names = "+".join(self.rounds.stepped_names) or None
             trains = bool(self.log.saved_by_node) or any(span.phase is Phase.BACKWARD for span in self.log.phases)
             mode: Mode = "train" if trains else "infer"
-            step = Step(mode=mode, optimizer=names, loss=OWN_LOSS if trains else None, precision=None)
+            loss = OWN_LOSS if trains else None
+            step = Step(mode=mode, optimizer=names, loss=loss, precision=None, compiled=self.describe())
             optimizer = next(iter(self.rounds.optimizers), None)
             root = ProgramRoot()
             for child, module in self.roots.children():

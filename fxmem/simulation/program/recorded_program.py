@@ -12,8 +12,8 @@ import torch
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.allocator import complete_timeline
-from fxmem.records.names import MAX_OPERATORS
-from fxmem.records.parts import RankClass
+from fxmem.records.names import AS_IS, MAX_OPERATORS
+from fxmem.records.parts import CompileSettings, RankClass
 from fxmem.records.profile import MadeUp, Phase, Profile, ProgramRun, Round, Target, Timeline
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.observe.source_lines import error_place
@@ -160,6 +160,7 @@ def record(  # noqa: PLR0913 - the settings of the public API, by keyword
     prepare: Callable[[str, torch.nn.Module], None] | None = None,
     ranks: int | None = None,
     rank: int = 0,
+    compile: str | None = None,
 ) -> Iterator[RecordedProgram]:
     """Run a block of code on a pretended card, and record its memory.
 
@@ -180,13 +181,15 @@ def record(  # noqa: PLR0913 - the settings of the public API, by keyword
         ranks: how many ranks there are, of which the code is one: `init_process_group` begins a group of so many,
             which is not there. None: it is alone in its group.
         rank: which of them.
+        compile: "as-is" compiles what the code compiles, as inductor would run it on the target; None runs that as the
+            eager code it was made from.
 
     Yields:
         The record, to be read after the block: `peak`, `rounds`, `profile`, `table()`, `to_json()`, ...
 
     Raises:
         UsageError: an argument that cannot be understood.
-        EnvironmentLacksError: this torch cannot hold tensors of the target's kind.
+        EnvironmentLacksError: this torch cannot hold tensors of the target's kind; the compiler lacks something.
         Whatever the block raises.
     """
     if steps is not None and steps < 1:
@@ -203,6 +206,7 @@ def record(  # noqa: PLR0913 - the settings of the public API, by keyword
         max_operators=max_operators,
         enough=enough or over,
         prepare=prepare,
+        compile=compile,
     ) as recorded:
         yield recorded
 
@@ -217,12 +221,17 @@ def record_rank(
     max_operators: int,
     enough: Callable[[Sequence[FinishedRound]], bool],
     prepare: Callable[[str, torch.nn.Module], None] | None,
+    compile: str | None = None,
 ) -> Iterator[RecordedProgram]:
     """As `record`, of a rank of a world, or of None."""
+    if compile not in (None, AS_IS):
+        raise UsageError(f"expected compile {AS_IS!r} or None, got {compile!r}: a program says itself what it compiles")
+    if compile is not None and world is not None:
+        raise UsageError("expected ranks or compile: a rank's program is run as eager code")
     if out_of_memory not in ("raise", "continue"):
         raise UsageError(f"expected out_of_memory 'raise' or 'continue', got {out_of_memory!r}")
     require_device(target)
-    recording = ProgramRecording(
+    recording = _kind_of_recording(compile)(
         target,
         name=name,
         raises=out_of_memory == "raise",
@@ -244,3 +253,12 @@ def record_rank(
         except Enough:
             done = len(recording.rounds.finished)
             recorded.ending = f"stopped after step {done}" if done else f"stopped after {max_operators:,} operators"
+
+
+def _kind_of_recording(compile: str | None) -> Callable[..., ProgramRecording]:
+    """What records a program; the compiler is imported only here."""
+    if compile is None:
+        return ProgramRecording
+    from fxmem.simulation.program.compiled.compiled_program import CompiledProgramRecording
+
+    return functools.partial(CompiledProgramRecording, settings=CompileSettings(as_is=True))

@@ -71,9 +71,18 @@ class Roots:
     def __iter__(self) -> Iterator[tuple[torch.nn.Module, str]]:
         return iter(list(self._names.items()))
 
-    def _name(self, module: torch.nn.Module) -> None:
-        self._moved.discard(module)
-        wanted = _find_variable(module)
+    def find_class(self, path: str) -> type[torch.nn.Module] | None:
+        """The class of the module with this path, of a root of the round; None for none."""
+        name, _, inner = path.partition(".")
+        return self._classes.get(name, {}).get(inner)
+
+    def _name(self, given: torch.nn.Module) -> None:
+        self._moved.discard(given)
+        module = torch_wrappers.wrapped_module(given) or given
+        if module is not given and module in self._paths:
+            self._paths[given] = self._paths[module]
+            return
+        wanted = _find_variable(given)
         name = next(each for each in _numbered(wanted) if each not in self._classes)
         self._names[module] = name
         self._classes[name] = {path: type(inner) for path, inner in module.named_modules()}
@@ -81,6 +90,7 @@ class Roots:
             # The first root to hold it names it, as `named_modules` has it.
             self._paths.setdefault(inner, f"{name}.{path}".rstrip("."))
             self._moved.discard(inner)
+        self._paths.setdefault(given, name)
         if self._prepare is not None:
             self._prepare(name, module)
 
@@ -130,12 +140,17 @@ def _find_name(frame: types.FrameType, module: torch.nn.Module) -> str:
     own = variables(frame)
     for scope in (own, frame.f_globals):
         for name, value in list(scope.items()):
-            if value is module and name.isidentifier() and name not in _PASSING_NAMES:
+            if _is_module(value, module) and name.isidentifier() and name not in _PASSING_NAMES:
                 return name
     owner = own.get("self")
     if isinstance(owner, torch.nn.Module):
         return ""
     for name, value in list(getattr(owner, "__dict__", {}).items()):
-        if value is module:
+        if _is_module(value, module):
             return str(name).lstrip("_")
     return ""
+
+
+def _is_module(value: object, module: torch.nn.Module) -> bool:
+    """Whether a value is a module, or what `torch.compile` made of it."""
+    return value is module or (isinstance(value, torch.nn.Module) and torch_wrappers.wrapped_module(value) is module)

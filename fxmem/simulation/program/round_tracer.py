@@ -15,7 +15,9 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
+from fxmem.simulation.observe.fx_writer import GraphWriter
 from fxmem.simulation.program.program_log import ProgramLog
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 
@@ -69,6 +71,21 @@ class RoundTracer(ProgramTracer):
             tensor, torch_common.FakeTensor
         )
 
+    @property
+    def writer(self) -> GraphWriter:
+        """Writes the graph of the round."""
+        return self._writer
+
+    @property
+    def path(self) -> str:
+        """The module whose call is under way, from its root's name on; empty for none."""
+        return self._writer.stack[-1][0] if self._writer.stack else ""
+
+    @property
+    def writes(self) -> bool:
+        """Whether what is called now becomes a node of its own."""
+        return self._state == "tracing" and not self._inside
+
     def write_nothing(self) -> contextlib.AbstractContextManager[None]:
         """Run what is no part of a step: parameters that move to the card."""
         return self._own_work()
@@ -94,8 +111,9 @@ class RoundTracer(ProgramTracer):
                 self._on_module_call(module)
             if self._state not in ("tracing", "recomputing"):
                 return original(module, *args, **kwargs)
-            if not self.is_leaf_module(module, name):
-                return self._call_inner(name, module, lambda: original(module, *args, **kwargs))
+            compiled = torch_wrappers.wrapped_module(module)
+            if compiled is not None or not self.is_leaf_module(module, name):
+                return self._call_inner(name, compiled or module, lambda: original(module, *args, **kwargs))
             return self._call("call_module", name, args, kwargs, lambda: original(module, *args, **kwargs))
 
         return call_module

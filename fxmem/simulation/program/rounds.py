@@ -27,6 +27,9 @@ from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
 _ELSEWHERE: Final = 20
 """Steps of optimizers with nothing on the card after which a program is refused."""
 
+_NO_MODULE: Final = torch.nn.Module()
+"""What a function is called in the place of."""
+
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRound:
@@ -86,6 +89,14 @@ class Rounds(RoundRule):
         if self._evaluates(module):
             self._enter(Phase.EVALUATION)
         else:
+            self.begin_forward()
+
+    def function_called(self) -> None:
+        """A compiled function is about to be called, within no module."""
+        if self._in_step:
+            return
+        super().module_called(_NO_MODULE)
+        if self._log.phase is not Phase.OPTIMIZER or torch.is_grad_enabled():
             self.begin_forward()
 
     def mark(self, phase: Phase) -> None:

@@ -3,8 +3,9 @@ extern kernels, the C++ engine and AOTAutograd's runtime are real."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,22 +18,28 @@ from fxmem.records.validation import Measurement
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.validation.profiler_log import WORKSPACE_KERNELS
+from fxmem.validation.profiler_log import WORKSPACE_KERNELS, WRAPPER_PRODUCTS
 from tests.simulation.compiled.models import Case
 
-SET_ASIDE = (*WORKSPACE_KERNELS, "aten.mm.out", "aten.addmm.out", "aten.bmm.out")
-"""Extern kernels whose scratch is set aside: those of eager code, and products as inductor's wrappers call them, for
-which oneDNN lays out bfloat16 anew."""
+SET_ASIDE = (*WORKSPACE_KERNELS, *WRAPPER_PRODUCTS)
+"""Extern kernels whose scratch is set aside: those of eager code, and products as inductor's wrappers call them."""
 
 
 def _unbuilt(original: Any) -> Callable[..., Any]:
     return lambda *_, **__: lambda *_, **__: None
 
 
-def measure_compiled(case: Case, mode: str) -> tuple[Measurement, list[str]]:
-    """Measure a step of the compiled model; with the reasons of dynamo's graph breaks."""
+@contextlib.contextmanager
+def without_kernels() -> Iterator[None]:
+    """Inductor's own kernels are left unbuilt, and its files in no cache of the user's."""
     from torch._inductor.async_compile import AsyncCompile
 
+    with own_files(), patch(AsyncCompile, "cpp_pybinding", _unbuilt), patch(AsyncCompile, "cpp", _unbuilt):
+        yield
+
+
+def measure_compiled(case: Case, mode: str) -> tuple[Measurement, list[str]]:
+    """Measure a step of the compiled model; with the reasons of dynamo's graph breaks."""
     named = isinstance(case.inputs, dict)
     request = StepRequest(
         args=() if named else (case.inputs,),
@@ -46,10 +53,8 @@ def measure_compiled(case: Case, mode: str) -> tuple[Measurement, list[str]]:
     breaks: list[str] = []
     with (
         warnings.catch_warnings(action="ignore"),
-        own_files(),
+        without_kernels(),
         fresh_dynamo(breaks.append),
-        patch(AsyncCompile, "cpp_pybinding", _unbuilt),
-        patch(AsyncCompile, "cpp", _unbuilt),
     ):
         compiled: Any = torch.compile(case.model, dynamic=case.dynamic)
         return measure_cpu(compiled, request, set_aside=SET_ASIDE), breaks

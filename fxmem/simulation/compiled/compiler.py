@@ -1,0 +1,170 @@
+"""`Compiler`: torch's own compiler, for a target that is not there.
+
+Dynamo and AOTAutograd trace over FakeTensors of the target, the joint graph's backward runs on fxmem's engine, inductor
+writes its wrappers. These then run on FakeTensors: their allocations, their `del` and their boxed arguments give the
+lifetimes of the real step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem._torch.compiler import dynamo as torch_dynamo
+from fxmem._torch.compiler import inductor as torch_inductor
+from fxmem.errors import EnvironmentLacksError
+from fxmem.hardware.cards import CATALOGUE
+from fxmem.records.names import AS_IS, BUDGET_OPTION
+from fxmem.records.parts import CompileRecord, CompileSettings, TimedChoice
+from fxmem.records.profile import Target
+from fxmem.simulation import flops
+from fxmem.simulation.compiled.tracer import KernelTracer
+from fxmem.simulation.kernels import card_emulation
+from fxmem.simulation.observe.autograd_engine import AutogradEngine
+
+_SAID: Final = ("triton.cudagraphs", "max_autotune")
+"""Options of the program's own that the record has, since they are not followed."""
+
+
+class Compiler:
+    """The compiler of one recording.
+
+    Args:
+        target: what it compiles for.
+        settings: what `torch.compile` is given.
+
+    Raises:
+        EnvironmentLacksError: what the compiler needs is not installed.
+    """
+
+    def __init__(self, target: Target, settings: CompileSettings) -> None:
+        missing = torch_inductor.require_compiler(target.device)
+        if missing:
+            raise EnvironmentLacksError(
+                f"expected {missing} to analyse a compiled step for {target.name}, and it is not installed: "
+                f"pip install {missing} (it comes with torch's CUDA wheel; no GPU is needed)"
+            )
+        torch_dynamo.load_compiler()
+        self._target = target
+        self.settings = settings
+        self.kernels: KernelTracer
+        self._breaks: list[str] = []
+        self._timed: Counter[str] = Counter()
+        self._given: dict[str, str] = {}
+
+    # --- what surrounds it --------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def surroundings(self, empty: Callable[..., torch.Tensor] = torch.empty_strided) -> Iterator[None]:
+        """What is compiled runs inside, and leaves neither files nor compiled code behind; `empty` makes buffers."""
+        flops.torch_formulas()
+        with (
+            torch_inductor.own_files(),
+            torch_inductor.limit_saved(self.settings.activation_memory_budget),
+            torch_inductor.stub_kernels(self.kernels.launched, self._note_wrapper, empty),
+            torch_inductor.route_inductor(self.compile),
+            torch_dynamo.fresh_dynamo(self._breaks.append),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def answers(self) -> Iterator[None]:
+        """What the compiler asks while it compiles is answered for the target."""
+        with (
+            torch_common.patch(torch.nn.functional, "scaled_dot_product_attention", lambda _: torch_inductor.SDPA),
+            torch_inductor.answer_for_card(self._card_answers())
+            if self._target.device == "cuda"
+            else contextlib.nullcontext(),
+            torch_inductor.fold_on_cpu(),
+            torch_inductor.decide_padding(self._decide_padding),
+        ):
+            yield
+
+    def _note_wrapper(self, wrapper: torch_inductor.Wrapper) -> None:
+        self.kernels.wrappers[wrapper.path] = wrapper
+
+    def _decide_padding(self, what: str) -> bool:
+        self._timed[what] += 1
+        return self.settings.pads
+
+    def _card_answers(self) -> torch_inductor.CardAnswers:
+        properties = torch.cuda.get_device_properties(0)
+        card = CATALOGUE.get(self._target.name)
+        rates = None if card is None else card.rates
+
+        if rates is None:
+            return torch_inductor.CardAnswers(properties)
+        return torch_inductor.CardAnswers(
+            properties,
+            lambda dtype: (rates.half if dtype in (torch.float16, torch.bfloat16) else rates.fp32) / 1e12,
+            rates.bandwidth / 1e9,
+        )
+
+    # --- compiling ----------------------------------------------------------------------------------------------------
+
+    def compile_module(self, model: torch.nn.Module, options: dict[str, Any]) -> Any:
+        """The model as `torch.compile` returns it."""
+        backend = functools.partial(self.compile, options=options)
+        return torch.compile(model, backend=backend, dynamic=self.settings.dynamic)
+
+    def compile(self, graph: torch.fx.GraphModule, inputs: Any, options: dict[str, Any]) -> Any:
+        """Compile a graph, as inductor's backend for dynamo."""
+        self._given |= {name: repr(options[name]) for name in _SAID if options.get(name)}
+        options = {**options, "triton.cudagraphs": False}
+        with contextlib.ExitStack() as stack:
+            if self._target.device == "cuda":
+                attend = card_emulation.attend_on_card
+                for node in graph.graph.nodes:
+                    if node.op == "call_function" and node.target is torch_inductor.SDPA:
+                        node.target = attend
+                graph.recompile()
+                stack.enter_context(
+                    torch_common.patch(torch.nn.functional, "scaled_dot_product_attention", lambda _: attend)
+                )
+            return torch_inductor.compile_fx(graph, inputs, options)
+
+    def describe(self) -> CompileRecord:
+        """What came of it."""
+        settings = self.settings
+        padded = "padded" if settings.pads else "not padded"
+        share = settings.activation_memory_budget
+        options: dict[str, Any] = settings.options if share is None else {**settings.options, BUDGET_OPTION: share}
+        given = self._given if settings.as_is else {}
+        return CompileRecord(
+            mode=AS_IS if settings.as_is else settings.mode,
+            dynamic=settings.dynamic,
+            options={**{name: repr(value) for name, value in options.items()}, **given},
+            graphs=len(self.kernels.wrappers),
+            breaks=tuple(self._breaks),
+            kernels=self.kernels.launches,
+            timed=tuple(
+                TimedChoice(what=f"pad_mm: {what}", taken=padded, count=count) for what, count in self._timed.items()
+            ),
+        )
+
+
+@contextlib.contextmanager
+def differentiate_joint_graphs() -> Iterator[None]:
+    """AOTAutograd's backward of a graph that it traces runs on an engine that nothing observes."""
+    engine = AutogradEngine(_Nobody())
+    with engine.route_backward(), torch_inductor.without_graph_task(lambda: None):
+        yield
+
+
+class _Nobody:
+    """An observer of autograd to which nothing matters."""
+
+    def on_save(self, value: Any, handle: Any) -> None:
+        """See `AutogradObserver`."""
+
+    def on_unpack(self, tensor: torch.Tensor) -> None:
+        """See `AutogradObserver`."""
+
+    def on_backward_node(self, sequence_number: int) -> None:
+        """See `AutogradObserver`."""

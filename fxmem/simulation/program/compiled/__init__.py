@@ -1,0 +1,1 @@
+"""A program whose compiled parts run as `torch.compile` would run them on the target."""

@@ -1,0 +1,36 @@
+"""Compiled functions that raise, call modules, and need no gradient."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+first, second = nn.Linear(96, 384).to(device), nn.Linear(384, 96).to(device)
+optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()])
+
+
+@torch.compile
+def forward(x: torch.Tensor) -> torch.Tensor:
+    """Two layers, whose modules are globals."""
+    if x.shape[-1] != 96:
+        raise ValueError("expected 96")
+    return second(F.silu(first(x)))
+
+
+@torch.compile
+def normalize(x: torch.Tensor) -> torch.Tensor:
+    """What the data needs."""
+    return (x - x.mean(0)) / (x.std(0) + 1e-5)
+
+
+for _ in range(3):
+    with torch.no_grad():
+        x = normalize(torch.randn(200, 96).to(device))
+    try:
+        forward(x[:, :95])
+    except ValueError as error:
+        print(error)
+    out = forward(x)
+    (out - x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()

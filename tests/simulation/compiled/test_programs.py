@@ -1,0 +1,129 @@
+"""Programs whose compiled parts run as inductor would run them: predicted, and real."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from fxmem.errors import UsageError
+from fxmem.hardware import catalogue
+from fxmem.records.validation import ProgramMeasurement
+from fxmem.simulation.program import Launch, RecordedProgram, launch
+from fxmem.validation.measure_program import measure_program
+from tests.simulation.compiled.test_surroundings import _state
+
+PROGRAMS = Path(__file__).parent / "programs"
+NAMES = sorted(file.stem for file in PROGRAMS.glob("[!_]*.py"))
+SAMPLE = ("stepped",)
+"""That in `make test`; `FXMEM_ALL=1` takes all, as `make compiled` does."""
+WITHIN = 1e-4
+
+
+def predict_program(name: str, target: str = "cpu", steps: int = 3) -> RecordedProgram:
+    """Run a program as `fxmem run --compile as-is` does."""
+    program = Launch(str(PROGRAMS / f"{name}.py"))
+    with contextlib.redirect_stderr(io.StringIO()):
+        result = launch(
+            program,
+            catalogue.target(target),
+            enough=lambda rounds: len(rounds) >= steps,
+            max_operators=100_000,
+            compile="as-is",
+        )
+    assert not result.raised, result.recorded.ending
+    return result.recorded
+
+
+def measure(name: str, steps: int = 3) -> ProgramMeasurement:
+    """Run it for real, with inductor's own kernels unbuilt."""
+    program, module = Launch(str(PROGRAMS / f"{name}.py")), "tests.simulation.compiled.real_program"
+    return measure_program(program, steps=steps, device="cpu", compile="as-is", module=module)
+
+
+@pytest.mark.parametrize("name", NAMES if os.environ.get("FXMEM_ALL") else SAMPLE)
+def test_predicted_rounds_are_those_of_a_real_compiled_program(name: str) -> None:
+    mine, real = predict_program(name), measure(name)
+    assert len(mine.rounds) == len(real.rounds)
+    for predicted, measured in zip(mine.rounds, real.rounds, strict=True):
+        assert predicted.requested_bytes == pytest.approx(measured.peak_without_kernel_scratch_bytes, rel=WITHIN)
+    made = mine.profile.step.compiled
+    assert made is not None
+    assert made.graphs
+    assert made.kernels
+
+
+def build() -> nn.Module:
+    layers = nn.TransformerEncoderLayer(64, 2, 128, batch_first=True), nn.LayerNorm(64)
+    return nn.Sequential(*layers)
+
+
+def run_steps(model: nn.Module) -> None:
+    """Train without end, as an analysed step does."""
+    compiled = torch.compile(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    while True:
+        x = torch.randn(16, 32, 64, device="cuda")
+        out = compiled(x)
+        loss = out.sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_program_on_a_card_is_the_step_analysed_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / name for name in ("inductor", "triton")]
+    for name, folder in zip(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folders, strict=True):
+        folder.mkdir()
+        monkeypatch.setenv(name, str(folder))
+    analysed = fxmem.analyze(build(), torch.zeros(16, 32, 64), target="h100", compile=True)
+    state = _state(), nn.Module.__call__, torch.nn.functional.linear
+    with fxmem.record("h100", steps=3, compile="as-is") as run:
+        run_steps(build().cuda())
+    assert (_state(), nn.Module.__call__, torch.nn.functional.linear) == state
+    assert [*folders[0].iterdir(), *folders[1].iterdir()] == []
+    made, theirs = run.profile.step.compiled, analysed.profile.step.compiled
+    assert made is not None
+    assert theirs is not None
+    assert (made.graphs, made.kernels, made.breaks) == (theirs.graphs, theirs.kernels, theirs.breaks)
+    assert run.peak.requested_bytes == analysed.peak.requested_bytes
+    nodes = {node.name: node.module for node in run.profile.nodes}
+    assert {module for name, module in nodes.items() if name.startswith("triton_")} >= {"compiled.1"}
+    assert not any(node.name.startswith("empty_strided") for node in run.profile.nodes)
+
+
+def test_after_an_error_torch_is_as_it_was() -> None:
+    @torch.compile
+    def double(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 3:
+            raise ValueError("three")
+        return x * 2
+
+    def run() -> None:
+        with fxmem.record("cpu", compile="as-is"):
+            double(torch.randn(2))
+            double(torch.randn(3))
+
+    state = _state(), nn.Module.__call__
+    with pytest.raises(ValueError, match="three"):
+        run()
+    assert (_state(), nn.Module.__call__) == state
+    assert torch.overrides._get_current_function_mode_stack() == []  # type: ignore[no-untyped-call]
+
+
+def test_what_a_program_cannot_be_asked_for() -> None:
+    with (
+        pytest.raises(UsageError, match="expected compile 'as-is' or None, got 'default'"),
+        fxmem.record(compile="default"),
+    ):
+        pass
+    with pytest.raises(UsageError, match="expected ranks or compile"), fxmem.record(compile="as-is", ranks=2):
+        pass
