@@ -111,7 +111,7 @@ class RoundRule:
                 handle.remove()
 
     def _make_hook(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """A hook that dynamo does not trace into, where it compiles the step of an optimizer."""
+        """The hook, which dynamo does not trace into."""
         return torch.compiler.disable(hook) if self.compiles else hook  # type: ignore[no-untyped-call]
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -143,7 +143,7 @@ class _RealRounds(RoundRule):
 
     @contextlib.contextmanager
     def _observe_compiled_calls(self) -> Iterator[None]:
-        """Dynamo would trace a hook of all modules, and must not see who observes their calls."""
+        """As `_observe_calls`; compiled code is not observed. Dynamo would trace a hook of all modules."""
         original, calls = torch.nn.Module.__call__, 0
         plain = contextlib.ExitStack()
 
@@ -236,7 +236,7 @@ def _run(program: Launch, rounds: _RealRounds) -> str:
     return "ran to its end"
 
 
-def _measure_on_cpu(program: Launch, steps: int, *, compiles: bool) -> ProgramMeasurement:
+def _measure_on_cpu(program: Launch, steps: int, *, compiles: bool = False) -> ProgramMeasurement:
     rounds = _RealRounds("cpu", steps, _mark_phase, _mark_round, compiles=compiles)
     set_aside = (*_SET_ASIDE, *WRAPPER_PRODUCTS) if compiles else _SET_ASIDE
     with (
@@ -317,7 +317,7 @@ def measure_round() -> MeasuredRound:
     )
 
 
-def _measure_on_card(program: Launch, steps: int, *, compiles: bool) -> ProgramMeasurement:
+def _measure_on_card(program: Launch, steps: int, *, compiles: bool = False) -> ProgramMeasurement:
     found: list[MeasuredRound] = []
 
     def end() -> None:

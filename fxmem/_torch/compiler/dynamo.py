@@ -107,7 +107,7 @@ def _codes(trackers: Iterable[Any]) -> list[types.CodeType]:
 
 
 def pause_tracing() -> Callable[[], None]:
-    """Let dynamo look at no frame of this thread until the function that is returned is called
+    """Let dynamo look at no frame of this thread; the function returned ends that
     (`torch._C._dynamo.eval_frame.set_eval_frame`, since 2.0)."""
     set_frame: Any = torch._C._dynamo.eval_frame.set_eval_frame
     resume: Callable[[], None] = functools.partial(set_frame, set_frame(None))
