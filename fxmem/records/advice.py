@@ -9,10 +9,11 @@ from fxmem.records.registry import VIEWS
 
 __all__ = ["Advice", "Effect", "Refused", "Suggestion"]
 
-Effect = Literal["none", "rounding", "training"]
+Effect = Literal["none", "rounding", "output", "training"]
 """What a change does to the numbers. `none`: the same results to the bit, or the same sums in another order of
 accumulation (which cuDNN does not promise between two runs either). `rounding`: the same mathematics at another
-precision. `training`: another optimisation, whose result has to be judged by training."""
+precision. `output`: a generation's other tokens, which have to be judged. `training`: another optimisation, whose
+result has to be judged by training."""
 
 
 class Suggestion(Record):

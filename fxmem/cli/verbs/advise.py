@@ -5,17 +5,24 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from fxmem.cli.kept import keep, kept_analysis
-from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
+from fxmem.cli.kept import keep, kept_step
+from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_generation, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import ProgramWords, program_command, read_budget, read_program, refuse_compile
+from fxmem.cli.step import (
+    ProgramWords,
+    check_generation,
+    program_command,
+    read_budget,
+    read_program,
+    refuse_compile,
+)
 from fxmem.records.units import format_bytes, percent
 
 if TYPE_CHECKING:
     from fxmem.records.advice import Suggestion
-    from fxmem.whatif.advice import ModelBench, ProgramBench
+    from fxmem.whatif.advice import GenerationBench, ModelBench, ProgramBench
 
 BRIEF = "what to change, and what each change is worth"
 DESCRIPTION = (
@@ -26,13 +33,14 @@ DESCRIPTION = (
 
 EXAMPLES = (
     "fxmem advise torchvision:resnet50 --target rtx4090 --quick",
+    "fxmem advise hf:GPT2LMHeadModel --mode generate --prompt 512 --new 128",
     "fxmem advise model.py:build --input 8x64 --budget 8GiB",
     "fxmem advise --target rtx4090 --run train.py --batch-size 16",
 )
 
 ARGUMENTS = (
     or_program(MODEL),
-    *ANALYSIS[1:],
+    *or_generation(*ANALYSIS[1:]),
     argument("--budget", metavar="BYTES|8GiB|60%", help="what the step may take; a share is of its peak as it is"),
     flag("--no-plans", help="leave out checkpoint plans, which take the longest"),
     flag("--quick", help="try only changes of one line that often decide, and no checkpoints"),
@@ -48,6 +56,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.text import advice as advice_reporting
 
     check_output(options)
+    check_generation(options)
     refuse_compile(options, "advice is about eager code")
     budget = read_budget(options)
     program = read_program(options)
@@ -83,11 +92,12 @@ def _describe(each: Suggestion, before: int) -> str:
     return f"{each.title}: {saved}"
 
 
-def _model_bench(options: argparse.Namespace, progress: Progress) -> ModelBench:
-    analysis = kept_analysis(options, progress)
-    from fxmem.whatif.advice import ModelBench
+def _model_bench(options: argparse.Namespace, progress: Progress) -> GenerationBench | ModelBench:
+    analysis = kept_step(options, progress)
+    from fxmem.simulation.generation import Generation
+    from fxmem.whatif.advice import GenerationBench, ModelBench
 
-    return ModelBench(analysis)
+    return GenerationBench(analysis) if isinstance(analysis, Generation) else ModelBench(analysis)
 
 
 def _program_bench(options: argparse.Namespace, words: ProgramWords, progress: Progress) -> ProgramBench:

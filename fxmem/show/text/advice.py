@@ -14,7 +14,7 @@ from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
 from fxmem.show.text.tables import RULED, facts, fit, grid, label_content, render
 
-_EFFECTS = {"none": "none", "rounding": "rounding", "training": "training"}
+_EFFECTS = {"none": "none", "rounding": "rounding", "output": "output", "training": "training"}
 
 
 def table(advice: Advice, *, width: int = 100, color: bool = False) -> str:
@@ -39,9 +39,8 @@ def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
         )
     yield facts([*header_facts(advice), *rows])
     yield _ranking(advice, width) if advice.suggestions else facts([("", "Nothing that was tried frees memory.")])
-    yield facts(
-        [("", "Numbers: none = the same results; rounding = another precision; training = another optimisation.")]
-    )
+    judged = "training = another optimisation" if advice.step.generation is None else "output = other tokens"
+    yield facts([("", f"Numbers: none = the same results; rounding = another precision; {judged}.")])
     if advice.together is not None:
         yield label_content("Together", _combination(advice, advice.together))
     elif advice.budget_bytes is not None and peak.counted_bytes > advice.budget_bytes:

@@ -71,7 +71,8 @@ class Generation(ProfiledStep):
         """The generation that was analysed."""
         self._tokens = tokens
         self._is_whole = is_whole
-        self._repeat = repeat
+        self.repeat = repeat
+        """Analyses another model or request."""
 
     @functools.cached_property
     def timeline(self) -> Timeline:
@@ -93,14 +94,14 @@ class Generation(ProfiledStep):
 
     def vary(self, model: nn.Module | None = None, **changes: Any) -> Generation:
         """Analyse the generation of another model, or with other settings: any field of `GenerationRequest`."""
-        return self._repeat(self.model if model is None else model, dataclasses.replace(self.request, **changes))
+        return self.repeat(self.model if model is None else model, dataclasses.replace(self.request, **changes))
 
     def move(self, card: Target, environ: Mapping[str, str] | None = None) -> Generation:
         """The same generation on another card of its compute capability, or with another allocator.
 
         Args:
             card: where it runs.
-            environ: contains the allocator's settings; None: this process's environment.
+            environ: contains the allocator's settings; None: as they are here.
         """
         return Generation(
             self.profile,
@@ -108,7 +109,7 @@ class Generation(ProfiledStep):
             is_whole=self._is_whole,
             model=self.model,
             request=self.request,
-            repeat=self._repeat,
+            repeat=self.repeat,
         )
 
     def within(self, memory_bytes: int, card: Target | None = None) -> MemoryFit:
@@ -130,12 +131,14 @@ class TokenAccount:
 
     def __init__(self, recorded: Profile, events: Events, environ: Mapping[str, str] | None = None) -> None:
         self.recorded, self.events = recorded, events
-        self._settings = allocator.read_settings(os.environ if environ is None else environ)
+        self._environ = os.environ if environ is None else environ
+        self._settings = allocator.read_settings(self._environ)
         self._unlimited: dict[allocator.AllocatorSettings, TokenReplay] = {}
 
     def move(self, card: Target, environ: Mapping[str, str] | None) -> TokenAccount:
         """The same on another card; what a card without limits gives is replayed once."""
-        moved = TokenAccount(self.recorded.model_copy(update={"target": card}), self.events, environ)
+        settings = self._environ if environ is None else environ
+        moved = TokenAccount(self.recorded.model_copy(update={"target": card}), self.events, settings)
         moved._unlimited = self._unlimited
         return moved
 

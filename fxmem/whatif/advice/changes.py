@@ -1,4 +1,4 @@
-"""Changes to a training step that save memory. Each turns one way of running the step into another.
+"""Changes that save memory, to a step or a generation. Each turns one way of running into another.
 
 A change works on a `Variant`, so that several can be made one after the other. Nothing of the user's is touched:
 modules are changed on a copy of the tree, tensors on copies on meta.
@@ -10,14 +10,22 @@ modules are changed on a copy of the tree, tensors on copies on meta.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from fxmem.memory.budget import BudgetLike
+import torch
+from torch import nn
+
+from fxmem.errors import UsageError
+from fxmem.memory.budget import Budget, BudgetLike
 from fxmem.records.plan import Plan
 from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.generation import Generation, GenerationRequest
+from fxmem.simulation.given import quantize_weights
 from fxmem.whatif import verified_plan
 from fxmem.whatif.advice.already_done import made_changes
 from fxmem.whatif.advice.dtypes import dtype_changes
@@ -27,7 +35,7 @@ from fxmem.whatif.advice.kernels import kernel_changes
 from fxmem.whatif.advice.losses import loss_changes
 from fxmem.whatif.advice.optimizer import optimizer_changes
 from fxmem.whatif.advice.release import release_changes
-from fxmem.whatif.advice.variant import AnyChange, Change, Outcome, Variant, analyse_variant
+from fxmem.whatif.advice.variant import AnyChange, Change, NotApplicableError, Outcome, Variant, analyse_variant
 
 _EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
@@ -105,3 +113,125 @@ class ModelBench:
             f"plan = fxmem.plan(analysis, {asked})\nmodel = fxmem.checkpoint(model, plan)"
         )
         return code, "analysed as you train: loss, optimizer, precision, target"
+
+
+# --- a generation -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationWay:
+    """One way of generating."""
+
+    model: nn.Module
+    request: GenerationRequest
+    environ: Mapping[str, str]
+    """Where the allocator's settings are found."""
+
+
+GenerationChange = AnyChange[GenerationWay, Generation]
+
+
+class GenerationOutcome(Outcome[GenerationWay, Generation]):
+    """A way of generating, analysed."""
+
+    def keeps(self, limit: Budget) -> bool:
+        """Whether it runs to its last token within the budget."""
+        if self.peak.counted_bytes > limit.nbytes:
+            return False
+        return not limit.bounds_allocator or bool(self.analysis.within(limit.nbytes).peak.fits)
+
+
+class GenerationBench:
+    """Tries changes to a generation, on copies of its model."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.step = generation
+        self.start = GenerationWay(generation.model, generation.request, dict(os.environ))
+
+    def changes(self) -> Iterator[GenerationChange]:
+        """Every change that can be tried."""
+        for cache, title in (("static", "static cache, set up once"), ("offloaded", "cache kept on the host")):
+            code = f'model.generate(..., cache_implementation="{cache}")'
+            yield AnyChange(f"{cache}-cache", title, "none", code, _use_cache(cache), excludes="cache")
+        for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
+            code = f"model.to({dtype})"
+            yield AnyChange(f"{name}-weights", f"{name} weights", "rounding", code, _cast(dtype), excludes="weights")
+        code = "from torchao.quantization import Int8WeightOnlyConfig, quantize_\n"
+        code += "quantize_(model, Int8WeightOnlyConfig())"
+        yield AnyChange("int8-weights", "int8 weights (torchao)", "rounding", code, _quantize, excludes="weights")
+        yield AnyChange("greedy", "no beam search", "output", "model.generate(..., num_beams=1)", _drop_beams)
+        code = "model(input_ids, past_key_values=cache, logits_to_keep=1)"
+        yield AnyChange("last-logits", "logits of the last position only", "none", code, _keep_last_logits)
+        if self.step.profile.target.device == "cuda":
+            yield expandable_segments()
+
+    def analyse(
+        self, way: GenerationWay, known: Iterable[Outcome[GenerationWay, Generation]]
+    ) -> Outcome[GenerationWay, Generation]:
+        """Analyse a way. A known one of the same model and request is replayed alone."""
+        alike = (e.analysis for e in known if e.variant.model is way.model and e.variant.request is way.request)
+        found = next(alike, None) or self.step.repeat(way.model, way.request)
+        moved = found.move(found.profile.target, way.environ)
+        return GenerationOutcome(way, moved, moved.profile, moved.peak)
+
+    def parts(self, reached: Outcome[GenerationWay, Generation]) -> int:
+        """A generation is whole."""
+        return 1
+
+    def plan(
+        self,
+        reached: Outcome[GenerationWay, Generation] | None,
+        strategy: str,
+        budget: BudgetLike | None,
+        progress: Callable[[str], None],
+    ) -> Plan:
+        """Nothing is saved for backward."""
+        raise UsageError("expected a training step: a generation has nothing to checkpoint")
+
+    def has_norms(self) -> bool:
+        """Plans are of training steps."""
+        return False
+
+    def plan_code(self, plan: Plan) -> tuple[str, str]:
+        """No plan is made."""
+        return "", ""
+
+
+def _use_cache(cache: str) -> Callable[[GenerationWay, Generation], GenerationWay]:
+    def make(way: GenerationWay, step: Generation) -> GenerationWay:
+        if step.request.cache == cache:
+            raise NotApplicableError(f"the cache is {cache} already")
+        return dataclasses.replace(way, request=dataclasses.replace(way.request, cache=cache))
+
+    return make
+
+
+def _cast(dtype: torch.dtype) -> Callable[[GenerationWay, Generation], GenerationWay]:
+    def make(way: GenerationWay, step: Generation) -> GenerationWay:
+        if all(each.element_size() <= 2 for each in step.model.parameters()):
+            raise NotApplicableError("the weights have two bytes or fewer already")
+        return dataclasses.replace(way, model=copy.deepcopy(way.model).to(dtype))
+
+    return make
+
+
+def _quantize(way: GenerationWay, step: Generation) -> GenerationWay:
+    if any(not each.is_floating_point() or type(each.data) is not torch.Tensor for each in step.model.parameters()):
+        raise NotApplicableError("the weights are quantised already")
+    model = copy.deepcopy(way.model)
+    quantize_weights(model, "int8")
+    return dataclasses.replace(way, model=model)
+
+
+def _drop_beams(way: GenerationWay, step: Generation) -> GenerationWay:
+    if step.run.beams == 1:
+        raise NotApplicableError("there are no beams")
+    options: dict[str, Any] = {**way.request.options}
+    options.pop("num_beams", None)
+    return dataclasses.replace(way, request=dataclasses.replace(way.request, beams=1, options=options))
+
+
+def _keep_last_logits(way: GenerationWay, step: Generation) -> GenerationWay:
+    if "logits_to_keep" in inspect.signature(step.model.forward).parameters:
+        raise NotApplicableError("generate() computes the logits of the last position alone already")
+    raise NotApplicableError("the model's forward has no logits_to_keep")

@@ -11,9 +11,10 @@ from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.records.advice import Advice, Effect, Refused, Suggestion
 from fxmem.records.names import STEPS
 from fxmem.records.plan import CurvePoint, Plan
-from fxmem.records.profile import Peak, Profile
+from fxmem.records.profile import Profile
 from fxmem.simulation.analysis import Analysis
-from fxmem.whatif.advice.changes import ModelBench
+from fxmem.simulation.generation import AnyAnalysis, Generation
+from fxmem.whatif.advice.changes import GenerationBench, ModelBench
 from fxmem.whatif.advice.programs import ProgramBench
 from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, Outcome
 from fxmem.whatif.program_step import record_function
@@ -37,14 +38,16 @@ QUICK = (
     "within-backward",
     "set-to-none",
     "no-grad",
+    "static-cache",
+    "bf16-weights",
     "expandable-segments",
 )
 """Changes that are tried first: a line or two each, and often worth the most."""
-_EFFECTS: tuple[Effect, ...] = ("none", "rounding", "training")
+_EFFECTS: tuple[Effect, ...] = ("none", "rounding", "output", "training")
 
 
 def advise(
-    analysis: Analysis | Callable[[], Any],
+    analysis: AnyAnalysis | Callable[[], Any],
     budget: BudgetLike | None = None,
     *,
     plans: bool = True,
@@ -55,8 +58,8 @@ def advise(
     """Every change that can be tried on this step, with what it is worth.
 
     Args:
-        analysis: of the step as it is, from `analyze`; or a function that trains as a script does, which runs inside
-            `fxmem.record` once for each change.
+        analysis: of the step as it is, from `analyze`, or from `generate`; or a function that trains as a script does,
+            which runs inside `fxmem.record` once for each change.
         budget: as in `fxmem.whatif.verified_plan.plan`; with it, the cheapest set of changes that keeps it is looked
             for, too.
         plans: whether to try checkpoint plans, which take the longest.
@@ -69,10 +72,11 @@ def advise(
         AnalysisError: the function raised, or ran nothing on the target.
     """
     tell = progress or (lambda _: None)
-    if isinstance(analysis, Analysis):
+    if isinstance(analysis, (Analysis, Generation)):
         if options:
             raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
-        return try_changes(ModelBench(analysis), budget, plans=plans, quick=quick, progress=tell)
+        made = GenerationBench(analysis) if isinstance(analysis, Generation) else ModelBench(analysis)
+        return try_changes(made, budget, plans=plans, quick=quick, progress=tell)
     settings = {"steps": STEPS, **options}
     tell("running the program as it is")
     bench = ProgramBench(lambda edits: record_function(analysis, settings, edits))
@@ -208,14 +212,14 @@ class _Advisor:
     def together(self, plans: bool) -> Suggestion | None:
         """Find the cheapest set of changes that keeps the budget, the mildest first. A plan is added where they do not
         suffice."""
-        if self._keeps(self.step.profile, self.step.peak, self.bench.start):
+        if self._keeps(self._outcome([])):
             return None
         for effect in range(len(_EFFECTS)):
             allowed = [pair for pair in self.candidates() if _EFFECTS.index(pair[1].effect) <= effect]
             chosen, reached = self._add_helpful(
                 [change for change, _ in sorted(allowed, key=lambda pair: -pair[1].saved_bytes)]
             )
-            if reached is not None and self._keeps(reached.profile, reached.peak, reached.variant):
+            if reached is not None and self._keeps(reached):
                 return self._suggestion(*self._drop_idle(chosen, reached))
             if not plans or self.step.profile.step.mode != "train":
                 continue
@@ -244,7 +248,7 @@ class _Advisor:
             before = self.step.peak if reached is None else reached.peak
             if tried is not None and tried.peak.counted_bytes < before.counted_bytes:
                 chosen, reached = [*chosen, change], tried
-                if self._keeps(reached.profile, reached.peak, reached.variant):
+                if self._keeps(reached):
                     break
         return chosen, reached
 
@@ -253,7 +257,7 @@ class _Advisor:
         for change in sorted(chosen, key=lambda c: -_EFFECTS.index(c.effect)):
             fewer = [other for other in chosen if other is not change]
             tried = self._try_changes(fewer) if fewer else None
-            if tried is not None and self._keeps(tried.profile, tried.peak, tried.variant):
+            if tried is not None and self._keeps(tried):
                 chosen, reached = fewer, tried
         return chosen, reached
 
@@ -307,8 +311,8 @@ class _Advisor:
             self.variants[keys] = ordered[-1].make(self._variant(ordered[:-1]), self.step)
         return self.variants[keys]
 
-    def _keeps(self, profile: Profile, peak: Peak, way: Any) -> bool:
-        return self.limit is not None and self.limit.keeps(profile, peak, way.environ)
+    def _keeps(self, reached: _Outcome) -> bool:
+        return self.limit is not None and reached.keeps(self.limit)
 
     def _suggestion(self, changes: Sequence[_Change], reached: _Outcome) -> Suggestion:
         flops, before = _flops(reached.profile), _flops(self.step.profile)

@@ -12,7 +12,7 @@ from torch import nn
 
 from fxmem.errors import FxmemError
 from fxmem.memory import allocator
-from fxmem.memory.budget import BudgetLike
+from fxmem.memory.budget import Budget, BudgetLike
 from fxmem.records.advice import Effect
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile
@@ -71,6 +71,10 @@ class Outcome(Generic[WayT, StepT]):
     analysis: StepT
     profile: Profile
     peak: Peak
+
+    def keeps(self, limit: Budget) -> bool:
+        """Whether it stays within the budget."""
+        return limit.keeps(self.profile, self.peak, getattr(self.variant, "environ", None))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,54 @@
+"""Changes to a generation, and what each frees."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import fxmem
+from fxmem.__main__ import main
+from fxmem.records.advice import Advice
+
+SIZES = {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 4, "vocab_size": 2000, "max_position_embeddings": 512}
+
+
+@pytest.fixture(scope="module")
+def generation():
+    ids = torch.ones(8, 60, dtype=torch.long)
+    prompt = {"input_ids": ids, "attention_mask": ids}
+    return fxmem.generate(lambda: LlamaForCausalLM(LlamaConfig(**SIZES)), prompt, 2, beams=2, target="t4")
+
+
+def test_each_change_is_worth_what_its_own_analysis_says(generation):
+    advice = fxmem.advise(generation)
+    found = {each.key: each for each in advice.suggestions}
+    assert found["greedy"].peak == generation.vary(beams=1).peak
+    assert found["greedy"].effect == "output"
+    assert found["greedy"].saved_bytes == generation.peak.counted_bytes - found["greedy"].peak.counted_bytes > 0
+    halves = fxmem.generate(
+        LlamaForCausalLM(LlamaConfig(**SIZES)).half(), generation.request.kwargs, 2, beams=2, target="t4"
+    )
+    assert found["fp16-weights"].peak.allocated_bytes == halves.peak.allocated_bytes
+    refused = {each.key: each.reason for each in advice.refused}
+    assert "last position alone already" in refused["last-logits"]
+    assert {"static-cache", "offloaded-cache", "int8-weights"} <= {*found, *refused}
+
+
+def test_changes_together_keep_a_budget(generation):
+    budget = generation.vary(beams=1).peak.reserved_bytes
+    advice = fxmem.advise(generation, budget, quick=True)
+    together = advice.together
+    assert together is None or together.peak.allocated_bytes <= budget
+    smaller = fxmem.advise(generation, "1KiB", quick=True)
+    assert smaller.together is None
+
+
+def test_the_command_advises_on_a_generation(capsys, tmp_path):
+    model = ["hf:LlamaForCausalLM", *(word for key, value in SIZES.items() for word in ("--set", f"{key}={value}"))]
+    asked = [*model, "--mode", "generate", "--prompt", "30", "--new", "2", "--target", "t4", "--quick", "--quiet"]
+    written = tmp_path / "advice.json"
+    assert main(["advise", *asked, "--no-cache", "--json", str(written)]) == 0
+    assert Advice.model_validate_json(written.read_text()).step.generation.new_tokens == 2
+    assert "bf16 weights" in capsys.readouterr().out
+    assert main(["advise", *model, "--new", "3"]) == 2
+    assert "add --mode generate" in capsys.readouterr().err
