@@ -65,7 +65,8 @@ def keep(
     ):
         return make()
     given = {name: getattr(options, name) for name in (*_ANALYSIS, *further)}
-    given |= {each.dest: getattr(options, each.dest, None) for each in GENERATION}
+    if options.mode == "generate":
+        given |= {each.dest: getattr(options, each.dest) for each in GENERATION}
     path = folder / f"{_PREFIX}{_name(given, what)}.json"
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if (found := _read(path, what)) is not None:
