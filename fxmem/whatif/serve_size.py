@@ -3,9 +3,10 @@
 vLLM measures at its start: it runs a forward of as many tokens as a batch may have, and samples from the logits of as
 many sequences as there may be; what is left of its share of the card is for keys and values. Here that run is analysed.
 
-Source: vLLM 0.11 to 0.14, `v1/worker/gpu_worker.py` (`determine_available_memory`), `v1/worker/gpu_model_runner.py`
-(`profile_run`, `_dummy_sampler_run`), `v1/sample/sampler.py`, `v1/core/kv_cache_utils.py` (`get_num_blocks`,
-`_get_kv_cache_groups_uniform_page_size`), `v1/kv_cache_interface.py` (`FullAttentionSpec`, `SlidingWindowSpec`).
+Source: vllm-project/vllm, `v1/worker/gpu_worker.py` (`determine_available_memory`) at 35d5cda1,
+`v1/worker/gpu_model_runner.py` (`profile_run`, `_dummy_sampler_run`), `v1/sample/sampler.py`,
+`v1/core/kv_cache_utils.py` at bbf906a8 (`get_num_blocks`, `_get_kv_cache_groups_uniform_page_size`),
+`v1/kv_cache_interface.py` (`FullAttentionSpec`, `SlidingWindowSpec`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fxmem.records.sizes import ServeSequences, ServeSize, UncountedTerm
 from fxmem.simulation.analysis import Analysis, analyze_step, build_module
 from fxmem.simulation.request import StepRequest
 
-_RELEASE: Final = "0.11 to 0.14"
+_RELEASE: Final = "V1"
 CONTEXTS: Final = (2048, 8192, 32768)
 """Lengths of sequences that are counted unless others are asked for."""
 _BLOCK = 512
@@ -35,13 +36,13 @@ _OTHER_MEMORY = UncountedTerm(
     name="memory outside torch: libraries, NCCL",
     low_bytes=71 * _MIB,
     high_bytes=164 * _MIB,
-    source="vLLM 0.7 to 0.11 logged 0.07 to 0.16 GiB on one card and 0.55 on each of two; 0.6 counted 0.35 to 1.79",
+    source="logged by starts of V1: 0.07 to 0.16 GiB on one card, 0.55 on each of two; V0 counted 0.35 to 1.79",
 )
 _GRAPHS = UncountedTerm(
     name="CUDA graphs",
     low_bytes=0,
     high_bytes=1055 * _MIB,
-    source="logged by vLLM 0.10 and 0.11: up to 1.03 GiB; since 0.21 vLLM takes its estimate off, before that nothing",
+    source="what capturing them added, logged by starts of V1: at most 1.03 GiB; newer ones take an estimate off",
 )
 
 

@@ -56,7 +56,7 @@ def test_predicted_rounds_are_those_of_a_real_compiled_program(name: str) -> Non
     made = mine.profile.step.compiled
     assert made is not None
     assert made.graphs
-    assert made.kernels
+    assert made.kernels > 1
 
 
 def build() -> nn.Module:

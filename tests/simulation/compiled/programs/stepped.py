@@ -1,4 +1,4 @@
-"""Compiled functions that raise, call modules, and need no gradient."""
+"""Compiled functions that call modules, and that need no gradient."""
 
 import torch
 from torch import nn
@@ -12,8 +12,6 @@ optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()])
 @torch.compile
 def forward(x: torch.Tensor) -> torch.Tensor:
     """Two layers, whose modules are globals."""
-    if x.shape[-1] != 96:
-        raise ValueError("expected 96")
     return second(F.silu(first(x)))
 
 
@@ -26,10 +24,6 @@ def normalize(x: torch.Tensor) -> torch.Tensor:
 for _ in range(3):
     with torch.no_grad():
         x = normalize(torch.randn(200, 96).to(device))
-    try:
-        forward(x[:, :95])
-    except ValueError as error:
-        print(error)
     out = forward(x)
     (out - x).square().mean().backward()
     optimizer.step()
