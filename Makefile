@@ -6,6 +6,9 @@ JOBS ?= 2
 # `pinned`: the versions of constraints.txt. `latest`: the same, but the newest torch and torchvision, in an environment of its own.
 TORCH ?= pinned
 
+# Where an image keeps Python from writing bytecode, each process would compile torch anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 PINNED_TORCH := 2.11.0
 # Random programs that `make fuzz` makes.
 SEEDS ?= 0:5000
@@ -168,9 +171,7 @@ $(@D)/bin/python -m pip install --quiet --require-hashes --requirement $(@D)/uv.
 endef
 
 # uv is several times faster, but does not read pip's configuration: behind a mirror that only pip knows, pip does it.
-# Bytecode is made here, as pip makes it: where PYTHONDONTWRITEBYTECODE is set, as it is in many images, each process would
-# compile torch anew.
-install = $(@D)/bin/uv pip install --quiet --compile-bytecode --python $(@D)/bin/python $(1) || $(@D)/bin/python -m pip install --quiet $(1)
+install = $(@D)/bin/uv pip install --quiet --python $(@D)/bin/python $(1) || $(@D)/bin/python -m pip install --quiet $(1)
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(new-environment)

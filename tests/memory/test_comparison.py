@@ -413,7 +413,7 @@ def test_a_report_and_a_model(own: str, saved: tuple[str, str]) -> None:
         ),
         (
             ["own.py:build", "--with", "precision=fp8"],
-            "expected --precision to be one of bf16, fp16; got 'fp8'; see fxmem compare --help",
+            "expected --precision to be one of bf16, fp16; got 'fp8', did you mean --quantize fp8?; see fxmem compare",
         ),
         (["a.json", "b.json", "--top", "-1"], "expected --top of at least 0, got -1"),
     ],

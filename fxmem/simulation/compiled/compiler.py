@@ -8,7 +8,6 @@ lifetimes of the real step.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -110,7 +109,10 @@ class Compiler:
 
     def compile_module(self, model: torch.nn.Module, options: dict[str, Any]) -> Any:
         """The model as `torch.compile` returns it."""
-        backend = functools.partial(self.compile, options=options)
+
+        def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:  # a function, because Lightning copies what it is
+            return self.compile(graph, inputs, options)
+
         return torch.compile(model, backend=backend, dynamic=self.settings.dynamic)
 
     def compile(self, graph: torch.fx.GraphModule, inputs: Any, options: dict[str, Any]) -> Any:

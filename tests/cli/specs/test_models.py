@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import socket
 import sys
 import textwrap
@@ -191,9 +192,9 @@ def test_a_config_file_names_its_class_and_dtype(tmp_path: Path) -> None:
         assert type(built.module).__name__ == "LlamaForCausalLM"
         assert built.weights_dtype == torch.bfloat16
         assert config(built).num_hidden_layers == 1
-        assert [note.split(",")[0] for note in built.notes] == [
-            "quantization_config is left out: the weights are those of training",
+        assert [re.split(r",| and take", note)[0] for note in built.notes] == [
             "weights in bfloat16",
+            "the checkpoint's weights are packed (fp8)",
         ]
     assert torch.get_default_dtype() == torch.float32
     assert build_model(spec, {"dtype": "float32"}).weights_dtype == torch.float32

@@ -91,6 +91,16 @@ def test_what_the_caller_has_compiled_stays_compiled() -> None:
         assert again.graphs == 1
 
 
+def test_a_torch_compile_that_lightning_has_wrapped_is_called_too() -> None:
+    """Its wrapper copies what it is called with, and the copy of a fake tensor reads an address that is not there."""
+    import lightning  # noqa: F401 - it wraps torch.compile
+
+    assert torch.compile.__module__ == "torch"
+    assert hasattr(torch.compile, "__wrapped__")
+    analysis = fxmem.analyze(nn.Linear(8, 8), torch.zeros(2, 8), target="cpu", compile=True)
+    assert analysis.profile.step.compiled is not None
+
+
 def test_kernels_are_operators_with_the_line_and_the_module_they_are_of() -> None:
     analysis = fxmem.analyze(small(), torch.zeros(4, 32), target="h100", compile=True)
     profile = analysis.profile
