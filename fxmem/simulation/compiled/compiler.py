@@ -116,7 +116,12 @@ class Compiler:
         return torch.compile(model, backend=backend, dynamic=self.settings.dynamic)
 
     def compile(self, graph: torch.fx.GraphModule, inputs: Any, options: dict[str, Any]) -> Any:
-        """Compile a graph, as inductor's backend for dynamo."""
+        """Compile a graph, as inductor's backend for dynamo.
+
+        On a card's host nothing is pretended: a graph of the host's tensors alone runs as it was written.
+        """
+        if self._target.device == "cuda" and _is_on_host(graph):
+            return graph
         self._given |= {name: repr(options[name]) for name in _SAID if options.get(name)}
         options = {**options, "triton.cudagraphs": False}
         with contextlib.ExitStack() as stack:
@@ -170,3 +175,10 @@ class _Nobody:
 
     def on_backward_node(self, sequence_number: int) -> None:
         """See `AutogradObserver`."""
+
+
+def _is_on_host(graph: torch.fx.GraphModule) -> bool:
+    """Whether all tensors of dynamo's graph, of which there are some, are the host's."""
+    values = torch_common.tree_leaves([node.meta.get("example_value") for node in graph.graph.nodes])
+    devices = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+    return devices == {"cpu"}

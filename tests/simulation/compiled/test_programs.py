@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fxmem
+from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.validation import ProgramMeasurement
@@ -24,6 +25,12 @@ NAMES = sorted(file.stem for file in PROGRAMS.glob("[!_]*.py"))
 SAMPLE = ("stepped",)
 """That in `make test`; `FXMEM_ALL=1` takes all, as `make compiled` does."""
 WITHIN = 1e-4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiler() -> None:
+    """To import inductor, as `torch.compile` does where it is first called, warns of what it uses itself."""
+    torch_dynamo.load_compiler()
 
 
 def predict_program(name: str, target: str = "cpu", steps: int = 3) -> RecordedProgram:
@@ -98,6 +105,20 @@ def test_a_program_on_a_card_is_the_step_analysed_and_leaves_nothing_behind(
     nodes = {node.name: node.module for node in run.profile.nodes}
     assert {module for name, module in nodes.items() if name.startswith("triton_")} >= {"compiled.1"}
     assert not any(node.name.startswith("empty_strided") for node in run.profile.nodes)
+
+
+def test_a_compiled_function_of_the_host_computes_its_values() -> None:
+    @torch.compile
+    def shift(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+    with fxmem.record("h100", compile="as-is") as run:
+        assert shift(torch.arange(3.0)).tolist() == [1, 3, 5]
+        shift(torch.zeros(1024, device="cuda"))
+    made = run.profile.step.compiled
+    assert made is not None
+    assert made.graphs == 1
+    assert run.peak.requested_bytes == 2 * 4096
 
 
 def test_after_an_error_torch_is_as_it_was() -> None:
