@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -32,7 +31,7 @@ from fxmem.whatif.advice.dtypes import dtype_changes
 from fxmem.whatif.advice.frozen_parts import frozen_changes
 from fxmem.whatif.advice.in_place import activation_changes, call_changes
 from fxmem.whatif.advice.kernels import kernel_changes
-from fxmem.whatif.advice.losses import loss_changes
+from fxmem.whatif.advice.losses import logit_changes, loss_changes
 from fxmem.whatif.advice.optimizer import optimizer_changes
 from fxmem.whatif.advice.release import release_changes
 from fxmem.whatif.advice.variant import AnyChange, Change, NotApplicableError, Outcome, Variant, analyse_variant
@@ -51,6 +50,8 @@ def find_changes(analysis: Analysis) -> Iterator[Change]:
         yield from optimizer_changes(analysis)
         yield from frozen_changes(analysis)
         yield from loss_changes(analysis)
+    else:
+        yield from logit_changes(analysis)
     yield from release_changes(analysis)
     yield from made_changes(analysis)
     if analysis.profile.target.device == "cuda":
@@ -160,8 +161,6 @@ class GenerationBench:
         code += "quantize_(model, Int8WeightOnlyConfig())"
         yield AnyChange("int8-weights", "int8 weights (torchao)", "rounding", code, _quantize, excludes="weights")
         yield AnyChange("greedy", "no beam search", "output", "model.generate(..., num_beams=1)", _drop_beams)
-        code = "model(input_ids, past_key_values=cache, logits_to_keep=1)"
-        yield AnyChange("last-logits", "logits of the last position only", "none", code, _keep_last_logits)
         if self.step.profile.target.device == "cuda":
             yield expandable_segments()
 
@@ -229,9 +228,3 @@ def _drop_beams(way: GenerationWay, step: Generation) -> GenerationWay:
     options: dict[str, Any] = {**way.request.options}
     options.pop("num_beams", None)
     return dataclasses.replace(way, request=dataclasses.replace(way.request, beams=1, options=options))
-
-
-def _keep_last_logits(way: GenerationWay, step: Generation) -> GenerationWay:
-    if "logits_to_keep" in inspect.signature(step.model.forward).parameters:
-        raise NotApplicableError("generate() computes the logits of the last position alone already")
-    raise NotApplicableError("the model's forward has no logits_to_keep")

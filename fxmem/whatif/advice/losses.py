@@ -1,9 +1,10 @@
-"""Cross-entropy in chunks, each recomputed in backward; with the layer that makes the logits, or without."""
+"""Logits that are not all there at once: of the last position alone, or in chunks with their cross-entropy."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import math
 import sys
 import types
@@ -35,6 +36,21 @@ loss = sum(sums) / (y != -100).sum()"""
 _ANOTHER_ORDER = "sums are added in another order, so loss and gradients differ in their last bits"
 _SAME_ROWS = ("view", "reshape", "flatten", "float", "to", "contiguous", "operator.getitem")
 """Calls that leave rows of logits or of what they are made of as they are, where their number stays."""
+
+
+def logit_changes(analysis: Analysis) -> Iterator[Change]:
+    """Logits of the last position, where a language model of transformers makes those of all; for inference."""
+    given = {**analysis.request.kwargs}
+    takes = inspect.signature(analysis.model.forward).parameters
+    if "logits_to_keep" in takes and not given.get("logits_to_keep") and given.get("labels") is None:
+        yield Change(
+            "last-logits",
+            "logits of the last position alone",
+            "none",
+            "model(x, logits_to_keep=1)",
+            lambda variant, _: variant.replace_step(kwargs={**variant.request.kwargs, "logits_to_keep": 1}),
+            note="the next token needs no others; generate() does so itself",
+        )
 
 
 def loss_changes(_: Analysis) -> Iterator[Change]:

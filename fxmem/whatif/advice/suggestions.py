@@ -38,6 +38,7 @@ QUICK = (
     "within-backward",
     "set-to-none",
     "no-grad",
+    "last-logits",
     "static-cache",
     "bf16-weights",
     "expandable-segments",

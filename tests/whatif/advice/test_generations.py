@@ -29,9 +29,19 @@ def test_each_change_is_worth_what_its_own_analysis_says(generation):
         LlamaForCausalLM(LlamaConfig(**SIZES)).half(), generation.request.kwargs, 2, beams=2, target="t4"
     )
     assert found["fp16-weights"].peak.allocated_bytes == halves.peak.allocated_bytes
-    refused = {each.key: each.reason for each in advice.refused}
-    assert "last position alone already" in refused["last-logits"]
+    refused = {each.key for each in advice.refused}
     assert {"static-cache", "offloaded-cache", "int8-weights"} <= {*found, *refused}
+
+
+def test_a_prefill_by_hand_needs_the_logits_of_the_last_position_alone():
+    ids = torch.ones(8, 60, dtype=torch.long)
+    given = {"input_ids": ids}
+    analysis = fxmem.analyze(lambda: LlamaForCausalLM(LlamaConfig(**SIZES)), given, mode="infer", target="t4")
+    found = {each.key: each for each in fxmem.advise(analysis, quick=True).suggestions}
+    last = fxmem.analyze(analysis.model, given | {"logits_to_keep": 1}, mode="infer", target="t4")
+    assert found["last-logits"].peak == last.peak
+    assert found["last-logits"].saved_bytes == analysis.peak.counted_bytes - last.peak.counted_bytes > 0
+    assert "last-logits" not in {each.key for each in fxmem.advise(last, quick=True).suggestions}
 
 
 def test_changes_together_keep_a_budget(generation):
