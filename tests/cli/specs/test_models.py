@@ -192,7 +192,7 @@ def test_a_config_file_names_its_class_and_dtype(tmp_path: Path) -> None:
         assert type(built.module).__name__ == "LlamaForCausalLM"
         assert built.weights_dtype == torch.bfloat16
         assert config(built).num_hidden_layers == 1
-        assert [re.split(r",| and take", note)[0] for note in built.notes] == [
+        assert [re.split(r"[,;]| and take", note)[0] for note in built.notes] == [
             "weights in bfloat16",
             "the checkpoint's weights are packed (fp8)",
         ]
