@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from fxmem.cli.parser import Argument, argument, flag, grouped, repeatable
+from fxmem.cli.spec_names import SPEC_FORMS
 from fxmem.records.names import (
     AS_IS,
     CACHES,
@@ -25,15 +26,12 @@ from fxmem.records.names import (
 DEFAULT_BATCH = 8
 DEFAULT_PROMPT = 1024
 
-_MODEL = (
-    "torchvision:NAME, timm:NAME, hf:ORG/NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
-)
 _OUTPUT = "what is shown and written"
 _REPORT = "REPORT.json, which `fxmem analyze --json` wrote (of the step's options none applies then), or "
 _SWITCH = argparse.BooleanOptionalAction
 
-MODEL = argument("model", metavar="MODEL", help=_MODEL)
-MODEL_OR_REPORT = argument("model", metavar="MODEL|REPORT.json", help=_REPORT + _MODEL)
+MODEL = argument("model", metavar="MODEL", help=SPEC_FORMS)
+MODEL_OR_REPORT = argument("model", metavar="MODEL|REPORT.json", help=_REPORT + SPEC_FORMS)
 
 INPUTS = grouped(
     "the model and its inputs",

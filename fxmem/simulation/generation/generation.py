@@ -191,9 +191,14 @@ class TokenAccount:
         if self.recorded.target.device != "cuda":
             requested = requested_by_token(self.events)
             return tuple(TokenBytes(token=i + 1, requested_bytes=n) for i, n in enumerate(requested))
+        return self._unbounded.tokens
+
+    @property
+    def _unbounded(self) -> TokenReplay:
+        """The replay on a card without limits."""
         if self._settings not in self._unlimited:
             self._unlimited[self._settings] = replay_tokens(self.recorded, self.events, self._settings)
-        return self._unlimited[self._settings].tokens
+        return self._unlimited[self._settings]
 
     @property
     def _reserved(self) -> int:
@@ -206,7 +211,7 @@ class TokenAccount:
         if self.recorded.target.device != "cuda":
             return None
         if memory is None or self._reserved <= memory:
-            return self._unlimited[self._settings]
+            return self._unbounded
         return replay_tokens(self.recorded, self.events, self._settings, memory)
 
 
