@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fxmem.planning.arrays import Floats
+from fxmem.planning.arrays import Floats, Ints
 from fxmem.planning.regions.candidates import Span, siblings
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.kept_products import Selection
@@ -267,7 +267,7 @@ class Tables:
 
 class _Nested:
     """`best[i][j][m]`: the least cost of a pass over units `i` to `j - 1` and of their backward, with `m` slots left
-    above what older units keep."""
+    above what older units keep. Stretches of one length are solved together."""
 
     def __init__(self, tables: Tables, budget: float, *, selective: bool = True) -> None:
         self.selective = tables.offers[1:] if selective else ()
@@ -276,11 +276,16 @@ class _Nested:
         self.unit = max((budget - floor) / SLOTS, 1.0)
         self.floor, self.slots = floor, SLOTS + _ABOVE
         n = self.n
-        self.best = np.full((n + 1, n + 1, self.slots + 1), np.inf)
+        padded = np.full((n + 1, n + 1, 2 * (self.slots + 1)), np.inf)
+        self.best = padded[:, :, self.slots + 1 :]
+        # `[i, j, slots + 1 - m]`: the same where `m` slots are taken already.
+        self._shifted = np.lib.stride_tricks.sliding_window_view(padded, self.slots + 1, axis=2)
         self.ways = 2 + len(self.selective)
         # -2: none; -1: stored as a whole; else split at k, ways * k + the way that what is before it is run: 0 stored;
         # 1 checkpointed; 1 + level selective.
-        self.how = np.full((n + 1, n + 1, self.slots + 1), -2, dtype=np.int64)
+        self.how = np.full((n + 1, n + 1, self.slots + 1), -2, dtype=np.int32)
+        self.fewest = np.full((n + 1, n + 1), self.slots + 1)
+        """The fewest slots in which there is a way."""
         self._solve()
 
     @property
@@ -310,40 +315,59 @@ class _Nested:
         unit_needs = self._count_needed(
             np.maximum(np.diagonal(units.backward_peak), np.diagonal(units.forward_peak))[:n]
         )
+        # Every way to begin: the units before `split` are checkpointed.
+        begin, split = np.nonzero(np.triu(tables.regions[:n, :n], 1))
         for length in range(1, n + 1):
-            for i in range(n + 1 - length):
-                j = i + length
-                best, how = self.best[i, j], self.how[i, j]
-                needed = last_needs[i] if j == n else whole_needs[i, j]
-                best[needed:], how[needed:] = (whole[j] - whole[i] if j == n else units.cost[i, j]), -1
-                for k in (i + 1 + np.flatnonzero(tables.regions[i, i + 1 : j])).tolist():
-                    rest, code = whole[k] - whole[i] + self.best[k, j], self.ways * k + 1
-                    self._offer(best, how, code, kept[i, k], forward[i, k], rest, self.best[i, k])
-                    # Selective in the step's own forward alone, and nothing within it.
-                    for level, (regions, stays, needs, cost) in enumerate(levels if j == n else (), 1):
-                        if regions[i, k]:
-                            self._offer(best, how, code + level, stays[i, k], needs[i, k], rest + cost[i, k], None)
-                if length > 1:
-                    rest = whole[i + 1] - whole[i] + self.best[i + 1, j]
-                    self._offer(best, how, self.ways * (i + 1), unit_kept[i], unit_needs[i], rest, None)
-                if i == 0 and j == n and tables.regions[i, j]:
-                    rest = np.full(len(best), whole[j] - whole[i])
-                    self._offer(best, how, self.ways * j + 1, 0, forward[i, j], rest, best.copy())
+            i = np.arange(n + 1 - length)
+            j = i + length
+            stored, cost = whole_needs[i, j], units.cost[i, j]
+            stored[-1], cost[-1] = last_needs[i[-1]], whole[n] - whole[i[-1]]
+            self._store(i, j, stored, cost)
+            inside = (begin <= i[-1]) & (split - begin < length)
+            at, to = begin[inside], split[inside]
+            self._offer(at, to, at + length, 1, kept[at, to], forward[at, to], whole[to] - whole[at], stored[at])
+            # Selective in the step's own forward alone, and nothing within it.
+            at, to = at[at == i[-1]], to[at == i[-1]]
+            for level, (regions, stays, needs, again) in enumerate(levels, 2):
+                allowed = regions[at, to]
+                a, b = at[allowed], to[allowed]
+                forth = whole[b] - whole[a] + again[a, b]
+                self._offer(a, b, a + length, level, stays[a, b], needs[a, b], forth, stored[a])
+            if length > 1:
+                self._offer(i, i + 1, j, 0, unit_kept[i], unit_needs[i], whole[i + 1] - whole[i], stored)
+            self.fewest[i, j] = np.isinf(self.best[i, j]).sum(axis=1)
 
-    @staticmethod
-    def _offer(
-        best: Floats, how: NDArray[np.int64], code: int, shift: int, needed: int, rest: Floats, first: Floats | None
-    ) -> None:
-        size = len(best)
-        if max(shift, needed) >= size:
+    def _store(self, i: Ints, j: Ints, needed: Ints, cost: Floats) -> None:
+        """Store units `i` to `j - 1` as a whole, where there are as many slots as that needs."""
+        enough = np.arange(self.slots + 1) >= needed[:, None]
+        self.best[i, j] = np.where(enough, cost[:, None], np.inf)
+        self.how[i, j] = np.where(enough, -1, -2)
+
+    def _offer(self, i: Ints, k: Ints, j: Ints, way: int, kept: Ints, needed: Ints, cost: Floats, stored: Ints) -> None:
+        """Offer to split units `i` to `j - 1` at `k`, of many in the order of `i`.
+
+        How what is before the split is run is `way`; `kept` slots stay of it, running it needs `needed` at all and costs
+        `cost`. With `stored` slots nothing costs less than to store all of them.
+        """
+        fewest = np.maximum(needed, kept + self.fewest[k, j])
+        if way == 1:
+            fewest = np.maximum(fewest, self.fewest[i, k])
+        at = fewest < np.minimum(stored, self.slots + 1)
+        if not at.any():
             return
-        cost = np.full(size, np.inf)
-        cost[shift:] = rest[: size - shift]
-        if first is not None:
-            cost = cost + first
-        cost[:needed] = np.inf
-        better = cost < best - 1e-9
-        best[better], how[better] = cost[better], code
+        i, k, j, kept, needed, cost = i[at], k[at], j[at], kept[at], needed[at], cost[at]
+        total = self._shifted[k, j, self.slots + 1 - kept]
+        total += cost[:, None]
+        if way == 1:
+            total += self.best[i, k]
+        total[np.arange(self.slots + 1) < needed[:, None]] = np.inf
+        starts = np.flatnonzero(np.diff(i, prepend=-1))
+        for first, last in zip(starts, [*starts[1:], len(i)], strict=True):
+            chosen = first + total[first:last].argmin(axis=0)
+            least = total[chosen, np.arange(self.slots + 1)]
+            best, how = self.best[i[first], j[first]], self.how[i[first], j[first]]
+            better = least < best - 1e-9
+            best[better], how[better] = least[better], self.ways * k[chosen[better]] + way
 
     def count_whole_slots(self, budget: float) -> int:
         """The whole slots in a budget."""
@@ -362,7 +386,7 @@ class _Nested:
                 yield Stretch(i, k, level=way - 1)
                 slots -= int(self._count_slots(self.tables.offers[way - 1].kept[i, k]))
             elif way == 1:
-                yield Stretch(i, k, tuple(self._build(i, k, slots)) if k < j else ())
+                yield Stretch(i, k, tuple(self._build(i, k, slots)))
                 slots -= int(self._count_slots(self.tables.kept_bytes[i, k]))
             else:
                 slots -= int(self._count_slots(self.tables.units.keeps[i]))
