@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fxmem.memory.generation.decode_steps import (
+    PERIOD,
     RECORDED,
     TAIL,
     DecodeSteps,
@@ -12,12 +13,14 @@ from fxmem.memory.generation.decode_steps import (
     find_steps,
     name_phases,
     recorded_events,
+    recorded_tokens,
 )
 from fxmem.memory.generation.joined_steps import JOINT, join_steps
 from fxmem.memory.generation.token_replay import TokenReplay, replay_tokens, requested_by_token
 
 __all__ = [
     "JOINT",
+    "PERIOD",
     "RECORDED",
     "TAIL",
     "DecodeSteps",
@@ -29,6 +32,7 @@ __all__ = [
     "join_steps",
     "name_phases",
     "recorded_events",
+    "recorded_tokens",
     "replay_tokens",
     "requested_by_token",
 ]

@@ -4,7 +4,7 @@ A decode step begins where the decoder's forward begins. Three steps one after a
 same operators, the same storages come and go at the same places, and each storage's size grows by the same number of
 bytes from step to step. Then further steps are put in after the second of the three, by arithmetic, and those after
 them are moved on. Where steps change in between (a window begins to slide), a recording of the change is joined on:
-`joined_steps`.
+`joined_steps`. Where sizes go by a period (a mask's rows are padded), three periods are compared and put in.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ RECORDED = 7
 """Tokens of a recorded generation that is to be extended: a prefill and six decode steps."""
 TAIL = 3
 """Steps that are recorded after the one that further ones are made like: one to compare it with, and two."""
+PERIOD = 16
+"""Steps after which sizes that do not grow evenly may: attention pads rows of a mask to a multiple of 16 bytes."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,16 @@ class DecodeSteps:
     first_ops: tuple[int, ...]
     """The operator that each begins with."""
 
-    def births(self, step: int) -> list[int]:
-        """The storages that a step brings, in order."""
-        end = self.begins[step + 1] if step + 1 < len(self.begins) else self.profile.ticks
+    def births(self, step: int, count: int = 1) -> list[int]:
+        """The storages that a step brings, or so many from it on, in order."""
+        end = self.begins[step + count] if step + count < len(self.begins) else self.profile.ticks
         storages = self.profile.storages
         found = [i for i, s in enumerate(storages) if s.birth and self.begins[step] <= s.birth < end]
         return sorted(found, key=lambda i: storages[i].birth)
 
-    def op_names(self, step: int) -> list[str]:
-        """The names of the operators of a step."""
-        end = self.first_ops[step + 1] if step + 1 < len(self.begins) else None
+    def op_names(self, step: int, count: int = 1) -> list[str]:
+        """The names of the operators of a step, or of so many from it on."""
+        end = self.first_ops[step + count] if step + count < len(self.begins) else None
         return [op.name for op in self.profile.ops[self.first_ops[step] : end]]
 
 
@@ -57,7 +59,7 @@ class Events:
     sources: array[int]
     """The recorded storage that each is like."""
     copies: array[int]
-    """How many steps later it comes than that one; 0 for a recorded storage."""
+    """How many periods later it comes than that one; 0 for a recorded storage."""
     ticks: int
     begins: list[int]
     """The tick at which each token's forward begins."""
@@ -105,7 +107,7 @@ class Slot:
     storage: int
     """That of the step that others are made like."""
     growth: int
-    """Bytes from step to step."""
+    """Bytes from period to period."""
     stays: bool
     """Whether it is alive until the generation ends, rather than for as long as those of other steps."""
 
@@ -115,7 +117,7 @@ class Insertion:
     """Where further steps are put in, and how they are made."""
 
     model: int
-    """The step after which they come, and which they are made like."""
+    """The step after which they come, and which they are made like; the first of them where the period is longer."""
     count: int | None
     """How many; None for as many as the generation is to have."""
     slots: tuple[Slot, ...]
@@ -123,6 +125,12 @@ class Insertion:
     """Storages of recorded steps whose death moves with their birth."""
     later_growth: dict[int, int]
     """Growth of the storages that come after that step and were recorded at another length, by index."""
+    period: int = 1
+    """Steps after which sizes have grown evenly: so many come at a time."""
+
+    def copies(self, steps: int) -> int:
+        """How many periods so many further steps are."""
+        return steps // self.period
 
 
 @dataclass(frozen=True)
@@ -138,10 +146,11 @@ class Extension:
         """By what the bytes alive grow from step to step; None where that changes."""
         if len(self.insertions) > 1:
             return None
-        model = self.insertions[0].model
-        storages, ticks = self.steps.profile.storages, self.steps.begins[model : model + 2]
+        model, period = self.insertions[0].model, self.insertions[0].period
+        storages, ticks = self.steps.profile.storages, self.steps.begins[model : model + period + 1 : period]
         before, after = (sum(s.nbytes for s in storages if s.birth < tick <= s.death) for tick in ticks)
-        return after - before
+        growth, rest = divmod(after - before, period)
+        return None if rest else growth
 
     def counts(self, tokens: int) -> list[int]:
         """How many steps each insertion puts in for so many tokens."""
@@ -162,11 +171,11 @@ class Extension:
         """
         steps, storages = self.steps, self.steps.profile.storages
         out = recorded_events(steps)
-        counts = self.counts(tokens)
+        counts = [each.copies(more) for each, more in zip(self.insertions, self.counts(tokens), strict=True)]
         copied = [0] * len(counts) if jump else counts
         begins, shift = [*out.begins], 0
         for insertion, more, copies in zip(self.insertions, counts, copied, strict=True):
-            length, end = _length(steps, insertion.model), steps.begins[insertion.model + 1]
+            length, end = _length(steps, insertion), steps.begins[insertion.model + insertion.period]
             for index, storage in enumerate(storages):
                 if storage.birth >= end:
                     out.births[index] += copies * length
@@ -174,11 +183,11 @@ class Extension:
                 if storage.death >= end and index not in insertion.lagging:
                     out.deaths[index] += copies * length
         for insertion, copies in zip(self.insertions, copied, strict=True):
-            length, model = _length(steps, insertion.model), insertion.model
+            length, model, period = _length(steps, insertion), insertion.model, insertion.period
             at = len(begins) - len(steps.begins) + model
-            shift = begins[at] - steps.begins[model]
-            further = [begins[at] + copy * length for copy in range(1, copies + 1)]
-            begins[at + 1 :] = [*further, *(begin + copies * length for begin in begins[at + 1 :])]
+            shift, end = begins[at] - steps.begins[model], at + period
+            further = [each + copy * length for copy in range(1, copies + 1) for each in begins[at:end]]
+            begins[end:] = [*further, *(begin + copies * length for begin in begins[end:])]
             for copy in range(1, copies + 1):
                 moved = copy * length
                 for slot in insertion.slots:
@@ -195,14 +204,15 @@ class Extension:
         """The longer generation as a profile; `events` are its storages."""
         recorded, steps = self.steps.profile, self.steps
         is_whole = len(events.begins) > len(steps.begins)
-        copied = self.counts(len(events.begins)) if is_whole else [0] * len(self.insertions)
-        spans = [(steps.first_ops[each.model], steps.first_ops[each.model + 1]) for each in self.insertions]
+        counts = self.counts(len(events.begins)) if is_whole else [0] * len(self.insertions)
+        copied = [each.copies(more) for each, more in zip(self.insertions, counts, strict=True)]
+        spans = [(steps.first_ops[each.model], steps.first_ops[each.model + each.period]) for each in self.insertions]
         ops: list[Op] = []
         done = shift = 0
         added = [0]  # operators put in before each insertion
         for insertion, (first, end), copies in zip(self.insertions, spans, copied, strict=True):
             ops += [_move_op(op, shift) for op in recorded.ops[done:end]]
-            length = _length(steps, insertion.model)
+            length = _length(steps, insertion)
             for copy in range(1, copies + 1):
                 ops += [_move_op(op, shift + copy * length) for op in recorded.ops[first:end]]
             done, shift = end, shift + copies * length
@@ -227,18 +237,20 @@ class Extension:
         Args:
             other: recorded after a longer prompt.
             step: which of its steps.
-            more: how many tokens later it is than the step that others are made like.
+            more: how many tokens later it is than the step that others are made like, whole periods.
 
         Raises:
             AnalysisError: the step differs from what arithmetic makes of it.
         """
         insertion = self.insertions[-1]
+        period = insertion.period
         storages, later = self.steps.profile.storages, other.profile.storages
-        born = other.births(step) if len(other.begins) > step else []
-        if self.steps.op_names(insertion.model) != other.op_names(step) or len(born) != len(insertion.slots):
+        born = other.births(step, period) if len(other.begins) >= step + period else []
+        names = self.steps.op_names(insertion.model, period)
+        if names != other.op_names(step, period) or len(born) != len(insertion.slots):
             raise AnalysisError("expected the last decode steps to run the operators of the first")
         for slot, index in zip(insertion.slots, born, strict=True):
-            expected = storages[slot.storage].nbytes + more * slot.growth
+            expected = storages[slot.storage].nbytes + insertion.copies(more) * slot.growth
             if later[index].nbytes != expected:
                 raise AnalysisError(
                     f"expected sizes that grow evenly up to the last token; {_name(self.steps, slot.storage)} has "
@@ -274,24 +286,27 @@ def name_phases(profile: Profile, begins: Sequence[int]) -> Profile:
     return named.model_copy(update={"nodes": nodes})
 
 
-def extend(steps: DecodeSteps, before: tuple[Insertion, ...] = ()) -> Extension:
+def extend(steps: DecodeSteps, before: tuple[Insertion, ...] = (), period: int = 1) -> Extension:
     """Prove that the decode steps differ in sizes alone, which grow evenly; return how to make further ones.
 
     Args:
         steps: a recorded generation. Its last steps but two are compared.
         before: what is put in before these.
+        period: steps after which sizes have grown evenly; further ones come so many at a time.
 
     Raises:
         AnalysisError: they differ otherwise; with the first difference.
     """
-    model = len(steps.begins) - 1 - TAIL
-    if model < RECORDED - 1 - TAIL:
-        raise AnalysisError(f"expected {RECORDED} recorded tokens to compare, got {len(steps.begins)}")
-    _check_operators(steps, model)
+    needed = recorded_tokens(period)
+    model = len(steps.begins) - (TAIL - 1) - 2 * period
+    if len(steps.begins) < needed:
+        raise AnalysisError(f"expected {needed} recorded tokens to compare, got {len(steps.begins)}")
+    _check_operators(steps, model, period)
     storages = steps.profile.storages
-    around = (model - 1, model, model + 1)
-    born = [steps.births(step) for step in around]
-    if len({len(each) for each in born}) > 1 or len({_length(steps, step) for step in around}) > 1:
+    around = (model - period, model, model + period)
+    born = [steps.births(step, period) for step in around]
+    lengths = {steps.begins[step + period] - steps.begins[step] for step in around}
+    if len({len(each) for each in born}) > 1 or len(lengths) > 1:
         raise AnalysisError("expected every decode step to allocate as often as others, and to free as often")
     slots: list[Slot] = []
     lagging: set[int] = set()
@@ -305,31 +320,36 @@ def extend(steps: DecodeSteps, before: tuple[Insertion, ...] = ()) -> Extension:
             _check_lives(steps, (earlier, same, later))
             lagging |= {earlier, same}
         slots.append(Slot(same, growth, stays))
-    _check_early(steps, model)
-    growths = _find_later_growth(steps, model, slots)
-    return Extension(steps, (*before, Insertion(model, None, tuple(slots), frozenset(lagging), growths)))
+    _check_early(steps, model, period)
+    growths = _find_later_growth(steps, model, slots, period)
+    return Extension(steps, (*before, Insertion(model, None, tuple(slots), frozenset(lagging), growths, period)))
 
 
-def _find_later_growth(steps: DecodeSteps, model: int, slots: Sequence[Slot]) -> dict[int, int]:
+def recorded_tokens(period: int) -> int:
+    """The tokens to record of a generation that is to be extended by so many at a time, at the least."""
+    return RECORDED + 3 * (period - 1)
+
+
+def _find_later_growth(steps: DecodeSteps, model: int, slots: Sequence[Slot], period: int) -> dict[int, int]:
     """Growth of the storages of later steps. The last step ends otherwise: what it alone brings does not grow."""
     later: dict[int, int] = {}
-    for step in range(model + 1, len(steps.begins)):
-        same = steps.first_ops[step] + _count_equal(steps.op_names(model), steps.op_names(step))
-        for index, slot in zip(steps.births(step), slots, strict=False):
+    for step in range(model + period, len(steps.begins), period):
+        same = steps.first_ops[step] + _count_equal(steps.op_names(model, period), steps.op_names(step, period))
+        for index, slot in zip(steps.births(step, period), slots, strict=False):
             op = steps.profile.storages[index].op
             if op is None or op < same:
                 later[index] = slot.growth
     return later
 
 
-def _length(steps: DecodeSteps, step: int) -> int:
-    return steps.begins[step + 1] - steps.begins[step]
+def _length(steps: DecodeSteps, insertion: Insertion) -> int:
+    return steps.begins[insertion.model + insertion.period] - steps.begins[insertion.model]
 
 
-def _check_operators(steps: DecodeSteps, model: int) -> None:
-    expected = steps.op_names(model)
-    for step in (model - 1, model + 1):
-        names = steps.op_names(step)
+def _check_operators(steps: DecodeSteps, model: int, period: int) -> None:
+    expected = steps.op_names(model, period)
+    for step in (model - period, model + period):
+        names = steps.op_names(step, period)
         if names != expected:
             at = _count_equal(expected, names)
             one, other = (each[at] if at < len(each) else "none" for each in (expected, names))
@@ -345,9 +365,9 @@ def _check_lives(steps: DecodeSteps, indices: tuple[int, int, int]) -> None:
         raise AnalysisError(f"expected the same life in every decode step: {_name(steps, indices[1])} has none")
 
 
-def _check_early(steps: DecodeSteps, model: int) -> None:
+def _check_early(steps: DecodeSteps, model: int, period: int) -> None:
     """Refuse what is older than the compared steps, and freed in one that moves."""
-    begin, end, last = steps.begins[model - 1], steps.begins[model + 1], steps.begins[-1]
+    begin, end, last = steps.begins[model - period], steps.begins[model + period], steps.begins[-1]
     for index, storage in enumerate(steps.profile.storages):
         if storage.birth < begin and end <= storage.death < last:
             raise AnalysisError(f"expected decode steps that free what they allocate; {_name(steps, index)} is older")

@@ -51,7 +51,8 @@ def generate(  # noqa: PLR0913 - the settings of the public API, by keyword
 
     A prefill and six decode steps are recorded. Where the second to the fourth of these are the same but for sizes that
     grow evenly, all further tokens are made by arithmetic, and the allocator replays every one. Where a sliding window
-    fills, the steps around are recorded as well, and arithmetic goes on from there.
+    fills, the steps around are recorded as well, and arithmetic goes on from there. After a padded prompt sizes grow
+    evenly every sixteenth token only, and tokens are made sixteen at a time.
 
     Args:
         model: as `fxmem.analyze` takes it; it has a `generate` that transformers gave it.

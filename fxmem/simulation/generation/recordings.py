@@ -13,7 +13,18 @@ from torch import nn
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
-from fxmem.memory.generation import JOINT, RECORDED, TAIL, DecodeSteps, Extension, extend, find_steps, join_steps
+from fxmem.memory.generation import (
+    JOINT,
+    PERIOD,
+    RECORDED,
+    TAIL,
+    DecodeSteps,
+    Extension,
+    extend,
+    find_steps,
+    join_steps,
+    recorded_tokens,
+)
 from fxmem.simulation.analysis import analyze_step
 from fxmem.simulation.request import StepRequest
 
@@ -69,7 +80,12 @@ class Recordings:
         steps = self.record(0, tokens)
         if tokens == self._new_tokens:
             return steps, None, False
-        extension = extend(steps)
+        try:
+            extension = extend(steps)
+        except AnalysisError:
+            if pieces[1:] or self._new_tokens < recorded_tokens(PERIOD):
+                raise
+            steps, extension = self._extend_by_periods()
         for more, tokens in pieces[1:]:
             self._progress("recording where its steps change")
             steps, before = join_steps(extension, self.record(more, tokens), more)
@@ -78,6 +94,13 @@ class Recordings:
         if more + tokens == self._new_tokens:
             return steps, extension, True
         return steps, extension, self._prove_far(extension)
+
+    def _extend_by_periods(self) -> tuple[DecodeSteps, Extension]:
+        """Record enough tokens to make further ones a period at a time."""
+        self._progress(f"its steps change: recording three times {PERIOD} of them")
+        least = recorded_tokens(PERIOD)
+        steps = self.record(0, least + (self._new_tokens - least) % PERIOD)
+        return steps, extend(steps, period=PERIOD)
 
     def _find_pieces(self) -> list[tuple[int, int]]:
         """By how much longer the prompt is, and the tokens, of each recording: of the first tokens, and of changes."""
@@ -125,10 +148,12 @@ class Recordings:
         if not self._is_lengthened:
             return False
         self._progress("recording the last tokens, too")
-        more = self._new_tokens - RECORDED
-        step = RECORDED - 1 - TAIL
-        reached = extension.token(extension.insertions[-1])
-        extension.check_step(self.record(more, RECORDED), step, more + step - reached)
+        insertion = extension.insertions[-1]
+        step, period = RECORDED - 1 - TAIL, insertion.period
+        reached = extension.token(insertion)
+        more = self._new_tokens - RECORDED - (period - 1)
+        more -= (more + step - reached) % period  # the same place in a period
+        extension.check_step(self.record(more, RECORDED + period - 1), step, more + step - reached)
         return True
 
 

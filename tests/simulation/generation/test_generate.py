@@ -30,6 +30,8 @@ from fxmem.simulation.generation.recordings import Recordings
 SIZES = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512}
 PROMPT = torch.zeros(2, 30, dtype=torch.long)
+PADDED = {"input_ids": PROMPT, "attention_mask": torch.ones_like(PROMPT)}
+PADDED["attention_mask"][0, :4] = 0
 
 
 def llama():
@@ -80,6 +82,15 @@ def test_tokens_made_by_arithmetic_are_those_that_are_recorded(make, tokens, way
     assert [op.name for op in made.profile.ops] == [op.name for op in recorded.profile.ops]
     assert _blocks(made.profile) == _blocks(recorded.profile)
     assert made.peak.requested_bytes == recorded.peak.requested_bytes
+
+
+def test_tokens_after_a_padded_prompt_are_made_a_period_at_a_time(all_recorded):
+    """Its mask goes into attention, which pads the rows of it: sizes grow evenly every sixteenth token."""
+    made, recorded = (each(llama, PADDED, 69, target="h100") for each in (generate, all_recorded))
+    assert made.run.recorded_tokens == 53
+    assert made.run.tokens == recorded.run.tokens
+    assert made.run.growth_bytes is not None
+    assert _blocks(made.profile) == _blocks(recorded.profile)
 
 
 def test_a_long_generation_leaves_tokens_out_of_its_profile_and_not_out_of_its_numbers(monkeypatch):
