@@ -15,6 +15,7 @@ from fxmem.cli.parser import Argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.spec_names import check_names, is_reference, names_optimizer_factory
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
+from fxmem.records.pause_gc import pause_gc
 from fxmem.records.units import exact_bytes
 
 if TYPE_CHECKING:
@@ -89,9 +90,10 @@ def analyze_model(options: argparse.Namespace, progress: Progress, known: Profil
     card = catalogue.target(options.target)
     require_torch(options)
     progress("loading torch")
-    from fxmem.simulation.analysis import analyze_step, restore_analysis
-    from fxmem.simulation.compiled import read_compile
-    from fxmem.simulation.ranks import make_plan
+    with pause_gc():
+        from fxmem.simulation.analysis import analyze_step, restore_analysis
+        from fxmem.simulation.compiled import read_compile
+        from fxmem.simulation.ranks import make_plan
 
     own = None if options.parallelize is None else load_callable("--parallelize", options.parallelize)
     plan = make_plan(

@@ -161,6 +161,29 @@ def measure_curve(
     )
 
 
+def find_smaller(
+    analysis: AnyAnalysis, step: ProfiledStep, varied: Resizing, memory: int, change: Change
+) -> int | None:
+    """The largest size up to an analysed step's that fits so many bytes; None if none does. No curve is measured.
+
+    Args:
+        analysis: of the step as it is.
+        step: the same, changed.
+        varied: the dimension, which has the step's size.
+        memory: bytes.
+        change: what is done to the step of another size.
+    """
+
+    def measure(size: int) -> SizePoint:
+        try:
+            sized = step if size == varied.size else change(_analyse_size(analysis, varied, size))
+            return _point(size, sized, memory)
+        except AnalysisError as error:
+            return _point_without_run(size, error)
+
+    return _find_largest(search(measure, memory, start=varied.size, also=(1,), limit=varied.size))
+
+
 def measure_program(
     run: Callable[[int, Target], ProfiledStep],
     target: Target,
@@ -226,7 +249,7 @@ def _measure_sizes(
         except AnalysisError as error:
             if size == first:
                 raise
-            point = SizePoint(size=size, fits=False, obstacle=f"The model cannot be analysed at this size: {error}")
+            point = _point_without_run(size, error)
         tell(_describe_point(dim, point, memory))
         return point
 
@@ -325,6 +348,10 @@ def _point(size: int, step: ProfiledStep, memory: int) -> SizePoint:
         time=None if step.profile.step.program or step.profile.step.generation else step.estimate_time(),
         alloc_retries=retries,
     )
+
+
+def _point_without_run(size: int, error: AnalysisError) -> SizePoint:
+    return SizePoint(size=size, fits=False, obstacle=f"The model cannot be analysed at this size: {error}")
 
 
 def _shortage_on_the_way(step: ProfiledStep, memory: int) -> str:

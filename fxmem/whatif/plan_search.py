@@ -231,10 +231,7 @@ class PlanSearch:
     def _propose(self, way: PlannedWay, strategy: str, nbytes: int) -> Plan | None:
         """The planner's plan within so many requested bytes; None if it has none."""
         self.tell(f"looking for a plan ({way.application.value}) within {format_bytes(nbytes)}")
-        try:
-            return way.planner.plan(strategy, nbytes)
-        except ExceededError:
-            return None
+        return way.planner.find(strategy, nbytes)
 
     def _costs_more(self, proposed: Plan, rival: Proposal | None) -> bool:
         """Whether a proposal is dearer than another; the planner's FLOPs are exact, its time is an estimate."""

@@ -8,8 +8,12 @@ from fractions import Fraction
 from fxmem.records.sizes import SizePoint
 
 
-def search(measure: Callable[[int], SizePoint], memory: int, *, start: int, limit: int) -> list[SizePoint]:
+def search(
+    measure: Callable[[int], SizePoint], memory: int, *, start: int, limit: int, also: tuple[int, ...] = ()
+) -> list[SizePoint]:
     """Measure sizes until one that fits stands beside one that does not; return the points in that order.
+
+    The first is `start`, then come those of `also`, so that there is a line from the beginning.
 
     Between what fits and what does not, the next size is in the middle of where the line through the two nearest points
     says that reserved bytes (below it, all fits) and allocated bytes (above it, nothing does) reach the memory; after a
@@ -19,7 +23,7 @@ def search(measure: Callable[[int], SizePoint], memory: int, *, start: int, limi
 
     A size at which the model cannot run does not fit; one below every size that ran is taken to be too small for it.
     """
-    points = {start: measure(start)}
+    points = {size: measure(size) for size in (start, *also)}
     below, above = _bracket(points, limit)
     guided, before = True, 0
     while above - below > 1:

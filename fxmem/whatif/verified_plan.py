@@ -32,6 +32,9 @@ from fxmem.whatif.program_plan import plan_program
 from fxmem.whatif.program_step import record_function
 from fxmem.whatif.resize import find_resizing
 
+_OF_NO_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+"""What any batch takes as much of."""
+
 
 def plan(
     analysis: Analysis | Callable[[], Any],
@@ -223,13 +226,16 @@ def _describe_batch(analysis: Analysis, search: PlanSearch, reached: Proposal) -
     regions, application = reached.regions, reached.way.application
     try:
         varied = find_resizing(named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs), "batch")
-        curve = max_batch.measure_curve(
-            analysis,
-            budget=search.budget,
-            limit=varied.size,
-            change=lambda sized: apply_regions(sized, regions, application),
-        )
+        largest = None
+        if sum(reached.analysis.peak.by_kind.get(kind, 0) for kind in _OF_NO_BATCH) <= search.budget.nbytes:
+            largest = max_batch.find_smaller(
+                analysis,
+                reached.analysis,
+                varied,
+                search.budget.nbytes,
+                lambda sized: apply_regions(sized, regions, application),
+            )
     except FxmemError:
         return ""
     how = "with that plan " if regions else ""
-    return f"; {how}a batch of {curve.largest} fits" if curve.largest else "; no batch fits, not even of 1"
+    return f"; {how}a batch of {largest} fits" if largest else "; no batch fits, not even of 1"

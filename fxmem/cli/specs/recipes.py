@@ -15,6 +15,7 @@ from fxmem.cli.spec_names import model_error
 from fxmem.cli.specs.configs import field_hint, read_arguments, setting_line, unknown_setting_error
 from fxmem.cli.specs.references import load
 from fxmem.errors import EnvironmentLacksError, UsageError, closest, one_line
+from fxmem.records.pause_gc import pause_gc
 
 _WEIGHT_SETTINGS = {
     "torchvision": {"weights", "weights_backbone", "pretrained", "pretrained_backbone"},
@@ -87,8 +88,9 @@ def from_own_code(spec: str, settings: Mapping[str, Any]) -> Recipe:
 def import_library(package: str, module: str | None = None) -> Any:
     """Import a collection, or a module of it. Raises: EnvironmentLacksError."""
     try:
-        found = importlib.import_module(package)
-        return importlib.import_module(module) if module else found
+        with pause_gc():
+            found = importlib.import_module(package)
+            return importlib.import_module(module) if module else found
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == package
         what = f"{package} is not installed" if missing else f"{package} cannot be imported ({one_line(error)})"

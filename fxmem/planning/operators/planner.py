@@ -58,17 +58,21 @@ class OperatorPlanner:
             ExceededError: none is.
             UsageError: the model ran other operators than those of the profile.
         """
+        found = self.find(strategy, budget_bytes)
+        if found is None:
+            raise ExceededError(
+                f"expected a plan that keeps the step within {exact_bytes(budget_bytes or 0)}; strategy {strategy} "
+                f"with {Application.OPERATORS.value} reaches {exact_bytes(round(self._least.peak))} at the least"
+            )
+        return found
+
+    def find(self, strategy: str, budget_bytes: int | None) -> Plan | None:
+        """The same; None if no plan keeps the budget, and no word of the smallest peak."""
         cutter = self._cutter
         if budget_bytes is None or budget_bytes >= cutter.units.unplanned_peak:
             return self._make_plan(strategy, cutter.choose(()), budget_bytes)
         choice = self._find_choice(budget_bytes)
-        if choice is None:
-            raise ExceededError(
-                f"expected a plan that keeps the step within {exact_bytes(budget_bytes)}; strategy {strategy} with "
-                f"{Application.OPERATORS.value} reaches "
-                f"{exact_bytes(round(self._least.peak))} at the least"
-            )
-        return self._make_plan(strategy, choice, budget_bytes)
+        return None if choice is None else self._make_plan(strategy, choice, budget_bytes)
 
     def _find_choice(self, budget: float) -> RecomputeChoice | None:
         tried = (self._cutter.solve(budget, self._seeds(budget * share for share in shares)) for shares in _SHARES)

@@ -31,8 +31,10 @@ SLOTS = 200
 _ABOVE, _NEAREST = 8, 0.8
 """Slots above a budget that are solved with it, and the share of it down to which other budgets are near: a search asks
 for several."""
-_FINER = 3
+_FINER = 2
 """Times that the smallest budget of nested regions is looked for, each in finer slots than before."""
+_ROUNDED = 1.05
+"""By what factor regions may need more in slots than in bytes."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,7 @@ class Tables:
 
         What regions could keep only takes room.
         """
-        budget, found = self.units.unplanned_peak, None
+        budget, found = min(self.units.unplanned_peak, _ROUNDED * self.smallest), None
         for _ in range(_FINER):
             solved = _Nested(self, budget, selective=False)
             if solved.fewest_slots is None:
@@ -346,8 +348,8 @@ class _Nested:
     def _offer(self, i: Ints, k: Ints, j: Ints, way: int, kept: Ints, needed: Ints, cost: Floats, stored: Ints) -> None:
         """Offer to split units `i` to `j - 1` at `k`, of many in the order of `i`.
 
-        How what is before the split is run is `way`; `kept` slots stay of it, running it needs `needed` at all and costs
-        `cost`. With `stored` slots nothing costs less than to store all of them.
+        How what is before the split is run is `way`; `kept` slots stay of it, running it needs `needed` at all and
+        costs `cost`. With `stored` slots nothing costs less than to store all of them.
         """
         fewest = np.maximum(needed, kept + self.fewest[k, j])
         if way == 1:

@@ -121,14 +121,10 @@ class Planner:
             UsageError: an unknown strategy.
             ExceededError: no plan of this strategy keeps the budget; says the smallest peak it reaches.
         """
+        found = self.find(strategy, budget_bytes)
+        if found is not None:
+            return found
         asked = STRATEGIES.get(strategy)
-        budget = math.inf if budget_bytes is None else float(budget_bytes)
-        if asked.has_curve and budget >= self.tables.units.unplanned_peak:
-            return self._plan(strategy, "flat", (), self.tables, budget_bytes)
-        for name in asked.tries or (strategy,):
-            plan = self._propose(strategy, STRATEGIES.get(name), budget, budget_bytes)
-            if plan is not None:
-                return plan
         if asked.has_curve or asked.propose is None:
             least = round(self.tables.smallest)
         else:
@@ -137,6 +133,17 @@ class Planner:
             f"expected a plan that keeps the step within {exact_bytes(budget_bytes or 0)}; strategy {strategy} with "
             f"{self.application.value} reaches {exact_bytes(least)} at the least"
         )
+
+    def find(self, strategy: str, budget_bytes: int | None) -> Plan | None:
+        """The same; None if no plan keeps the budget, and no word of the smallest peak, which takes as long again."""
+        asked = STRATEGIES.get(strategy)
+        budget = math.inf if budget_bytes is None else float(budget_bytes)
+        if asked.has_curve and budget >= self.tables.units.unplanned_peak:
+            return self._plan(strategy, "flat", (), self.tables, budget_bytes)
+        tried = (
+            self._propose(strategy, STRATEGIES.get(name), budget, budget_bytes) for name in asked.tries or (strategy,)
+        )
+        return next((plan for plan in tried if plan is not None), None)
 
     def _propose(self, asked_for: str, strategy: Strategy, budget: float, budget_bytes: int | None) -> Plan | None:
         """The plan that a strategy proposes, if that keeps the budget."""
