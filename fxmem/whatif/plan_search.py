@@ -112,6 +112,10 @@ class PlanSearch:
     ways: tuple[PlannedWay, ...]
     tell: Callable[[str], None]
     seen: dict[tuple[Application, tuple[tuple[object, ...], ...]], Proposal] = field(default_factory=dict)
+    _done: int = field(default=0, init=False)
+    """The parts of the work that are over, or left out."""
+    _parts: int = field(default=0, init=False)
+    """How many there are."""
 
     def propose_nothing(self, chosen: str = "flat") -> Proposal:
         """The step as it is."""
@@ -127,7 +131,7 @@ class PlanSearch:
         parts = ((r.first_node, r.last_node, r.keeps, r.remakes, r.holds) for r in proposed.all_regions())
         key = way.application, tuple(parts)
         if key not in self.seen:
-            self.tell(f"analysing the step with plan {len(self.seen) + 1} ({way.application.value})")
+            self._report(f"analysing the step with plan {len(self.seen) + 1} ({way.application.value})")
             analysed = self.apply(regions, way.application)
             self.seen[key] = Proposal(way, proposed.chosen, regions, analysed, proposed.after_seconds)
         return self.seen[key]
@@ -153,6 +157,10 @@ class PlanSearch:
             raise ExceededError(self._describe_shortfall(reached, remedies(reached)))
         return self.finish(best)
 
+    def _report(self, what: str) -> None:
+        """Report what is being done, and which part of the work it belongs to."""
+        self.tell(f"{min(self._done + 1, self._parts)} of {self._parts}, {what}" if self._parts else what)
+
     # --- within a budget ----------------------------------------------------------------------------------------------
 
     def cheapest(self) -> Proposal | None:
@@ -165,7 +173,10 @@ class PlanSearch:
             return None  # no plan keeps it, so none needs to be tried
         best: Proposal | None = None
         refused: dict[Application, FxmemError] = {}
+        self._done, self._parts = 0, sum(len(self._strategies(way)) for way in self.ways)
+        over = 0
         for way in sorted(self.ways, key=lambda each: self._least_seconds(each) or 0):
+            self._done, over = over, over + len(self._strategies(way))
             if best is None or (best.seconds or math.inf) > (self._least_seconds(way) or 0):
                 try:
                     best = _cheaper(best, self._cheapest_applied(way, best))
@@ -186,13 +197,17 @@ class PlanSearch:
         """The cheapest proposal of one way that keeps the budget; None also where all cost more than the rival."""
         if self.budget is None or not STRATEGIES.get(self.strategy).follows_budget:
             return self._if_kept(self.analyse(way, way.planner.plan(self.strategy, None)))
-        best = self._find_cheapest(way, self.strategy, self.budget.nbytes, rival)
-        if self.strategy == "auto" and isinstance(way.planner, Planner):
-            # Of one level of regions, "auto" has the cheapest by the tables. Once applied, another strategy's may cost
-            # less.
-            for name in _OTHERS:
-                best = _cheaper(best, self._find_cheapest(way, name, self.budget.nbytes, _cheaper(best, rival)))
+        best: Proposal | None = None
+        for name in self._strategies(way):
+            best = _cheaper(best, self._find_cheapest(way, name, self.budget.nbytes, _cheaper(best, rival)))
+            self._done += 1
         return best
+
+    def _strategies(self, way: PlannedWay) -> tuple[str, ...]:
+        """What is asked for plans of a way. Of one level of regions, "auto" has the cheapest by the tables; once
+        applied, another strategy's may cost less."""
+        is_any = self.strategy == "auto" and isinstance(way.planner, Planner)
+        return self.strategy, *(_OTHERS if is_any else ())
 
     def _if_kept(self, proposal: Proposal) -> Proposal | None:
         return proposal if self.keeps(proposal.analysis) else None
@@ -230,7 +245,7 @@ class PlanSearch:
 
     def _propose(self, way: PlannedWay, strategy: str, nbytes: int) -> Plan | None:
         """The planner's plan within so many requested bytes; None if it has none."""
-        self.tell(f"looking for a plan ({way.application.value}) within {format_bytes(nbytes)}")
+        self._report(f"looking for a plan ({way.application.value}, {strategy}) within {format_bytes(nbytes)}")
         return way.planner.find(strategy, nbytes)
 
     def _costs_more(self, proposed: Plan, rival: Proposal | None) -> bool:
@@ -249,9 +264,12 @@ class PlanSearch:
     def lowest(self) -> Proposal:
         """The proposal with the lowest peak, the plans that free most included."""
         if STRATEGIES.get(self.strategy).falls_back:
+            self._done, self._parts = 0, len(self.ways)
             for way in self.ways:
+                self._report(f"looking for the plan that reaches lowest ({way.application.value})")
                 with contextlib.suppress(*REFUSALS):
                     self.analyse(way, way.planner.smallest())
+                self._done += 1
         return min((self.propose_nothing(), *self.seen.values()), key=lambda each: each.peak_bytes)
 
     def _describe_shortfall(self, reached: Proposal, remedies: str) -> str:
@@ -278,11 +296,14 @@ class PlanSearch:
     def along_the_curve(self) -> Plan:
         """The curve of peak against FLOPs, and the plan with the smallest product of both."""
         proposals = [self.propose_nothing()]
-        for way in self.ways:
+        self._parts = len(self.ways) * _POINTS
+        for index, way in enumerate(self.ways):
             with contextlib.suppress(*REFUSALS):
-                proposals += [
-                    self.analyse(way, point) for point in _thin(way.planner.curve(), _POINTS) if point.regions
-                ]
+                self._done = index * _POINTS
+                self._report(f"looking for plans of every budget ({way.application.value})")
+                for point in _thin(way.planner.curve(), _POINTS):
+                    proposals += [self.analyse(way, point)] if point.regions else []
+                    self._done += 1
         front: list[Proposal] = []
         for proposal in sorted(proposals, key=lambda each: (each.cost, each.peak_bytes)):
             if not front or front[-1].peak_bytes > proposal.peak_bytes:

@@ -349,6 +349,17 @@ def test_below_what_the_optimizer_takes_only_the_smallest_plans_are_tried() -> N
     assert 1 <= len(tried) <= len(Application)
 
 
+@pytest.mark.parametrize("budget", [0.7, None])
+def test_progress_says_which_part_of_how_many_is_being_done(budget: float | None) -> None:
+    told: list[str] = []
+    verified_plan.plan(stack(), budget=budget, progress=told.append)
+    counted = [re.match(r"(\d+) of (\d+), ", each) for each in told if "analysing the step" in each]
+    found = [(int(each[1]), int(each[2])) for each in counted if each is not None]
+    assert len(found) == len(counted) > 0
+    assert found == sorted(found)
+    assert {total >= number for number, total in found} == {True}
+
+
 def test_without_a_budget_there_is_the_curve() -> None:
     plan = fxmem.plan(stack())
     peaks = [point.peak.requested_bytes for point in plan.curve]
