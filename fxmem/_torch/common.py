@@ -71,6 +71,7 @@ __all__ = [
     "is_function_mode_active",
     "is_mutable",
     "iterate_tensors",
+    "keep_modes",
     "no_modes",
     "op_arguments",
     "op_name",
@@ -303,6 +304,27 @@ def _pop_function_modes() -> list[Any]:
     """The modes that were on the stack, outermost first."""
     pop: Callable[[], Any] = torch.overrides._pop_mode
     return [pop() for _ in range(torch._C._len_torch_function_stack())][::-1]
+
+
+def keep_modes() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What sees this thread's operators now: a context in which it sees them again, wherever no mode does
+    (`_get_current_dispatch_mode_stack`, `_push_mode` and `_pop_mode` of torch.utils._python_dispatch, since 2.0)."""
+    from torch.utils import _python_dispatch as modes
+
+    kept = modes._get_current_dispatch_mode_stack()
+
+    @contextlib.contextmanager
+    def inside() -> Iterator[None]:
+        with no_modes():
+            for mode in kept:
+                modes._push_mode(mode)
+            try:
+                yield
+            finally:
+                for _ in kept:
+                    modes._pop_mode()
+
+    return inside
 
 
 @contextlib.contextmanager

@@ -16,8 +16,14 @@ if TYPE_CHECKING:
 
 
 def next_for_model(options: argparse.Namespace, peak: Peak) -> str:
-    """How large a batch fits; what to change where the step does not fit, or nothing is known of that."""
-    verb = "max-batch" if peak.fits else "advise"
+    """How large a batch fits; what to change where the step does not fit, or nothing is known of that.
+
+    Advice is about eager code. Nothing for a compiled step where it is not known what fits.
+    """
+    compiled = options.compile is not None
+    if compiled and peak.fits is None:
+        return ""
+    verb = "max-batch" if peak.fits or compiled else "advise"
     return shlex.join(["fxmem", verb, *(word for each in ANALYSIS for word in _spell(each, options))])
 
 

@@ -44,6 +44,15 @@ def test_the_step_is_the_same(line: str, fits: bool | None, verb: str) -> None:
     assert {name: again[name] for name in names} == {**{name: getattr(given, name) for name in names}, "quiet": False}
 
 
+@pytest.mark.parametrize(("fits", "verb"), [(True, "max-batch"), (False, "max-batch"), (None, None)])
+def test_no_advice_about_eager_code_follows_a_compiled_step(fits: bool | None, verb: str | None) -> None:
+    given = Parser().add_arguments(load("analyze").ARGUMENTS).parse_args(["m.py:f", "--compile", "reduce-overhead"])
+    peak = timeline(small_profile()).peak.model_copy(update={"fits": fits})
+    words = shlex.split(next_for_model(given, peak))
+    assert words[1:2] == ([verb] if verb else [])
+    assert not words or parsed(words[1:])["compile"] == "reduce-overhead"
+
+
 def test_a_report_leads_to_its_page_or_to_a_plan() -> None:
     profile = small_profile().model_copy(update={"target": CARD})
     assert next_for_report("a b.json", report_of(profile, fits=True)) == (

@@ -241,5 +241,36 @@ def observe_compiled_calls(
         yield
 
 
+@contextlib.contextmanager
+def observe_optimizer_state(observed: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """An optimizer whose compiled step dynamo traces makes its state inside `observed()`: on the card it does so then.
+
+    `OptimizerVariable.call_method` (since 2.1) runs `Optimizer._init_group` for real.
+    """
+    from torch._dynamo.variables.optimizer import OptimizerVariable
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+            optimizer = self.value
+            if name != "_init_group" or not hasattr(optimizer, name):
+                return original(self, tx, name, args, kwargs)
+            plain = optimizer._init_group
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                with observed():
+                    return plain(*args, **kwargs)
+
+            optimizer._init_group = run
+            try:
+                return original(self, tx, name, args, kwargs)
+            finally:
+                del optimizer._init_group
+
+        return call_method
+
+    with patch(OptimizerVariable, "call_method", make):
+        yield
+
+
 _CALL: Final = "compile_wrapper"
 """The function that `torch.compile` returns (`_TorchDynamoContext.__call__` of torch/_dynamo/eval_frame.py)."""

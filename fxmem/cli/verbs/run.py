@@ -89,7 +89,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     )
     recorded = launched.recorded
     words = (*(["-m"] if options.m else []), options.program, *options.arguments)
-    following = "" if options.ranks else next_for_program(card.name, words)  # which runs the program by itself
+    # Which runs the program by itself, as eager code.
+    following = "" if options.ranks or options.compile else next_for_program(card.name, words)
     code, text = write_report(options, recorded.report(), recorded.timeline, following)
     if recorded.shortage and options.oom == "raise":
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")

@@ -127,8 +127,15 @@ class CompiledProgramRecording(ProgramRecording):
     @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:
         before, self._is_compiling = self._is_compiling, True
+        observed = torch_common.keep_modes()
         try:
-            with torch_common.no_modes(), self.fakes, differentiate_joint_graphs(), self._compiler.answers():
+            with (
+                torch_common.no_modes(),
+                self.fakes,
+                differentiate_joint_graphs(),
+                self._compiler.answers(),
+                torch_dynamo.observe_optimizer_state(observed),
+            ):
                 yield
         finally:
             self._is_compiling = before

@@ -1,4 +1,4 @@
-"""A compiled function that calls modules."""
+"""A compiled function that calls modules, and the compiled step of an optimizer with state."""
 
 import torch
 from torch import nn
@@ -15,9 +15,15 @@ def forward(x: torch.Tensor) -> torch.Tensor:
     return second(F.silu(first(x)))
 
 
+@torch.compile(fullgraph=False)
+def update() -> None:
+    """A step of AdamW, whose state is made where it is first compiled."""
+    optimizer.step()
+
+
 for _ in range(3):
     x = torch.randn(200, 96).to(device)
     out = forward(x)
     (out - x).square().mean().backward()
-    optimizer.step()
+    update()
     optimizer.zero_grad()
