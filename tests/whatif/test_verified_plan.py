@@ -63,7 +63,7 @@ class Stack(nn.Module):
 
 
 def stack() -> Analysis:
-    return analyze(Stack(), torch.randn(1024, 64), target="cpu")
+    return analyze(Stack(), torch.randn(1024, 64), target="cpu", optimizer="sgd")
 
 
 def resnet(target: str = "h100", batch: int = 16) -> Analysis:
@@ -83,8 +83,8 @@ def test_the_promise_is_kept_by_a_fresh_analysis_and_by_a_real_run(application: 
     torch.manual_seed(0)
     model, x = Stack(), torch.randn(1024, 64)
     planned = fxmem.checkpoint(copy.deepcopy(model), plan)
-    assert analyze(planned, x, target="cpu").peak.requested_bytes == plan.after.requested_bytes
-    measured = measure_cpu(planned, StepRequest(args=(x,)))
+    assert analyze(planned, x, target="cpu", optimizer="sgd").peak.requested_bytes == plan.after.requested_bytes
+    measured = measure_cpu(planned, StepRequest(args=(x,), optimizer="sgd"))
     # Each region keeps the state of the CPU's random numbers, 5,056 bytes, which is no tensor of the program.
     states = 5056 * (1 + sum(1 for _ in plan.all_regions()))
     assert (
@@ -208,7 +208,7 @@ def test_the_quicker_of_two_plans_is_cheaper_and_without_rates_that_of_fewer_flo
 
 def test_a_budget_in_bytes_bounds_the_allocator_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ExceededError, match=r"in pieces \(PYTORCH_ALLOC_CONF=expandable_segments:True may help\)"):
-        fxmem.plan(resnet(batch=64), budget="550MiB")
+        fxmem.plan(resnet(batch=64), budget="550MiB", application="modules")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     analysis = resnet(batch=64)
     before = analysis.peak
