@@ -58,7 +58,7 @@ WITHOUT_CONVOLUTION = [
 ]
 WITH_CONVOLUTION = [
     ("torchvision:resnet18", {}, ("2x3x64x64",)),
-    ("torchvision:vgg11", {}, ("1x3x64x64",)),
+    ("torchvision:squeezenet1_1", {}, ("2x3x64x64",)),
     ("torchvision:densenet121", {}, ("2x3x64x64",)),
     ("torchvision:mobilenet_v3_small", {}, ("2x3x64x64",)),
     ("torchvision:convnext_tiny", {}, ("1x3x64x64",)),

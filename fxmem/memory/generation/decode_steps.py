@@ -326,7 +326,7 @@ def extend(steps: DecodeSteps, before: tuple[Insertion, ...] = (), period: int =
 
 
 def recorded_tokens(period: int) -> int:
-    """The tokens to record of a generation that is to be extended by so many at a time, at the least."""
+    """Tokens to record, at the least, where further ones come so many at a time."""
     return RECORDED + 3 * (period - 1)
 
 

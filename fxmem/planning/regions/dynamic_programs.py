@@ -340,13 +340,13 @@ class _Nested:
             self.fewest[i, j] = np.isinf(self.best[i, j]).sum(axis=1)
 
     def _store(self, i: Ints, j: Ints, needed: Ints, cost: Floats) -> None:
-        """Store units `i` to `j - 1` as a whole, where there are as many slots as that needs."""
+        """Store units `i` to `j - 1` as a whole, where the slots suffice."""
         enough = np.arange(self.slots + 1) >= needed[:, None]
         self.best[i, j] = np.where(enough, cost[:, None], np.inf)
         self.how[i, j] = np.where(enough, -1, -2)
 
     def _offer(self, i: Ints, k: Ints, j: Ints, way: int, kept: Ints, needed: Ints, cost: Floats, stored: Ints) -> None:
-        """Offer to split units `i` to `j - 1` at `k`, of many in the order of `i`.
+        """Offer to split units `i` to `j - 1` at `k`, in order of `i`.
 
         How what is before the split is run is `way`; `kept` slots stay of it, running it needs `needed` at all and
         costs `cost`. With `stored` slots nothing costs less than to store all of them.
