@@ -13,10 +13,13 @@ from torch import nn
 from fxmem.checkpointing import subclass
 from fxmem.checkpointing.tape import Tape, rematerialize
 from fxmem.checkpointing.tape_survey import Survey
-from fxmem.checkpointing.tape_values import ValueKey
+from fxmem.checkpointing.tape_values import OpKey, ValueKey
 from fxmem.errors import PlanWarning
 from fxmem.records.plan import Region, Result
 from fxmem.records.units import format_bytes
+
+_KINDS = 16
+"""Forwards that are told apart; of a model with more, every forward is recorded whole."""
 
 
 @dataclass
@@ -30,6 +33,12 @@ class ByOperator:
     """Whether a forward has been run whose results, recomputed, were compared with what they were."""
     operators: Mapping[str, int] = field(default_factory=dict)
     """How often the forward that the plan was made for calls each operator; empty where that is not known."""
+    needed: frozenset[OpKey] = frozenset()
+    """The calls that lead to what is dropped, in all forwards that have been recorded whole: of others no record is
+    taken, which is most of what a tape takes."""
+    forwards: Mapping[frozenset[tuple[str, int]], int] = field(default_factory=dict)
+    """By how often each operator was called, how many results a forward dropped that was recorded whole; -1 for a
+    forward that is to be."""
 
     @staticmethod
     def collect(regions: Iterable[Region], operators: Mapping[str, int]) -> ByOperator:
@@ -50,12 +59,30 @@ class ByOperator:
             return forward(module, *args, **kwargs)
         if self.survey is not None:
             self.survey.begin()
-        with rematerialize(self.kept, self.dropped, checked=not self.checked, observer=self.survey) as tape:
+        known = self.forwards.values()
+        is_whole = self.survey is not None or not known or -1 in known or len(known) > _KINDS
+        with rematerialize(
+            self.kept,
+            self.dropped,
+            checked=not self.checked,
+            observer=self.survey,
+            only=None if is_whole else self.needed,
+        ) as tape:
             result = forward(module, *args, **kwargs)
+        self._learn(tape, is_whole=is_whole)
         if self.operators and not self.checked:
             self._compare(tape)
         self.checked = True
         return result
+
+    def _learn(self, tape: Tape, *, is_whole: bool) -> None:
+        """Note which calls have to be recorded, or that this forward has to be recorded whole to know."""
+        found = len(tape.met) if is_whole else -1
+        if tape.draws:
+            return  # the states in the record take memory where the model does: as much in every step, then
+        if len(self.forwards) <= _KINDS and self.forwards.get(tape.calls) != len(tape.met):
+            self.needed |= tape.needed
+            self.forwards = {**self.forwards, tape.calls: found}
 
     def _compare(self, tape: Tape) -> None:
         """Warn where a forward is not the one that the plan was made for."""

@@ -90,9 +90,17 @@ class _Signature:
     collective: bool
     overwrites: bool
 
+    @property
+    def changes(self) -> bool:
+        """Whether it may write to what it is given."""
+        return bool(self.written or self.statistics or self.collective)
+
 
 @functools.cache
-def _signature(func: Any) -> _Signature:
+def _signature(func: Any) -> _Signature | None:
+    """None of a view, and of what is no operator."""
+    if not isinstance(func, torch_common.OpOverload) or func.is_view:
+        return None
     name = str(func)
     packet = name.split(".")[1]
     arguments = list(enumerate(torch_common.op_arguments(func)))
@@ -153,6 +161,8 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             tape.
         checked: whether what is recomputed is compared with two sums of what it was.
         observer: called with what happens.
+        only: the calls to take a record of, as `needed` of an earlier forward has them; None: all. What others give is
+            to their readers as what was there before.
     """
 
     def __init__(
@@ -162,10 +172,17 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         *,
         checked: bool = False,
         observer: TapeObserver | None = None,
+        only: Collection[OpKey] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kept, self._dropped, self._checked, self._observer = kept, dropped, checked, observer
+        self._only = only
         self._counts: dict[str, int] = {}
+        self._saves = 0
+        self.needed: set[OpKey] = set()
+        """The calls that lead from what is kept to what was dropped."""
+        self.draws = False
+        """Whether a random operator on the CPU has a record, with the state that it starts from."""
         self.recorded: dict[str, int] = {}
         """Up to which call of each operator, from 1, it has noted what was made."""
         self.met: dict[ValueKey, int] = {}
@@ -177,26 +194,34 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._values.clear()
 
+    @property
+    def calls(self) -> frozenset[tuple[str, int]]:
+        """How often each operator was called, and autograd saved: two forwards that differ in it are not the same."""
+        return frozenset({**self._counts, "save": self._saves}.items())
+
     # --- what runs ----------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, torch_common.OpOverload) or func.is_view:
-            return func(*args, **kwargs)
         signature = _signature(func)
+        if signature is None:
+            return func(*args, **kwargs)
         number = self._counts[signature.name] = self._counts.get(signature.name, -1) + 1
-        op = self._record(func, signature, args, kwargs)
-        result = func(*args, **kwargs)
         key = signature.name, number
+        is_asked = self._only is None or key in self._only
+        if not is_asked and not signature.changes:
+            return func(*args, **kwargs)
+        op = self._record(func, signature, args, kwargs) if is_asked else None
+        result = func(*args, **kwargs)
         if op is not None:
             self._enter(key, op, signature, args, kwargs, result)
             return result
         for tensor in (
             torch_common.iterate_tensors((args, kwargs))
             if signature.collective
-            else _find_tensors(signature.written, args, kwargs)
+            else (*_find_tensors(signature.written, args, kwargs), *_statistics(signature, args, kwargs))
         ):
             if _is_plain(tensor):
                 self._values.pop(torch_common.storage_key(tensor), None)
@@ -268,6 +293,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             op.outputs.append((at, weakref.ref(value)))
             if value.key in self._kept:
                 value.keep(tensor)
+            self.draws |= op.generators is not None and tensor.device.type == "cpu"
             before = self._values.get(storage)
             made.append((tensor, storage not in given, None if before is None else before[0].key))
             self._values[storage] = value, need, self._watch(tensor, storage)
@@ -292,6 +318,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """For `torch.autograd.graph.saved_tensors_hooks`."""
+        self._saves += 1
         entry = (
             self._values.get(torch_common.storage_key(tensor))
             if _is_plain(tensor) and not tensor.is_conj() and not tensor.is_neg()
@@ -306,7 +333,16 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if value.kept is not None or value.key not in self._dropped:
             return _without_graph(tensor)
         self.met[value.key] = tensor.untyped_storage().nbytes()
+        self._note_needed(value)
         return SavedStandIn(value, need, tensor, checked=self._checked)
+
+    def _note_needed(self, value: TapedValue) -> None:
+        pending = [value]
+        while pending:
+            each = pending.pop()
+            if each.op is not None and (key := each.key[:2]) not in self.needed:
+                self.needed.add(key)
+                pending += each.op.inputs
 
     @staticmethod
     def unpack(packed: Any) -> torch.Tensor:
@@ -321,9 +357,10 @@ def rematerialize(
     *,
     checked: bool = False,
     observer: TapeObserver | None = None,
+    only: Collection[OpKey] | None = None,
 ) -> Iterator[Tape]:
     """Recompute what autograd saves of `dropped` inside when backward asks for it. Arguments as for `Tape`."""
-    tape = Tape(kept, dropped, checked=checked, observer=observer)
+    tape = Tape(kept, dropped, checked=checked, observer=observer, only=only)
     with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
         yield tape
 

@@ -26,7 +26,7 @@ from fxmem.checkpointing import apply, record_survey, rng_states, tape, tape_val
 from fxmem.cli.specs import build_model
 from fxmem.errors import PlanWarning
 from fxmem.records.names import Application
-from fxmem.records.plan import Plan
+from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import SourceLine
 from fxmem.whatif import plan_search, verified_plan
 from tests.checkpointing.test_regions import IMAGES, blocks, region, same, trained
@@ -449,6 +449,40 @@ def test_nothing_is_held_for_longer_than_it_is_needed() -> None:
         ]
     finally:
         gc.enable()
+
+
+def test_later_forwards_record_only_what_leads_to_a_dropped_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[Any] = []
+    made: list[weakref.ref[Any]] = []
+
+    class Counted(tape_values.TapedOp):
+        def __init__(self, func: Any, *rest: Any) -> None:
+            super().__init__(func, *rest)
+            recorded.append(func)
+
+    def once(y: torch.Tensor) -> torch.Tensor:
+        y = y.exp()
+        made.append(weakref.ref(y.untyped_storage()))
+        return y.tanh().sigmoid()
+
+    monkeypatch.setattr(tape, "TapedOp", Counted)
+    plain = Of(once)
+    planned = copy.deepcopy(plain)
+    exps = tuple(Result(operator="aten.exp.default", number=number, outputs=(0,)) for number in (0, 1))
+    apply(planned, [Region(first_node=0, last_node=1, remakes=exps)], OPERATORS)
+    found: list[tuple[int, list[bool]]] = []
+    for times in (1, 1, 2, 2, 2, 1):
+        for model in (plain, planned):
+            model.function = once if times == 1 else lambda y: once(once(y))
+            recorded.clear()
+            made.clear()
+            out = model(X)
+            found += [(len(recorded), [each() is not None for each in made])] if model is planned else []
+            out.sum().backward()
+        assert torch.equal(*(model.lin.weight.grad for model in (plain, planned)))  # type: ignore[arg-type]
+    # An addmm, and for each time exp, tanh and sigmoid. The third forward is new, so the fourth is recorded whole.
+    kept = [[False], [False], [False, True], [False, False], [False, False], [False]]
+    assert found == list(zip([4, 2, 2, 7, 5, 4], kept, strict=True))
 
 
 class _Storages(TorchDispatchMode):
