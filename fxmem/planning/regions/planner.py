@@ -80,7 +80,7 @@ class Planner:
             tables = self._tables(worthwhile_cuts(self.profile))
         if tables.units.count <= _NESTED_UNITS:
             return tables
-        crossing = {cut: float(tables.units.outputs()[0, index]) for index, cut in enumerate(tables.units.cuts)}
+        crossing = dict(zip(tables.units.cuts, tables.units.outputs()[0].tolist(), strict=True))
         inner = tables.units.cuts[1:-1]
         # The narrowest cut of each of as many equal stretches of kept bytes.
         kept = np.concatenate([[0.0], np.cumsum(tables.units.keeps)])
