@@ -165,7 +165,8 @@ def analyze_generation(options: argparse.Namespace, progress: Progress) -> Gener
     check_generates(built.module)
     if options.weights is None and options.quantize is None:
         _refuse_packed(built)
-    batch = make_batch(specs or _prompt(built, options), weights_dtype=built.weights_dtype)
+    prompt, notes = (specs, ()) if specs else _prompt(built, options)
+    batch = make_batch(prompt, weights_dtype=built.weights_dtype)
     request = GenerationRequest(
         args=batch.args,
         kwargs=dict(batch.kwargs),
@@ -174,7 +175,7 @@ def analyze_generation(options: argparse.Namespace, progress: Progress) -> Gener
         inference_mode=options.inference_mode,
         target=card,
         name=built.spec,
-        notes=(*built.notes, *batch.notes),
+        notes=(*built.notes, *notes, *batch.notes),
         new_tokens=options.new,
         cache=options.kv_cache,
         beams=options.beams,
@@ -194,18 +195,24 @@ def _refuse_packed(built: BuiltModel) -> None:
         )
 
 
-def _prompt(built: BuiltModel, options: argparse.Namespace) -> list[Any]:
-    """The token ids of a prompt; with what else the model takes, where its configuration says it."""
-    from fxmem.cli.specs.inputs import default_inputs
+def _prompt(built: BuiltModel, options: argparse.Namespace) -> tuple[list[Any], tuple[str, ...]]:
+    """The token ids of a prompt, with what else the model takes where its configuration says it; and a note."""
+    from fxmem.cli.specs.inputs import TensorSpec, default_inputs
 
     batch, prompt = options.batch or 1, options.prompt or DEFAULT_PROMPT
-    found = [each for each in default_inputs(built, batch) if not (each.name or "").startswith("decoder_")]
-    ids = [each for each in found if each.name == "input_ids"]
-    if options.prompt is not None and not ids:
+    ids, notes = TensorSpec((batch, prompt), "int64", "input_ids"), ()
+    try:
+        found = [each for each in default_inputs(built, batch) if not (each.name or "").startswith("decoder_")]
+    except UsageError:
+        if options.prompt is None or getattr(built.module, "main_input_name", None) != "input_ids":
+            raise
+        # How many tokens an image becomes is its processor's to say.
+        found, notes = [ids], ("the prompt is text alone, with no image, sound or video: --input gives one with them",)
+    if options.prompt is not None and not any(each.name == "input_ids" for each in found):
         raise UsageError(f"expected --input: {options.model} takes no token ids as its prompt")
-    chosen = [replace(each, shape=(batch, prompt)) if each.name == "input_ids" else each for each in found]
+    chosen = [ids if each.name == "input_ids" else each for each in found]
     # As a tokenizer gives it.
-    return [*chosen, *(replace(each, shape=(batch, prompt), name="attention_mask") for each in ids)]
+    return [*chosen, *(replace(each, name="attention_mask") for each in chosen if each.name == "input_ids")], notes
 
 
 def refuse_compile(options: argparse.Namespace, why: str) -> None:

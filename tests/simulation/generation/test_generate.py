@@ -193,3 +193,13 @@ def test_the_command_writes_a_report_that_is_read_again(capsys, tmp_path):
     assert main(["timeline", str(written), "-o", str(tmp_path / "timeline.svg")]) == 0
     assert main(["report", str(written), "-o", str(tmp_path / "report.html")]) == 0
     assert main(["generate", "torchvision:resnet18", "--quiet"]) == 2
+
+
+def test_a_model_that_takes_images_too_is_given_a_prompt_of_text(capsys):
+    sizes = {"text_config.num_hidden_layers": 1, "text_config.vocab_size": 400, "vision_config.num_hidden_layers": 1}
+    given = [each for name, value in sizes.items() for each in ("--set", f"{name}={value}")]
+    command = ["generate", "hf:LlavaForConditionalGeneration", *given, "--new", "2", "--target", "cpu", "--quiet"]
+    assert main([*command, "--prompt", "8", "--full"]) == 0
+    assert "the prompt is text alone" in " ".join(capsys.readouterr().out.split())
+    assert main(command) == 2
+    assert "its inputs cannot be known" in capsys.readouterr().err

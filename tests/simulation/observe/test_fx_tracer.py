@@ -16,14 +16,45 @@ from fxmem._torch.common import FakeTensorMode, tree_leaves
 from fxmem.errors import AnalysisError
 from fxmem.simulation.model.fake_model import fake_model
 
-# The smallest of each family: the others repeat its blocks. Detectors decide by the boxes they find, and raft loops over
-# a number torch.fx does not see: symbolic_trace refuses both.
-MODELS = """
-alexnet convnext_tiny deeplabv3_resnet50 densenet121 efficientnet_b0 efficientnet_v2_s fcn_resnet50 googlenet
-inception_v3 lraspp_mobilenet_v3_large maxvit_t mc3_18 mnasnet0_5 mobilenet_v2 mobilenet_v3_small mvit_v1_b mvit_v2_s
-r2plus1d_18 r3d_18 regnet_x_400mf regnet_y_400mf resnet18 resnet50 resnext50_32x4d s3d shufflenet_v2_x0_5 squeezenet1_0
-squeezenet1_1 swin3d_t swin_t swin_v2_t vgg11 vgg11_bn vit_b_32 wide_resnet50_2
-""".split()
+# The smallest of each family, as the others repeat its blocks. Detectors decide by the boxes they find, and raft loops
+# over a number torch.fx does not see: symbolic_trace refuses both.
+MODELS = [
+    "alexnet",
+    "convnext_tiny",
+    "deeplabv3_resnet50",
+    "densenet121",
+    "efficientnet_b0",
+    "efficientnet_v2_s",
+    "fcn_resnet50",
+    "googlenet",
+    "inception_v3",
+    "lraspp_mobilenet_v3_large",
+    "maxvit_t",
+    "mc3_18",
+    "mnasnet0_5",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "mvit_v1_b",
+    "mvit_v2_s",
+    "r2plus1d_18",
+    "r3d_18",
+    "regnet_x_400mf",
+    "regnet_y_400mf",
+    "resnet18",
+    "resnet50",
+    "resnext50_32x4d",
+    "s3d",
+    "shufflenet_v2_x0_5",
+    "squeezenet1_0",
+    "squeezenet1_1",
+    "swin3d_t",
+    "swin_t",
+    "swin_v2_t",
+    "vgg11",
+    "vgg11_bn",
+    "vit_b_32",
+    "wide_resnet50_2",
+]
 
 # What symbolic_trace writes differently from what runs, and why.
 _SAME = {
