@@ -16,6 +16,7 @@ Assumptions
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 from fxmem.errors import UsageError
@@ -75,6 +76,7 @@ class CachingAllocator:
         self._retries = 0
         self._ooms = 0
         self._next_address = _FIRST_ADDRESS
+        self._round_size = functools.lru_cache(maxsize=1 << 12)(settings.round_size)
 
     # -- the public face
 
@@ -89,7 +91,7 @@ class CachingAllocator:
             if nbytes < 0:
                 raise UsageError(f"malloc expects a number of bytes, got {nbytes}")
             return 0
-        size = self.settings.round_size(nbytes)
+        size = self._round_size(nbytes)
         pool = self._pool(stream, small=size <= SMALL_SIZE)
         block = self._best_fit(pool, size)
         if block is None:
@@ -113,10 +115,12 @@ class CachingAllocator:
                 f"free expects the address of a live block, got {address:#x}: freed before, or never handed out"
             )
         block.live = False
-        self._allocated.add(-block.size)
-        self._requested.add(-block.requested)
-        self._merge(block, block.prev)
-        self._merge(block, block.next)
+        self._allocated.current -= block.size  # what goes down is no peak
+        self._requested.current -= block.requested
+        if (before := block.prev) is not None and not before.live:
+            self._merge(block, before)
+        if (after := block.next) is not None and not after.live:
+            self._merge(block, after)
         block.pool.insert(block)
 
     def empty_cache(self) -> None:

@@ -25,7 +25,8 @@ class Gauge:
     def add(self, amount: int) -> None:
         """Go up by `amount`, or down where it is negative."""
         self.current += amount
-        self.peak = max(self.peak, self.current)
+        if self.current > self.peak:  # `max` takes twice the time, where time is spent
+            self.peak = self.current
 
     def stat(self) -> Stat:
         """As a record."""

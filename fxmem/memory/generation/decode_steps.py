@@ -13,6 +13,9 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from fxmem.errors import AnalysisError
 from fxmem.memory import liveness
@@ -188,15 +191,7 @@ class Extension:
             shift, end = begins[at] - steps.begins[model], at + period
             further = [each + copy * length for copy in range(1, copies + 1) for each in begins[at:end]]
             begins[end:] = [*further, *(begin + copies * length for begin in begins[end:])]
-            for copy in range(1, copies + 1):
-                moved = copy * length
-                for slot in insertion.slots:
-                    storage = storages[slot.storage]
-                    out.births.append(storage.birth + shift + moved)
-                    out.deaths.append(out.deaths[slot.storage] if slot.stays else storage.death + shift + moved)
-                    out.nbytes.append(storage.nbytes + copy * slot.growth)
-                    out.sources.append(slot.storage)
-                    out.copies.append(copy)
+            _append_copies(out, insertion, storages, shift + length * np.arange(1, copies + 1)[:, None])
         ticks = out.ticks + begins[-1] - steps.begins[-1]
         return Events(out.births, out.deaths, out.nbytes, out.sources, out.copies, ticks, begins)
 
@@ -225,8 +220,9 @@ class Extension:
             if op is not None:
                 at = bisect_right(ends, op)
                 op += added[at] + (copy * (spans[at][1] - spans[at][0]) if copy else 0)
-            changes = {"birth": events.births[index], "death": events.deaths[index]}
-            return storage.model_copy(update={**changes, "nbytes": events.nbytes[index], "op": op})
+            changes = {"birth": events.births[index], "death": events.deaths[index], "nbytes": events.nbytes[index]}
+            is_same = op == storage.op and all(getattr(storage, name) == value for name, value in changes.items())
+            return storage if is_same else storage.model_copy(update={**changes, "op": op})
 
         storages = tuple(move(recorded.storages[source], i) for i, source in enumerate(events.sources))
         return recorded.model_copy(update={"ops": tuple(ops), "storages": storages, "ticks": events.ticks})
@@ -256,6 +252,23 @@ class Extension:
                     f"expected sizes that grow evenly up to the last token; {_name(self.steps, slot.storage)} has "
                     f"{later[index].nbytes:,} bytes there instead of {expected:,}"
                 )
+
+
+def _append_copies(out: Events, insertion: Insertion, storages: Sequence[Storage], moved: np.ndarray[Any, Any]) -> None:
+    """Add what further periods bring, one after another. `moved`: by how many ticks each comes later."""
+    slots = insertion.slots
+    models = [storages[each.storage] for each in slots]
+    copies = np.arange(1, len(moved) + 1)[:, None]
+    last = np.array([out.deaths[each.storage] for each in slots], np.int64)
+
+    def add(column: array[int], values: np.ndarray[Any, Any]) -> None:
+        column.frombytes(np.ascontiguousarray(values, np.int64).data.cast("B") if values.size else b"")
+
+    add(out.births, moved + [each.birth for each in models])
+    add(out.deaths, np.where([each.stays for each in slots], last, moved + [each.death for each in models]))
+    add(out.nbytes, copies * [each.growth for each in slots] + [each.nbytes for each in models])
+    add(out.sources, 0 * copies + [each.storage for each in slots])
+    add(out.copies, copies + [0] * len(slots))
 
 
 def name_phases(profile: Profile, begins: Sequence[int]) -> Profile:
@@ -386,4 +399,4 @@ def _name(steps: DecodeSteps, index: int) -> str:
 
 
 def _move_op(op: Op, ticks: int) -> Op:
-    return op.model_copy(update={"begin": op.begin + ticks, "end": op.end + ticks})
+    return op.model_copy(update={"begin": op.begin + ticks, "end": op.end + ticks}) if ticks else op

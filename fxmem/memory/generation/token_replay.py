@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from fxmem.memory.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from fxmem.memory.allocator.training_loop import PLACING_ORDER
 from fxmem.memory.generation.decode_steps import Events
 from fxmem.records.parts import TokenBytes
 from fxmem.records.profile import Profile
-
-_SHIFT = 40
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,13 @@ class TokenReplay:
 
 def requested_by_token(events: Events) -> list[int]:
     """The most bytes requested while each token is computed. What comes before the first forward is the first's."""
-    change = array("q", bytes(8 * (events.ticks + 1)))
-    for birth, death, nbytes in zip(events.births, events.deaths, events.nbytes, strict=True):
-        change[birth] += nbytes
-        change[death] -= nbytes
-    live = array("q", accumulate(change))
+    births, deaths, nbytes = _columns(events)
+    live = np.zeros(events.ticks + 1, np.int64)
+    np.add.at(live, births, nbytes)
+    np.subtract.at(live, deaths, nbytes)
+    np.cumsum(live, out=live)
     borders = [0, *events.begins[1:], max(events.ticks, 1)]
-    return [max(live[begin:end], default=0) for begin, end in pairwise(borders)]
+    return [int(live[begin:end].max(initial=0)) for begin, end in pairwise(borders)]
 
 
 def replay_tokens(
@@ -51,7 +53,7 @@ def replay_tokens(
     sizes = [each for each in (profile.target.memory_bytes, capacity_bytes) if each is not None]
     allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes, device_bytes=max(sizes, default=None))
     requested = requested_by_token(events)
-    storages, nbytes = profile.storages, events.nbytes
+    storages, nbytes, sources = profile.storages, events.nbytes, events.sources
     streams = [each.stream for each in storages]
     addresses = array("q", bytes(8 * len(nbytes)))
     tokens: list[TokenBytes] = []
@@ -70,23 +72,17 @@ def replay_tokens(
         )
         allocator.reset_peak_stats()
 
-    mask = (1 << _SHIFT) - 1
-    borders = [*events.begins[1:], events.ticks + 1]
-    border = 0
+    malloc, free = allocator.malloc, allocator.free
     is_whole = True
     try:
         for index in _residents(profile, events):
-            addresses[index] = allocator.malloc(nbytes[index], streams[events.sources[index]])
-        for key in _order(profile, events):
-            moment, index = key >> _SHIFT, key & mask
-            while moment >> 1 >= borders[border]:
-                end_token()
-                border += 1
-            if moment & 1:
-                allocator.free(addresses[index])
-            else:
-                addresses[index] = allocator.malloc(nbytes[index], streams[events.sources[index]])
-        while len(tokens) < len(events.begins):
+            addresses[index] = malloc(nbytes[index], streams[sources[index]])
+        for moments in _order(profile, events):
+            for index in moments:
+                if index < 0:
+                    free(addresses[~index])
+                else:
+                    addresses[index] = malloc(nbytes[index], streams[sources[index]])
             end_token()
     except OutOfMemory:
         is_whole = False
@@ -104,18 +100,34 @@ def _residents(profile: Profile, events: Events) -> list[int]:
     return sorted(there, key=lambda i: (events.deaths[i] < events.ticks, PLACING_ORDER.get(storages[i].kind, 3), i))
 
 
-def _order(profile: Profile, events: Events) -> list[int]:
-    """Births and deaths as numbers that sort by tick, births first: `(2 * tick + is_death) << _SHIFT | storage`.
+def _order(profile: Profile, events: Events) -> Iterator[list[int]]:
+    """The births and deaths of each token by tick, births first. A storage that dies is `~index`.
 
     A library's workspace takes what is free when its first operator runs.
     """
-    keys = []
-    for index, (birth, death) in enumerate(zip(events.births, events.deaths, strict=True)):
-        if birth:
-            keys.append(birth << 1 + _SHIFT | index)
-        elif death >= events.ticks and (op := profile.storages[index].op) is not None:
-            keys.append(profile.ops[op].end << 1 + _SHIFT | index)
-        if death < events.ticks:
-            keys.append((death << 1 | 1) << _SHIFT | index)
+    births, deaths, _ = _columns(events)
+    first_uses = births.copy()
+    for index in np.flatnonzero((births == 0) & (deaths >= events.ticks)).tolist():
+        if (op := profile.storages[index].op) is not None:
+            first_uses[index] = profile.ops[op].end
+    born, dying = np.flatnonzero(first_uses), np.flatnonzero(deaths < events.ticks)
+    width = max(len(births), 1).bit_length()
+    keys = np.empty(len(born) + len(dying), np.int64)
+    early, late = keys[: len(born)], keys[len(born) :]
+    np.left_shift(first_uses[born], 1 + width, out=early)
+    np.left_shift(deaths[dying], 1 + width, out=late)
+    early |= born
+    late |= dying
+    late |= 1 << width
+    del first_uses, born, dying  # megabytes each
     keys.sort()
-    return keys
+    cuts = np.searchsorted(keys, np.array([*events.begins[1:], events.ticks + 1], np.int64) << 1 + width).tolist()
+    for begin, end in pairwise([0, *cuts]):
+        part = keys[begin:end]
+        indices = part & (1 << width) - 1
+        yield np.where(part >> width & 1, ~indices, indices).tolist()
+
+
+def _columns(events: Events) -> tuple[np.ndarray[Any, Any], ...]:
+    """Births, deaths and bytes, not copied."""
+    return tuple(np.frombuffer(each, np.int64) for each in (events.births, events.deaths, events.nbytes))

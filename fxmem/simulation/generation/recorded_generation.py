@@ -12,6 +12,7 @@ from torch import nn
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.memory.generation import (
     DecodeSteps,
+    Events,
     Extension,
     name_phases,
     recorded_events,
@@ -146,7 +147,12 @@ def generate_step(
         recorded = recordings.record(0, new_tokens)
     progress("replaying every token")
     with pause_gc():
-        profile, tokens, is_whole = _build(recorded, extension, request, is_proved)
+        profile, events, made = _build(recorded, extension, request, is_proved)
+        is_whole = len(profile.storages) == len(events.births)
+        del recorded, extension  # half of what is in memory
+        tokens = TokenAccount(profile, events)
+        run = GenerationRun(**made, **tokens.of_run)
+        profile = profile.model_copy(update={"step": profile.step.model_copy(update={"generation": run})})
         return Generation(profile, tokens, is_whole=is_whole, model=model, request=request, repeat=generate_step)
 
 
@@ -176,11 +182,10 @@ def _fill_prompt(request: StepRequest, model: nn.Module) -> StepRequest:
 
 def _build(
     recorded: DecodeSteps, extension: Extension | None, request: GenerationRequest, is_proved: bool
-) -> tuple[Profile, TokenAccount, bool]:
-    """The profile, the bytes of its tokens, and whether the profile has every token."""
+) -> tuple[Profile, Events, dict[str, Any]]:
+    """The profile, the storages of every token, and further fields of `GenerationRun`."""
     profile, new_tokens = recorded.profile, request.new_tokens
     whole = recorded_events(recorded) if extension is None else extension.events(new_tokens)
-    tokens = TokenAccount(profile, whole)
     texts = ["the first generation of its process: the allocator has nothing cached when it begins"]
     shown = whole
     if extension is not None and len(recorded.begins) < new_tokens:
@@ -194,18 +199,13 @@ def _build(
             texts.append("the profile and its FLOPs leave out the tokens that are made by arithmetic; bytes do not")
         profile = extension.profile(shown)
     growth = None if extension is None else extension.growth_bytes
-    run = GenerationRun(
-        new_tokens=len(whole.begins),
-        recorded_tokens=len(recorded.begins),
-        cache=request.cache,
-        beams=int(request.options.get("num_beams", request.beams)),
-        growth_bytes=growth and max(growth, 0),
-        **tokens.of_run,
-    )
+    made = {
+        "new_tokens": len(whole.begins),
+        "recorded_tokens": len(recorded.begins),
+        "cache": request.cache,
+        "beams": int(request.options.get("num_beams", request.beams)),
+        "growth_bytes": growth and max(growth, 0),
+    }
     named = name_phases(profile, shown.begins)
     further = tuple(Assumption(topic="generation", text=text) for text in texts)
-    changes = {
-        "step": named.step.model_copy(update={"generation": run}),
-        "assumptions": (*named.assumptions, *further),
-    }
-    return named.model_copy(update=changes), tokens, shown is whole
+    return named.model_copy(update={"assumptions": (*named.assumptions, *further)}), whole, made

@@ -149,11 +149,12 @@ class Recordings:
             return False
         self._progress("recording the last tokens, too")
         insertion = extension.insertions[-1]
-        step, period = RECORDED - 1 - TAIL, insertion.period
+        step, period = RECORDED - 2 - TAIL, insertion.period  # the first that is compared with others
+        tokens = step + period + 1
         reached = extension.token(insertion)
-        more = self._new_tokens - RECORDED - (period - 1)
+        more = self._new_tokens - tokens
         more -= (more + step - reached) % period  # the same place in a period
-        extension.check_step(self.record(more, RECORDED + period - 1), step, more + step - reached)
+        extension.check_step(self.record(more, tokens), step, more + step - reached)
         return True
 
 
