@@ -200,7 +200,8 @@ def _prompt(built: BuiltModel, options: argparse.Namespace) -> tuple[list[Any], 
     from fxmem.cli.specs.inputs import TensorSpec, default_inputs
 
     batch, prompt = options.batch or 1, options.prompt or DEFAULT_PROMPT
-    ids, notes = TensorSpec((batch, prompt), "int64", "input_ids"), ()
+    ids = TensorSpec((batch, prompt), "int64", "input_ids")
+    notes: tuple[str, ...] = ()
     try:
         found = [each for each in default_inputs(built, batch) if not (each.name or "").startswith("decoder_")]
     except UsageError:
