@@ -7,9 +7,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["OURS", "PUBLISHED", "Published", "Row", "answer_to", "challenged", "markdown", "verdict"]
+__all__ = ["CARD", "OURS", "PUBLISHED", "Published", "Row", "answer_to", "challenged", "markdown", "verdict"]
 
 OURS = "fxmem"
+CARD = "v100"
+"""What published figures are predicted for; of the years of the papers."""
 MIB = 1 << 20
 
 
@@ -184,6 +186,8 @@ def markdown(found: Mapping[str, Any]) -> str:
 def _standing(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
     duels = [(rival, ours, verdict(rival, ours)) for rival, ours in _duels(rows)]
     lost = [duel for duel in duels if duel[2].startswith("LOST")]
+    if not rows:
+        return ["Published figures alone."]
     lines = [f"**Of {len(duels)} comparisons at the same peak, over {len(names)} models, fxmem loses {len(lost)}.**"]
     if duels:
         lines += ["", "| contender | comparisons | fxmem cheaper | same | fxmem loses |", "|---|---:|---:|---:|---:|"]
@@ -261,21 +265,26 @@ def _published(ours: Mapping[str, Any]) -> list[str]:
         "",
         "As published, on other machines and with other things counted; **not measured here**. Beside them, "
         "**predicted**: the cheapest plan of fxmem that "
-        "keeps the same share of its own unplanned peak, at that batch and 224 pixels: an analysis for the CPU, "
-        "without an optimizer; extra FLOPs, not time.",
+        "keeps the same share of its own unplanned peak, at that batch and 224 pixels: an analysis for "
+        f"{CARD}, without an optimizer; extra FLOPs of the forward, and the estimated time of the step.",
         "",
-        "| model | batch | memory left | overhead | source | fxmem: memory left | extra FLOPs |",
-        "|---|---:|---:|---:|---|---:|---:|",
+        "| model | batch | memory left | overhead | source | fxmem: memory left | extra FLOPs | step time |",
+        "|---|---:|---:|---:|---|---:|---:|---:|",
     ]
     for row in PUBLISHED:
         answer = ours.get(row.key, {})
         if answer.get("failed"):
-            beside = ["out of reach", ""]
+            beside = ["out of reach", "", ""]
         else:
+            longer = answer.get("time_fraction")
             beside = (
-                [f"{answer['peak_bytes'] / answer['unplanned_bytes']:.1%}", f"{answer['extra_fraction']:+.1%}"]
+                [
+                    f"{answer['peak_bytes'] / answer['unplanned_bytes']:.1%}",
+                    f"{answer['extra_fraction']:+.1%}",
+                    "" if longer is None else f"{longer:+.1%}",
+                ]
                 if answer
-                else ["", ""]
+                else ["", "", ""]
             )
         cells = [
             row.model,

@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from plan_contenders import Ready, candidates, count
 from plan_models import CASES, Case
-from plan_table import OURS, PUBLISHED, Published, Row, answer_to, challenged, markdown
+from plan_table import CARD, OURS, PUBLISHED, Published, Row, answer_to, challenged, markdown
 
 import fxmem
 from fxmem.cli.specs import build_model
@@ -171,21 +171,24 @@ def described(plan: Plan) -> str:
 
 
 def at_their_size(published: Published) -> dict[str, Any]:
-    """What fxmem's analysis says of the cheapest plan with the same share of the memory, at the published batch and 224
+    """What fxmem's analysis says of the quickest plan with the same share of the memory, at the published batch and 224
     pixels; nothing is run."""
     built = build_model(published.spec)
     analysis = fxmem.analyze(
-        built.module, torch.empty(published.batch, 3, 224, 224, device="meta"), target="cpu", optimizer=None
+        built.module, torch.empty(published.batch, 3, 224, 224, device="meta"), target=CARD, optimizer=None
     )
     whole = analysis.peak.requested_bytes
     try:
-        plan = fxmem.plan(analysis, budget=int(whole * published.share))
+        plan = fxmem.plan(analysis, budget=published.share)
     except ExceededError as error:
         return {"unplanned_bytes": whole, "failed": str(error)[:300]}
     return {
         "unplanned_bytes": whole,
         "peak_bytes": plan.after.requested_bytes,
         "extra_fraction": plan.extra_fraction,
+        "time_fraction": plan.after_seconds / plan.before_seconds - 1
+        if plan.before_seconds and plan.after_seconds
+        else None,
         "plan": described(plan),
     }
 
