@@ -20,14 +20,17 @@ from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Target
 from fxmem.records.validation import Verdict
 from fxmem.simulation.analysis import analyze_step, build_module
+from fxmem.simulation.compiled import Compile, parse_compile
 from fxmem.simulation.given import read_batch, read_loss, understand, view_source
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.model.real_model import real_model, real_values
 from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest
 from fxmem.simulation.step import set_training
+from fxmem.validation.compile_real import compile_real
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.validation.measure_cuda import found_card, measure_cuda
+from fxmem.validation.profiler_log import WORKSPACE_KERNELS, WRAPPER_PRODUCTS
 from fxmem.validation.snapshot import measured_step, read_snapshot
 from fxmem.validation.verdict import verdict
 
@@ -45,6 +48,7 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
     set_to_none: bool = True,
     inference_mode: bool = False,
     values: Values = "bound",
+    compile: Compile = None,
     device: Literal["cpu", "cuda"] = "cpu",
     snapshot: str | os.PathLike[str] | None = None,
     target: str | Target | None = None,
@@ -66,6 +70,8 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
         set_to_none: as in `fxmem.analyze`.
         inference_mode: as in `fxmem.analyze`.
         values: as in `fxmem.analyze`.
+        compile: as in `fxmem.analyze`, on the CPU alone: inductor builds the step's kernels there, in no cache of
+            yours.
         device: where to run. With "cuda" the prediction is for the card that is found, and what is judged is the bytes
             allocated there.
         snapshot: a file that `torch.cuda.memory._dump_snapshot` wrote on any card after this step; nothing is run. The
@@ -93,6 +99,7 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
         set_to_none=set_to_none,
         inference_mode=inference_mode,
         values=values,
+        compile=parse_compile(compile),
     )
     tell = progress or (lambda _: None)
     if snapshot is not None:
@@ -125,6 +132,8 @@ def validate_step(
     Raises:
         The errors of `validate`.
     """
+    if request.compile is not None and device != "cpu":
+        raise UsageError("expected device cpu with compile: a compiled step is measured on the CPU alone")
     given = model
     model, request = understand(given, dataclasses.replace(request, target=_target(device)))
     if model is not given:
@@ -143,8 +152,13 @@ def validate_step(
             real = real_model(source)
             set_training(real, request.mode)
             args, kwargs = real_values((request.args, request.kwargs))
-            measure = measure_cuda if device == "cuda" else measure_cpu
-            measurement = measure(real, dataclasses.replace(request, args=args, kwargs=kwargs))
+            request = dataclasses.replace(request, args=args, kwargs=kwargs)
+            if device == "cuda":
+                measurement = measure_cuda(real, request)
+            else:
+                products = () if request.compile is None else WRAPPER_PRODUCTS
+                with compile_real(real, request.compile) as called:
+                    measurement = measure_cpu(called, request, set_aside=(*WORKSPACE_KERNELS, *products))
     return verdict(analysis.profile, analysis.peak, measurement, tolerance)
 
 
@@ -168,6 +182,8 @@ def validate_snapshot(
     Raises:
         The errors of `validate`.
     """
+    if request.compile is not None:
+        raise UsageError("expected snapshot without compile: the frames in a snapshot are those of eager code")
     if request.resolved_target.device != "cuda":
         raise UsageError("expected the card that the snapshot was made on, got the target cpu")
     progress("reading the snapshot")

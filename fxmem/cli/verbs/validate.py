@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fxmem.cli.options import MODEL, PROGRAM, STEP, STEPS_OF_PROGRAM, or_program
+from fxmem.cli.options import COMPILE, MODEL, PROGRAM, STEP, STEPS_OF_PROGRAM, or_program
 from fxmem.cli.output import check_output, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
@@ -50,6 +50,7 @@ ARGUMENTS = (
         metavar="FRACTION",
         help="largest error allowed, on the CPU with kernels' own workspace set aside; beyond it the exit code is 4",
     ),
+    *COMPILE,
     STEPS_OF_PROGRAM,
     argument("--json", metavar="FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text"),
     *PROGRAM,
@@ -68,6 +69,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         raise UsageError("expected --snapshot together with --target, the card that the snapshot was made on")
     if options.snapshot is not None and options.device != "cpu":
         raise UsageError("expected --snapshot or --device, not both: with a snapshot nothing is run")
+    if options.compile is not None and (options.snapshot is not None or options.device != "cpu"):
+        raise UsageError("expected --compile with --device cpu and no --snapshot: compiled steps are measured here")
     require_torch(options)
     with Progress(options.quiet) as progress:
         progress("loading torch")
@@ -116,12 +119,13 @@ def _read_snapshot(options: argparse.Namespace, progress: Progress) -> Verdict:
 
 def _run_here(options: argparse.Namespace, progress: Progress) -> Verdict:
     from fxmem.cli.specs import build_model, parse_settings
+    from fxmem.simulation.compiled import read_compile
     from fxmem.validation.measure_cuda import require_card
     from fxmem.validation.validate import validate_step
 
     if options.device == "cuda":
         require_card()
-    request = step_request(options)
+    request = step_request(options, compile=read_compile(options.compile, options.compile_option))
     built, args, kwargs = build_step(options, progress)
     shape: dict[str, Any] = {
         "mode": options.mode,

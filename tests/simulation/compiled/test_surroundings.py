@@ -13,6 +13,7 @@ from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Kind, Phase
+from tests.simulation.compiled.real import without_kernels
 
 
 class Raises(nn.Module):
@@ -46,20 +47,32 @@ def _state() -> tuple[object, ...]:
     )
 
 
-@pytest.mark.parametrize("model", [small(), Raises()], ids=["a step", "an error"])
-def test_caches_and_torch_are_left_as_they_were(
-    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("ending", ["a step", "an error", "Ctrl-C while compiling", "a real step beside it"])
+def test_caches_and_torch_are_left_as_they_were(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inductor, triton = tmp_path / "inductor", tmp_path / "triton"
     for name, folder in (("TORCHINDUCTOR_CACHE_DIR", inductor), ("TRITON_CACHE_DIR", triton)):
         folder.mkdir()
         monkeypatch.setenv(name, str(folder))
+    model, x = small(), torch.zeros(4, 32)
     before = _state()
-    if isinstance(model, Raises):
+    if ending == "an error":
         with pytest.raises(AnalysisError, match=r"the model raised ValueError: no such batch at .*in forward"):
-            fxmem.analyze(model, torch.zeros(4, 32), mode="infer", compile=True)
+            fxmem.analyze(Raises(), x, mode="infer", compile=True)
+    elif ending == "Ctrl-C while compiling":
+        monkeypatch.setattr(torch_inductor, "compile_fx", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fxmem.analyze(model, x, compile=True)
+    elif ending == "a step":
+        fxmem.analyze(model, x, compile=True)
     else:
-        fxmem.analyze(model, torch.zeros(4, 32), compile=True)
+        with without_kernels():
+            verdict = fxmem.validate(model, x, compile=True)
+        assert verdict.within_tolerance
+        assert "aten.addmm.out" in verdict.measurement.set_aside
     assert _state() == before
     assert [*inductor.iterdir(), *triton.iterdir()] == []
 
@@ -173,6 +186,11 @@ def test_what_comes_compiled_is_compiled_when_asked() -> None:
 def test_arguments_that_torch_compile_does_not_take(compile: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         fxmem.analyze(small(), torch.zeros(4, 32), compile=compile)  # type: ignore[arg-type]
+
+
+def test_a_compiled_step_is_measured_on_the_cpu_alone() -> None:
+    with pytest.raises(UsageError, match="expected device cpu with compile"):
+        fxmem.validate(small(), torch.zeros(4, 32), device="cuda", compile=True)
 
 
 def test_without_triton_there_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
