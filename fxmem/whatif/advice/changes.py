@@ -157,9 +157,12 @@ class GenerationBench:
         for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
             code = f"model.to({dtype})"
             yield AnyChange(f"{name}-weights", f"{name} weights", "rounding", code, _cast(dtype), excludes="weights")
-        code = "from torchao.quantization import Int8WeightOnlyConfig, quantize_\n"
-        code += "quantize_(model, Int8WeightOnlyConfig())"
-        yield AnyChange("int8-weights", "int8 weights (torchao)", "rounding", code, _quantize, excludes="weights")
+        for kind, given in (("int8", ""), ("int4", 'int4_packing_format="tile_packed_to_4d"')):
+            config = f"{kind.capitalize()}WeightOnlyConfig"
+            model = "model" if kind == "int8" else "model.to(torch.bfloat16)"
+            code = f"from torchao.quantization import {config}, quantize_\nquantize_({model}, {config}({given}))"
+            title = f"{kind} weights (torchao)"
+            yield AnyChange(f"{kind}-weights", title, "rounding", code, _quantize(kind), excludes="weights")
         yield AnyChange("greedy", "no beam search", "output", "model.generate(..., num_beams=1)", _drop_beams)
         if self.step.profile.target.device == "cuda":
             yield expandable_segments()
@@ -214,12 +217,22 @@ def _cast(dtype: torch.dtype) -> Callable[[GenerationWay, Generation], Generatio
     return make
 
 
-def _quantize(way: GenerationWay, step: Generation) -> GenerationWay:
-    if any(not each.is_floating_point() or type(each.data) is not torch.Tensor for each in step.model.parameters()):
-        raise NotApplicableError("the weights are quantised already")
-    model = copy.deepcopy(way.model)
-    quantize_weights(model, "int8")
-    return dataclasses.replace(way, model=model)
+def _quantize(kind: str) -> Callable[[GenerationWay, Generation], GenerationWay]:
+    def make(way: GenerationWay, step: Generation) -> GenerationWay:
+        if any(not each.is_floating_point() or type(each.data) is not torch.Tensor for each in step.model.parameters()):
+            raise NotApplicableError("the weights are quantised already")
+        card, model = step.profile.target, copy.deepcopy(way.model)
+        if kind == "int4":
+            if (card.capability or (0, 0)) < (8, 0):
+                raise NotApplicableError("the kernel of int4 weights needs a card of compute capability 8.0")
+            model = model.to(torch.bfloat16)
+        try:
+            quantize_weights(model, kind)
+        except UsageError as error:
+            raise NotApplicableError(str(error)) from error
+        return dataclasses.replace(way, model=model)
+
+    return make
 
 
 def _drop_beams(way: GenerationWay, step: Generation) -> GenerationWay:

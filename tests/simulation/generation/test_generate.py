@@ -65,11 +65,11 @@ def _blocks(profile):
     ("make", "tokens", "way", "recorded_tokens"),
     [
         (llama, 64, {}, 7),
-        (llama, 14, {"cache": "static"}, 7),
-        (llama, 14, {"beams": 2}, 7),
+        (llama, 64, {"cache": "static"}, 7),
+        (llama, 64, {"beams": 2}, 7),
         (mamba, 14, {}, 7),
-        (mistral, 64, {}, 14),
-        (mistral, 28, {"cache": "sliding"}, 14),
+        (mistral, 28, {}, 14),
+        (mistral, 64, {"cache": "sliding"}, 14),
         (functools.partial(mistral, 34), 16, {}, 12),  # its window is full at once
         (functools.partial(mistral, 50), 24, {}, 10),  # and near the end
     ],

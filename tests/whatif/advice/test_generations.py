@@ -6,7 +6,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import fxmem
 from fxmem.__main__ import main
+from fxmem.hardware import catalogue
 from fxmem.records.advice import Advice
+from fxmem.simulation.given import quantize_weights
+from fxmem.whatif.advice.changes import GenerationBench
+from fxmem.whatif.advice.variant import NotApplicableError
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 4, "vocab_size": 2000, "max_position_embeddings": 512}
@@ -16,7 +20,7 @@ SIZES |= {"num_key_value_heads": 4, "vocab_size": 2000, "max_position_embeddings
 def generation():
     ids = torch.ones(8, 60, dtype=torch.long)
     prompt = {"input_ids": ids, "attention_mask": ids}
-    return fxmem.generate(lambda: LlamaForCausalLM(LlamaConfig(**SIZES)), prompt, 2, beams=2, target="t4")
+    return fxmem.generate(lambda: LlamaForCausalLM(LlamaConfig(**SIZES)), prompt, 2, beams=2, target="a100-40gb")
 
 
 def test_each_change_is_worth_what_its_own_analysis_says(generation):
@@ -26,11 +30,22 @@ def test_each_change_is_worth_what_its_own_analysis_says(generation):
     assert found["greedy"].effect == "output"
     assert found["greedy"].saved_bytes == generation.peak.counted_bytes - found["greedy"].peak.counted_bytes > 0
     halves = fxmem.generate(
-        LlamaForCausalLM(LlamaConfig(**SIZES)).half(), generation.request.kwargs, 2, beams=2, target="t4"
+        LlamaForCausalLM(LlamaConfig(**SIZES)).half(), generation.request.kwargs, 2, beams=2, target="a100-40gb"
     )
     assert found["fp16-weights"].peak.allocated_bytes == halves.peak.allocated_bytes
+    with torch.device("meta"):
+        packed = LlamaForCausalLM(LlamaConfig(**SIZES)).bfloat16()
+    quantize_weights(packed, "int4")
+    assert found["int4-weights"].peak.allocated_bytes == generation.vary(packed).peak.allocated_bytes
     refused = {each.key for each in advice.refused}
     assert {"static-cache", "offloaded-cache", "int8-weights"} <= {*found, *refused}
+
+
+def test_int4_weights_are_for_cards_with_their_kernel(generation):
+    bench = GenerationBench(generation.move(catalogue.target("t4")))
+    change = next(each for each in bench.changes() if each.key == "int4-weights")
+    with pytest.raises(NotApplicableError, match=r"compute capability 8\.0"):
+        change.make(bench.start, bench.step)
 
 
 def test_a_prefill_by_hand_needs_the_logits_of_the_last_position_alone():
