@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from fxmem.simulation.ranks.mesh import read_mesh
 from fxmem.simulation.ranks.mesh_plan import MeshPlan
@@ -143,18 +144,25 @@ def split_tensors(model: Any, mesh: Any, *, sequence: bool = True) -> None:
         parallelize_module(layer, mesh, plan)
 
 
-def checkpoint_layers(model: Any) -> None:
-    """Each layer runs again in backward."""
+def _keep_products(*_: Any) -> Any:
+    """Matrix products are saved, all else is recomputed."""
+    products = [torch.ops.aten.mm.default]
+    return create_selective_checkpoint_contexts(products)
+
+
+def checkpoint_layers(model: Any, *, selective: bool = False) -> None:
+    """Each layer is recomputed in backward, or what are no products of it."""
+    settings: dict[str, Any] = {"context_fn": _keep_products} if selective else {}
     for number, layer in enumerate(model.layers):
-        model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
+        model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False, **settings)
 
 
-def fsdp(device: str, *, checkpoint: bool = False, **settings: bool) -> Callable[[Any], Any]:
+def fsdp(device: str, *, checkpoint: bool = False, selective: bool = False, **settings: bool) -> Callable[[Any], Any]:
     """FSDP2 over all ranks."""
 
     def parallelize(model: Any) -> Any:
-        if checkpoint:
-            checkpoint_layers(model)
+        if checkpoint or selective:
+            checkpoint_layers(model, selective=selective)
         shard_fully(model, init_device_mesh(device, (torch.distributed.get_world_size(),)), **settings)
         return model
 
@@ -210,6 +218,7 @@ CONFIGURATIONS: Final[dict[str, tuple[int, int, Callable[[str], Callable[[Any], 
     "fsdp, uneven shards, the last rank": (3, 2, lambda device: fsdp(device, half=True), {}),
     "fsdp, no resharding": (2, 0, lambda device: fsdp(device, reshard=False), {}),
     "fsdp, checkpointed": (2, 0, lambda device: fsdp(device, checkpoint=True, half=True), {}),
+    "fsdp, selectively checkpointed": (2, 1, lambda device: fsdp(device, selective=True), {}),
     "fsdp, accumulation": (2, 1, fsdp, {"accumulate": 2}),
     "fsdp, uneven, accumulation": (3, 2, lambda device: fsdp(device, half=True), {"accumulate": 3}),
     "fsdp, inference": (2, 0, fsdp, {"mode": "infer"}),

@@ -22,7 +22,7 @@ _STEPS: Final = 6
 NUMBER: Final = 4
 """Bytes of a number on the host that is read a moment earlier or later."""
 _MEASURE: Final = """
-import os, pathlib, sys
+import multiprocessing, os, pathlib, sys, time
 import torch._dynamo, torch.distributed.tensor, torch.distributed.fsdp, torch.distributed.pipelining  # once for all
 import tests.sharded_models
 from fxmem.simulation.program import Launch
@@ -40,8 +40,24 @@ isend = torch.distributed.isend
 def send(*args, **kwargs):
     return Sent(isend(*args, **kwargs))
 torch.distributed.isend = torch.distributed.distributed_c10d.isend = send
+
+def settled(wait):  # one of gloo's threads drops its work a moment after that is done, which all must have begun
+    def wait_settled(*args, **kwargs):
+        meeting.wait(60)
+        time.sleep(0.003)
+        result = wait(*args, **kwargs)
+        time.sleep(0.001)
+        return result
+    return wait_settled
+
+collectives = torch.ops._c10d_functional
+plain = torch.distributed.Work.wait, collectives.wait_tensor
 folder, steps, script, world, *kinds = sys.argv[1:]
 for kind in kinds:
+    meeting = multiprocessing.Barrier(int(world))
+    are_alike = kind in tests.sharded_models.CONFIGURATIONS  # ranks that wait as often as each other
+    waits = map(settled, plain) if are_alike else plain
+    torch.distributed.Work.wait, collectives.wait_tensor = waits
     for rank in range(int(world)):
         if not os.fork():
             os.environ.update(RANK=str(rank), WORLD_SIZE=world, STORE=f"{folder}/{kind} meet")

@@ -13,7 +13,10 @@ from fxmem.records.profile import Kind
 from tests.sharded_models import Llama, loss, tokens, tp
 from tests.simulation.ranks.gloo import NUMBER, compare, measure
 
-CASES: Final = (("fsdp", 1), ("ddp", 0), ("ddp, views", 1), ("1f1b", 0), ("1f1b", 1))
+CASES: Final = (
+    *(("fsdp, accumulation", 1), ("fsdp, selectively checkpointed", 0), ("tp with sequence parallel", 1)),
+    *(("ddp", 0), ("ddp, views", 1), ("1f1b", 0), ("1f1b", 1)),
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""A training script on ranks of the CPU, over gloo: `spread.py KIND`, in STORE a file for the ranks to meet."""
+"""A training script on ranks of the CPU, over gloo: `spread.py KIND`, in STORE a file for the ranks to meet.
+
+A kind is a configuration of `tests/sharded_models.py`, one of DistributedDataParallel, or a pipeline.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.sharded_models import BATCH, SEQUENCE, VOCABULARY, Llama, fsdp, fsdp_tp, loss, tp
+from tests.sharded_models import BATCH, CONFIGURATIONS, SEQUENCE, VOCABULARY, Llama, loss
 
 dist.init_process_group(
     "gloo",
@@ -40,11 +43,12 @@ class Stage(nn.Module):
         return x if self.output is None else self.output(x)
 
 
-def train(model: nn.Module) -> None:
-    """Steps on one batch."""
+def train(model: nn.Module, accumulate: int = 1) -> None:
+    """Steps of some micro-batches."""
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(STEPS):
-        loss(model(batch)).backward()
+        for _ in range(accumulate):
+            loss(model(batch)).backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(PAUSE)
@@ -76,4 +80,5 @@ elif kind == "ddp":
 elif kind == "ddp, views":
     train(nn.parallel.DistributedDataParallel(Llama(), gradient_as_bucket_view=True, bucket_cap_mb=0.1))
 else:
-    train({"fsdp": fsdp, "tp": tp, "fsdp x tp": fsdp_tp}[kind]("cpu")(Llama()))
+    _, _, shard, settings = CONFIGURATIONS[kind]
+    train(shard("cpu")(Llama()), **settings)
