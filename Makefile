@@ -29,7 +29,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy compiled compiled-gpu generations operators programs published published-batches constraints clean mutants releases sample step-time ranks serving
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo zoo-compiled bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy compiled compiled-gpu generations operators programs published published-batches constraints clean mutants releases sample step-time ranks serving
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ scripts: $(READY) ## run public training scripts untouched, fetched from GitHub 
 
 zoo: $(READY) ## analyse every architecture of the model collections
 	$(BIN)/python benchmarks/zoo.py
+
+zoo-compiled: $(READY) ## analyse the zoo's sample as compiled (about an hour)
+	$(BIN)/python benchmarks/zoo.py --quick --compile --limit 600
 
 bench: $(READY) ## time the analysis
 	$(BIN)/python benchmarks/speed.py

@@ -4,6 +4,7 @@ it.
     python benchmarks/zoo.py                        all, for training with AdamW and for inference (`make zoo`)
     python benchmarks/zoo.py --quick                the fixed sample of continuous integration
     python benchmarks/zoo.py --only resnet18 'timm:*vit*'
+    python benchmarks/zoo.py --quick --compile      that sample's training steps as compiled (`make zoo-compiled`)
 
 Nothing is allocated and no GPU is used: models are built on meta, the prediction is for an H100. The result is a JSON
 file and a Markdown table of the same name and the day's date under `benchmarks/results/`. A run that was interrupted
@@ -66,6 +67,8 @@ class Job:
     modes: tuple[str, ...] = MODES
     recorded: bool = False
     """Whether the training step is to be recorded as a script's loop as well, and come out the same to the byte."""
+    compiled: bool = False
+    """Whether it is analysed as `torch.compile` would run it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,16 +123,16 @@ def prepare() -> None:
 
 def examine(job: Job) -> list[Row]:
     """Build, analyse and check one architecture, a row for each mode."""
-    return [_examine(job.spec, mode, job.recorded and mode == "train") for mode in job.modes]
+    return [_examine(job, mode) for mode in job.modes]
 
 
-def _examine(spec: str, mode: str, recorded: bool) -> Row:
+def _examine(job: Job, mode: str) -> Row:
     from architectures import build
     from calls import make_calls
 
-    row = Row(spec, mode)
+    row = Row(job.spec, mode)
     try:
-        built = build(spec, mode)
+        built = build(job.spec, mode)
     except Exception as error:
         why, reason = _explain(error)
         return dataclasses.replace(row, why=Why.EAGER_TOO if why is Why.FXMEM else why, reason=reason)
@@ -139,7 +142,7 @@ def _examine(spec: str, mode: str, recorded: bool) -> Row:
     for way in make_calls(built):
         if refused and not way.when_refused:
             continue
-        found = dataclasses.replace(_analyse(row, built, way.call, recorded), left_out=way.left_out)
+        found = dataclasses.replace(_analyse(row, built, way.call, job), left_out=way.left_out)
         first = first or found
         if found.why is None:
             return dataclasses.replace(found, reason=first.reason if way.left_out else "")
@@ -150,18 +153,21 @@ def _examine(spec: str, mode: str, recorded: bool) -> Row:
     return first
 
 
-def _analyse(row: Row, built: Any, call: Any, recorded: bool) -> Row:
+def _analyse(row: Row, built: Any, call: Any, job: Job) -> Row:
     from eager import raises_in_eager
 
+    from fxmem.records.parts import CompileSettings
     from fxmem.simulation.analysis import analyze_step
     from fxmem.simulation.request import StepRequest
 
     args, kwargs = call
+    compile = CompileSettings() if job.compiled else None
     try:
         began = time.process_time()
-        analysis = analyze_step(
-            built.module, StepRequest(args=args, kwargs=kwargs, name=row.architecture, mode=row.mode, target=TARGET)
+        request = StepRequest(
+            args=args, kwargs=kwargs, name=row.architecture, mode=row.mode, target=TARGET, compile=compile
         )
+        analysis = analyze_step(built.module, request)
         profile, peak = analysis.profile, analysis.peak
         seconds = time.process_time() - began
         parameters_bytes = sum(p.numel() * p.element_size() for p in built.module.parameters())
@@ -177,7 +183,7 @@ def _analyse(row: Row, built: Any, call: Any, recorded: bool) -> Row:
             unknown_flops=tuple(unknown.what for unknown in profile.unknowns if unknown.topic == "flops"),
         )
         _check(analysis, parameters_bytes)
-        if recorded:
+        if job.recorded and row.mode == "train":
             _check_recording(analysis.peak, built.module, args, kwargs)
     except Exception as error:
         why, reason = _explain(error)
@@ -285,13 +291,15 @@ def markdown(found: Mapping[str, Any]) -> str:
     ]
     by_key = {row.key: row for row in rows}
     specs = list(dict.fromkeys(row.architecture for row in rows))
+    compiled = bool(found.get("compiled"))
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return "\n".join(
         [
-            f"# The zoo, {found['date']}",
+            f"# The zoo{', compiled' * compiled}, {found['date']}",
             "",
-            f"`make zoo`: {len(specs)} architectures built on meta and analysed for `{found['target']}`, training "
-            f"with AdamW and inference; "
+            f"`make zoo{'-compiled' * compiled}`: {len(specs)} architectures built on meta and analysed for "
+            f"`{found['target']}`, "
+            f"{'training with AdamW, as compiled' if compiled else 'training with AdamW and inference'}; "
             f"{versions}, Python {found['python']}.",
             "",
             *_counts(rows),
@@ -406,18 +414,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    found = _open(asked.out)
-    path = asked.out / f"zoo-{found['date']}"
+    found = _open(asked.out, asked.compile)
+    path = asked.out / f"{_name(asked.compile)}-{found['date']}"
     rows = {(row["architecture"], row["mode"]): row for row in found["rows"]}
     wanted = {
         spec: tuple(
             mode
-            for mode in MODES
+            for mode in MODES[: 1 if asked.compile else None]
             if asked.again or (spec, mode) not in rows or (asked.retry and rows[spec, mode]["why"])
         )
         for spec in chosen
     }
-    jobs = [Job(spec, modes, asked.recorded) for spec, modes in wanted.items() if modes]
+    jobs = [Job(spec, modes, asked.recorded, asked.compile) for spec, modes in wanted.items() if modes]
     written = time.monotonic()
     for number, (job, result) in enumerate(
         run_jobs(
@@ -462,6 +470,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="also what is in the day's table already")
     parser.add_argument("--retry", action="store_true", help="also what failed")
     parser.add_argument("--recorded", action="store_true", help="also record each training step as a script's loop")
+    parser.add_argument("--compile", action="store_true", help="training steps alone, as torch.compile would run them")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
     parser.add_argument(
         "--limit", type=float, default=180.0, metavar="SECONDS", help="time an analysis may take (default 180)"
@@ -482,17 +491,22 @@ def _is_chosen(spec: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(spec, pattern) or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _open(out: Path) -> dict[str, Any]:
+def _name(compiled: bool) -> str:
+    return "zoo-compiled" if compiled else "zoo"
+
+
+def _open(out: Path, compiled: bool) -> dict[str, Any]:
     """The day's result as far as it is there and made with the same versions."""
     today = datetime.date.today().isoformat()
     new = {
         "date": today,
         "target": TARGET,
+        **({"compiled": True} if compiled else {}),
         "versions": {"fxmem": __version__, **{name: importlib.metadata.version(name) for name in PACKAGES}},
         "python": platform.python_version(),
         "rows": [],
     }
-    path = out / f"zoo-{today}.json"
+    path = out / f"{_name(compiled)}-{today}.json"
     if path.is_file():
         old: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if {key: old.get(key) for key in new if key != "rows"} == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -89,3 +90,10 @@ def test_a_model_that_sees_is_asked_for_its_text_alone_at_the_last() -> None:
     assert sorted(last.call[1]) == ["input_ids", "labels"]
     assert last.left_out == "its images or sound"
     assert last.when_refused
+
+
+def test_the_table_of_compiled_steps_is_one_of_its_own(tmp_path: Path) -> None:
+    found = zoo._open(tmp_path, True)
+    assert found["compiled"]
+    assert zoo.markdown(found).startswith("# The zoo, compiled, ")
+    assert "compiled" not in zoo._open(tmp_path, False)

@@ -150,3 +150,25 @@ def timm_benchmark(model: str, batch: int, size: int) -> Step:
         set_fused_attn(bool(was_fused))
     options = {"precision": "fp16", "optimizer": NesterovSGD, "accumulate": 2}
     return train_classifier(network, batch, size=size, **options)
+
+
+class FusedAdamW(torch.optim.AdamW):
+    """One kernel for all parameters."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=1e-4, weight_decay=0, fused=True)
+
+
+def low_bit_benchmark(model: str, batch: int, classes: int) -> Step:
+    """A step of benchmarks/benchmark_low_bit_adam.py of pytorch/ao with `--amp bf16 --compile`.
+
+    The model is compiled, not the loss and the optimizer.
+    """
+    import timm
+
+    with torch.device("meta"):
+        network = Classifier(timm.create_model(model, num_classes=classes))
+    network.network.compile(fullgraph=True)
+    inputs = (meta(batch, 3, 224, 224), meta(batch, dtype=torch.int64))
+    options = {"precision": "bf16", "optimizer": FusedAdamW, "compile": "as-is"}
+    return Step(network, inputs, {"mode": "train", "loss": lambda out: out[0], **options})
