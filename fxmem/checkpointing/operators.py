@@ -76,7 +76,7 @@ class ByOperator:
         return result
 
     def _learn(self, tape: Tape, *, is_whole: bool) -> None:
-        """Note which calls have to be recorded, or that this forward has to be recorded whole to know."""
+        """Note which calls have to be recorded; of an unknown forward, that the next is recorded whole."""
         found = len(tape.met) if is_whole else -1
         if tape.draws:
             return  # the states in the record take memory where the model does: as much in every step, then
