@@ -196,7 +196,7 @@ def _refuse_packed(built: BuiltModel) -> None:
 
 
 def _prompt(built: BuiltModel, options: argparse.Namespace) -> tuple[list[Any], tuple[str, ...]]:
-    """The token ids of a prompt, with what else the model takes where its configuration says it; and a note."""
+    """The inputs that a prompt of the configuration takes, and a note."""
     from fxmem.cli.specs.inputs import TensorSpec, default_inputs
 
     batch, prompt = options.batch or 1, options.prompt or DEFAULT_PROMPT

@@ -1,4 +1,4 @@
-"""A model that `torch.compile` really compiles, in the prediction's settings, for a real step on the CPU."""
+"""A model really compiled by `torch.compile` on the CPU, in the prediction's settings."""
 
 from __future__ import annotations
 
