@@ -1,4 +1,4 @@
-"""What a generation takes with a cache that grows, and with one that is set up once."""
+"""What a generation takes with a cache that grows, or that is set up once, and what a serving engine has left."""
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -12,3 +12,8 @@ prompt = {"input_ids": ids, "attention_mask": ids}
 for cache in ("dynamic", "static"):
     run = fxmem.generate(lambda: LlamaForCausalLM(config), prompt, 128, cache=cache).run
     print(f"{cache:8} prefill {run.prefill.allocated_bytes:>12,}  decode {run.decode.allocated_bytes:>12,} bytes")
+
+with torch.device("meta"):
+    served = LlamaForCausalLM(config).bfloat16()
+size = fxmem.serve_size(served, target="t4", max_seqs=64, max_batched_tokens=2048)
+print(f"vLLM on a T4 has {size.kv_low_bytes:,} to {size.kv_high_bytes:,} bytes for keys and values")

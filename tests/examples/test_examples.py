@@ -89,10 +89,12 @@ def test_record_trainer(run: Run) -> None:
 
 
 def test_generate_llama(run: Run) -> None:
-    text = run("generate_llama.py")
-    dynamic, static = (int(line.split()[-2].replace(",", "")) for line in text.splitlines())
+    *caches, served = run("generate_llama.py").splitlines()
+    dynamic, static = (int(line.split()[-2].replace(",", "")) for line in caches)
     # While decoding, the grown keys of one layer are there twice: 8 x 4 heads x 383 tokens x 32 x 4 bytes.
     assert dynamic - static >= 8 * 4 * 383 * 32 * 4
+    low, high = (int(word.replace(",", "")) for word in served.split() if word[0].isdigit())
+    assert 0 < low <= high < 0.9 * 16 * 2**30
 
 
 def test_small_cnn(run: Run) -> None:
