@@ -12,19 +12,55 @@ from __future__ import annotations
 import datetime
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 from typing import Final
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import fxmem
 from tests.sharded_models import CONFIGURATIONS
 from tests.simulation.ranks import gloo
 from tests.simulation.ranks.test_truth import measured_and_predicted
 
 _RESULTS = Path(__file__).parent / "results"
-_OVER_GLOO: Final = {2: ("fsdp", "ddp", "ddp, views", "1f1b", "gpipe"), 4: ("fsdp", "ddp", "1f1b", "gpipe")}
+_OVER_GLOO: Final = {
+    2: (
+        *("fsdp", "fsdp, accumulation", "fsdp, no resharding", "fsdp, selectively checkpointed"),
+        *("tp", "tp with sequence parallel", "ddp", "ddp, views", "1f1b", "gpipe"),
+    ),
+    4: ("fsdp", "hsdp", "mesh of tp", "ddp", "1f1b", "gpipe"),
+}
 """By number of ranks, the kinds of `tests/simulation/ranks/programs/spread.py`."""
+_REPEATS: Final = 5
+
+
+def _analyse_rank(world: int) -> float:
+    """Seconds of CPU time that rank 0 of a Llama of eight layers takes to analyse."""
+    begin = time.process_time()
+    tokens = torch.empty(1, 2048, dtype=torch.int64, device="meta")
+    fxmem.analyze(
+        lambda: LlamaForCausalLM(LlamaConfig(num_hidden_layers=8)),
+        {"input_ids": tokens, "labels": tokens},
+        target="h100",
+        precision="bf16",
+        mesh={"fsdp": world},
+        rank=0,
+    )
+    return time.process_time() - begin
+
+
+def measure_costs() -> list[str]:
+    """What an analysis costs by the world's size."""
+    _analyse_rank(2)  # what torch does once
+    pairs = [(_analyse_rank(8), _analyse_rank(1024)) for _ in range(_REPEATS)]
+    few, many = (min(times) for times in zip(*pairs, strict=True))
+    return [
+        f"CPU time of rank 0 of 1,024 beside rank 0 of 8 (Llama, 8 layers; least of {_REPEATS}): {many / few:.2f} "
+        f"({many:.2f} s, {few:.2f} s).",
+    ]
 
 
 def main() -> int:
@@ -51,6 +87,8 @@ def main() -> int:
             wrong += abs(off) > gloo.NUMBER
             lines.append(f"| {kind}, over gloo | {world} | {rank} | {measured:,} | {predicted:,} | {off} |")
             print(lines[-1], flush=True)
+    lines += ["", *measure_costs()]
+    print(lines[-1], flush=True)
     path = _RESULTS / f"ranks-{datetime.datetime.now(datetime.UTC).date()}.md"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 1 if wrong else 0
