@@ -201,3 +201,15 @@ def test_whoever_reads_the_first_line_may_leave(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(fxmem.__file__).parent.parent)}
     done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr, done.stdout.count(b"\n")) == (0, b"", 1)
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+def test_a_process_ends_with_its_handlers_run_and_its_threads_waited_for(daemon: bool) -> None:
+    program = (
+        "import atexit, threading, time; from fxmem.__main__ import run_process; atexit.register(print, 'handled'); "
+        f"threading.Thread(target=lambda: (time.sleep(0.3), print('waited')), daemon={daemon}).start(); run_process()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, "show", "none"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("fxmem: ")
+    assert ended.stdout.split() == (["handled"] if daemon else ["waited", "handled"])
