@@ -68,12 +68,13 @@ class Events:
     """The tick at which each token's forward begins."""
 
 
-def find_steps(profile: Profile, module: str) -> DecodeSteps:
+def find_steps(profile: Profile, module: str, prefills: int = 1) -> DecodeSteps:
     """Find the calls of the decoder in a profile of its generation.
 
     Args:
         profile: a recorded generation.
         module: path of the decoder, whose every call is a step.
+        prefills: how many calls the prompt takes, which are one step.
 
     Raises:
         AnalysisError: it was not called.
@@ -81,6 +82,7 @@ def find_steps(profile: Profile, module: str) -> DecodeSteps:
     nodes = sorted(call.first_node for call in profile.calls if call.module == module)
     if not nodes:
         raise AnalysisError(f"expected a generation that calls {module or 'the model'}; it is not called once")
+    del nodes[1:prefills]
     first_op_of: dict[int, int] = {}
     for index, op in enumerate(profile.ops):
         first_op_of.setdefault(op.node, index)

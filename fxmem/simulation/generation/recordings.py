@@ -64,7 +64,8 @@ class Recordings:
         request = self._request if not more else _lengthen_prompt(self._request, more)
         settings = {"max_new_tokens": self._new_tokens - more, **self._options}
         wrapped = _Generate(self._model, tokens, settings).train(self._model.training)
-        return find_steps(analyze_step(wrapped, request, self._progress).profile, "model")
+        profile = analyze_step(wrapped, request, self._progress).profile
+        return find_steps(profile, "model", self._count_chunks(request))
 
     def extend(self) -> tuple[DecodeSteps, Extension | None, bool]:
         """Record the first tokens and every change of the steps.
@@ -102,6 +103,13 @@ class Recordings:
         steps = self.record(0, least + (self._new_tokens - least) % PERIOD)
         return steps, extend(steps, period=PERIOD)
 
+    def _count_chunks(self, request: StepRequest) -> int:
+        """Calls of the decoder that a prompt takes: one, unless `prefill_chunk_size` says otherwise."""
+        settings = getattr(self._model, "generation_config", None)
+        size = self._options.get("prefill_chunk_size", getattr(settings, "prefill_chunk_size", None))
+        ids = _prompt_ids(request)
+        return 1 if size is None or ids is None else -(-ids.shape[1] // size)
+
     def _find_pieces(self) -> list[tuple[int, int]]:
         """By how much longer the prompt is, and the tokens, of each recording: of the first tokens, and of changes."""
         pieces = [(0, min(RECORDED, self._new_tokens))]
@@ -124,8 +132,8 @@ class Recordings:
         config: Any = self._model.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         windows = {getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")}
-        ids = self._request.kwargs.get("input_ids", self._request.args[0] if self._request.args else None)
-        if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+        ids = _prompt_ids(self._request)
+        if ids is None:
             return []
         found = sorted(window - 1 - ids.shape[1] for window in windows if isinstance(window, int))
         changes = [token for token in found if 0 < token < self._new_tokens]
@@ -204,6 +212,12 @@ def _stop_after(tokens: int) -> Iterator[None]:
 
     with torch_common.patch(holder, "__call__", make):
         yield
+
+
+def _prompt_ids(request: StepRequest) -> torch.Tensor | None:
+    """The token ids of a prompt, sequences by tokens; None if there are none."""
+    ids = request.kwargs.get("input_ids", request.args[0] if request.args else None)
+    return ids if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
 
 
 def _find_ids(request: StepRequest) -> list[torch.Tensor]:

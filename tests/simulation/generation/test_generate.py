@@ -68,6 +68,7 @@ def _blocks(profile):
         (llama, 64, {"cache": "static"}, 7),
         (llama, 64, {"beams": 2}, 7),
         (mamba, 14, {}, 7),
+        (llama, 14, {"options": {"prefill_chunk_size": 8}}, 7),
         (mistral, 28, {}, 14),
         (mistral, 64, {"cache": "sliding"}, 14),
         (functools.partial(mistral, 34), 16, {}, 12),  # its window is full at once
