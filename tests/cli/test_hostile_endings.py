@@ -207,7 +207,8 @@ def test_whoever_reads_the_first_line_may_leave(folder: Path) -> None:
 def test_a_process_ends_with_its_handlers_run_and_its_threads_waited_for(daemon: bool) -> None:
     program = (
         "import atexit, threading, time; from fxmem.__main__ import run_process; atexit.register(print, 'handled'); "
-        f"threading.Thread(target=lambda: (time.sleep(0.3), print('waited')), daemon={daemon}).start(); run_process()"
+        f"rest = lambda: (time.sleep({600 if daemon else 0.1}), print('waited')); "
+        f"threading.Thread(target=rest, daemon={daemon}).start(); run_process()"
     )
     ended = subprocess.run([sys.executable, "-c", program, "show", "none"], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
