@@ -32,6 +32,8 @@ aten = torch.ops.aten
 
 LIMIT = 1 << 20
 """Elements in memory: what is expanded counts once."""
+_MOST_GIVEN: Final = 1 << 24
+"""Elements of an input whose values were given, and of what is made from one of more than `LIMIT`."""
 
 _LIBRARY = "transformers.utils.import_utils"
 VALUE = "_fxmem_value"
@@ -68,8 +70,9 @@ _factory_calls: dict[Any, bool] = {}
 
 
 def give(fake: torch.Tensor, value: torch.Tensor) -> None:
-    """Attach a copy of `value` to `fake`, for a small integer or boolean CPU tensor."""
-    if _is_integer(value) and value.device.type == "cpu" and not isinstance(value, torch_common.FakeTensor):
+    """Attach a copy of `value` to `fake`, for an integer or boolean CPU tensor that is not too large."""
+    is_real = value.device.type == "cpu" and not isinstance(value, torch_common.FakeTensor)
+    if is_real and _is_integer(value, _MOST_GIVEN):
         with torch_common.no_modes():
             setattr(fake, VALUE, value.detach().clone())
 
@@ -208,7 +211,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         with torch_common.no_modes():
             setattr(result, VALUE, torch.full(result.shape, (low + high) / 2))
         return
-    if not _is_trackable(result) or (
+    if not (_is_trackable(result) or _is_of_a_large_input(result, args)) or (
         result.dtype.is_floating_point and _is_factory(func) and torch_common.op_name(func) not in _FLOAT_FACTORIES
     ):
         return
@@ -315,14 +318,21 @@ def _asking_for_values(original: Callable[[Any], bool]) -> Callable[[Any], bool]
     return outside_compiler(lambda tensor: original(tensor) and not is_known(tensor))
 
 
-def _is_integer(tensor: torch.Tensor) -> bool:
-    return _is_trackable(tensor) and not tensor.dtype.is_floating_point
+def _is_integer(tensor: torch.Tensor, limit: int = LIMIT) -> bool:
+    return _is_trackable(tensor, limit) and not tensor.dtype.is_floating_point
 
 
-def _is_trackable(tensor: torch.Tensor) -> bool:
+def _is_trackable(tensor: torch.Tensor, limit: int = LIMIT) -> bool:
     if tensor.dtype.is_complex or tensor.layout is not torch.strided:
         return False
-    return tensor.numel() <= LIMIT or tensor.untyped_storage().nbytes() <= LIMIT * tensor.element_size()
+    return tensor.numel() <= limit or tensor.untyped_storage().nbytes() <= limit * tensor.element_size()
+
+
+def _is_of_a_large_input(result: torch.Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether a result is followed although it has more than `LIMIT` elements."""
+    return _is_trackable(result, _MOST_GIVEN) and any(
+        value.numel() > LIMIT for each in torch_common.iterate_tensors(args) if (value := _value(each)) is not None
+    )
 
 
 def _value(tensor: Any) -> torch.Tensor | None:

@@ -105,6 +105,16 @@ def test_a_long_generation_leaves_tokens_out_of_its_profile_and_not_out_of_its_n
     assert short.peak.by_kind == whole.peak.by_kind
 
 
+def test_a_prompt_of_more_tokens_than_values_are_kept_for_takes_its_share_more():
+    def run(batch):
+        ids = torch.full((batch, 1024), 5)
+        return generate(llama, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 8, target="h100").run
+
+    small, medium, large = (run(batch) for batch in (512, 1024, 1536))
+    for one, two, three in zip(small.tokens, medium.tokens, large.tokens, strict=True):
+        assert three.requested_bytes - two.requested_bytes == two.requested_bytes - one.requested_bytes
+
+
 def test_a_cache_that_grows_takes_its_bytes_for_each_token():
     run = generate(llama, PROMPT, 12).run
     keys_and_values = 2 * 2 * 2 * 16 * 4  # batch, key-value heads, head size, float32
