@@ -70,7 +70,7 @@ _factory_calls: dict[Any, bool] = {}
 
 
 def give(fake: torch.Tensor, value: torch.Tensor) -> None:
-    """Attach a copy of `value` to `fake`, for an integer or boolean CPU tensor that is not too large."""
+    """Attach a copy of `value` to `fake`, for an integer or boolean CPU tensor."""
     is_real = value.device.type == "cpu" and not isinstance(value, torch_common.FakeTensor)
     if is_real and _is_integer(value, _MOST_GIVEN):
         with torch_common.no_modes():
