@@ -11,11 +11,11 @@ from fxmem.memory.generation.decode_steps import (
     Extension,
     extend,
     find_steps,
-    name_phases,
     recorded_events,
     recorded_tokens,
 )
 from fxmem.memory.generation.joined_steps import JOINT, join_steps
+from fxmem.memory.generation.phases import name_phases
 from fxmem.memory.generation.token_replay import TokenReplay, replay_tokens, requested_by_token
 
 __all__ = [

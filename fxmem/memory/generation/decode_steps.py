@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from fxmem.errors import AnalysisError
-from fxmem.memory import liveness
-from fxmem.records.profile import Op, Phase, PhaseSpan, Profile, Storage
+from fxmem.records.profile import Op, Profile, Storage
 
 RECORDED = 7
 """Tokens of a recorded generation that is to be extended: a prefill and six decode steps."""
@@ -271,34 +270,6 @@ def _append_copies(out: Events, insertion: Insertion, storages: Sequence[Storage
     add(out.nbytes, copies * [each.growth for each in slots] + [each.nbytes for each in models])
     add(out.sources, 0 * copies + [each.storage for each in slots])
     add(out.copies, copies + [0] * len(slots))
-
-
-def name_phases(profile: Profile, begins: Sequence[int]) -> Profile:
-    """The profile of a generation in two phases, prefill and decode; its nodes have their bytes.
-
-    Args:
-        profile: a generation.
-        begins: the tick at which each token's forward begins.
-    """
-    border = begins[1] if len(begins) > 1 else profile.ticks
-    op = next((i for i, each in enumerate(profile.ops) if each.begin >= border), len(profile.ops))
-    first = profile.phases[0].begin if profile.phases else 0
-    spans = [PhaseSpan(phase=Phase.PREFILL, begin=first, end=border, first_op=0, last_op=op)]
-    if len(begins) > 1:
-        spans.append(
-            PhaseSpan(phase=Phase.DECODE, begin=border, end=profile.ticks, first_op=op, last_op=len(profile.ops))
-        )
-    ops = tuple(
-        each.model_copy(update={"phase": Phase.PREFILL if index < op else Phase.DECODE})
-        for index, each in enumerate(profile.ops)
-    )
-    named = profile.model_copy(update={"phases": tuple(spans), "ops": ops})
-    live, scratch = liveness.node_live_bytes(named), liveness.node_scratch_bytes(named)
-    nodes = tuple(
-        node.model_copy(update={"live_bytes": live[i], "scratch_bytes": scratch[i]})
-        for i, node in enumerate(named.nodes)
-    )
-    return named.model_copy(update={"nodes": nodes})
 
 
 def extend(steps: DecodeSteps, before: tuple[Insertion, ...] = (), period: int = 1) -> Extension:
