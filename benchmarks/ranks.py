@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import fxmem
-from tests.sharded_models import CONFIGURATIONS
+from tests.sharded_models import COMPILED, CONFIGURATIONS
 from tests.simulation.ranks import gloo
 from tests.simulation.ranks.test_truth import measured_and_predicted
 
@@ -29,7 +29,7 @@ _RESULTS = Path(__file__).parent / "results"
 _OVER_GLOO: Final = {
     2: (
         *("fsdp", "fsdp, accumulation", "fsdp, no resharding", "fsdp, selectively checkpointed"),
-        *("tp", "tp with sequence parallel", "ddp", "ddp, views", "1f1b", "gpipe"),
+        *("tp", "tp with sequence parallel", "ddp", "ddp, views", "1f1b", "gpipe", *COMPILED),
     ),
     4: ("fsdp", "hsdp", "mesh of tp", "ddp", "1f1b", "gpipe"),
 }

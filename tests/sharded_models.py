@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 import torch.nn.functional as F
@@ -157,12 +157,30 @@ def checkpoint_layers(model: Any, *, selective: bool = False) -> None:
         model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False, **settings)
 
 
-def fsdp(device: str, *, checkpoint: bool = False, selective: bool = False, **settings: bool) -> Callable[[Any], Any]:
+def compile_layers(model: Any, *, in_place: bool) -> None:
+    """Each layer is compiled, in place or in a wrapper; FSDP2's hooks stay outside of its graph."""
+    for number, layer in enumerate(model.layers):
+        if in_place:
+            layer.compile(fullgraph=True)
+        else:
+            model.layers[number] = torch.compile(layer, fullgraph=True)
+
+
+def fsdp(
+    device: str,
+    *,
+    checkpoint: bool = False,
+    selective: bool = False,
+    compiled: Literal["in place", "wrapped", None] = None,
+    **settings: bool,
+) -> Callable[[Any], Any]:
     """FSDP2 over all ranks."""
 
     def parallelize(model: Any) -> Any:
         if checkpoint or selective:
             checkpoint_layers(model, selective=selective)
+        if compiled is not None:
+            compile_layers(model, in_place=compiled == "in place")
         shard_fully(model, init_device_mesh(device, (torch.distributed.get_world_size(),)), **settings)
         return model
 
@@ -212,7 +230,9 @@ def mesh(words: str, **settings: Any) -> Callable[[str], Callable[[Any], Any]]:
     return lambda _: MeshPlan(read_mesh(words), **settings)
 
 
-CONFIGURATIONS: Final[dict[str, tuple[int, int, Callable[[str], Callable[[Any], Any]], dict[str, Any]]]] = {
+Configuration = tuple[int, int, Callable[[str], Callable[[Any], Any]], dict[str, Any]]
+"""World, rank, what shards the model for a device, and the step's settings."""
+CONFIGURATIONS: Final[dict[str, Configuration]] = {
     "fsdp": (2, 1, fsdp, {}),
     "fsdp, bf16 with fp32 reduction": (4, 3, lambda device: fsdp(device, half=True), {}),
     "fsdp, uneven shards, the last rank": (3, 2, lambda device: fsdp(device, half=True), {}),
@@ -231,4 +251,9 @@ CONFIGURATIONS: Final[dict[str, tuple[int, int, Callable[[str], Callable[[Any], 
     "mesh of replicate, fsdp and tp": (8, 5, mesh("replicate=2,fsdp=2,tp=2"), {}),
     "mesh of tp": (4, 3, mesh("tp=4"), {}),
 }
-"""World, rank, what shards the model for a device, and the step's settings."""
+COMPILED: Final[dict[str, Configuration]] = {
+    "fsdp, compiled layers": (2, 0, lambda device: fsdp(device, compiled="in place"), {}),
+    "fsdp, compiled layers, no resharding": (2, 1, lambda device: fsdp(device, compiled="in place", reshard=False), {}),
+    "fsdp, compiled checkpoints": (2, 1, lambda device: fsdp(device, compiled="wrapped", selective=True), {}),
+}
+"""What `torch.compile` is in."""

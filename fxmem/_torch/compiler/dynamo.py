@@ -37,7 +37,7 @@ def fresh_dynamo(note_break: Callable[[str], None]) -> Iterator[None]:
         trace_rules.add(name)
 
     def inline(original: Callable[[], set[str]]) -> Callable[[], set[str]]:
-        return lambda: original() | {inlined.__file__}
+        return functools.cache(lambda: original() | {inlined.__file__})  # `init_process_group` clears it
 
     counted = {name: Counter(counts) for name, counts in utils.counters.items()}
     utils.counters.clear()

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch._ops import HigherOrderOperator  # what takes operators as arguments (since 1.13)
 
 from fxmem._torch.common import DispatchMode, patch, set_environment
 
@@ -516,6 +517,17 @@ def stashed_tensors(outputs: Any) -> tuple[Any, list[torch.Tensor]]:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return node, list(getattr(node, "_tensors_no_vc_check", None) or ())
     return None, []
+
+
+def run_with_state(func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the operator that a wrapper recomputes with the numbers it has drawn before.
+
+    `run_and_save_rng_state` and `run_with_rng_state` of torch/_prims/rng_prims.py (since 2.0) keep the generator's
+    state in a tensor, `graphsafe_run_with_rng_state` (since 2.7) in a generator, which is no memory of the card.
+    """
+    if "rng_state" in kwargs:
+        return args[0](*args[1:], **{name: value for name, value in kwargs.items() if name != "rng_state"})
+    return func.py_kernels[torch._C.DispatchKey.BackendSelect](*args, **kwargs)
 
 
 def wrapper_frame(

@@ -11,6 +11,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch.compiler import dynamo as torch_dynamo
+from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.simulation.compiled.tracer import KernelTracer
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_recorder import OpRecorder
@@ -47,6 +48,7 @@ class LaunchRecorder(OpRecorder):  # type: ignore[no-untyped-call]
     """
 
     _frames_to_caller = 2
+    supports_higher_order_operators = True
 
     def __init__(self, kernels: Callable[[], KernelTracer], *further: Any) -> None:
         super().__init__(*further)
@@ -64,6 +66,9 @@ class LaunchRecorder(OpRecorder):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if isinstance(func, torch_inductor.HigherOrderOperator):
+            with self:
+                return torch_inductor.run_with_state(func, args, kwargs or {})
         if (
             func is torch.ops.prim.device.default
             or self._log.setting_up

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.fx
 
+from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem._torch.autograd import NO_HOOKS
 from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.records.profile import ModuleCall, Phase, RecomputedRegion, SourceLine
 from fxmem.simulation.flops import size_of_tensors
@@ -54,8 +54,10 @@ class KernelTracer:
         self.opaque: list[str] = ["compiled kernels"]
         self.launches = 0
         self._maker: dict[int, torch.fx.Node] = {}
-        self._by_place: dict[tuple[str, str, int], int] = {}
-        self._by_module: dict[str, int] = {}
+        self._by_place: dict[tuple[str, str, str, int], int] = {}
+        self._by_module: dict[tuple[str, str], int] = {}
+        self._called_in: dict[int, str] = {}
+        """By number of autograd's node of a compiled graph, the module that was called."""
         self._first_op: int | None = None
         self._inside_root = False
 
@@ -128,8 +130,8 @@ class KernelTracer:
         origin = call.origin
         source = user_line(origin.file, origin.line, origin.function) if origin.file else None
         index = self._note_node(call.name, self._known_module(origin.module), source, args, outputs)
-        self._by_place[origin.module, origin.file, origin.line] = index
-        self._by_module[origin.module] = index
+        self._by_place[self._path, *origin[:3]] = index
+        self._by_module[self._path, origin.module] = index
 
     def _note_node(
         self, name: str, module: str, source: SourceLine | None, args: Any, outputs: list[torch.Tensor]
@@ -180,6 +182,11 @@ class KernelTracer:
     def _find_class(self, path: str) -> type[torch.nn.Module] | None:
         return self._modules.get(path)
 
+    @property
+    def _path(self) -> str:
+        """The module whose call is under way, where several are compiled by themselves."""
+        return ""
+
     def _known_module(self, path: str) -> str:
         while path and self._find_class(path) is None:
             path = path.rpartition(".")[0]
@@ -187,11 +194,11 @@ class KernelTracer:
 
     def _find_forward(self, call: torch_inductor.KernelCall) -> int:
         """The node of forward that a launch of backward is for."""
-        origin = call.origin
-        found = self._by_place.get((origin.module, origin.file, origin.line))
-        path = origin.module
+        outer = self._called_in.get(self._log.backward_node, "")
+        found = self._by_place.get((outer, *call.origin[:3]))
+        path = call.origin.module
         while found is None:
-            found = self._by_module.get(path)
+            found = self._by_module.get((outer, path))
             if not path:
                 break
             path = path.rpartition(".")[0]
@@ -210,8 +217,10 @@ class KernelTracer:
         """An `autograd.Function.apply`, such as a compiled graph is."""
         outputs = apply(*args)
         node, stashed = torch_inductor.stashed_tensors(outputs)
+        if node is not None:
+            self._called_in[torch_autograd.sequence_number(node)] = self._path
         if stashed:
-            node._fxmem_stashed = [SavedHandle(tensor, NO_HOOKS) for tensor in stashed]
+            node._fxmem_stashed = [SavedHandle(tensor, torch_autograd.NO_HOOKS) for tensor in stashed]
             for handle in node._fxmem_stashed:
                 self._log.on_save(handle.value, weakref.ref(handle))
         return outputs

@@ -76,6 +76,8 @@ class StepLog:
         """Whether what is allocated now counts as there before the step."""
         self._watched: dict[int, _Watch] = {}
         self._newest_before_node = 0
+        self.backward_node = -1
+        """Number of the node of autograd whose gradient was computed last."""
         self._open = True
         self._freed: list[int] | None = None
         self.nbytes: list[int] = []
@@ -400,7 +402,7 @@ class StepLog:
 
     def on_backward_node(self, sequence_number: int) -> None:
         """Log for the node whose gradient is computed next. In forward, as in a loss of gradients, the node stays."""
-        self._newest_before_node = len(self.nbytes)
+        self._newest_before_node, self.backward_node = len(self.nbytes), sequence_number
         if self.phase is Phase.FORWARD:
             return
         self._node = self._sequence_node[bisect.bisect_right(self._sequence, sequence_number) - 1]

@@ -226,8 +226,6 @@ def record_rank(
     """As `record`, of a rank of a world, or of None."""
     if compile not in (None, AS_IS):
         raise UsageError(f"expected compile {AS_IS!r} or None, got {compile!r}: a program says itself what it compiles")
-    if compile is not None and world is not None:
-        raise UsageError("expected ranks or compile: a rank's program is run as eager code")
     if out_of_memory not in ("raise", "continue"):
         raise UsageError(f"expected out_of_memory 'raise' or 'continue', got {out_of_memory!r}")
     require_device(target)

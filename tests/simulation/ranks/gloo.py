@@ -16,17 +16,20 @@ from fxmem.hardware import catalogue
 from fxmem.records.names import MAX_OPERATORS
 from fxmem.records.validation import ProgramMeasurement
 from fxmem.simulation.program import Launch, RecordedProgram, launch
+from tests.sharded_models import COMPILED
 
 SPREAD: Final = str(Path(__file__).parent / "programs" / "spread.py")
 _STEPS: Final = 6
 NUMBER: Final = 4
 """Bytes of a number on the host that is read a moment earlier or later."""
 _MEASURE: Final = """
-import multiprocessing, os, pathlib, sys, time
+import contextlib, multiprocessing, os, pathlib, sys, time
 import torch._dynamo, torch.distributed.tensor, torch.distributed.fsdp, torch.distributed.pipelining  # once for all
 import tests.sharded_models
+from fxmem._torch.compiler.dynamo import load_compiler
 from fxmem.simulation.program import Launch
 from fxmem.validation import measure_program
+from tests.simulation.compiled.real import without_kernels
 torch.set_num_threads(1)
 
 class Sent:  # gloo's work keeps what it sent for as long as it is there, that of NCCL until it has been waited for
@@ -48,20 +51,25 @@ def settled(wait):  # one of gloo's threads drops its work a moment after that i
         result = wait(*args, **kwargs)
         time.sleep(0.001)
         return result
+    wait_settled.default = getattr(wait, "default", None)  # which the compiler's partitioner looks for
     return wait_settled
 
 collectives = torch.ops._c10d_functional
 plain = torch.distributed.Work.wait, collectives.wait_tensor
 folder, steps, script, world, *kinds = sys.argv[1:]
+if tests.sharded_models.COMPILED.keys() & set(kinds):
+    load_compiler()
 for kind in kinds:
     meeting = multiprocessing.Barrier(int(world))
-    are_alike = kind in tests.sharded_models.CONFIGURATIONS  # ranks that wait as often as each other
+    compiles = kind in tests.sharded_models.COMPILED
+    are_alike = compiles or kind in tests.sharded_models.CONFIGURATIONS  # ranks that wait as often as each other
     waits = map(settled, plain) if are_alike else plain
     torch.distributed.Work.wait, collectives.wait_tensor = waits
     for rank in range(int(world)):
         if not os.fork():
             os.environ.update(RANK=str(rank), WORLD_SIZE=world, STORE=f"{folder}/{kind} meet")
-            measured = measure_program._measure_on_cpu(Launch(script, (kind,)), int(steps))
+            with without_kernels() if compiles else contextlib.nullcontext():
+                measured = measure_program._measure_on_cpu(Launch(script, (kind,)), int(steps), compiles=compiles)
             pathlib.Path(folder, f"{kind} {rank}").write_text(measured.model_dump_json())
             os._exit(0)
     for rank in range(int(world)):
@@ -100,6 +108,7 @@ def predict(kind: str, world: int, rank: int) -> RecordedProgram:
         catalogue.target("cpu"),
         enough=lambda rounds: len(rounds) >= 2,
         max_operators=MAX_OPERATORS,
+        compile="as-is" if kind in COMPILED else None,
     ).recorded
 
 

@@ -110,7 +110,19 @@ class CompiledProgramRecording(ProgramRecording):
         stack = self._around_call
         stack.enter_context(torch_common.without_function_modes(Listener))
         stack.enter_context(self._unpatched())
+        stack.enter_context(torch_common.patch(torch.Tensor, "register_hook", self._noting_hooks))
         self.kernels.is_inside = self.log.saves_by_launch = True
+
+    def _noting_hooks(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`Tensor.register_hook` where no listener is: a module compiled in place runs its own hooks, such as FSDP2's,
+        inside the call."""
+
+        def register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
+            handle = original(tensor, hook)
+            self._note_tensor_method("register_hook", tensor)
+            return handle
+
+        return register_hook
 
     def _leave_call(self) -> None:
         self.kernels.is_inside = self.log.saves_by_launch = False

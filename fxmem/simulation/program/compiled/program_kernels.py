@@ -63,8 +63,12 @@ class ProgramKernels(KernelTracer):
     def _find_class(self, path: str) -> type[torch.nn.Module] | None:
         return self._roots.find_class(path)
 
+    @property
+    def _path(self) -> str:
+        return self._rounds.path
+
     def _known_module(self, path: str) -> str:
-        return super()._known_module(".".join(part for part in (self._rounds.path, path) if part))
+        return super()._known_module(".".join(part for part in (self._path, path) if part))
 
     def _find_launch(self, tensor: torch.Tensor) -> torch.fx.Node | None:
         storage = self._log.note_storage(tensor)

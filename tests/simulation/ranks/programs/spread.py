@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.sharded_models import BATCH, CONFIGURATIONS, SEQUENCE, VOCABULARY, Llama, loss
+from tests.sharded_models import BATCH, COMPILED, CONFIGURATIONS, SEQUENCE, VOCABULARY, Llama, loss
 
 dist.init_process_group(
     "gloo",
@@ -80,5 +80,5 @@ elif kind == "ddp":
 elif kind == "ddp, views":
     train(nn.parallel.DistributedDataParallel(Llama(), gradient_as_bucket_view=True, bucket_cap_mb=0.1))
 else:
-    _, _, shard, settings = CONFIGURATIONS[kind]
+    _, _, shard, settings = (CONFIGURATIONS | COMPILED)[kind]
     train(shard("cpu")(Llama()), **settings)
