@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch._ops import HigherOrderOperator  # what takes operators as arguments (since 1.13)
+from torch._ops import HigherOrderOperator as HigherOrderOperator  # what takes operators as arguments (since 1.13)
 
 from fxmem._torch.common import DispatchMode, patch, set_environment
 
