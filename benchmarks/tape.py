@@ -17,8 +17,8 @@ import torch
 import transformers
 
 import fxmem
-from fxmem.checkpointing.tape import rematerialize
-from fxmem.checkpointing.tape_values import OpKey
+from fxmem.checkpointing.tape.recorder import rematerialize
+from fxmem.checkpointing.tape.values import OpKey
 
 RUNS = 15
 

@@ -5,7 +5,7 @@ one, becomes an instance of a same-named subclass of its class whose `forward` r
 `torch.utils.checkpoint`. GRAPH: the same is done to the model itself, and its `forward` runs the program that
 `torch.fx` traced, cut into one function per region. OPERATORS: the same is done to the model itself, and its own
 `forward` runs under a tape of the operators it comes down to, from which single results are recomputed; nothing of the
-program runs twice (`taping`).
+program runs twice (`fxmem.checkpointing.tape`).
 
 In any way the model stays the very object it was: its class, modules, parameters, `state_dict` keys and hooks are the
 user's, and `uncheckpoint` gives the class back. Regions are recomputed only while the model trains with
@@ -13,7 +13,7 @@ gradients on; in `eval()` or under `no_grad` the user's own `forward` runs.
 
 Outputs, gradients, buffers and random states are those of the unplanned step, bit for bit, on deterministic kernels.
 Regions of the first two ways run a second time, and with them the hooks of modules inside them. What must not be run
-twice is refused when a region is first run: see `auditing`.
+twice is refused when a region is first run: see `audit`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 from fxmem._torch.gradient_release import release_gradients
 from fxmem.checkpointing.apply import apply, checkpoint, uncheckpoint
 from fxmem.checkpointing.fx_names import graph_names
-from fxmem.checkpointing.operators import record_survey
 from fxmem.checkpointing.selective import keep
+from fxmem.checkpointing.tape.taped_model import record_survey
 
 __all__ = ["apply", "checkpoint", "graph_names", "keep", "record_survey", "release_gradients", "uncheckpoint"]

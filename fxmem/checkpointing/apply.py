@@ -15,8 +15,8 @@ from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.checkpointing import subclass
 from fxmem.checkpointing.fx_rewrite import Rewritten
-from fxmem.checkpointing.operators import ByOperator
 from fxmem.checkpointing.recompute import Recomputation
+from fxmem.checkpointing.tape.taped_model import ByOperator
 from fxmem.errors import PlanWarning, UsageError, closest
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region

@@ -22,7 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import fxmem
-from fxmem.checkpointing import apply, record_survey, rng_states, tape, tape_values, uncheckpoint
+from fxmem.checkpointing import apply, record_survey, rng_states, uncheckpoint
+from fxmem.checkpointing.tape import recorder as tape
+from fxmem.checkpointing.tape import values as tape_values
 from fxmem.cli.specs import build_model
 from fxmem.errors import PlanWarning
 from fxmem.records.names import Application

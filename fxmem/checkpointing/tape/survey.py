@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fxmem._torch import common as torch_common
-from fxmem.checkpointing.tape_values import OpKey, ValueKey
+from fxmem.checkpointing.tape.values import OpKey, ValueKey
 from fxmem.planning import OperatorCall, OperatorValue
 
 

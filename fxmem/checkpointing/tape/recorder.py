@@ -36,7 +36,7 @@ import torch
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.rng_states import Generators
-from fxmem.checkpointing.tape_values import (
+from fxmem.checkpointing.tape.values import (
     EmptyTensor,
     Need,
     OpKey,

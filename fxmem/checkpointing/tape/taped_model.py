@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from fxmem.checkpointing import subclass
-from fxmem.checkpointing.tape import Tape, rematerialize
-from fxmem.checkpointing.tape_survey import Survey
-from fxmem.checkpointing.tape_values import OpKey, ValueKey
+from fxmem.checkpointing.tape.recorder import Tape, rematerialize
+from fxmem.checkpointing.tape.survey import Survey
+from fxmem.checkpointing.tape.values import OpKey, ValueKey
 from fxmem.errors import PlanWarning
 from fxmem.records.plan import Region, Result
 from fxmem.records.units import format_bytes

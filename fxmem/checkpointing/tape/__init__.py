@@ -1,0 +1,1 @@
+"""Single results of operators, brought back in backward by a record of the forward."""
