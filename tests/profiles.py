@@ -111,12 +111,28 @@ class Log:
 
     @contextmanager
     def op(
-        self, name: str, node: int, phase: Phase, *, flops: int | None = 0, moved_bytes: int | None = None
+        self,
+        name: str,
+        node: int,
+        phase: Phase,
+        *,
+        flops: int | None = 0,
+        moved_bytes: int | None = None,
+        **fields: Any,
     ) -> Iterator[None]:
         """An op; storages allocated inside belong to it."""
         index, begin = len(self._ops), self._tick
         self._ops.append(
-            Op(name=name, node=node, phase=phase, begin=begin, end=begin, flops=flops, moved_bytes=moved_bytes)
+            Op(
+                name=name,
+                node=node,
+                phase=phase,
+                begin=begin,
+                end=begin,
+                flops=flops,
+                moved_bytes=moved_bytes,
+                **fields,
+            )
         )
         yield
         self._ops[index] = self._ops[index].model_copy(update={"end": self._tick})

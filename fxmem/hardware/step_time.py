@@ -12,10 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fxmem.hardware.cards import CATALOGUE, Rates, Reached
+from fxmem.hardware.links import FETCHED_AHEAD, SENT_AHEAD, host_bytes_per_second
 from fxmem.records.profile import Op, Phase, Profile, Step, StepTime, Target
 
 _QUICKER = 0.5
 """What issuing an operator takes at the low end of the interval: CPUs differ, and so do modules around operators."""
+_COPY = 2
+"""What Python takes for a copy on a stream of its own, in multiples of issuing an operator: the copy, and the streams
+that wait for each other. Not measured."""
 _TAPE, _CHECKPOINT = 4, 7
 """What Python takes beside issuing an operator, in multiples of that: where the tape of a plan of operators notes it,
 and where a checkpointed region recomputes it. Fitted to nine planned steps on an H100, of which Python bounds six."""
@@ -40,6 +44,7 @@ def step_seconds(
     taped: bool = False,
     issue: float = 1.0,
     recomputed: Mapping[int, Sequence[int]] | None = None,
+    copied: Mapping[int, Sequence[int]] | None = None,
 ) -> float | None:
     """The middle of `estimate`; None where that is None.
 
@@ -48,6 +53,23 @@ def step_seconds(
         taped: whether a plan of operators is applied, whose tape notes each operator of the forward.
         issue: scales what Python takes.
         recomputed: of a plan that the profile is without, by op, those that are recomputed right before it.
+        copied: of the same plan, by op, the bytes of each copy to the host or back that begins right before it.
+    """
+    ends = card_ends(profile, taped=taped, issue=issue, recomputed=recomputed, copied=copied)
+    return ends[-1] if ends else None
+
+
+def card_ends(
+    profile: Profile,
+    *,
+    taped: bool = False,
+    issue: float = 1.0,
+    recomputed: Mapping[int, Sequence[int]] | None = None,
+    copied: Mapping[int, Sequence[int]] | None = None,
+) -> list[float] | None:
+    """By op, when the card has run it, in seconds from the step's begin; arguments as for `step_seconds`.
+
+    None where `estimate` is None.
     """
     taken = op_seconds(profile)
     if taken is None or profile.step.compiled is not None:
@@ -55,17 +77,55 @@ def step_seconds(
     python = card_seconds = 0.0  # when Python has issued an operator, and when the card has run it
     again = {each.op for each in profile.recomputed_ops}
     begin = issue * CATALOGUE[profile.target.name].reached[profile.step.mode].issue_seconds
-    one_more = begin * _count_issues(taped)
+    one_more, link = begin * _count_issues(taped), _HostLink(host_bytes_per_second(profile.target))
+    ends = []
     for index, op in enumerate(profile.ops):
+        for nbytes in copied.get(index, ()) if copied else ():
+            python += _COPY * begin
+            card_seconds = link.copy(nbytes, op.phase, max(card_seconds, python))
         for each in recomputed.get(index, ()) if recomputed else ():
             python += one_more
             card_seconds = max(card_seconds, python) + taken[each]
-        if taped:
-            python += begin * (1 + _TAPE * (op.phase is Phase.FORWARD))
-        else:
-            python += one_more if index in again else begin
-        card_seconds = max(card_seconds, python) + taken[index]
-    return card_seconds
+        is_copy = link.carries(op)
+        python += _count_op_issues(op, taped, index in again, is_copy) * begin
+        card_seconds = max(card_seconds, python)
+        card_seconds = link.copy(op.host_bytes, op.phase, card_seconds) if is_copy else card_seconds + taken[index]
+        ends.append(card_seconds)
+    return ends
+
+
+def _count_op_issues(op: Op, taped: bool, is_again: bool, is_copy: bool) -> int:
+    """What Python takes for an op of the step, in multiples of issuing one."""
+    if is_copy:
+        return _COPY
+    if taped:
+        return 1 + _TAPE * (op.phase is Phase.FORWARD)
+    return _count_issues(taped) if is_again else 1
+
+
+class _HostLink:
+    """The link to the host's memory, which carries copies while the card computes.
+
+    Args:
+        rate: bytes a second in one direction; None: not known, and copies count as operators.
+    """
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._ends: list[float] = []
+        """When each copy is over."""
+
+    def carries(self, op: Op) -> bool:
+        """Whether an op is a copy beside the card's own work."""
+        return bool(op.host_bytes and op.stream and self._rate)
+
+    def copy(self, nbytes: int, phase: Phase, now: float) -> float:
+        """Begin a copy, waiting for the one that must be over by then; when the card goes on."""
+        assert self._rate is not None  # or it carries none
+        ahead = FETCHED_AHEAD if phase is Phase.BACKWARD else SENT_AHEAD
+        now = max(now, self._ends[-ahead]) if len(self._ends) >= ahead else now
+        self._ends.append(max(now, self._ends[-1] if self._ends else 0.0) + nbytes / self._rate)
+        return now
 
 
 def recompute_seconds(profile: Profile, *, taped: bool = False) -> list[float] | None:

@@ -115,7 +115,10 @@ def parse_bytes(spec: BudgetLike, name: str = "a budget") -> Budget:
     Raises:
         UsageError: it is no budget, or a share.
     """
-    budget = parse_budget(spec)
+    try:
+        budget = parse_budget(spec)
+    except UsageError as refused:
+        raise UsageError(str(refused).replace("a budget as bytes", f"{name} as bytes")) from None
     if isinstance(budget, BudgetShare):
         raise UsageError(f"expected {name} in bytes or with a unit (16GiB), got {spec!r}, a share of the step's peak")
     return budget

@@ -8,6 +8,8 @@ What a planner says of a plan's peak is an estimate; a promise needs the plan ap
 
 from fxmem.planning.certificate import certify
 from fxmem.planning.operators.calls import OperatorCall, OperatorValue
+from fxmem.planning.operators.offload_planner import OffloadPlanner
+from fxmem.planning.operators.offloads import HostLink
 from fxmem.planning.operators.planner import OperatorPlanner
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
@@ -17,6 +19,8 @@ from fxmem.planning.regions.strategies import STRATEGIES, allowed_applications, 
 __all__ = [
     "STRATEGIES",
     "CostTables",
+    "HostLink",
+    "OffloadPlanner",
     "OperatorCall",
     "OperatorPlanner",
     "OperatorValue",

@@ -61,6 +61,8 @@ class Result(Record):
     """How many calls of the same come before it."""
     outputs: Many[int] = (0,)
     """Which of the storages that it makes or writes to, in the order of its results."""
+    fetched: Many[int] = Field(default=(), exclude_if=lambda value: not value)
+    """Where they are offloaded, for each of the outputs how many results are fetched back before it."""
 
 
 class Region(Record):
@@ -92,6 +94,9 @@ class Region(Record):
     """In an OPERATORS plan, saved values that are recomputed instead of kept."""
     holds: Many[Result] = ()
     """In an OPERATORS plan, the values kept to recompute those from, beside parameters and inputs."""
+    offloads: Many[Result] = ()
+    """In an OPERATORS plan, saved values that wait in the host's memory instead, copied there in forward and back in
+    backward."""
     random: bool = True
     """Whether it may draw random numbers, so that their generator's state has to be kept for the second run."""
     edit: Edit | None = None
@@ -102,7 +107,7 @@ class Region(Record):
     @property
     def title(self) -> str:
         """Its module, its first and last child, or its first and last node."""
-        if self.remakes:
+        if self.remakes or self.offloads:
             return self.within or "the model"
         if len(self.modules) > 1:
             return f"{self.modules[0]} to {self.modules[-1].rpartition('.')[2]}"
@@ -209,6 +214,9 @@ class Plan(Headed, Versioned):
     """Estimated time of the unplanned step (`fxmem.hardware.step_time`); None where the card's rates are not known."""
     after_seconds: float | None = None
     """The same for the step with the plan."""
+    host_bytes: Bytes = 0
+    """Pinned host memory that offloaded results take, each in the next power of two of bytes, as torch's host allocator
+    gives it."""
     curve: Many[CurvePoint] = ()
     """Plans of which none is better than another in both peak and extra FLOPs, largest peak first; empty if a budget
     was given."""
@@ -237,10 +245,12 @@ class Plan(Headed, Versioned):
         """How much is recomputed, in words: `6 regions of whole modules`."""
         count, results = sum(1 for _ in self.all_regions()), sum(len(region.remakes) for region in self.regions)
         if self.application is Application.OPERATORS:
-            return (
-                f"{results} result{'s' if results > 1 else ''} of operators in {count} "
-                f"part{'s' if count > 1 else ''} of the model"
-            )
+            sent = sum(len(region.offloads) for region in self.regions)
+            parts = f"in {count} part{'s' if count > 1 else ''} of the model"
+            if not sent:
+                return f"{results} result{'s' if results > 1 else ''} of operators {parts}"
+            waiting = f"{sent} result{'s' if sent > 1 else ''} of operators in the host's memory"
+            return f"{waiting}, {results} recomputed, {parts}" if results else f"{waiting}, {parts}"
         where = "whole modules" if self.application is Application.MODULES else "the traced graph"
         return f"{count} region{'s' if count > 1 else ''} of {where}"
 

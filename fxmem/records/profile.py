@@ -226,6 +226,10 @@ class Op(Record):
     """None when it computes and has no formula."""
     moved_bytes: Bytes | None = None
     """What it reads and writes, each argument once; None: not known (a file of an older fxmem)."""
+    host_bytes: Bytes = Field(default=0, exclude_if=lambda value: value == 0)
+    """What of it crosses the link between the card and the host's memory."""
+    stream: int = Field(default=0, exclude_if=lambda value: value == 0)
+    """The CUDA stream it runs on; 0 is the default one."""
 
 
 class Storage(Record):

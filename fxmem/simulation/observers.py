@@ -206,6 +206,7 @@ class Recording:
         return OpFacts(
             flops.op_flops(func, args, kwargs, result),
             flops.moved_bytes(func, args, kwargs, result),
+            flops.host_bytes(name, args, result),
             self._look(func, name, args, kwargs, result),
         )
 

@@ -59,6 +59,8 @@ def build_profile(run: FakeRun) -> Profile:
                 end=end,
                 flops=op.flops,
                 moved_bytes=op.moved_bytes,
+                host_bytes=op.host_bytes,
+                stream=op.stream,
             )
             for op, (node, *_), (begin, end) in zip(log.ops, ops, hidden.ops, strict=True)
         ),

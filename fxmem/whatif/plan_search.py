@@ -76,6 +76,8 @@ class Proposal:
     analysis: ProfiledStep
     estimated_seconds: float | None = None
     """The step's time as its planner estimated it."""
+    host_bytes: int = 0
+    """As `Plan.host_bytes`."""
 
     @property
     def peak_bytes(self) -> int:
@@ -128,12 +130,14 @@ class PlanSearch:
     def analyse(self, way: PlannedWay, proposed: Plan) -> Proposal:
         """Apply what a planner proposes, and analyse it; no plan is analysed twice."""
         regions = tuple(_name_nodes(region, way.names) for region in proposed.regions)
-        parts = ((r.first_node, r.last_node, r.keeps, r.remakes, r.holds) for r in proposed.all_regions())
+        parts = ((r.first_node, r.last_node, r.keeps, r.remakes, r.holds, r.offloads) for r in proposed.all_regions())
         key = way.application, tuple(parts)
         if key not in self.seen:
             self._report(f"analysing the step with plan {len(self.seen) + 1} ({way.application.value})")
             analysed = self.apply(regions, way.application)
-            self.seen[key] = Proposal(way, proposed.chosen, regions, analysed, proposed.after_seconds)
+            self.seen[key] = Proposal(
+                way, proposed.chosen, regions, analysed, proposed.after_seconds, proposed.host_bytes
+            )
         return self.seen[key]
 
     def run(self, remedies: Callable[[Proposal], str] = lambda reached: "") -> Plan:
@@ -172,20 +176,20 @@ class PlanSearch:
         if self.budget is not None and CostTables(self.analysis.profile, ()).floor > self.budget.nbytes:
             return None  # no plan keeps it, so none needs to be tried
         best: Proposal | None = None
-        refused: dict[Application, FxmemError] = {}
+        refused: dict[int, FxmemError] = {}
         self._done, self._parts = 0, sum(len(self._strategies(way)) for way in self.ways)
         over = 0
-        for way in sorted(self.ways, key=lambda each: self._least_seconds(each) or 0):
+        for index, way in sorted(enumerate(self.ways), key=lambda each: self._least_seconds(each[1]) or 0):
             self._done, over = over, over + len(self._strategies(way))
             if best is None or (best.seconds or math.inf) > (self._least_seconds(way) or 0):
                 try:
                     best = _cheaper(best, self._cheapest_applied(way, best))
                 except REFUSALS as error:
-                    refused[way.application] = error
+                    refused[index] = error
         if best is None and len(refused) == len(self.ways):
-            raise refused[self.ways[-1].application]
+            raise refused[len(self.ways) - 1]
         if best is None and STRATEGIES.get(self.strategy).falls_back:
-            left = [way for way in self.ways if way.application not in refused]
+            left = [way for index, way in enumerate(self.ways) if index not in refused]
             return _cheaper(*(self._if_kept(self.analyse(way, way.planner.smallest())) for way in left))
         return best
 
@@ -325,7 +329,8 @@ class PlanSearch:
         """Make the plan of a proposal."""
         before, after = self.analysis.profile, proposal.analysis.profile
         planner = proposal.way.planner
-        notes = {way.note for way in self.ways if way.note and proposal.way.application is not Application.OPERATORS}
+        is_taped = proposal.way.application is Application.OPERATORS
+        notes = {way.note for way in ([proposal.way] if is_taped else self.ways) if way.note}
         return Plan(
             **before.heading(),
             strategy=self.strategy,
@@ -340,6 +345,7 @@ class PlanSearch:
             extra_flops=count_extra_flops(self.analysis, proposal.analysis),
             before_seconds=step_seconds(before),
             after_seconds=proposal.seconds,
+            host_bytes=proposal.host_bytes,
             parameters=self.parameters,
             operators=planner.operators if isinstance(planner, OperatorPlanner) and proposal.regions else {},
             assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *after.assumptions),

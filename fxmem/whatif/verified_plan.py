@@ -15,8 +15,19 @@ from typing import Any
 
 from fxmem import checkpointing
 from fxmem.errors import FxmemError, UsageError
-from fxmem.memory.budget import Budget, BudgetLike, parse_budget
-from fxmem.planning import STRATEGIES, OperatorCall, OperatorPlanner, OperatorValue, Planner, allowed_applications
+from fxmem.hardware.links import host_bytes_per_second
+from fxmem.hardware.step_time import has_rates
+from fxmem.memory.budget import Budget, BudgetLike, parse_budget, parse_bytes
+from fxmem.planning import (
+    STRATEGIES,
+    HostLink,
+    OffloadPlanner,
+    OperatorCall,
+    OperatorPlanner,
+    OperatorValue,
+    Planner,
+    allowed_applications,
+)
 from fxmem.records.names import STEPS, Application
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Kind, Phase
@@ -43,6 +54,7 @@ def plan(
     *,
     application: Application | str | None = None,
     regions_only: bool = False,
+    host_memory: int | str | None = None,
     progress: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Plan:
@@ -61,6 +73,9 @@ def plan(
             modules run again), "graph" (regions may begin and end anywhere; needs a model that
             `torch.fx.symbolic_trace` accepts), or None for whichever is cheapest.
         regions_only: leaves "operators" out: certificates are about regions.
+        host_memory: pinned memory of the host, in bytes or as "64GiB", where results of single operators may wait
+            between forward and backward instead of being recomputed; they are copied while the card computes. None:
+            nothing leaves the card.
         progress: called with a few words on what is being done.
         options: of `fxmem.record` for a function, whose `steps` are 3 unless given.
 
@@ -69,15 +84,18 @@ def plan(
         ExceededError: no plan keeps the budget; says the smallest peak that was reached and what bounds it.
     """
     if not isinstance(analysis, Analysis):
+        if host_memory is not None:
+            raise UsageError("expected no host_memory: plans of a program are about its modules")
         run = functools.partial(record_function, analysis, {"steps": STEPS, **options})
         return plan_program(run, strategy, budget, application=application, progress=progress)[0]
     if options:
         raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
     check_training(analysis)
     limit = None if budget is None else parse_budget(budget).resolve(analysis.peak.counted_bytes)
+    link = _find_host_link(analysis, strategy, application, host_memory, regions_only)
 
     def make_search(step: Analysis) -> PlanSearch:
-        return _search(step, strategy, limit, tuple(_ways(step, strategy, application, regions_only)), progress)
+        return _search(step, strategy, limit, tuple(_ways(step, strategy, application, regions_only, link)), progress)
 
     search = make_search(analysis)
     return search.run(
@@ -139,8 +157,42 @@ def _search(
     )
 
 
+def _find_host_link(
+    analysis: Analysis,
+    strategy: str,
+    application: Application | str | None,
+    host_memory: int | str | None,
+    regions_only: bool,
+) -> HostLink | None:
+    """The link to so much host memory; None if none is to be used."""
+    if host_memory is None:
+        return None
+    size = parse_bytes(host_memory, "host memory")
+    if Application.OPERATORS not in allowed_applications(strategy, application, regions_only=regions_only):
+        raise UsageError("expected host memory with application 'operators': it is for results of single operators")
+    target = analysis.profile.target
+    rate = host_bytes_per_second(target)
+    if rate is None or not has_rates(target):
+        raise UsageError(
+            f"expected a card whose rates are known: copies to the host's memory are planned by time; {target.name} "
+            "has none (`fxmem cards` lists cards)"
+        )
+    return HostLink(size.nbytes, rate)
+
+
+def _describe_copies(link: HostLink) -> str:
+    return (
+        f"copies between the card and pinned memory of the host go at {link.bytes_per_second / 1e9:.3g} GB/s, with "
+        "nothing else on that link, and take nothing from the card's own memory traffic"
+    )
+
+
 def _ways(
-    analysis: Analysis, strategy: str, application: Application | str | None, regions_only: bool = False
+    analysis: Analysis,
+    strategy: str,
+    application: Application | str | None,
+    regions_only: bool = False,
+    link: HostLink | None = None,
 ) -> Iterator[PlannedWay]:
     wanted = allowed_applications(strategy, application, regions_only=regions_only)
     if not wanted:
@@ -151,7 +203,10 @@ def _ways(
         )
     note = ""
     if Application.OPERATORS in wanted:
-        yield PlannedWay(Application.OPERATORS, OperatorPlanner(analysis.profile, functools.partial(survey, analysis)))
+        planner = OperatorPlanner(analysis.profile, functools.partial(survey, analysis))
+        yield PlannedWay(Application.OPERATORS, planner)
+        if link is not None:
+            yield PlannedWay(Application.OPERATORS, OffloadPlanner(planner, link), note=_describe_copies(link))
     if Application.GRAPH in wanted:
         try:
             names = checkpointing.graph_names(

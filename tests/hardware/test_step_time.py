@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fxmem.hardware.cards import CATALOGUE
+from fxmem.hardware.links import host_bytes_per_second
 from fxmem.hardware.step_time import estimate, step_seconds, time_assumption
 from fxmem.records.profile import Phase, Profile, RecomputedOp, TensorInfo
 from tests.profiles import CPU, Log
@@ -103,3 +104,58 @@ def test_no_estimate_without_rates_or_with_bytes_unknown() -> None:
     assert estimate(log_of("h100", ("aten.relu.default", 0, None))) is None
     assert time_assumption(CPU, step) is None
     assert time_assumption(CATALOGUE["h100"].target, step)
+
+
+GB = 10**9
+
+
+def log_of_copies(*ops: tuple[Phase, int, int]) -> Profile:
+    """On an RTX 4090, whose link carries 26 GB a second: ops by phase, bytes moved by the card, and bytes copied."""
+    log = Log(target=CATALOGUE["rtx4090"].target)
+    node = log.node("layer", outputs=(TensorInfo(shape=(1,), dtype="float32"),))
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        with log.phase(phase):
+            for _, moved, copied in (each for each in ops if each[0] is phase):
+                fields = {"host_bytes": copied, "stream": 1} if copied else {}
+                with log.op("aten.add.Tensor", node, phase, flops=0, moved_bytes=moved, **fields):
+                    pass
+    return log.profile()
+
+
+def seconds(*ops: tuple[Phase, int, int]) -> float:
+    found = step_seconds(log_of_copies(*ops))
+    assert found is not None
+    return found
+
+
+SENT, FETCHED = (Phase.FORWARD, 0, 26 * GB), (Phase.BACKWARD, 0, 26 * GB)
+"""Copies of one second."""
+WORK, WORK_BACK = (Phase.FORWARD, 3000 * GB, 0), (Phase.BACKWARD, 3000 * GB, 0)
+"""Several seconds of the card's own."""
+
+
+def test_copies_to_the_host_cost_nothing_beside_longer_work() -> None:
+    assert seconds(SENT, WORK, SENT, WORK) == pytest.approx(seconds(WORK, WORK), rel=1e-3)
+
+
+@pytest.mark.parametrize("copy", [SENT, FETCHED])
+def test_a_third_copy_waits_for_the_first(copy: tuple[Phase, int, int]) -> None:
+    work = (copy[0], 3000 * GB, 0)
+    taken = seconds(work)
+    assert seconds(copy, copy, work) == pytest.approx(taken, rel=1e-3)
+    assert seconds(copy, copy, copy, work) == pytest.approx(taken + 1, rel=1e-3)
+    assert seconds(copy, work, copy, work, copy, work) == pytest.approx(3 * taken, rel=1e-3)
+
+
+def test_copies_that_a_profile_is_without_take_what_they_do_in_it() -> None:
+    with_them = log_of_copies(WORK, SENT, WORK, SENT, WORK, SENT, WORK, FETCHED, WORK_BACK, FETCHED, WORK_BACK)
+    without = log_of_copies(WORK, WORK, WORK, WORK, WORK_BACK, WORK_BACK)
+    copied = {1: [26 * GB], 2: [26 * GB], 3: [26 * GB], 4: [26 * GB], 5: [26 * GB]}
+    assert step_seconds(without, copied=copied) == pytest.approx(step_seconds(with_them), rel=1e-6)
+
+
+def test_the_link_to_the_host_is_known_for_every_card() -> None:
+    found = {name: host_bytes_per_second(card.target) for name, card in CATALOGUE.items()}
+    assert found.pop("cpu") is None
+    assert all(found.values())
+    assert found["t4"] < found["a100"] < found["h100"] < found["gh200"]  # type: ignore[operator]

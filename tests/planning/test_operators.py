@@ -16,6 +16,7 @@ from fxmem.cli.specs import build_model
 from fxmem.planning import OperatorPlanner
 from fxmem.planning.operators.choices import RecomputeChoice
 from fxmem.planning.operators.min_cut import Cutter
+from fxmem.planning.operators.planner import Choice
 from fxmem.records.names import Application
 from fxmem.simulation.analysis import Analysis
 from fxmem.whatif import plan_search, verified_plan
@@ -45,7 +46,9 @@ def gpt2() -> Analysis:
 
 
 def applied(analysis: Analysis, planner: OperatorPlanner, choice: RecomputeChoice) -> Analysis:
-    return plan_search.apply_regions(analysis, planner._describe_regions(choice), Application.OPERATORS)
+    return plan_search.apply_regions(
+        analysis, planner._describe_regions(Choice(planner._cutter, choice)), Application.OPERATORS
+    )
 
 
 @pytest.mark.parametrize("make", [resnet, densenet, gpt2])
@@ -130,7 +133,7 @@ def every_budget(planner: OperatorPlanner) -> list[tuple[float, float | None]]:
     choices = every_choice(planner._cutter)
     for peak in sorted({choice.peak for choice in choices}):
         best = min(choice.cost for choice in choices if choice.peak <= peak)
-        own = planner._find_choice(peak)
+        own = planner._find_choice(planner._cutter, peak)
         assert own is None or own.peak <= peak
         found.append((best, None if own is None else own.cost))
     return found

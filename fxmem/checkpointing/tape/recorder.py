@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,6 +36,8 @@ import torch
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.rng_states import Generators
+from fxmem.checkpointing.tape.host_copies import HostCopies, HostMemory, HostStandIn
+from fxmem.checkpointing.tape.layout import read_layout
 from fxmem.checkpointing.tape.values import (
     EmptyTensor,
     Need,
@@ -48,7 +50,6 @@ from fxmem.checkpointing.tape.values import (
     ValueKey,
     gather_tensors,
     map_leaves,
-    read_layout,
 )
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
@@ -157,8 +158,11 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         kept: values that are kept from the start, for others to be made from.
-        dropped: values that autograd saves and that are recomputed instead. What neither names is saved as without a
+        dropped: values that autograd saves and that are recomputed instead. What no set names is saved as without a
             tape.
+        offloaded: values that autograd saves and that wait in the host's memory instead, each with the number of those
+            fetched back before it; kept or not, for others to be made from.
+        memory: what is offloaded waits there; None: in memory of this forward alone.
         checked: whether what is recomputed is compared with two sums of what it was.
         observer: called with what happens.
         only: the calls to take a record of, as `needed` of an earlier forward has them; None: all. What others give is
@@ -170,29 +174,35 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         kept: Collection[ValueKey],
         dropped: Collection[ValueKey],
         *,
+        offloaded: Mapping[ValueKey, int] | None = None,
+        memory: HostMemory | None = None,
         checked: bool = False,
         observer: TapeObserver | None = None,
         only: Collection[OpKey] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kept, self._dropped, self._checked, self._observer = kept, dropped, checked, observer
-        self._only = only
+        self._only, self._offloaded = only, offloaded or {}
+        self._copies = HostCopies(memory or HostMemory())
+        self._is_copying = False
+        """Whether what runs is the tape's own."""
         self._counts: dict[str, int] = {}
         self._saves = 0
         self.needed: set[OpKey] = set()
-        """The calls that lead from what is kept to what was dropped."""
+        """The calls that lead from what is kept to what was dropped, and those that made what was offloaded."""
         self.draws = False
         """Whether a random operator on the CPU has a record, with the state that it starts from."""
         self.recorded: dict[str, int] = {}
         """Up to which call of each operator, from 1, it has noted what was made."""
         self.met: dict[ValueKey, int] = {}
-        """Values that were dropped, and the bytes of their storages."""
+        """Values that were dropped or offloaded, and the bytes of their storages."""
         self._values: dict[int, tuple[TapedValue, Need, weakref.ref[Any]]] = {}
         """By storage that is alive, what it contains now."""
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._values.clear()
+        self._copies.finish()
 
     @property
     def calls(self) -> frozenset[tuple[str, int]]:
@@ -206,7 +216,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         signature = _signature(func)
-        if signature is None:
+        if signature is None or self._is_copying:
             return func(*args, **kwargs)
         number = self._counts[signature.name] = self._counts.get(signature.name, -1) + 1
         key = signature.name, number
@@ -330,11 +340,25 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         value.note_version()
         if self._observer is not None:
             self._observer.on_save(value.key)
+        if value.key in self._offloaded:
+            return self._offload(value, tensor)
         if value.kept is not None or value.key not in self._dropped:
             return _without_graph(tensor)
         self.met[value.key] = tensor.untyped_storage().nbytes()
         self._note_needed(value)
         return SavedStandIn(value, need, tensor, checked=self._checked)
+
+    def _offload(self, value: TapedValue, tensor: torch.Tensor) -> HostStandIn:
+        if value.host is None:
+            self.met[value.key] = tensor.untyped_storage().nbytes()
+            self.needed.add(value.key[:2])
+            self._is_copying = True
+            try:
+                value.offload(self._copies.send(tensor, self._offloaded[value.key]))
+            finally:
+                self._is_copying = False
+        assert value.host is not None  # what `offload` has just given it
+        return value.host.represent(tensor)
 
     def _note_needed(self, value: TapedValue) -> None:
         pending = [value]
@@ -344,23 +368,20 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 self.needed.add(key)
                 pending += each.op.inputs
 
-    @staticmethod
-    def unpack(packed: Any) -> torch.Tensor:
+    def unpack(self, packed: Any) -> torch.Tensor:
         """For `torch.autograd.graph.saved_tensors_hooks`."""
-        return packed.recompute_tensor() if isinstance(packed, SavedStandIn) else packed
+        self._copies.begin_backward()
+        return packed.find_tensor() if isinstance(packed, (SavedStandIn, HostStandIn)) else packed
 
 
 @contextlib.contextmanager
 def rematerialize(
     kept: Collection[ValueKey],
     dropped: Collection[ValueKey],
-    *,
-    checked: bool = False,
-    observer: TapeObserver | None = None,
-    only: Collection[OpKey] | None = None,
+    **options: Any,
 ) -> Iterator[Tape]:
     """Recompute what autograd saves of `dropped` inside when backward asks for it. Arguments as for `Tape`."""
-    tape = Tape(kept, dropped, checked=checked, observer=observer, only=only)
+    tape = Tape(kept, dropped, **options)
     with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
         yield tape
 

@@ -25,6 +25,7 @@ class Survey:
         self._calls: list[tuple[OpKey, list[ValueKey], list[ValueKey]]] = []
         self._storages: dict[ValueKey, ValueKey] = {}
         self._allocated: dict[int, ValueKey] = {}
+        self._nbytes: dict[ValueKey, int] = {}
         self._saved: set[ValueKey] = set()
         self._overwritten: set[ValueKey] = set()
         self._hidden: set[ValueKey] = set()
@@ -45,6 +46,7 @@ class Survey:
         keys: list[ValueKey] = []
         for position, (tensor, new, before) in enumerate(made):
             keys.append((*key, position))
+            self._nbytes[keys[-1]] = tensor.untyped_storage().nbytes()
             if before is not None:
                 self._overwritten.add(before)
                 storage = self._storages[before]
@@ -73,6 +75,7 @@ class Survey:
                         self._storages[key],
                         key in self._saved and not hidden,
                         hidden or key in self._overwritten,
+                        self._nbytes[key],
                     )
                 )
             calls.append(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fxmem.checkpointing import subclass
+from fxmem.checkpointing.tape.host_copies import HostMemory
 from fxmem.checkpointing.tape.recorder import Tape, rematerialize
 from fxmem.checkpointing.tape.survey import Survey
 from fxmem.checkpointing.tape.values import OpKey, ValueKey
@@ -24,10 +25,14 @@ _KINDS = 16
 
 @dataclass
 class ByOperator:
-    """A model of whose operators some results are kept and some recomputed; see `fxmem.checkpointing.tape`."""
+    """A model of whose operators some results are recomputed or offloaded; see `fxmem.checkpointing.tape`."""
 
     kept: frozenset[ValueKey]
     dropped: frozenset[ValueKey]
+    offloaded: Mapping[ValueKey, int] = field(default_factory=dict)
+    """With each how many others are fetched back before it."""
+    memory: HostMemory = field(default_factory=HostMemory)
+    """Where what is offloaded waits."""
     survey: Survey | None = None
     checked: bool = False
     """Whether a forward has been run whose results, recomputed, were compared with what they were."""
@@ -47,6 +52,7 @@ class ByOperator:
         return ByOperator(
             _keys(result for region in found for result in region.holds),
             _keys(result for region in found for result in region.remakes),
+            _places(result for region in found for result in region.offloads),
             operators=operators,
         )
 
@@ -64,6 +70,8 @@ class ByOperator:
         with rematerialize(
             self.kept,
             self.dropped,
+            offloaded=self.offloaded,
+            memory=self.memory,
             checked=not self.checked,
             observer=self.survey,
             only=None if is_whole else self.needed,
@@ -92,14 +100,16 @@ class ByOperator:
             for name in sorted({*self.operators, *tape.recorded})
             if tape.recorded.get(name) != self.operators.get(name)
         }
-        named = {name for name, _, _ in self.kept | self.dropped}
-        if met == len(self.dropped) and named.isdisjoint(changed):
+        promised = self.dropped | set(self.offloaded)
+        named = {name for name, _, _ in self.kept | promised}
+        if met == len(promised) and named.isdisjoint(changed):
             return  # what is kept and recomputed is what was planned; another device has other kernels between
         told = [*changed.values()]
         others = f" and {len(told) - 3} operators more" if len(told) > 3 else ""
         warnings.warn(
-            f"this step is not the one that the checkpoint plan was made for: {met} of the {len(self.dropped)} results "
-            f"that it recomputes were met, {format_bytes(sum(tape.met.values()))} together"
+            f"this step is not the one that the checkpoint plan was made for: {met} of the {len(promised)} results "
+            f"that it {'recomputes or offloads' if self.offloaded else 'recomputes'} were met, "
+            f"{format_bytes(sum(tape.met.values()))} together"
             + (f"; the forward calls {', '.join(told[:3])}{others}" if told else "")
             + ". Gradients are right, but less memory is freed; plan again for the program as it is now (autocast, "
             "dropout, attention, adapters, the release of torch)",
@@ -123,9 +133,21 @@ def _warn_of_compiler() -> bool:
 def record_survey(model: nn.Module) -> Survey:
     """Record each training forward of `model`, until `uncheckpoint`, in the survey that is returned."""
     survey = Survey()
-    subclass.become(model, ByOperator(frozenset(), frozenset(), survey))
+    subclass.become(model, ByOperator(frozenset(), frozenset(), survey=survey))
     return survey
 
 
 def _keys(results: Iterable[Result]) -> frozenset[ValueKey]:
     return frozenset((result.operator, result.number, output) for result in results for output in result.outputs)
+
+
+def _places(results: Iterable[Result]) -> dict[ValueKey, int]:
+    """Offloaded results by key, with their places in the order of being fetched; of results without, the last saved
+    first."""
+    found: dict[ValueKey, int] = {}
+    for result in results:
+        for index, output in enumerate(result.outputs):
+            place = result.fetched[index] if index < len(result.fetched) else -len(found) - 1
+            found[result.operator, result.number, output] = place
+    lowest = min(found.values(), default=0)
+    return {key: place - min(lowest, 0) for key, place in found.items()}

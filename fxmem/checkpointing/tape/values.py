@@ -18,32 +18,13 @@ import torch
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.rng_states import Generators
+from fxmem.checkpointing.tape.host_copies import HostCopy
+from fxmem.checkpointing.tape.layout import StridedLayout, read_layout, whole_storage
 
 OpKey = tuple[str, int]
 """An operator's qualified overload (`aten.addmm.default`), and how many of the same ran before in this forward."""
 ValueKey = tuple[str, int, int]
 """The operator that made it, and the position among the values it made."""
-
-
-@dataclass(frozen=True, slots=True)
-class StridedLayout:
-    """How a tensor lies in its storage."""
-
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    def view(self, base: torch.Tensor) -> torch.Tensor:
-        """The tensor of this geometry in the storage of `base`."""
-        if base.dtype != self.dtype:
-            base = _whole_storage(base).view(self.dtype)
-        return base.as_strided(self.size, self.stride, self.offset)
-
-
-def read_layout(tensor: torch.Tensor) -> StridedLayout:
-    """How `tensor` lies in its storage."""
-    return StridedLayout(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
 
 
 class Need:
@@ -60,14 +41,15 @@ class Need:
 class TapedValue:
     """What a storage contains between two writes to it."""
 
-    __slots__ = ("__weakref__", "kept", "key", "need", "op", "users", "version")
+    __slots__ = ("__weakref__", "host", "kept", "key", "need", "op", "users", "version")
 
     def __init__(self, key: ValueKey, op: TapedOp, need: Need) -> None:
         self.key = key
         self.op: TapedOp | None = op
-        """What makes it; None if it is kept."""
+        """What makes it; None if it is kept or waits in the host's memory."""
         self.need = weakref.ref(need)
         self.kept: torch.Tensor | None = None
+        self.host: HostCopy | None = None
         self.version: int | None = None
         """Writes to it when it was first looked at: autograd counts one in place only when the operator has returned,
         which is later than it is kept."""
@@ -77,6 +59,12 @@ class TapedValue:
     def keep(self, tensor: torch.Tensor) -> None:
         """Have it at hand from the start."""
         self.kept, self.op = torch_common.detached_sharing_version(tensor), None
+
+    def offload(self, host: HostCopy) -> None:
+        """Have it in the host's memory alone."""
+        self.host, self.op, self.kept = host, None, None
+        if (need := self.need()) is not None:
+            need.inputs = ()
 
     def note_version(self) -> TapedValue:
         """Note the value's version, and return the value: from now on it must not be written to."""
@@ -91,6 +79,8 @@ class TapedValue:
             if self.version is not None and torch_autograd.version(self.kept) != self.version:
                 raise _written_error(f"what {self.key[0]} made, which the plan keeps", self.kept)
             return self.kept
+        if self.host is not None:
+            return self.host.find_tensor()
         need = self.need()
         return need.tensor if need is not None and need.tensor is not None else made.get(id(self))
 
@@ -189,7 +179,7 @@ class TapedOp:
         for number, value in enumerate(self.inputs):
             base = value.find_tensor(made)
             assert base is not None
-            bases.append(_whole_storage(base).clone() if number in self.written and _is_shared(value) else base)
+            bases.append(whole_storage(base).clone() if number in self.written and _is_shared(value) else base)
 
         def real(mark: Any) -> Any:
             match mark:
@@ -264,7 +254,7 @@ class SavedStandIn:
         self.sums = _sums(tensor) if checked and not _is_unset_seed(value.op, tensor) else None
         value.users += 1
 
-    def recompute_tensor(self) -> torch.Tensor:
+    def find_tensor(self) -> torch.Tensor:
         """The tensor."""
         with torch.no_grad(), _no_autocast():
             found = self.geometry.view(self.value.recompute())
@@ -319,11 +309,6 @@ def _are_alike(before: torch.Tensor, now: torch.Tensor | None) -> bool:
 
 
 # --- small parts ------------------------------------------------------------------------------------------------------
-
-
-def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
-    count = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
-    return tensor.as_strided((count,), (1,), 0)
 
 
 @contextlib.contextmanager

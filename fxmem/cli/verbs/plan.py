@@ -65,6 +65,12 @@ ARGUMENTS = (
         "operators: single results are recomputed, the program runs once (default: whichever is cheapest)",
     ),
     argument(
+        "--host-memory",
+        metavar="64GiB",
+        help="pinned memory of the host where results of operators may wait instead of being recomputed, copied while "
+        "the card computes",
+    ),
+    argument(
         "--certificate",
         nargs="?",
         type=float,
@@ -83,6 +89,7 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem plan`; return the exit code and the text for stdout."""
+    from fxmem.memory.budget import parse_bytes
     from fxmem.planning import certificate
     from fxmem.records.plan import Plan
     from fxmem.show import graph
@@ -90,15 +97,19 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     budget = read_budget(options)
+    if options.host_memory is not None:
+        parse_bytes(options.host_memory, "--host-memory")
     if options.compile is not None:
         return _plan_compiled(options, budget)
     if options.certificate is not None:
         certificate.cp_sat()
     program = read_program(options)
+    if options.host_memory and (program is not None or is_report(options.model)):
+        raise UsageError("expected --host-memory with a model: of a program, and of a report, only regions are planned")
     if program is not None:
         plan, profile, timeline = _plan_program(options, program, budget)
     elif options.svg is None and options.certificate is None and not is_report(options.model):
-        decisive = ("budget", "strategy", "application")
+        decisive = ("budget", "strategy", "application", "host_memory")
         plan = keep(options, Plan, lambda: _plan_model(options, budget)[0], decisive)
     else:
         plan, profile, timeline = (_plan_report if is_report(options.model) else _plan_model)(options, budget)
@@ -116,6 +127,7 @@ def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | N
     from fxmem.show.text import compile_plan as reporting
 
     given = [f"--{name}" for name in ("application", "certificate", "code", "svg") if getattr(options, name)]
+    given += ["--host-memory"] if options.host_memory else []
     given += ["--strategy"] if options.strategy != "auto" else []
     if given:
         raise UsageError(f"expected --compile without {given[0]}: the compiler decides itself what it recomputes")
@@ -148,6 +160,7 @@ def _plan_model(options: argparse.Namespace, budget: Budget | BudgetShare | None
             application=options.application,
             progress=progress,
             regions_only=regions_only,
+            host_memory=options.host_memory,
         )
     return plan, analysis.profile, analysis.timeline
 

@@ -20,6 +20,8 @@ class OperatorValue:
     """Whether autograd saves it."""
     overwritten: bool
     """Whether a later call wrote to the storage, so that the value cannot be kept."""
+    nbytes: int
+    """Of the storage."""
 
 
 @dataclass(frozen=True)

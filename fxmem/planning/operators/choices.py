@@ -9,7 +9,7 @@ alone.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -90,14 +90,23 @@ class RecomputeChoices:
         profile: of the unplanned step.
         calls: of its forward, in the order they ran.
         values: what they made, in that order.
+        offloaded: those of them that wait in the host's memory, at no cost to the card.
+        freed: by tick, the bytes of these that are not on the card.
 
     Raises UsageError if the calls are not those of the profile.
     """
 
-    def __init__(self, profile: Profile, calls: Sequence[OperatorCall], values: Sequence[OperatorValue]) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        calls: Sequence[OperatorCall],
+        values: Sequence[OperatorValue],
+        offloaded: Collection[int] = (),
+        freed: Floats | float = 0.0,
+    ) -> None:
         self.profile, self.calls, self.values = profile, calls, values
         self.units = CostTables(profile, (), taped=True)
-        self.live = self.units.live
+        self.live = self.units.live - freed
         self._by_name: dict[str, list[int]] = {}
         for index, op in enumerate(profile.ops):
             if op.phase is Phase.FORWARD:
@@ -116,6 +125,10 @@ class RecomputeChoices:
         )
         self.costs = np.asarray([self.units.ops.cost(op) for op in self.ops])
         self._place_values()
+        self.offloaded = frozenset(offloaded)
+        self.sizes = self.nbytes.copy()
+        """By value, its bytes, wherever they wait."""
+        self.nbytes[list(self.offloaded)] = 0.0
 
     def _find_op(self, name: str, number: int) -> int:
         try:
@@ -139,14 +152,25 @@ class RecomputeChoices:
         """By value, its storage; None where it is written over."""
         self.flow_end, self.death, self.first_use = (np.full(count, len(self.live), dtype=np.int64) for _ in range(3))
         for index, value in enumerate(self.values):
-            name, number, position = value.storage
+            name, number, _ = value.storage
             own = allocated.get(self._find_op(name, number), [])
-            if value.overwritten or position >= len(own):
+            storage = None if value.overwritten else self._find_storage(value, own)
+            if storage is None:
                 continue
-            storage = self.storages[index] = own[position]
+            self.storages[index] = storage
             self.nbytes[index] = self.profile.storages[storage].nbytes
             self.flow_end[index], self.death[index] = flow_end[storage], self.profile.storages[storage].death
             self.first_use[index] = first_use.get(storage, self.profile.storages[storage].death)
+
+    def _find_storage(self, value: OperatorValue, own: Sequence[int]) -> int | None:
+        """A value's storage among those that its call allocated; None if it is none of them.
+
+        Some kernels of attention allocate their results in another order than they return them.
+        """
+        sizes, position = [self.profile.storages[each].nbytes for each in own], value.storage[2]
+        if position < len(own) and sizes[position] == value.nbytes:
+            return own[position]
+        return own[sizes.index(value.nbytes)] if value.nbytes in sizes else None
 
     def _first_uses(self) -> dict[int, int]:
         """By saved storage, the tick at which a node that saves it begins its backward."""
@@ -225,7 +249,10 @@ class RecomputeChoices:
     def find_dropped(self, choice: RecomputeChoice) -> frozenset[int]:
         """Values that autograd saves and that are recomputed instead."""
         return frozenset(
-            number for index in choice.recomputed for number in self.calls[index].values if self.values[number].saved
+            number
+            for index in choice.recomputed
+            for number in self.calls[index].values
+            if self.values[number].saved and number not in self.offloaded
         )
 
 

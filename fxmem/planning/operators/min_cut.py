@@ -11,7 +11,7 @@ weights). What cuts leave undone, `fxmem.planning.operators.local_search` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -62,6 +62,10 @@ class _Network(NamedTuple):
 
 class Cutter(RecomputeChoices):
     """The choices for one step, found by cuts."""
+
+    def without(self, offloaded: Sequence[int], freed: Floats) -> Cutter:
+        """The step with these values in the host's memory; see `RecomputeChoices`."""
+        return Cutter(self.profile, self.calls, self.values, offloaded, freed)
 
     # --- cuts ---------------------------------------------------------------------------------------------------------
 

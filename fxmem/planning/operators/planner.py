@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
 
 from fxmem.errors import ExceededError
 from fxmem.planning.operators.calls import OperatorCall, OperatorValue
 from fxmem.planning.operators.choices import RecomputeChoice
 from fxmem.planning.operators.min_cut import Cutter
+from fxmem.planning.operators.offloads import Offloads
 from fxmem.planning.regions.planner import Planner
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region, Result
@@ -23,6 +26,15 @@ _POINTS = 12
 """Budgets on a curve."""
 
 
+class Choice(NamedTuple):
+    """What is recomputed, and what waits in the host's memory."""
+
+    cutter: Cutter
+    """Of the step as the card sees it."""
+    recomputed: RecomputeChoice
+    offloads: Offloads | None = None
+
+
 class OperatorPlanner:
     """Plans for one profile.
 
@@ -33,13 +45,15 @@ class OperatorPlanner:
     """
 
     def __init__(
-        self, profile: Profile, survey: Callable[[], tuple[Sequence[OperatorCall], Sequence[OperatorValue]]]
+        self,
+        profile: Profile,
+        survey: Callable[[], tuple[Sequence[OperatorCall], Sequence[OperatorValue]]],
     ) -> None:
-        self.profile, self._survey = profile, survey
+        self.profile, self.survey = profile, functools.cache(survey)
 
     @cached_property
     def _cutter(self) -> Cutter:
-        return Cutter(self.profile, *self._survey())
+        return Cutter(self.profile, *self.survey())
 
     @property
     def operators(self) -> dict[str, int]:
@@ -62,7 +76,7 @@ class OperatorPlanner:
         if found is None:
             raise ExceededError(
                 f"expected a plan that keeps the step within {exact_bytes(budget_bytes or 0)}; strategy {strategy} "
-                f"with {Application.OPERATORS.value} reaches {exact_bytes(round(self._least.peak))} at the least"
+                f"with {Application.OPERATORS.value} reaches {exact_bytes(self.least(strategy))} at the least"
             )
         return found
 
@@ -70,17 +84,25 @@ class OperatorPlanner:
         """The same; None if no plan keeps the budget, and no word of the smallest peak."""
         cutter = self._cutter
         if budget_bytes is None or budget_bytes >= cutter.units.unplanned_peak:
-            return self._make_plan(strategy, cutter.choose(()), budget_bytes)
-        choice = self._find_choice(budget_bytes)
-        return None if choice is None else self._make_plan(strategy, choice, budget_bytes)
+            return self._make_plan(strategy, Choice(cutter, cutter.choose(())), budget_bytes)
+        plans = [self._make_plan(strategy, found, budget_bytes) for found in self._find_choices(budget_bytes)]
+        return min(plans, key=lambda plan: plan.after_seconds or 0.0, default=None)
 
-    def _find_choice(self, budget: float) -> RecomputeChoice | None:
-        tried = (self._cutter.solve(budget, self._seeds(budget * share for share in shares)) for shares in _SHARES)
+    def _find_choices(self, budget: float) -> list[Choice]:
+        """Choices that keep a budget; none if there are none."""
+        found = self._find_choice(self._cutter, budget)
+        return [] if found is None else [Choice(self._cutter, found)]
+
+    def _find_choice(self, cutter: Cutter, budget: float) -> RecomputeChoice | None:
+        as_it_is = cutter.choose(())
+        if as_it_is.peak <= budget:
+            return as_it_is
+        tried = (cutter.solve(budget, self._seeds(budget * share for share in shares)) for shares in _SHARES)
         return next((found for found in tried if found is not None), None)
 
     def least(self, strategy: str) -> int:
         """The fewest bytes that a plan takes, by its estimate."""
-        return round(self._least.peak)
+        return round(self._least.recomputed.peak)
 
     def smallest(self) -> Plan:
         """The plan that reaches lowest."""
@@ -88,19 +110,22 @@ class OperatorPlanner:
 
     def curve(self) -> tuple[Plan, ...]:
         """Return plans that no other beats in both peak and cost, largest peak first; the first recomputes nothing."""
-        highest, lowest = self._cutter.units.unplanned_peak, self._least.peak
+        highest, lowest = self._cutter.units.unplanned_peak, self._least.recomputed.peak
         budgets = [highest - (highest - lowest) * step / _POINTS for step in range(_POINTS + 1)]
-        return tuple(
-            {
-                plan.regions: plan
-                for plan in (self._make_plan("mincut", each, None) for each in self._cutter.front(self._seeds(budgets)))
-            }.values()
-        )
+        plans = (self._make_plan("mincut", each, None) for each in self._choices_of_all(budgets))
+        return tuple({plan.regions: plan for plan in plans}.values())
+
+    def _choices_of_all(self, budgets: Sequence[float]) -> Iterator[Choice]:
+        for found in self._cutter.front(self._seeds(budgets)):
+            yield Choice(self._cutter, found)
 
     @cached_property
-    def _least(self) -> RecomputeChoice:
+    def _least(self) -> Choice:
         lowest = self._regions.tables.smallest
-        return min(self._cutter.front(self._seeds([lowest])), key=lambda choice: choice.peak)
+        return self._find_least(self._cutter, lowest)
+
+    def _find_least(self, cutter: Cutter, lowest: float) -> Choice:
+        return Choice(cutter, min(cutter.front(self._seeds([lowest])), key=lambda choice: choice.peak))
 
     def _seeds(self, budgets: Iterable[float]) -> Iterator[set[int]]:
         """Yield the calls that plans of regions within these budgets run again."""
@@ -133,33 +158,46 @@ class OperatorPlanner:
 
     # --- what is said of a plan ---------------------------------------------------------------------------------------
 
-    def _make_plan(self, strategy: str, choice: RecomputeChoice, budget_bytes: int | None) -> Plan:
-        regions = self._describe_regions(choice)
-        ops = [self._cutter.ops[call] for call in choice.recomputed]
-        return self._regions.make_plan(
+    def _make_plan(self, strategy: str, found: Choice, budget_bytes: int | None) -> Plan:
+        cutter, choice, offloads = found
+        regions = self._describe_regions(found)
+        ops = [cutter.ops[call] for call in choice.recomputed]
+        plan = self._regions.make_plan(
             strategy,
             "mincut",
             Application.OPERATORS,
             budget_bytes,
             regions,
             round(choice.peak),
-            self._cutter.flops(choice),
-            ((self.profile.ops[op].node, op) for op in ops),
+            cutter.flops(choice),
+            self._regions.estimate_seconds(
+                ((self.profile.ops[op].node, op) for op in ops),
+                taped=bool(regions),
+                copied=None if offloads is None else offloads.copied,
+            ),
         )
+        return plan if offloads is None else plan.model_copy(update={"host_bytes": offloads.host_bytes})
 
-    def _describe_regions(self, choice: RecomputeChoice) -> tuple[Region, ...]:
-        """Make a region of each run of recomputed calls in one part of the model."""
-        cutter, profile = self._cutter, self.profile
+    def _describe_regions(self, found: Choice) -> tuple[Region, ...]:
+        """Make a region of each run of chosen calls in one part of the model.
+
+        They are those that are recomputed, and those whose results are offloaded.
+        """
+        cutter, choice, offloads = found
+        fetched = [] if offloads is None else offloads.fetched
+        profile, order = self.profile, {number: index for index, number in enumerate(fetched)}
         all_dropped, all_held = cutter.find_dropped(choice), cutter.find_kept(choice)
-        if not all_dropped:
+        if not all_dropped and not cutter.offloaded:
             return ()
         held: set[int] = set()
         regions = []
-        for part, calls in self._parts(choice):
-            nodes = sorted({profile.ops[cutter.ops[call]].node for call in calls})
+        for part, members in self._parts(choice.recomputed | {cutter.values[each].call for each in cutter.offloaded}):
+            calls = [call for call in members if call in choice.recomputed]
+            nodes = sorted({profile.ops[cutter.ops[call]].node for call in members})
             sources = {source for call in calls for source in cutter.calls[call].sources if source in all_held} - held
             held |= sources
             dropped = [number for call in calls for number in cutter.calls[call].values if number in all_dropped]
+            sent = [number for call in members for number in cutter.calls[call].values if number in cutter.offloaded]
             more = [number for number in sources if not cutter.values[number].saved]
             known = [profile.ops[cutter.ops[call]].flops for call in calls]
             regions.append(
@@ -168,22 +206,23 @@ class OperatorPlanner:
                     last_node=nodes[-1] + 1,
                     nodes=tuple(profile.nodes[node].name for node in nodes),
                     source=profile.nodes[nodes[0]].source,
-                    freed_bytes=max(round(float(cutter.nbytes[dropped].sum() - cutter.nbytes[more].sum())), 0),
+                    freed_bytes=max(round(float(cutter.sizes[dropped + sent].sum() - cutter.sizes[more].sum())), 0),
                     extra_flops=None if None in known else sum(flops or 0 for flops in known),
                     within=part,
                     remakes=self._results(dropped),
                     holds=self._results(sources),
+                    offloads=self._results(sent, order),
                 )
             )
         return tuple(regions)
 
-    def _parts(self, choice: RecomputeChoice) -> list[tuple[str, list[int]]]:
-        """Group the recomputed calls by the part of the model they are for; parts share no node."""
+    def _parts(self, calls: Collection[int]) -> list[tuple[str, list[int]]]:
+        """Group calls by the part of the model they are for; parts share no node."""
         cutter, profile = self._cutter, self.profile
         found: list[tuple[str, list[int]]] = []
         parents = {path.rpartition(".")[0] for path in (node.module for node in profile.nodes)}
         last = -1
-        for call in sorted(choice.recomputed):
+        for call in sorted(calls):
             node = profile.ops[cutter.ops[call]].node
             part = _part(profile.nodes[node].module, parents)
             if found and (found[-1][0] == part or node <= last):
@@ -193,12 +232,19 @@ class OperatorPlanner:
             last = max(last, node)
         return found
 
-    def _results(self, values: Iterable[int]) -> tuple[Result, ...]:
+    def _results(self, values: Iterable[int], order: Mapping[int, int] | None = None) -> tuple[Result, ...]:
         cutter = self._cutter
         found = []
         for call, group in groupby(sorted(values), key=lambda number: cutter.values[number].call):
-            outputs = tuple(cutter.values[number].position for number in group)
-            found.append(Result(operator=cutter.calls[call].name, number=cutter.calls[call].number, outputs=outputs))
+            numbers = list(group)
+            found.append(
+                Result(
+                    operator=cutter.calls[call].name,
+                    number=cutter.calls[call].number,
+                    outputs=tuple(cutter.values[number].position for number in numbers),
+                    fetched=() if order is None else tuple(order[number] for number in numbers),
+                )
+            )
         return tuple(found)
 
 

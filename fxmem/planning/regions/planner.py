@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -205,9 +205,9 @@ class Planner:
         """Make the plan of these stretches. `most` is an upper bound on its peak, where the regions do not give it."""
         regions = write_loop_edits(describe_regions(tables.selection, stretches, self.spans), self.profile.calls)
         estimated = tables.estimate(stretches) if most is None else most
-        again = tuple(self._recomputed(tables.units.ops, regions))
+        seconds = self.estimate_seconds(self._recomputed(tables.units.ops, regions))
         return self.make_plan(
-            strategy, chosen, self.application, budget_bytes, regions, estimated, _recompute_flops(regions), again
+            strategy, chosen, self.application, budget_bytes, regions, estimated, _recompute_flops(regions), seconds
         )
 
     def _recomputed(self, ops: OpCosts, regions: Iterable[Region]) -> Iterator[tuple[int, int]]:
@@ -236,7 +236,7 @@ class Planner:
         regions: tuple[Region, ...],
         estimated: int,
         extra_flops: int | None,
-        recomputed: Iterable[tuple[int, int]],
+        after_seconds: float | None,
     ) -> Plan:
         """A plan for the profile that has not been analysed.
 
@@ -248,15 +248,11 @@ class Planner:
             regions: of the plan.
             estimated: its peak.
             extra_flops: of what is recomputed.
-            recomputed: each op that is, with the node before whose backward.
+            after_seconds: as `Plan.after_seconds`.
         """
-        profile, before = self.profile, self.before
-        taped = application is Application.OPERATORS and bool(regions)
-        again: dict[int, list[int]] = {}
-        for node, op in sorted(recomputed):
-            again.setdefault(self._backward_begins[node], []).append(op)
+        before = self.before
         return Plan(
-            **profile.heading(),
+            **self.profile.heading(),
             strategy=strategy,
             chosen=chosen,
             application=application,
@@ -270,8 +266,27 @@ class Planner:
             forward_flops=None,
             extra_flops=extra_flops,
             before_seconds=self.before_seconds,
-            after_seconds=step_seconds(profile, taped=taped, recomputed=again),
+            after_seconds=after_seconds,
         )
+
+    def estimate_seconds(
+        self,
+        recomputed: Iterable[tuple[int, int]],
+        *,
+        taped: bool = False,
+        copied: Mapping[int, Sequence[int]] | None = None,
+    ) -> float | None:
+        """The time of a planned step.
+
+        Args:
+            recomputed: each op that is, with the node before whose backward.
+            taped: whether the plan is one of operators.
+            copied: as for `step_seconds`.
+        """
+        again: dict[int, list[int]] = {}
+        for node, op in sorted(recomputed):
+            again.setdefault(self._backward_begins[node], []).append(op)
+        return step_seconds(self.profile, taped=taped, recomputed=again, copied=copied)
 
     @cached_property
     def _backward_begins(self) -> list[int]:

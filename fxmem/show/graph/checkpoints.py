@@ -43,9 +43,15 @@ class Checkpoint:
         return 0 if self.region is None else len(self.region.remakes)
 
     @property
+    def offloaded_results(self) -> int:
+        """How many results wait in the host's memory."""
+        return 0 if self.region is None else len(self.region.offloads)
+
+    @property
     def likeness(self) -> Hashable:
         """Equal for those that free and cost the same."""
-        return (self.region is None, self.freed_bytes, self.extra_flops, self.kept_results, self.recomputed_results)
+        results = self.kept_results, self.recomputed_results, self.offloaded_results
+        return (self.region is None, self.freed_bytes, self.extra_flops, results)
 
 
 def checkpoints(profile: Profile, plan: Plan | None = None) -> tuple[Checkpoint, ...]:
@@ -91,6 +97,9 @@ def describe_effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -
         recomputed = sum(checkpoint.recomputed_results * times for checkpoint, times in planned)
         if recomputed:
             parts.append(f"recomputes {recomputed} saved result{'s' if recomputed > 1 else ''}{of_each}")
+        offloaded = sum(checkpoint.offloaded_results * times for checkpoint, times in planned)
+        if offloaded:
+            parts.append(f"offloads {offloaded} saved result{'s' if offloaded > 1 else ''}{of_each}")
     if own:
         parts.append(f"in the program itself; runs at most {_flops(own)} again{of_each}")
     return "; ".join(parts)

@@ -160,6 +160,8 @@ def checkpoint_tooltip(drawing: Picture, frame: Frame, checkpoint: Checkpoint) -
                 f"keeps the results of its products {', '.join(map(str, checkpoint.region.keeps))} (counted from "
                 f"0), which do not run again"
             )
+        if checkpoint.offloaded_results:
+            yield f"{checkpoint.offloaded_results} saved results of its operators wait in the host's memory"
         if checkpoint.recomputed_results:
             yield (
                 f"recomputes {checkpoint.recomputed_results} saved results of its operators, one by one; nothing of "

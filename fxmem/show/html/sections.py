@@ -134,10 +134,14 @@ def plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     results = sum(len(region.remakes) for region in regions)
     done = (
         f"{results} results recomputed, in {len(regions)} parts of the model"
-        if results
+        if results and not plan.host_bytes
+        else plan.extent
+        if plan.host_bytes
         else f"{len(regions)} checkpointed"
     )
     yield "Regions", done if regions else "none: the step stays as it is"
+    if plan.host_bytes:
+        yield "Host memory", f"{exact_bytes(plan.host_bytes)}, pinned"
     fraction = plan.extra_fraction
     share = "" if fraction is None else f", {100 * fraction:.1f} % of the forward's"
     yield "Run again", f"{format_flops(plan.extra_flops)} FLOPs{share}"

@@ -259,23 +259,30 @@ def region_table(plan: Plan) -> PageTable:
     """The checkpointed regions of a plan."""
     remakes = any(region.remakes for region in plan.regions)
     is_selective = remakes or any(region.keeps for region in plan.regions)
+    is_offloaded = any(region.offloads for region in plan.regions)
     columns = [
         PageColumn("Region", is_head=True),
         PageColumn("Nodes", is_number=True),
         PageColumn("Frees", is_number=True),
         PageColumn("FLOPs again", is_number=True),
         *([PageColumn("Results recomputed" if remakes else "Keeps results", is_number=True)] if is_selective else []),
+        *([PageColumn("Results offloaded", is_number=True)] if is_offloaded else []),
         PageColumn("Source", style="s"),
     ]
-    rows = [PageRow([PageCell(text) for text in _region_cells(region, is_selective)]) for region in plan.all_regions()]
+    rows = [
+        PageRow([PageCell(text) for text in _region_cells(region, is_selective, is_offloaded)])
+        for region in plan.all_regions()
+    ]
     return PageTable("Checkpointed regions", columns, rows)
 
 
-def _region_cells(region: Region, is_selective: bool) -> Iterator[str]:
+def _region_cells(region: Region, is_selective: bool, is_offloaded: bool) -> Iterator[str]:
     yield region.title
     yield f"{region.last_node - region.first_node:,}"
     yield format_bytes(region.freed_bytes)
     yield format_flops(region.extra_flops)
     if is_selective:
         yield str(len(region.remakes or region.keeps) or "")
+    if is_offloaded:
+        yield str(len(region.offloads) or "")
     yield "" if region.source is None else region.source.place

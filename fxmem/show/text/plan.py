@@ -43,19 +43,9 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
     if plan.regions:
         parts.append(label_content("Regions", _regions(plan.regions, width)))
         if plan.application == "operators":
-            parts.append(
-                facts(
-                    [
-                        (
-                            "",
-                            (
-                                "Made: so many results, saved for backward, are recomputed when it asks for them. "
-                                "Nothing of the program runs twice."
-                            ),
-                        )
-                    ]
-                )
-            )
+            made = "Made: so many results, saved for backward, are recomputed when it asks for them. Nothing of the "
+            sent = "Sent: so many wait in the host's memory until then."
+            parts.append(facts([("", f"{made}program runs twice.{f' {sent}' if plan.host_bytes else ''}")]))
         if any(region.keeps for region in plan.regions):
             parts.append(
                 facts(
@@ -112,6 +102,8 @@ def _effect(plan: Plan) -> Table:
             format_seconds(plan.after_seconds),
             _change(plan.before_seconds, plan.after_seconds),
         )
+    if plan.host_bytes:
+        grown.add_row("Host memory", format_bytes(0), format_bytes(plan.host_bytes), "pinned")
     rows: list[tuple[str, str | Text]] = []
     if plan.extra_flops is None and plan.regions:
         rows.append(("Extra", "FLOPs unknown: an operator that runs again has no formula"))
@@ -207,6 +199,7 @@ class _Line:
     source: SourceLine | None
     level: int
     keeps: int = 0
+    sent: int = 0
     count: int = 1
 
 
@@ -214,13 +207,16 @@ def _regions(regions: Sequence[Region], width: int) -> Table:
     rows = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     remade = any(region.remakes for region in regions)
     selective = remade or any(region.keeps for region in regions)
-    room = width - 12 - 2 * 11 - 6 - (7 if selective else 0)
+    offloaded = any(region.offloads for region in regions)
+    room = width - 12 - 2 * 11 - 6 - 7 * (selective + offloaded)
     places = max(_PLACES, room // 2) if room > 2 * _PLACES else room
     rows.add_column("Region", width=places, no_wrap=True)
     rows.add_column("Frees", width=9, justify="right", no_wrap=True)
     rows.add_column("Runs again", width=10, justify="right", no_wrap=True)
     if selective:
         rows.add_column("Made" if remade else "Keeps", width=5, justify="right", no_wrap=True)
+    if offloaded:
+        rows.add_column("Sent", width=5, justify="right", no_wrap=True)
     beside = room - places - 2 if places < room else 0
     if beside:
         rows.add_column("From", width=beside, no_wrap=True)
@@ -233,6 +229,7 @@ def _regions(regions: Sequence[Region], width: int) -> Table:
             format_bytes(line.freed),
             format_flops(line.flops),
             *([str(line.keeps or "")] if selective else []),
+            *([str(line.sent or "")] if offloaded else []),
         ]
         rows.add_row(*map(Text, cells), *([Text(fit_left(place, beside), style="dim")] if beside else []))
     return rows
@@ -247,6 +244,7 @@ def _lines(regions: Iterable[Region], level: int = 0) -> Iterator[_Line]:
             region.source,
             level,
             len(region.remakes or region.keeps),
+            len(region.offloads),
         )
         yield from _lines(region.regions, level + 1)
 

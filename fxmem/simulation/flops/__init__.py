@@ -26,11 +26,12 @@ from __future__ import annotations
 
 from fxmem.simulation.flops.count import Formula, is_counted_by_torch, op_flops, torch_formulas
 from fxmem.simulation.flops.tables import UNCOUNTED
-from fxmem.simulation.flops.traffic import moved_bytes, size_of_tensors
+from fxmem.simulation.flops.traffic import host_bytes, moved_bytes, size_of_tensors
 
 __all__ = [
     "UNCOUNTED",
     "Formula",
+    "host_bytes",
     "is_counted_by_torch",
     "moved_bytes",
     "op_flops",

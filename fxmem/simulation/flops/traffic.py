@@ -47,6 +47,22 @@ def moved_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: 
     return _size(read) + _size(made) + _reread(func, name, args, given)
 
 
+def host_bytes(name: str, args: Sequence[Any], out: Any) -> int:
+    """Bytes that the call copies between the card and the host's memory.
+
+    Args:
+        name: the operator's qualified overload.
+        args: its arguments.
+        out: its result.
+    """
+    if not name.startswith(("aten.copy_.", "aten._to_copy.")):
+        return 0
+    given = args[name.startswith("aten.copy_.")]
+    if not (isinstance(given, torch.Tensor) and isinstance(out, torch.Tensor)) or given.device.type == out.device.type:
+        return 0
+    return _nbytes(out) if "cpu" in (given.device.type, out.device.type) else 0
+
+
 def _reread(func: Any, name: str, args: Sequence[Any], given: Sequence[torch.Tensor]) -> int:
     """What a batch norm reads twice: statistics of the batch need its whole input before the first result."""
     if "batch_norm" not in name:

@@ -40,6 +40,7 @@ class LoggedOp:
     flops: int | None
     moved_bytes: int
     stream: int = 0
+    host_bytes: int = 0
 
 
 class _Watch(weakref.ref[Any]):
@@ -308,10 +309,14 @@ class StepLog:
 
     # --- ops and phases -----------------------------------------------------------------------------------------------
 
-    def note_op(self, name: str, begin: int, flops: int | None, moved_bytes: int = 0, given: Any = ()) -> int:
+    def note_op(
+        self, name: str, begin: int, flops: int | None, moved_bytes: int = 0, given: Any = (), *, host_bytes: int = 0
+    ) -> int:
         """Log an op that ran on the tensors of `given` and began at this tick; its index."""
         stream = self.streams.current
-        self.ops.append(LoggedOp(name, self._node, self.phase, begin, self.tick, flops, moved_bytes, stream))
+        self.ops.append(
+            LoggedOp(name, self._node, self.phase, begin, self.tick, flops, moved_bytes, stream, host_bytes)
+        )
         index = len(self.ops) - 1
         if self._recomputing and self.phase is Phase.BACKWARD:
             read = {self.note_storage(tensor) for tensor in torch_common.iterate_tensors(given)}

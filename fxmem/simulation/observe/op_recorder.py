@@ -100,6 +100,8 @@ class OpFacts:
     """None where it computes and has no formula."""
     moved_bytes: int
     """What its kernel reads and writes."""
+    host_bytes: int = 0
+    """What of it crosses the link between the card and the host's memory."""
     hidden: Any = None
     """The memory that its kernel allocates without a tensor, as `inspect` describes it; None for none."""
 
@@ -223,7 +225,9 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 replay.facts = facts
         elif self._cache.compares and facts != self._inspect(op.func, op.name, args, kwargs, result):
             raise AnalysisError(describe_mismatch(op.func))
-        index = self._log.note_op(op.name, begin, facts.flops, facts.moved_bytes, (args, kwargs))
+        index = self._log.note_op(
+            op.name, begin, facts.flops, facts.moved_bytes, (args, kwargs), host_bytes=facts.host_bytes
+        )
         if facts.hidden is not None:
             self._note_hidden(index, facts.hidden, self._log.phase)
 

@@ -1,0 +1,76 @@
+"""Plans in which results of operators wait in the host's memory, and others are recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Final
+
+from fxmem.hardware.step_time import step_seconds
+from fxmem.planning.operators.min_cut import Cutter
+from fxmem.planning.operators.offloads import HostLink, OffloadChoices
+from fxmem.planning.operators.planner import Choice, OperatorPlanner
+from fxmem.planning.regions.planner import Planner
+
+_WAITS: Final = 0.01, 0.1
+"""Shares of the unplanned step that a plan may wait for copies; where no such plan keeps a budget, any wait will do."""
+
+
+class OffloadPlanner(OperatorPlanner):
+    """Plans for one profile, with the host's memory.
+
+    Args:
+        planner: of the same step, without it.
+        link: to the host's memory.
+    """
+
+    def __init__(self, planner: OperatorPlanner, link: HostLink) -> None:
+        super().__init__(planner.profile, planner.survey)
+        self._without, self._link = planner, link
+        self._offloading: dict[tuple[int, ...], Cutter] = {}
+
+    @cached_property
+    def _cutter(self) -> Cutter:
+        return self._without._cutter
+
+    @cached_property
+    def _regions(self) -> Planner:
+        return self._without._regions
+
+    @cached_property
+    def _offloads(self) -> OffloadChoices:
+        return OffloadChoices(self._cutter, self._link)
+
+    def _find_choices(self, budget: float) -> list[Choice]:
+        step = step_seconds(self.profile, taped=True) or 0.0
+        found = [self._offload(budget, share * step) for share in _WAITS]
+        return [each for each in found if each is not None] or [
+            each for each in [self._offload(budget, float("inf"))] if each is not None
+        ]
+
+    def _offload(self, budget: float, most_waited: float) -> Choice | None:
+        """Offload until the budget is kept, or as much as the step may wait for; recompute what is over it."""
+        offloads = self._offloads.choose(budget, most_waited)
+        cutter = self._cutter
+        if offloads.values:
+            cutter = self._offloading.setdefault(offloads.values, cutter.without(offloads.values, offloads.freed))
+        found = self._find_choice(cutter, budget)
+        return None if found is None else self._settle(Choice(cutter, found, offloads))
+
+    def _settle(self, found: Choice) -> Choice:
+        """The choice with results fetched when what is recomputed first needs them."""
+        cutter, choice, offloads = found
+        if offloads is None or not offloads.values:
+            return found
+        first, _ = cutter.evaluate(choice.recomputed).spans(len(cutter.live))
+        return found._replace(offloads=self._offloads.settle(offloads, first))
+
+    def _choices_of_all(self, budgets: Sequence[float]) -> Iterator[Choice]:
+        for budget in budgets:
+            yield from self._find_choices(budget)
+
+    @cached_property
+    def _least(self) -> Choice:
+        offloads = self._offloads.choose(0.0, float("inf"))
+        found = self._find_least(self._cutter.without(offloads.values, offloads.freed), self._regions.tables.smallest)
+        return self._settle(found._replace(offloads=offloads))
