@@ -353,3 +353,15 @@ def test_selective_checkpoints(run: Run) -> None:
     assert found["fxmem"][0] <= found["selective"][0]
     assert found["plain"][1] < found["fxmem"][1] < found["selective"][1]
     assert "gradients equal: True" in text
+
+
+def test_offload_layers(run: Run) -> None:
+    text = run("offload_layers.py")
+    without, found = re.findall(r"([\d,]+) of ([\d,]+) bytes, ([\d.]+)% slower", text)
+    for peak, before, _ in (without, found):
+        assert int(peak.replace(",", "")) <= 0.6 * int(before.replace(",", ""))
+    assert float(found[2]) < float(without[2])
+    host = int(re.findall(r"([\d,]+) bytes of the host", text)[0].replace(",", ""))
+    assert host > 0
+    assert host % (16384 * 2048 * 4) == 0  # rows of 2,048 or 8,192 floats, each a power of two
+    assert "gradients equal: True" in text
