@@ -26,7 +26,8 @@ for host_memory in (None, "32GiB"):
     plan = fxmem.plan(analysis, budget=0.6, host_memory=host_memory)
     slower = plan.after_seconds / plan.before_seconds - 1
     print(
-        f"{plan.after.allocated_bytes:>13,} of {plan.before.allocated_bytes:,} bytes, {slower:.1%} slower: {plan.extent}"
+        f"{plan.after.allocated_bytes:>13,} of {plan.before.allocated_bytes:,} bytes, {slower:.1%} slower: "
+        f"{plan.extent}"
     )
 print(f"{plan.host_bytes:,} bytes of the host's memory")
 

@@ -157,7 +157,7 @@ def analyze_generation(options: argparse.Namespace, progress: Progress) -> Gener
     card = catalogue.target(options.target)
     require_torch(options)
     progress("loading torch")
-    from fxmem.cli.specs.inputs import make_batch, parse_input
+    from fxmem.cli.specs.inputs import make_batch, name_main_input, parse_input
     from fxmem.simulation.generation import GenerationRequest, check_generates, generate_step
 
     specs = [parse_input(text) for text in options.input]
@@ -165,7 +165,7 @@ def analyze_generation(options: argparse.Namespace, progress: Progress) -> Gener
     check_generates(built.module)
     if options.weights is None and options.quantize is None:
         _refuse_packed(built)
-    prompt, notes = (specs, ()) if specs else _prompt(built, options)
+    prompt, notes = (name_main_input(specs, built.module), ()) if specs else _prompt(built, options)
     batch = make_batch(prompt, weights_dtype=built.weights_dtype)
     request = GenerationRequest(
         args=batch.args,
@@ -299,13 +299,14 @@ def build_step(
     options: argparse.Namespace, progress: Callable[[str], None]
 ) -> tuple[BuiltModel, tuple[Any, ...], dict[str, Any]]:
     """Build the model on meta, and the arguments of its forward."""
-    from fxmem.cli.specs.inputs import default_inputs, make_batch, parse_input
+    from fxmem.cli.specs.inputs import default_inputs, make_batch, name_main_input, parse_input
 
     specs = [parse_input(text) for text in options.input]
     if specs and options.batch is not None:
         raise UsageError("--batch is for the default inputs; with --input, write the batch size there")
     built = build_changed_module(options, progress, mode=options.mode)
-    chosen = specs or default_inputs(built, DEFAULT_BATCH if options.batch is None else options.batch)
+    given = name_main_input(specs, built.module)
+    chosen = given or default_inputs(built, DEFAULT_BATCH if options.batch is None else options.batch)
     batch = make_batch(chosen, weights_dtype=built.weights_dtype, channels_last=options.channels_last)
     return replace(built, notes=(*built.notes, *batch.notes)), batch.args, dict(batch.kwargs)
 

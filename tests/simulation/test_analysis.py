@@ -4,6 +4,7 @@ import copy
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy
 import pytest
@@ -259,6 +260,39 @@ def test_what_no_kernel_takes_is_refused_as_on_a_card(model: torch.nn.Module, gi
         model(given)
     with pytest.raises(AnalysisError, match=r"expected tensors of one dtype, got|should be the same"):
         analyze(model, given, target=target, mode="infer")
+
+
+class _Picks(torch.nn.Module):
+    """Rows of a table, by a function of the table and what is given."""
+
+    def __init__(self, pick: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.table, self._pick = torch.nn.Parameter(torch.ones(5, 4)), pick
+
+    def forward(self, at: torch.Tensor) -> torch.Tensor:
+        return self._pick(self.table, at)
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda table, at: torch.nn.functional.embedding(at, table),
+        lambda table, at: table.index_select(0, at),
+        lambda table, at: table.index_add(0, at, table[:2]),
+        lambda table, at: table[:2].repeat_interleave(at, dim=0, output_size=2),
+    ],
+    ids=["embedding", "index_select", "index_add", "repeat_interleave"],
+)
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+def test_indices_that_are_no_whole_numbers_are_refused_as_on_a_card(
+    pick: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], target: str
+) -> None:
+    model = _Picks(pick)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        model(torch.ones(2))
+    with pytest.raises(AnalysisError, match="expected indices of int64 or int32, got float32"):
+        analyze(model, torch.ones(2), target=target, mode="infer")
+    analyze(model, torch.ones(2, dtype=torch.int64), target=target, mode="infer")
 
 
 def test_an_analysis_can_be_made_again_with_other_settings() -> None:

@@ -8,7 +8,8 @@
                                   DataLoader or a Dataset; or one of these
 
 Without a dtype, a name that ends in `_ids`, `_mask`, `_positions` or is `labels` gets int64, because torch indexes with
-nothing less and transformers builds its masks so; everything else follows the model's weights.
+nothing less and transformers builds its masks so; everything else follows the model's weights. A lone shape of two
+dimensions is the token ids of a model of transformers that takes them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -90,6 +91,15 @@ def parse_input(text: str) -> InputSpec:
         case _ if is_file_reference(text) or (len(parts) == 2 and is_reference(text)):
             return FactorySpec(text)
     raise UsageError(f"expected an input like {_FORMS}; got {text!r}")
+
+
+def name_main_input(specs: Sequence[InputSpec], module: torch.nn.Module) -> tuple[InputSpec, ...]:
+    """The same specs, a lone shape taken for the token ids of a model of transformers that takes them."""
+    main = str(getattr(module, "main_input_name", ""))
+    lone = [each for each in specs if isinstance(each, TensorSpec) and each.name is None]
+    if len(lone) != 1 or len(lone[0].shape) != 2 or not _INTEGER_NAMES.fullmatch(main):
+        return tuple(specs)
+    return tuple(replace(each, name=main) if each is lone[0] else each for each in specs)
 
 
 def make_inputs(

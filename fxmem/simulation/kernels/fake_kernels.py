@@ -412,9 +412,26 @@ ONE_DTYPE: Final[dict[Any, tuple[int, ...]]] = {
 arguments."""
 
 
-def check_one_dtype(func: Any, args: tuple[Any, ...]) -> None:
+INDICES: Final[dict[Any, int]] = {
+    aten.embedding.default: 1,
+    aten.index_select.default: 2,
+    aten.index_add.default: 2,
+    aten.index_add_.default: 2,
+    aten.repeat_interleave.Tensor: 0,
+}
+"""Operators whose kernels take whole numbers for indices, which torch's kernels for FakeTensors do not check; and which
+of their arguments these are."""
+
+
+def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
     """Refuse what a real kernel refuses. Raises RuntimeError, in the place where torch would."""
-    dtypes = [args[i].dtype for i in ONE_DTYPE[func] if i < len(args) and isinstance(args[i], Tensor)]
+    at = INDICES.get(func, len(args))
+    if at < len(args) and args[at].dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(
+            f"{func.name().removeprefix('aten::').partition('.')[0]} expected indices of int64 or int32, got "
+            f"{str(args[at].dtype)[6:]}"
+        )
+    dtypes = [args[i].dtype for i in ONE_DTYPE.get(func, ()) if i < len(args) and isinstance(args[i], Tensor)]
     if any(dtype is not dtypes[0] for dtype in dtypes):
         raise RuntimeError(
             f"{func.name().removeprefix('aten::')} expected tensors of one dtype, got "

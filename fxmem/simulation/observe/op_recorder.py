@@ -22,7 +22,7 @@ from fxmem.errors import AnalysisError
 from fxmem.records.profile import Phase
 from fxmem.simulation import known_values
 from fxmem.simulation.kernels.data_shapes import bound_result, picks_by_mask
-from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, ONE_DTYPE, check_one_dtype
+from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, INDICES, ONE_DTYPE, check_dtypes
 from fxmem.simulation.kernels.subclass_ways import adds_in_place
 from fxmem.simulation.observe.assertions import find_passing_value
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
@@ -45,6 +45,7 @@ class OpTraits:
 
     __slots__ = (
         "allocated",
+        "checks_dtypes",
         "everywhere",
         "func",
         "in_place",
@@ -53,7 +54,6 @@ class OpTraits:
         "is_silent",
         "is_sum",
         "name",
-        "needs_one_dtype",
     )
 
     def __init__(self, func: Any) -> None:
@@ -64,7 +64,7 @@ class OpTraits:
         self.allocated = ALLOCATED.get(func)
         self.in_place: Any = IN_PLACE.get(func)
         self.is_sum = func is _SUM
-        self.needs_one_dtype = func in ONE_DTYPE
+        self.checks_dtypes = func in ONE_DTYPE or func in INDICES
         self.is_silent = (
             name in _SILENT_NAMES
             or name.startswith("aten.sym_")
@@ -239,8 +239,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             return number
         if self.reads is not None and self._log.phase is not Phase.OPTIMIZER:
             self.reads.give(func, args)
-        if op.needs_one_dtype:
-            check_one_dtype(func, args)
+        if op.checks_dtypes:
+            check_dtypes(func, args)
         everywhere = op.everywhere
         if everywhere is not None and (made := everywhere(self._fakes, func, *args, **kwargs)) is not NotImplemented:
             return made

@@ -13,7 +13,15 @@ import torch
 
 from fxmem._torch.common import tree_leaves
 from fxmem.cli.specs import build_model
-from fxmem.cli.specs.inputs import FactorySpec, InputSpec, TensorSpec, default_inputs, make_inputs, parse_input
+from fxmem.cli.specs.inputs import (
+    FactorySpec,
+    InputSpec,
+    TensorSpec,
+    default_inputs,
+    make_inputs,
+    name_main_input,
+    parse_input,
+)
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 
 
@@ -115,6 +123,23 @@ def test_inputs_are_on_meta_in_the_order_and_under_the_names_given() -> None:
 def test_a_dtype_follows_the_weights_unless_said_or_named_otherwise(text: str, dtype: torch.dtype) -> None:
     args, kwargs = make_inputs([parse_input(text)], weights_dtype=torch.bfloat16)
     assert [tensor.dtype for tensor in (*args, *kwargs.values())] == [dtype]
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "expected"),
+    [
+        ("hf:BertModel", ["4x128"], ["input_ids:4x128"]),
+        ("hf:BertModel", ["4x128", "attention_mask:4x128"], ["input_ids:4x128", "attention_mask:4x128"]),
+        ("hf:BertModel", ["4x128", "4x128"], ["4x128", "4x128"]),
+        ("hf:BertModel", ["4x128x768"], ["4x128x768"]),
+        ("hf:ViTModel", ["4x128"], ["4x128"]),
+        ("torchvision:resnet18", ["4x128"], ["4x128"]),
+    ],
+)
+def test_a_lone_shape_is_token_ids_where_a_model_takes_these(model: str, given: list[str], expected: list[str]) -> None:
+    small = {"num_hidden_layers": 1} if model.startswith("hf:") else {}
+    specs = name_main_input([parse_input(text) for text in given], build_model(model, small).module)
+    assert [str(each) for each in specs] == expected
 
 
 def test_channels_last_is_a_layout_of_4d_and_5d_inputs() -> None:
