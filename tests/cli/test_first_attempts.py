@@ -547,7 +547,7 @@ MISTAKES: dict[str, tuple[int, str]] = {
     "lit.py:Gan --input lit.py:loader": (1, "configure_optimizers of Gan makes 2. .*fxmem run train.py"),
     "mine.py:net --input 2x8 --loss cee": (2, "got 'cee'; or as ce, mse, bce or l1"),
     "mine.py:net --input 2x8 --optimizer adamww": (2, "closest: adamw"),
-    "mine.py:net --input 2x8 --budget nan": (2, "expected a budget as bytes"),
+    "mine.py:net --input 2x8 --budget nan": (2, "expected --budget as bytes"),
     "mine.py:net --input 2x8 --target rtx4900": (2, "did you mean rtx4090"),
     "mine.py:net --input 2x8 --json nowhere/at/all.json": (2, "a folder that exists"),
     "mine.py:net --input 9999999999x8 --target 24GB --budget 24GB": (4, "expected a step within 22.4 GiB .*596.1 GiB"),

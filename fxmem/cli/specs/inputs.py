@@ -94,7 +94,7 @@ def parse_input(text: str) -> InputSpec:
 
 
 def name_main_input(specs: Sequence[InputSpec], module: torch.nn.Module) -> tuple[InputSpec, ...]:
-    """The same specs, a lone shape taken for the token ids of a model of transformers that takes them."""
+    """The same specs, a lone shape taken for a language model's token ids."""
     main = str(getattr(module, "main_input_name", ""))
     lone = [each for each in specs if isinstance(each, TensorSpec) and each.name is None]
     if len(lone) != 1 or len(lone[0].shape) != 2 or not _INTEGER_NAMES.fullmatch(main):
