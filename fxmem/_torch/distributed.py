@@ -116,6 +116,14 @@ def fakes_are_sharded() -> Iterator[None]:
         yield
 
 
+def default_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """The machine's accelerator is this one, for who gives no mesh: `fully_shard(model)` makes one of all ranks on it
+    (`torch._C._get_accelerator`, since 2.7), and a machine without a card has the CPU alone."""
+    if not hasattr(torch._C, "_get_accelerator"):
+        return contextlib.nullcontext()
+    return patch(torch._C, "_get_accelerator", lambda _: lambda *_, **__: device)
+
+
 @contextlib.contextmanager
 def _real_meshes() -> Iterator[None]:
     """A DeviceMesh keeps ranks in a tensor and reads them: its methods run outside of dispatch modes, on the CPU.
@@ -268,9 +276,22 @@ def assign_buckets(parameters: Sequence[torch.Tensor], limits: list[int]) -> lis
 
 @contextlib.contextmanager
 def replace_ddp(replica: type[torch.nn.Module]) -> Iterator[None]:
-    """DistributedDataParallel is another class, wherever torch offers it."""
+    """DistributedDataParallel is another class: where torch offers it, and where it was imported before."""
     parallel: Any = torch.nn.parallel
+    known: Any = parallel.DistributedDataParallel
+
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            if type(self) is known:
+                self.__class__ = replica  # a caller that has the class itself gets the other one, too
+                self.__init__(*args, **kwargs)
+            else:
+                original(self, *args, **kwargs)
+
+        return init
+
     with (
+        patch(known, "__init__", make),
         patch(parallel, "DistributedDataParallel", lambda _: replica),
         patch(parallel.distributed, "DistributedDataParallel", lambda _: replica),
     ):

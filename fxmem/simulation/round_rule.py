@@ -1,8 +1,8 @@
 """The rule by which rounds of a program are found, recorded or measured for real.
 
 A round ends when every optimizer with parameters on the target has stepped: a GAN's generator and discriminator, all
-micro-batches of one step. Without an optimizer, each call of a model after a backward begins one. What runs before the
-first call of a module is set-up.
+micro-batches of one step. One that steps within another's step counts with that. Without an optimizer, each call of a
+model after a backward begins one. What runs before the first call of a module is set-up.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ class RoundRule:
     def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._in_step -= 1
         if self._in_step:
+            self._stepped[id(optimizer)] += 1  # within another's, as ZeroRedundancyOptimizer's own does: not waited for
             return
         self._end_step(optimizer)
         if not self._counts(optimizer):

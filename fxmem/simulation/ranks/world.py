@@ -93,8 +93,9 @@ def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
         AnalysisError: the function raised, or what it returns cannot be followed; the line says where.
         UsageError: it returns no module.
     """
+    device = next((each.device for each in model.parameters()), torch.device("cuda"))
     try:
-        with torch_distributed.replace_ddp(Replica):
+        with torch_distributed.replace_ddp(Replica), torch_distributed.default_device(torch.device(device.type)):
             made = parallelize(model)
     except FxmemError:
         raise

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import fxmem
 from fxmem.cli.verbs import run as run_verb
@@ -50,6 +53,52 @@ def test_a_script_runs_as_a_rank(tmp_path: Path) -> None:
     shards = [each.nbytes for each in same.profile.storages if each.kind is Kind.PARAMETER]
     assert sorted(each.nbytes for each in found.storages if each.kind is Kind.PARAMETER) == sorted(shards)
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_script_without_a_mesh_shards_over_all_ranks(ranks: int) -> None:
+    with fxmem.record(ranks=ranks, rank=0, steps=1) as recorded:
+        torch.distributed.init_process_group("nccl")
+        model = nn.Linear(64, 64, bias=False).cuda()
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters())
+        while True:
+            model(torch.randn(8, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    shards = [each.nbytes for each in recorded.profile.storages if each.kind is Kind.PARAMETER]
+    assert shards == [64 * 64 * 4 // ranks]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.distributed.optim's own
+def test_zero_shares_the_optimizers_state_step_by_step() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    state = Counter[int]()
+    for rank in range(2):
+        with fxmem.record(ranks=2, rank=rank, steps=2) as recorded:
+            torch.distributed.init_process_group("nccl")
+            model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)).cuda())
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, foreach=True)
+            while True:
+                model(torch.randn(8, 64, device="cuda")).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        ranks = recorded.profile.step.ranks
+        assert ranks is not None
+        assert {each.kind: each.count for each in ranks.collectives} == {"all-reduce": 1, "broadcast": 4}
+        assert [each.phases for each in recorded.rounds] == [("forward", "backward", "optimizer")] * 2
+        held = [each.nbytes for each in recorded.profile.storages if each.kind is Kind.OPTIMIZER_STATE]
+        state.update(each for each in held if each > 4)  # the count of steps is on the host
+    assert state == {64 * 64 * 4: 2, 64 * 4: 2, 64 * 32 * 4: 2, 32 * 4: 2}  # each on one rank alone
+
+
+def test_replicas_are_found_by_whatever_name_they_have() -> None:
+    def replicate(model: nn.Module) -> nn.Module:
+        return DistributedDataParallel(model)
+
+    found = fxmem.analyze(Llama, tokens(), loss=loss, mesh={"replicate": 8}, rank=0).profile.storages
+    assert fxmem.analyze(Llama, tokens(), loss=loss, ranks=8, rank=0, parallelize=replicate).profile.storages == found
 
 
 @pytest.mark.parametrize("views", [False, True])

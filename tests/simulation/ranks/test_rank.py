@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import ScheduleInterleavedZeroBubble
 from torch.distributed.tensor.experimental import context_parallel
 
@@ -90,6 +90,16 @@ def left_by_torch() -> tuple[Any, ...]:
         torch.is_grad_enabled(),
         torch.get_default_device(),
     )
+
+
+def test_without_a_mesh_all_ranks_shard_on_their_cards() -> None:
+    def alone(model: nn.Module) -> None:
+        fully_shard(model)
+
+    def on_a_mesh(model: nn.Module) -> None:
+        fully_shard(model, mesh=init_device_mesh("cuda", (8,)))
+
+    assert analyze(parallelize=alone).profile.storages == analyze(parallelize=on_a_mesh).profile.storages
 
 
 def test_torch_is_left_as_it_was_also_after_an_error() -> None:

@@ -56,6 +56,7 @@ def _distributed(notes: MadeUpNotes, world: World | None) -> Iterator[contextlib
         return init_process_group
 
     yield place.prepared() if world is not None else torch_distributed.group_of_its_own()
+    yield torch_distributed.default_device(torch.device("cuda"))
     for owner in (torch.distributed, torch.distributed.distributed_c10d, torch.distributed.device_mesh):
         yield torch_common.patch(owner, "init_process_group", beginning)
 
