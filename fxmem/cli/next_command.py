@@ -27,9 +27,11 @@ def next_for_model(options: argparse.Namespace, peak: Peak) -> str:
     return shlex.join(["fxmem", verb, *(word for each in ANALYSIS for word in _spell(each, options))])
 
 
-def next_for_program(target: str, words: Sequence[str]) -> str:
-    """What to change in a program."""
-    return shlex.join(["fxmem", "advise", "--target", target, "--run", *words])
+def next_for_program(target: str, words: Sequence[str], ranks: Sequence[int | None] = ()) -> str:
+    """What to change in a program; `ranks` is how many it has, and which one ran."""
+    given = zip(("--ranks", "--rank"), ranks, strict=False)
+    place = [word for name, value in given if value is not None for word in (name, str(value))]
+    return shlex.join(["fxmem", "advise", "--target", target, *place, "--run", *words])
 
 
 def next_for_report(name: str, report: Report) -> str:

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from fxmem.cli.defaults import read_default
 from fxmem.errors import UsageError
@@ -124,7 +124,16 @@ class Parser(argparse.ArgumentParser):
         option = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
         if option is None:
             self.error(f"unexpected argument {words[0]!r}")
-        self.error(f"no option {option}{_suggest(option, re.findall(r'--[a-z-]+', self.format_usage()))}")
+        known = re.findall(r"--[a-z-]+", self.format_usage())
+        if option in _OF_RANKS and _OF_RANKS[0] not in known:
+            self.error(
+                f"no option {option}: {self.prog} takes no rank; analyze, run, plan, advise, max-batch, cards and "
+                f"compare do, and what reads their reports"
+            )
+        self.error(f"no option {option}{_suggest(option, known)}")
+
+
+_OF_RANKS: Final = ("--ranks", "--rank", "--parallelize", "--mesh")
 
 
 def _suggest(word: str, known: Iterable[str]) -> str:

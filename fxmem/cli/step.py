@@ -47,13 +47,15 @@ class ProgramWords(NamedTuple):
     program: str
     arguments: tuple[str, ...]
     is_module: bool
+    ranks: int | None = None
+    rank: int | None = None
 
 
 def read_program(options: argparse.Namespace, *allowed: str) -> ProgramWords | None:
     """Read the program that `--run` names; None where a model is given instead.
 
-    `allowed` are options of a model's step that mean something for a program, too; the others are refused: a program
-    says itself what it does.
+    `allowed` are options of a model's step that mean something for a program, too, as its rank does; the others are
+    refused: a program says itself what it does.
     """
     if (options.model is None) == (options.run_program is None):
         raise UsageError("expected a MODEL, or --run with a program: one of the two")
@@ -63,12 +65,20 @@ def read_program(options: argparse.Namespace, *allowed: str) -> ProgramWords | N
     words = tuple(options.run_program[is_module:])
     if not words:
         raise UsageError("expected a program after --run, its script first")
-    for each in (*STEP, *LOOP, *COMPILE, *RANKS, *SHARDING):
+    for each in (*STEP, *LOOP, *COMPILE, *SHARDING):
         name = each.names[0]
         value = getattr(options, each.dest, None)
         if value and value != each.settings.get("default") and name not in ("--quiet", *allowed):
             raise UsageError(f"expected --run without {name}: a program says itself what it does")
-    return ProgramWords(words[0], words[1:], is_module)
+    return ProgramWords(words[0], words[1:], is_module, *read_ranks(options))
+
+
+def read_ranks(options: argparse.Namespace) -> tuple[int | None, int | None]:
+    """How many ranks a program has, and which one runs; None for one process, or one rank of each class."""
+    ranks, rank = (getattr(options, name, None) for name in ("ranks", "rank"))
+    if rank is not None and ranks is None:
+        raise UsageError(f"expected --rank {rank} with --ranks: how many there are")
+    return ranks, rank
 
 
 def program_command(options: argparse.Namespace, words: ProgramWords) -> ProgramCommand:

@@ -84,6 +84,11 @@ def describe_autocast(step: Step) -> list[str]:
     return [] if is_program else [f"autocast: {step.precision or 'off'}"]
 
 
+def describe_rank(step: Step) -> list[str]:
+    """The rank that the step is of, in a list of one; none on one card alone."""
+    return [] if step.ranks is None else [f"rank {step.ranks.rank} of {step.ranks.world}"]
+
+
 def header_facts(about: Headed) -> Facts:
     """What was analysed and for which machine."""
     step, target = about.step, about.target
@@ -94,7 +99,7 @@ def header_facts(about: Headed) -> Facts:
         parts += ["zero_grad before backward"] if step.zero_grad == "before-backward" else []
         parts += ["set_to_none=False"] if not step.set_to_none else []
     parts += ["inference_mode"] if step.inference_mode else []
-    parts += describe_autocast(step)
+    parts += [*describe_autocast(step), *describe_rank(step)]
     card = [target.full_name] if target.full_name.lower() not in ("", target.name.lower()) else []
     card += ["sm_{}{}".format(*target.capability)] if target.capability else []
     card += [format_bytes(target.memory_bytes)] if target.memory_bytes is not None else []

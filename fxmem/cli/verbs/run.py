@@ -11,7 +11,7 @@ from fxmem.cli.options import RANKS, REPORT_OUTPUT, TARGET
 from fxmem.cli.output import check_output, write_report
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import StatusLine, say
-from fxmem.cli.step import require_torch
+from fxmem.cli.step import read_ranks, require_torch
 from fxmem.errors import UsageError
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEPS
 
@@ -72,14 +72,13 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     for name, value in (("--steps", options.steps), ("--max-operators", options.max_operators)):
         if value is not None and value < 1:
             raise UsageError(f"expected {name} of at least 1, got {value}")
-    if options.rank is not None and options.ranks is None:
-        raise UsageError(f"expected --rank {options.rank} with --ranks: how many there are")
+    ranks, rank = read_ranks(options)
     card = catalogue.target(options.target)
     require_torch()
     from fxmem.simulation.program import Launch, launch
 
     launched = launch(
-        Launch(options.program, tuple(options.arguments), options.m, options.ranks, options.rank),
+        Launch(options.program, tuple(options.arguments), options.m, ranks, rank),
         card,
         enough=_stopping(options.steps, options.until),
         out_of_memory=options.oom,
@@ -90,7 +89,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     recorded = launched.recorded
     words = (*(["-m"] if options.m else []), options.program, *options.arguments)
     # Which runs the program by itself, as eager code.
-    following = "" if options.ranks or options.compile else next_for_program(card.name, words)
+    following = "" if options.compile else next_for_program(card.name, words, (ranks, rank))
     code, text = write_report(options, recorded.report(), recorded.timeline, following)
     if recorded.shortage and options.oom == "raise":
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fxmem.hardware.context import describe_uncounted
-from fxmem.memory.facts import describe_autocast, describe_generation, describe_inputs
+from fxmem.memory.facts import describe_autocast, describe_generation, describe_inputs, describe_rank
 from fxmem.records.profile import Step
 from fxmem.records.sizes import NEAR_BEST, CardFit, CardFits, MeshFit, MeshFits, ServeSize, SizeCurve, SizePoint
 from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent, printable
@@ -208,7 +208,7 @@ def describe_step(step: Step) -> str:
     if step.generation is not None:
         return printable("; ".join([f"generate: {describe_generation(step.generation)}", *describe_autocast(step)]))
     optimizer = [f"optimizer: {step.optimizer or 'none'}"] if step.mode == "train" else []
-    return printable("; ".join([step.mode, *optimizer, *describe_autocast(step)]))
+    return printable("; ".join([step.mode, *optimizer, *describe_autocast(step), *describe_rank(step)]))
 
 
 def _memory(curve: SizeCurve) -> str:

@@ -12,7 +12,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import fxmem
+from fxmem.cli.verbs import plan as plan_verb
 from fxmem.cli.verbs import run as run_verb
+from fxmem.errors import UsageError
 from fxmem.memory.report_reader import load_report
 from fxmem.records.profile import Kind
 from tests.sharded_models import Llama, fsdp, loss, tokens
@@ -53,6 +55,38 @@ def test_a_script_runs_as_a_rank(tmp_path: Path) -> None:
     shards = [each.nbytes for each in same.profile.storages if each.kind is Kind.PARAMETER]
     assert sorted(each.nbytes for each in found.storages if each.kind is Kind.PARAMETER) == sorted(shards)
     assert not torch.distributed.is_initialized()
+
+
+PLANNED = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+torch.distributed.init_process_group("nccl")
+model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3))).cuda()
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+while True:
+    model(torch.randn(4096, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_script_is_planned_as_a_rank(tmp_path: Path) -> None:
+    script, plan, report = (tmp_path / name for name in ("train.py", "plan.json", "rank.json"))
+    script.write_text(PLANNED)
+    code, text = called(run_verb, "--ranks", "4", "--rank", "1", "--steps", "2", "--json", str(report), str(script))
+    assert code == 0
+    rank = ("--ranks", "4", "--rank", "1", "--steps", "2")
+    code, text = called(plan_verb, *rank, "--budget", "90%", "--json", str(plan), "--run", str(script))
+    assert code == 0
+    assert "rank 1 of 4" in text
+    found = fxmem.load_plan(plan)
+    assert found.before.requested_bytes == load_report(report).peak.requested_bytes
+    assert found.after.requested_bytes <= 0.9 * found.before.requested_bytes
+    with pytest.raises(UsageError, match="expected --rank 1 with --ranks"):
+        called(plan_verb, "--rank", "1", "--budget", "90%", "--run", str(script))
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -16,7 +16,12 @@ from torch.distributed.tensor.experimental import context_parallel
 
 import fxmem
 from fxmem._torch import distributed as torch_distributed
+from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import analyze as analyze_verb
+from fxmem.cli.verbs import lines as lines_verb
+from fxmem.cli.verbs import run as run_verb
+from fxmem.cli.verbs import show as show_verb
+from fxmem.cli.verbs import validate as validate_verb
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.memory.report_reader import load_report
 from fxmem.records.profile import Kind
@@ -190,3 +195,12 @@ def test_the_command_line_takes_the_scripts_own_function(tmp_path: Path) -> None
     code, _ = called(analyze_verb, f"{own}:build", *inputs, *ranks, "--json", str(report))
     assert code == 0
     assert load_report(report).peak == analyze(rank=2).peak
+    assert "autocast: off; rank 2 of 8" in called(show_verb, str(report), "--full")[1]
+    assert "rank 2 of 8" in called(lines_verb, str(report))[1]
+
+
+def test_a_verb_without_ranks_says_so() -> None:
+    with pytest.raises(UsageError, match="no option --mesh: fxmem validate takes no rank"):
+        Parser(prog="fxmem validate").add_arguments(validate_verb.ARGUMENTS).refuse(["--mesh", "fsdp=8"])
+    with pytest.raises(UsageError, match="no option --rnks, did you mean --ranks"):
+        Parser(prog="fxmem run").add_arguments(run_verb.ARGUMENTS).refuse(["--rnks", "8"])
