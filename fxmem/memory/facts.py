@@ -117,11 +117,13 @@ def header_facts(about: Headed) -> Facts:
 def compile_facts(about: Headed) -> Facts:
     """What the compiler decides by timing on the card, with the peaks of both answers; none where nothing is."""
     made = about.step.compiled
-    if made is None or made.lowest_peak_bytes is None or made.highest_peak_bytes is None:
+    if made is None or not made.timed:
         return []
     count = sum(each.count for each in made.timed)
     taken = printable(made.timed[0].taken)
     what = f"whether {count} matrix product{'s are' if count > 1 else ' is'} padded; {taken} here"
+    if made.lowest_peak_bytes is None or made.highest_peak_bytes is None:
+        return [("By timing", f"{what}. The other answer was not tried")]
     peaks = format_range(made.lowest_peak_bytes, made.highest_peak_bytes)
     return [("By timing", f"{what}. Peak with either answer: {peaks}")]
 

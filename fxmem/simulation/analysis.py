@@ -221,8 +221,7 @@ def _answer_both_ways(analysis: Analysis, progress: Callable[[str], None]) -> No
         return
     progress("compiling it again, with the other answer to what is decided by timing")
     other = analysis.vary(compile=settings.model_copy(update={"pads": True}))
-    peaks = sorted((analysis.peak.counted_bytes, other.peak.counted_bytes))
-    compiled = made.model_copy(update={"lowest_peak_bytes": peaks[0], "highest_peak_bytes": peaks[1]})
+    compiled = made.with_peaks(analysis.peak.counted_bytes, other.peak.counted_bytes)
     step = analysis.profile.step.model_copy(update={"compiled": compiled})
     analysis.profile = analysis.profile.model_copy(update={"step": step})
 

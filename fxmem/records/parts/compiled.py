@@ -56,6 +56,11 @@ class CompileRecord(Record):
     timed: Many[TimedChoice] = ()
     lowest_peak_bytes: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """The peak with the answer to what is decided by timing that takes less, in the allocator's blocks where they are
-    modelled; None where nothing is decided so."""
+    modelled; None where nothing is decided so, and where code of the caller's own was recorded, once."""
     highest_peak_bytes: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """The same with the answer that takes more."""
+
+    def with_peaks(self, *peaks_bytes: int) -> CompileRecord:
+        """The record with the peaks of both answers."""
+        bounds = {"lowest_peak_bytes": min(peaks_bytes), "highest_peak_bytes": max(peaks_bytes)}
+        return self.model_copy(update=bounds)

@@ -17,9 +17,10 @@ import torch
 import fxmem
 from fxmem._torch import common as torch_common
 from fxmem.errors import FxmemError, UsageError, one_line
+from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Target
 from fxmem.simulation.program.command import LAUNCHERS, Launch, find_started, notebook_cells
-from fxmem.simulation.program.recorded_program import RecordedProgram, record_rank
+from fxmem.simulation.program.recorded_program import RecordedProgram, read_program_compile, record_rank
 from fxmem.simulation.program.rounds import FinishedRound
 from fxmem.simulation.ranks.classes import find_classes
 from fxmem.simulation.ranks.mailbox import Mailbox, MissingMail
@@ -53,14 +54,41 @@ def launch(
 
     It runs inside what `watch` returns. Where it is a rank that waits for objects of another, the program runs as that
     one first, as far as it sends them. Of ranks without a number each class of equal ones runs, and the largest is the
-    result, with all of them beside it. The other arguments are those of `record`.
+    result, with all of them beside it. Where the compiler decides by timing on the card, the program runs once more
+    with the other answer. The other arguments are those of `record`.
 
     Raises:
         UsageError: the program cannot be found.
         AnalysisError: ranks wait for each other.
     """
     check_program(program)
-    mailbox = Mailbox()
+    settings = read_program_compile(compile)
+    fields = {"out_of_memory": out_of_memory, "max_operators": max_operators, "watch": watch, "prepare": prepare}
+    launched = _launch(program, target, enough, settings, fields)
+    made = None if settings is None or launched.raised or launched.recorded.shortage else launched.recorded
+    if made is not None and settings is not None and _find_timed(made):
+        other = _launch(program, target, enough, settings.model_copy(update={"pads": True}), fields)
+        if not other.raised:
+            made.note_other_answer(other.recorded)
+    return launched
+
+
+def _find_timed(recorded: RecordedProgram) -> bool:
+    """Whether the compiler decides anything of a program's step by timing."""
+    compiled = recorded.profile.step.compiled
+    return compiled is not None and bool(compiled.timed)
+
+
+def _launch(
+    program: Launch,
+    target: Target,
+    enough: Callable[[Sequence[FinishedRound]], bool],
+    settings: CompileSettings | None,
+    fields: Mapping[str, Any],
+) -> LaunchResult:
+    """As `launch`, with one answer to what the compiler decides by timing."""
+    mailbox, further = Mailbox(), dict(fields)
+    watch = further.pop("watch")
 
     def run_class(rank: int) -> RecordedProgram:
         launched = run_rank(rank, enough)
@@ -77,11 +105,9 @@ def launch(
                     target,
                     world,
                     name=program.command,
-                    out_of_memory=out_of_memory,
-                    max_operators=max_operators,
                     enough=enough,
-                    prepare=prepare,
-                    compile=compile,
+                    compile=settings,
+                    **further,
                 ) as recorded:
                     raised = False
                     raised = _run_recorded(program, recorded, world, watch)

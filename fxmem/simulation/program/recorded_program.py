@@ -13,7 +13,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.allocator import complete_timeline
 from fxmem.records.names import AS_IS, MAX_OPERATORS
-from fxmem.records.parts import CompileSettings, RankClass
+from fxmem.records.parts import CompileRecord, CompileSettings, RankClass
 from fxmem.records.profile import MadeUp, Phase, Profile, ProgramRun, Round, Target, Timeline
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.observe.source_lines import error_place
@@ -40,6 +40,7 @@ class RecordedProgram(ProfiledStep):
         """How the program ended, in words."""
         self._shortage = ""
         self._classes: tuple[RankClass, ...] = ()
+        self._compiled: CompileRecord | None = None
 
     @functools.cached_property
     def timeline(self) -> Timeline:
@@ -82,7 +83,8 @@ class RecordedProgram(ProfiledStep):
     def profile(self) -> Profile:  # type: ignore[override]
         """The round with the highest peak, the steadiest of equals. Raises AnalysisError if nothing used the target."""
         profile = with_classes(self._largest()[1], self._classes)
-        step = profile.step.model_copy(update={"program": self.program})
+        made = {} if self._compiled is None else {"compiled": self._compiled}
+        step = profile.step.model_copy(update={"program": self.program, **made})
         return profile.model_copy(update={"step": step})
 
     def progress(self) -> str:
@@ -97,6 +99,13 @@ class RecordedProgram(ProfiledStep):
         """Note the classes of all ranks, of which this is one."""
         self._classes = classes
         del self.profile
+
+    def note_other_answer(self, other: RecordedProgram) -> None:
+        """Note the peak of the program with the other answer to what is timed."""
+        made = self.profile.step.compiled
+        if made is not None:
+            self._compiled = made.with_peaks(self.timeline.peak.counted_bytes, other.timeline.peak.counted_bytes)
+            del self.profile, self.timeline
 
     def note_shortage(self, error: torch.cuda.OutOfMemoryError) -> None:
         """Note that the program ended because the card had no more memory."""
@@ -206,7 +215,7 @@ def record(  # noqa: PLR0913 - the settings of the public API, by keyword
         max_operators=max_operators,
         enough=enough or over,
         prepare=prepare,
-        compile=compile,
+        compile=read_program_compile(compile),
     ) as recorded:
         yield recorded
 
@@ -221,11 +230,9 @@ def record_rank(
     max_operators: int,
     enough: Callable[[Sequence[FinishedRound]], bool],
     prepare: Callable[[str, torch.nn.Module], None] | None,
-    compile: str | None = None,
+    compile: CompileSettings | None = None,
 ) -> Iterator[RecordedProgram]:
     """As `record`, of a rank of a world, or of None."""
-    if compile not in (None, AS_IS):
-        raise UsageError(f"expected compile {AS_IS!r} or None, got {compile!r}: a program says itself what it compiles")
     if out_of_memory not in ("raise", "continue"):
         raise UsageError(f"expected out_of_memory 'raise' or 'continue', got {out_of_memory!r}")
     require_device(target)
@@ -253,10 +260,21 @@ def record_rank(
             recorded.ending = f"stopped after step {done}" if done else f"stopped after {max_operators:,} operators"
 
 
-def _kind_of_recording(compile: str | None) -> Callable[..., ProgramRecording]:
+def read_program_compile(compile: str | None) -> CompileSettings | None:
+    """The compiler's settings for a program; None where what it compiles runs as eager code.
+
+    Raises:
+        UsageError: neither "as-is" nor None.
+    """
+    if compile not in (None, AS_IS):
+        raise UsageError(f"expected compile {AS_IS!r} or None, got {compile!r}: a program says itself what it compiles")
+    return None if compile is None else CompileSettings(as_is=True)
+
+
+def _kind_of_recording(compile: CompileSettings | None) -> Callable[..., ProgramRecording]:
     """What records a program; the compiler is imported only here."""
     if compile is None:
         return ProgramRecording
     from fxmem.simulation.program.compiled.compiled_program import CompiledProgramRecording
 
-    return functools.partial(CompiledProgramRecording, settings=CompileSettings(as_is=True))
+    return functools.partial(CompiledProgramRecording, settings=compile)

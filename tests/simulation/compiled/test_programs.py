@@ -107,6 +107,58 @@ def test_a_program_on_a_card_is_the_step_analysed_and_leaves_nothing_behind(
     assert not any(node.name.startswith("empty_strided") for node in run.profile.nodes)
 
 
+PADDED = """
+import torch
+weight = torch.zeros(1024, 1023, device="cuda", dtype=torch.bfloat16)
+product = torch.compile(lambda x: x @ weight)
+with torch.inference_mode():
+    out = product(torch.zeros(2048, 1024, device="cuda", dtype=torch.bfloat16))
+"""
+
+
+def test_what_is_decided_by_timing_has_two_answers_in_a_program(tmp_path: Path) -> None:
+    script, ran = tmp_path / "padded.py", tmp_path / "ran"
+    script.write_text(f"open({str(ran)!r}, 'a').write('x')\n{PADDED}")
+    launched = launch(
+        Launch(str(script)),
+        catalogue.target("h100"),
+        enough=lambda rounds: False,
+        max_operators=1000,
+        compile="as-is",
+    )
+    recorded, made = launched.recorded, launched.recorded.profile.step.compiled
+    assert ran.read_text() == "xx"
+    assert made is not None
+    assert "2048x1024 by 1024x1023" in made.timed[0].what
+    assert made.lowest_peak_bytes is not None
+    assert made.highest_peak_bytes is not None
+    assert recorded.peak.counted_bytes == made.lowest_peak_bytes < made.highest_peak_bytes
+    assert "Peak with either answer" in " ".join(recorded.table().split())
+
+
+def test_recorded_code_runs_once_and_says_what_is_decided_by_timing() -> None:
+    with fxmem.record("h100", compile="as-is") as run:
+        exec(PADDED, {})
+    made = run.profile.step.compiled
+    assert made is not None
+    assert (made.lowest_peak_bytes, made.highest_peak_bytes) == (None, None)
+    assert "not padded here. The other answer was not tried" in " ".join(run.table().split())
+
+
+def test_a_program_that_decides_nothing_by_timing_runs_once(tmp_path: Path) -> None:
+    script, ran = tmp_path / "plain.py", tmp_path / "ran"
+    plain = PADDED.replace("1023", "1024")
+    script.write_text(f"open({str(ran)!r}, 'a').write('x')\n{plain}")
+    launch(
+        Launch(str(script)),
+        catalogue.target("h100"),
+        enough=lambda rounds: False,
+        max_operators=1000,
+        compile="as-is",
+    )
+    assert ran.read_text() == "x"
+
+
 def test_a_compiled_function_of_the_host_computes_its_values() -> None:
     @torch.compile
     def shift(x: torch.Tensor) -> torch.Tensor:
