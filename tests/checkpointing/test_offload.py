@@ -152,6 +152,23 @@ def test_a_fetch_begins_the_next_in_the_plans_order() -> None:
     assert [each.find_tensor()[0].item() for each in reversed(stand_ins)] == [3.0, 2.0, 1.0, 0.0]
 
 
+def test_the_program_waits_for_a_fetch_that_is_never_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its block is free for the program then, and the copy must not write there any more."""
+    waited: list[str] = []
+    stream = type("", (), {"wait_event": lambda _, event: waited.append(event)})
+    monkeypatch.setattr("fxmem.checkpointing.tape.host_copies._copy", lambda stream, to, source: f"of {to.numel()}")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream())
+    copies = HostCopies(HostMemory())
+    copy = copies.send(torch.zeros(8), 0)
+    copies.finish()
+    kept = copy.represent(torch.zeros(8))
+    copies.begin_backward()
+    assert waited == ["of 8"]  # what was sent
+    del copy, kept
+    gc.collect()
+    assert waited == ["of 8", "of 8"]
+
+
 def test_several_tensors_on_one_storage_come_back_once() -> None:
     whole = torch.arange(6.0)
     found = HostCopies(HostMemory()).send(whole, 0)

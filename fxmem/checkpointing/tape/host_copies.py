@@ -138,9 +138,11 @@ class HostCopy:
         self._copies, self._host, self._device, self._place = copies, host, device, place
         self._fetched: torch.Tensor | None = None
         self._ready: Any = None
+        """The event of the end of a fetch that nothing has waited for."""
         self._askers = 0
 
     def __del__(self) -> None:
+        self._wait()  # what was fetched and never asked for is freed now, and the program may write there
         self._copies.memory.give_back(self._device, self._host)
 
     @property
@@ -159,14 +161,18 @@ class HostCopy:
         It stays there until all that stand for it have been asked; `is_last`: this is one of them.
         """
         found = self.begin_fetch()
-        if self._ready is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._ready)
-            self._ready = None
+        self._wait()
         self._askers -= is_last
         if self._askers <= 0:
             self._fetched = None
         self._copies.fetch_ahead(self._place + 1)
         return found
+
+    def _wait(self) -> None:
+        """Have the program's stream wait for a fetch under way."""
+        if self._ready is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._ready)
+            self._ready = None
 
     def begin_fetch(self) -> torch.Tensor:
         """Begin to copy it back; what it is copied to."""
