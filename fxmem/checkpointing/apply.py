@@ -32,12 +32,14 @@ def checkpoint(model: nn.Module, plan: Plan) -> nn.Module:
     its leaf modules itself while it trains: hooks that are put on other modules later do not run then.
 
     Raises:
-        UsageError: the plan was made for another model; the model is checkpointed already, or cannot be rewritten. On
+        UsageError: no plan, or one for another model; the model is checkpointed already, or cannot be rewritten. On
             the first training step: a region does something that must not be done twice.
 
     Warns with PlanWarning where a plan of operators frees less than it promised: made by another release of torch; on
     the first training step, for another program than the one that runs.
     """
+    if not isinstance(plan, Plan):
+        raise UsageError(f"expected a plan, as fxmem.load_plan(path) reads it from a file; got {plan!r}")
     if plan.application is Application.OPERATORS:
         _check_program(model, plan)
     return apply(model, plan.regions, plan.application, plan.operators)

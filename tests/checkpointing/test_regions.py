@@ -966,3 +966,8 @@ def test_a_program_that_checkpoints_arguments_that_are_one_is_analysed_as_it_run
 
     Attending()(torch.randn(2, 5, 16)).sum().backward()
     assert analyze(Attending(), torch.randn(2, 5, 16), target="cpu").profile.recomputed
+
+
+def test_a_path_where_a_plan_belongs() -> None:
+    with pytest.raises(UsageError, match=r"expected a plan, as fxmem.load_plan\(path\) reads it .* got 'plan.json'"):
+        carry_out(nn.Linear(2, 2), "plan.json")

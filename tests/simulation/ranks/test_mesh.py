@@ -10,7 +10,7 @@ import pytest
 import torch
 import torchvision
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import fxmem
 from fxmem.cli.verbs import analyze as analyze_verb
@@ -117,6 +117,7 @@ def test_blocks_are_what_repeats(build: Callable[[], nn.Module], expected: dict[
     assert {kind: kinds.count(kind) for kind in kinds} == expected
 
 
+EXPERTS = MixtralConfig(num_hidden_layers=1, hidden_size=64, intermediate_size=64, vocab_size=64, num_local_experts=2)
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mesh": "fsdb=8"}, "got 'fsdb'; closest: fsdp"),
     ({"mesh": "fsdp=8,fsdp=2"}, "got fsdp twice"),
@@ -137,6 +138,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mesh": "fsdp=2", "offload": "disk"}, "expected offload 'cpu', got 'disk'"),
     ({"offload": "cpu"}, "expected offload with a mesh"),
     ({"mesh": "fsdp=2,tp=2", "build": lambda: GPT2LMHeadModel(GPT2Config(n_layer=1))}, "GPT2LMHeadModel has none"),
+    ({"mesh": "tp=2", "build": lambda: MixtralForCausalLM(EXPERTS)}, "model.layers.0.mlp.experts as moe_tp_experts"),
 ]
 
 
