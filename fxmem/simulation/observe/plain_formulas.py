@@ -19,6 +19,11 @@ _aten = torch.ops.aten
 
 _BCE = frozenset({"BinaryCrossEntropyBackward0", "BinaryCrossEntropyWithLogitsBackward0"})
 _COUNTING = frozenset({"ScatterReduceBackward0", "IndexReduceBackward0"})
+_CLAMP = frozenset({"ClampBackward0"})
+_SHARES_TIES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
+"""Whether `clamp_backward_min_max` halves the gradient where a value equals a bound, as a run of torch 2.15 shows: its
+masks are then made out of place for plain tensors, too, and the halves are filled in place. 2.11 does neither; of those
+between, none was run."""
 IN_PLACE: Final[dict[Any, tuple[Any, frozenset[str], frozenset[str]]]] = {
     _aten.index_put.default: (_aten.index_put_.default, frozenset(), frozenset()),
     _aten.index_add.default: (_aten.index_add_.default, frozenset(), _COUNTING),
@@ -28,8 +33,6 @@ IN_PLACE: Final[dict[Any, tuple[Any, frozenset[str], frozenset[str]]]] = {
     _aten.index_fill.int_Tensor: (_aten.index_fill_.int_Tensor, frozenset({"TraceBackward0"}), frozenset()),
     _aten.sub.Tensor: (_aten.sub_.Tensor, _BCE, frozenset()),
     _aten.mul.Tensor: (_aten.mul_.Tensor, _BCE, frozenset()),
-    _aten.logical_and.default: (_aten.logical_and_.default, frozenset({"ClampBackward0"}), frozenset()),
-    _aten.logical_or.default: (_aten.logical_or_.default, frozenset({"ClampBackward0"}), frozenset()),
 }
 """Ops that a node in C++ runs out of place for subclasses only, on a tensor of its own: in place, in which nodes, and
 in which never.
@@ -40,6 +43,11 @@ No nodes: in all others, on zeros. `index_backward`, `index_select_backward_symi
 aten/src/ATen/native/TensorAdvancedIndexing.cpp, TriangularOps.cpp). A real run has one tensor where a fake one would
 have two.
 """
+if _SHARES_TIES:
+    IN_PLACE[_aten.masked_fill.Scalar] = (_aten.masked_fill_.Scalar, _CLAMP, frozenset())
+else:
+    IN_PLACE[_aten.logical_and.default] = (_aten.logical_and_.default, _CLAMP, frozenset())
+    IN_PLACE[_aten.logical_or.default] = (_aten.logical_or_.default, _CLAMP, frozenset())
 
 
 def _differentiate_product(node: Any, gradient: torch.Tensor) -> torch.Tensor:
