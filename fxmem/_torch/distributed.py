@@ -93,6 +93,8 @@ def _forget_meshes() -> None:
             cached.cache_clear()
 
 
+_BEFORE_VOTES: Final = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15)
+
 # --- what stands in the way of fakes ----------------------------------------------------------------------------------
 
 _MESH_METHODS: Final = (
@@ -113,6 +115,7 @@ def fakes_are_sharded() -> Iterator[None]:
         stack.enter_context(_one_chunk())
         stack.enter_context(_shards_padded_once())
         stack.enter_context(_nothing_pinned())
+        stack.enter_context(_stages_ask())
         yield
 
 
@@ -241,6 +244,37 @@ def _nothing_pinned() -> Iterator[None]:
         return pin_memory
 
     with patch(torch.Tensor, "pin_memory", make):
+        yield
+
+
+@contextlib.contextmanager
+def _stages_ask() -> Iterator[None]:
+    """Stages of a pipeline ask each other for shapes, as over a real group; torch refuses it in a fake one since 2.15.
+
+    `_PipelineSchedule._initialize_pipeline_distributed_state` (2.15) has all ranks vote on whether they ask; here the
+    stages of the rank itself decide, as if those of the others were made alike. What they ask comes by object lists,
+    before which fxmem's ranks run. Before 2.15 they always asked.
+    """
+    if not torch.distributed.is_available() or _BEFORE_VOTES:
+        yield
+        return
+    from torch.distributed.pipelining import schedules
+
+    modes: Any = schedules.InferenceMode  # type: ignore[attr-defined, unused-ignore]
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def initialize(self: Any, stages: Sequence[Any], has_backward: bool, *args: Any, **kwargs: Any) -> Any:
+            made = [each for each in stages if hasattr(each, "_user_meta")]
+            asks = any(modes.needs_dynamic(each._user_meta, has_backward) for each in made)
+            with patch(modes, "needs_dynamic", lambda _: lambda *_: False):
+                result = original(self, stages, has_backward, *args, **kwargs)
+            for stage in made if asks else ():
+                stage._inference_mode = modes.DYNAMIC
+            return result
+
+        return initialize
+
+    with patch(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state", make):
         yield
 
 
