@@ -210,6 +210,16 @@ def tp(device: str, *, sequence: bool = True) -> Callable[[Any], Any]:
     return parallelize
 
 
+def compiled_tp(device: str, *, sequence: bool = True) -> Callable[[Any], Any]:
+    """Tensor parallel in layers that are compiled."""
+
+    def parallelize(model: Any) -> Any:
+        compile_layers(tp(device, sequence=sequence)(model), in_place=True)
+        return model
+
+    return parallelize
+
+
 def fsdp_tp(device: str, *, checkpoint: bool = False, half: bool = True) -> Callable[[Any], Any]:
     """Tensor parallel over two ranks, FSDP2 over the others."""
 
@@ -255,5 +265,11 @@ COMPILED: Final[dict[str, Configuration]] = {
     "fsdp, compiled layers": (2, 0, lambda device: fsdp(device, compiled="in place"), {}),
     "fsdp, compiled layers, no resharding": (2, 1, lambda device: fsdp(device, compiled="in place", reshard=False), {}),
     "fsdp, compiled checkpoints": (2, 1, lambda device: fsdp(device, compiled="wrapped", selective=True), {}),
+    "fsdp, compiled layers, bf16": (3, 2, lambda device: fsdp(device, compiled="wrapped", half=True), {}),
+    "fsdp, compiled layers, accumulation": (2, 1, lambda device: fsdp(device, compiled="in place"), {"accumulate": 2}),
+    "fsdp, compiled layers, inference": (2, 1, lambda device: fsdp(device, compiled="in place"), {"mode": "infer"}),
+    "fsdp, compiled whole": (2, 0, lambda device: lambda model: torch.compile(fsdp(device)(model)), {}),
+    "tp, compiled layers": (2, 1, lambda device: compiled_tp(device, sequence=False), {}),
+    "tp with sequence parallel, compiled layers": (2, 0, compiled_tp, {}),
 }
 """What `torch.compile` is in."""

@@ -140,7 +140,8 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         target: a name from the catalogue ("h100", "rtx4090", "cpu"), a size ("24GB"), or a `Target`.
         compile: analyse the step as `torch.compile` would run it on the target: True, a mode ("reduce-overhead"), or
             its arguments as a dict ({"mode": ..., "dynamic": ..., "options": ...}). "as-is" compiles what the model's
-            author has compiled; without it, that is analysed as eager code. No kernel is built, no GPU needed.
+            author has compiled; without it, that is analysed as eager code. No kernel is built, no GPU needed. With
+            `mesh` its blocks are compiled, then sharded; with `parallelize` "as-is" follows what that compiles.
         ranks: how many ranks the model is spread over; the step is that of one. No peers, network or cards are needed.
         rank: which of them. None finds the classes of equal ranks, by the first and the last of each dimension of the
             mesh, and gives the one that takes most; `profile.step.ranks.classes` has a record of each.

@@ -51,6 +51,8 @@ class Recording:
     round after a `begin()`.
     """
 
+    _tracer_class = ProgramTracer
+
     def __init__(self, target: Target, world: World | None = None) -> None:
         self.target = target
         on_card = target.device == "cuda"
@@ -100,7 +102,9 @@ class Recording:
     def attach(self, root: torch.nn.Module) -> None:
         """Trace the calls and the backward of this module."""
         self.root = root
-        self.tracer = ProgramTracer(root, self.log, replacement=replacement, on_tensor_method=self._note_tensor_method)
+        self.tracer = self._tracer_class(
+            root, self.log, replacement=replacement, on_tensor_method=self._note_tensor_method
+        )
         self.engine = AutogradEngine(
             self.log,
             around=self.tracer.observe_backward_calls,
@@ -185,6 +189,9 @@ class Recording:
     def _observe_unpack(self) -> Iterator[None]:
         with self.tracer.observe_backward_calls(), self.log.observe_recomputation():
             yield
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Change the model before it is sharded; eager code stays as it is."""
 
     def wrap(self, model: torch.nn.Module) -> Any:
         """What the step calls in the place of the model."""

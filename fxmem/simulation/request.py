@@ -16,10 +16,11 @@ from torch.optim import Optimizer
 
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.names import PRECISIONS, Mode, Precision, Values, ZeroGrad
+from fxmem.records.names import AS_IS, PRECISIONS, Mode, Precision, Values, ZeroGrad
 from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Target
 from fxmem.simulation.kernel_settings import KernelSettings
+from fxmem.simulation.ranks.mesh_plan import MeshPlan
 from fxmem.simulation.ranks.world import Parallelize, World
 
 Loss = Callable[[Any], torch.Tensor]
@@ -105,7 +106,7 @@ class StepRequest:
                 "expected ranks and parallelize together: how many ranks, and the function that shards the model"
             )
         if self.ranks is not None and self.compile is not None:
-            raise UsageError("expected ranks or compile: a sharded step is analysed as eager code")
+            _check_compiled_ranks(self.compile, self.parallelize)
         if self.world is None and self.rank is not None:
             raise UsageError(f"expected rank {self.rank} with ranks: how many there are")
 
@@ -123,6 +124,20 @@ class StepRequest:
     def resolved_target(self) -> Target:
         """The target itself where it was given by name. Raises UsageError if the name is not known."""
         return catalogue.target(self.target) if isinstance(self.target, str) else self.target
+
+
+def _check_compiled_ranks(settings: CompileSettings, parallelize: object) -> None:
+    """Refuse what cannot be compiled on ranks. Raises UsageError."""
+    if not isinstance(parallelize, MeshPlan):
+        if not settings.as_is:
+            raise UsageError(
+                f"expected compile {AS_IS!r} with parallelize: the function compiles the blocks, then it shards them"
+            )
+    elif parallelize.mesh.tp > 1 or "fsdp" not in parallelize.mesh.dimensions:
+        raise UsageError(
+            f"expected a mesh of fsdp, alone or with replicate, with compile, got {parallelize.mesh}: give your own "
+            f"function as parallelize, and compile {AS_IS!r}; graphs split by DistributedDataParallel are not followed"
+        )
 
 
 def _read_precision(precision: Any) -> Precision | None:

@@ -39,7 +39,7 @@ from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.observers import FakeRun, Recording
 from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.profile_builder import build_profile
-from fxmem.simulation.ranks.world import shard
+from fxmem.simulation.ranks.world import World, shard
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import default_loss, describe, make_optimizer, run_step
 
@@ -73,7 +73,9 @@ def trace_step(
     target = request.resolved_target
     require_device(target)
     recording = (
-        Recording(target, request.world) if request.compile is None else _compiled_recording(target, request.compile)
+        Recording(target, request.world)
+        if request.compile is None
+        else _compiled_recording(target, request.compile, request.world)
     )
     if request.values == "real":
         progress("running forward and loss on the CPU, for what they read")
@@ -95,8 +97,12 @@ def trace_step(
             return _traced_step(step.last_run())
 
 
-def _compiled_recording(target: Target, settings: CompileSettings) -> Recording:
+def _compiled_recording(target: Target, settings: CompileSettings, world: World | None) -> Recording:
     """Imported only here: it brings torch's compiler."""
+    if world is not None:
+        from fxmem.simulation.compiled.compiled_rank import CompiledRank
+
+        return CompiledRank(target, settings, world=world)
     from fxmem.simulation.compiled.compiled_step import CompiledRecording
 
     return CompiledRecording(target, settings)
@@ -133,6 +139,7 @@ class _FakeStep:
             flatten_rnn_weights(self._model)
         if request.parallelize is not None:
             with process_unchanged(), recording.emulate():
+                recording.prepare(self._model)
                 self._model = shard(self._model, request.parallelize)
         args, kwargs = fake_inputs((request.args, request.kwargs), recording.fakes, recording.device)
         originals = torch_common.tree_leaves((request.args, request.kwargs))

@@ -125,27 +125,30 @@ def keep_every_other_product() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def shard(model: nn.Module, *, ranks: int) -> nn.Module:
-    """Checkpoint and shard each block, then the rest."""
+def shard(model: nn.Module, *, ranks: int, compiled: bool) -> nn.Module:
+    """Checkpoint, compile and shard each block, then shard the rest."""
     mesh = init_device_mesh("cuda", (ranks,))
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     assert isinstance(model, Llama)
     for index, block in enumerate(model.layers):
-        wrapped = checkpoint_wrapper(block, context_fn=keep_every_other_product, preserve_rng_state=False)
+        wrapped: Any = checkpoint_wrapper(block, context_fn=keep_every_other_product, preserve_rng_state=False)
+        if compiled:
+            wrapped = torch.compile(wrapped, fullgraph=True)
         model.layers[index] = wrapped
         fully_shard(wrapped, mesh=mesh, mp_policy=precision, reshard_after_forward=index < LAYERS - 1)
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
     return model
 
 
-def train(ranks: int) -> Step:
-    """The training step of one of these ranks."""
+def train(ranks: int, compiled: bool = False) -> Step:
+    """The training step of one of these ranks, its blocks compiled or not."""
     ids = meta(2, TOKENS, dtype=torch.int64)
     options = {
         "mode": "train",
         "optimizer": "adamw",
         "ranks": ranks,
         "rank": 0,
-        "parallelize": partial(shard, ranks=ranks),
+        "parallelize": partial(shard, ranks=ranks, compiled=compiled),
+        "compile": "as-is" if compiled else None,
     }
     return Step(Llama(), (ids, ids), {**options, "loss": lambda output: output})

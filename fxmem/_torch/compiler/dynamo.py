@@ -135,7 +135,9 @@ def compiled_parts(model: torch.nn.Module) -> dict[str, dict[str, Any] | None]:
     return found
 
 
-def compile_part(module: torch.nn.Module, backend: Callable[..., Any], *, in_place: bool) -> None:
+def compile_part(
+    module: torch.nn.Module, backend: Callable[..., Any], *, in_place: bool, dynamic: bool | None = None
+) -> None:
     """Compile a module as its author has: by `module.compile()`, or as the wrapper that `torch.compile` returns.
 
     The wrapper also compiles modules that are torch's own (`torch._dynamo.external_utils.wrap_inline`, since 2.1). Its
@@ -145,7 +147,7 @@ def compile_part(module: torch.nn.Module, backend: Callable[..., Any], *, in_pla
     from torch._dynamo.external_utils import wrap_inline
 
     if in_place or not trace_rules.check(module.forward):
-        module.compile(backend=backend)
+        module.compile(backend=backend, dynamic=dynamic)
         return
 
     module._compiled_call_impl = torch.compile(wrap_inline(module._call_impl), backend=backend)

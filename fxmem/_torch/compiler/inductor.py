@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # what takes operators as arguments (since 1.13)
 
-from fxmem._torch.common import DispatchMode, patch, set_environment
+from fxmem._torch.common import DispatchMode, FakeMode, FakeTensorMode, patch, set_environment
 
 OWN_FILES: Final = os.path.join(tempfile.gettempdir(), "fxmem-inductor-")
 """How the names of the files begin that inductor writes for fxmem."""
@@ -519,14 +519,30 @@ def stashed_tensors(outputs: Any) -> tuple[Any, list[torch.Tensor]]:
     return None, []
 
 
+@contextlib.contextmanager
+def states_in_tensors() -> Iterator[None]:
+    """States of generators, for what is recomputed, are tensors of the host.
+
+    On a card that is there it is kept in a generator (`graphsafe_rng_functionalization` of torch._functorch.config,
+    since 2.7); neither takes memory of the card. An operator of higher order looks for a rule of the mode's own class
+    (`python_key_table`, since 2.0).
+    """
+    from torch._functorch import config
+    from torch._prims import rng_prims
+
+    for each in (rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state):
+        if FakeMode not in each.python_key_table:
+            each.py_impl(FakeMode)(each.python_key_table[FakeTensorMode])
+    name = "graphsafe_rng_functionalization"
+    with config.patch({name: False}) if hasattr(config, name) else contextlib.nullcontext():
+        yield
+
+
 def run_with_state(func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the operator that a wrapper recomputes with the numbers it has drawn before.
 
-    `run_and_save_rng_state` and `run_with_rng_state` of torch/_prims/rng_prims.py (since 2.0) keep the generator's
-    state in a tensor, `graphsafe_run_with_rng_state` (since 2.7) in a generator, which is no memory of the card.
+    `run_and_save_rng_state` and `run_with_rng_state` of torch/_prims/rng_prims.py (since 2.0).
     """
-    if "rng_state" in kwargs:
-        return args[0](*args[1:], **{name: value for name, value in kwargs.items() if name != "rng_state"})
     return func.py_kernels[torch._C.DispatchKey.BackendSelect](*args, **kwargs)
 
 

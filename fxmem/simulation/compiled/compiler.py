@@ -81,6 +81,7 @@ class Compiler:
             if self._target.device == "cuda"
             else contextlib.nullcontext(),
             torch_inductor.fold_on_cpu(),
+            torch_inductor.states_in_tensors(),
             torch_inductor.decide_padding(self._decide_padding),
         ):
             yield
@@ -127,10 +128,7 @@ class Compiler:
         with contextlib.ExitStack() as stack:
             if self._target.device == "cuda":
                 attend = card_emulation.attend_on_card
-                for node in graph.graph.nodes:
-                    if node.op == "call_function" and node.target is torch_inductor.SDPA:
-                        node.target = attend
-                graph.recompile()
+                _replace(graph, torch_inductor.SDPA, attend)
                 stack.enter_context(
                     torch_common.patch(torch.nn.functional, "scaled_dot_product_attention", lambda _: attend)
                 )
@@ -175,6 +173,16 @@ class _Nobody:
 
     def on_backward_node(self, sequence_number: int) -> None:
         """See `AutogradObserver`."""
+
+
+def _replace(graph: torch.fx.GraphModule, function: Callable[..., Any], stand_in: Callable[..., Any]) -> None:
+    """Call `stand_in` in the place of `function`, in the regions of checkpoints as well."""
+    for part in graph.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:
+                if node.op == "call_function" and node.target is function:
+                    node.target = stand_in
+            part.recompile()
 
 
 def _is_on_host(graph: torch.fx.GraphModule) -> bool:

@@ -55,6 +55,8 @@ def understand(model: nn.Module, request: StepRequest) -> tuple[nn.Module, StepR
             plan = dataclasses.replace(plan, precision=request.precision)
             request = dataclasses.replace(request, parallelize=plan, precision=None)
         notes += plan.describe(model)
+        if request.compile is not None and not request.compile.as_is:
+            notes.append(plan.describe_compiled(model))
     batch = fit_forward(model, request.args, request.kwargs)
     wrong = misnamed_input(model, batch.kwargs)
     if wrong and not torch_modules.has_hooks(model):  # a hook may take it

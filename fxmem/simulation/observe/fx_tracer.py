@@ -149,6 +149,21 @@ class ProgramTracer(torch.fx.Tracer):
         """Whether a tensor that no call made is an input, and not a constant."""
         return False
 
+    @property
+    def writer(self) -> GraphWriter:
+        """Writes the graph."""
+        return self._writer
+
+    @property
+    def path(self) -> str:
+        """The module whose call is under way; empty for none and for the root."""
+        return self._writer.stack[-1][0] if self._writer.stack else ""
+
+    @property
+    def writes(self) -> bool:
+        """Whether what is called now becomes a node of its own."""
+        return self._state == "tracing" and not self._inside
+
     # --- running ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager

@@ -17,7 +17,6 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
-from fxmem.simulation.observe.fx_writer import GraphWriter
 from fxmem.simulation.program.program_log import ProgramLog
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 
@@ -70,21 +69,6 @@ class RoundTracer(ProgramTracer):
         return torch_common.device_type(tensor) != self._log.device_type or not isinstance(
             tensor, torch_common.FakeTensor
         )
-
-    @property
-    def writer(self) -> GraphWriter:
-        """Writes the graph of the round."""
-        return self._writer
-
-    @property
-    def path(self) -> str:
-        """The module whose call is under way, from its root's name on; empty for none."""
-        return self._writer.stack[-1][0] if self._writer.stack else ""
-
-    @property
-    def writes(self) -> bool:
-        """Whether what is called now becomes a node of its own."""
-        return self._state == "tracing" and not self._inside
 
     def write_nothing(self) -> contextlib.AbstractContextManager[None]:
         """Run what is no part of a step: parameters that move to the card."""

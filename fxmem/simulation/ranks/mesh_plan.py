@@ -86,9 +86,15 @@ class MeshPlan:
                 else ("the inputs are the batch of one rank")
             )
 
+    def describe_compiled(self, model: nn.Module) -> str:
+        """What is compiled, in a sentence."""
+        blocks = _count_blocks(model)
+        if not blocks:
+            return "torch.compile on the model, before it is sharded"
+        return f"torch.compile on each of {' and '.join(blocks)}, before it is sharded; the rest is eager code"
+
     def _describe_blocks(self, model: nn.Module) -> str:
-        kinds = Counter(type(block).__name__ for block in find_blocks(model))
-        wrapped = " and ".join([*(f"{count} {name}" for name, count in kinds.items()), "the model"])
+        wrapped = " and ".join([*_count_blocks(model), "the model"])
         match self.reshard_after_forward:
             case None:
                 return f"{wrapped}; gathered blocks are freed after forward, the rest after backward"
@@ -181,6 +187,11 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
                 yield from walk(child)
 
     return list(dict.fromkeys(walk(model)))
+
+
+def _count_blocks(model: nn.Module) -> list[str]:
+    kinds = Counter(type(block).__name__ for block in find_blocks(model))
+    return [f"{count} {name}" for name, count in kinds.items()]
 
 
 def _named_blocks(model: nn.Module) -> list[nn.Module]:

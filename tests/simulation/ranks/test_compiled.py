@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+import fxmem
 from fxmem._torch.compiler import dynamo as torch_dynamo
+from fxmem.errors import UsageError
 from fxmem.records.profile import Phase
-from tests.sharded_models import COMPILED
+from tests.sharded_models import BATCH, SEQUENCE, VOCABULARY, Llama, loss, tokens
 from tests.simulation.ranks import gloo
+from tests.simulation.ranks.test_truth import measured_and_predicted
 
 MEASURED: Final = {
     "fsdp, compiled layers": 2_768_648,
@@ -31,10 +34,9 @@ def _compiler() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("kind", ["fsdp, compiled layers", "fsdp, compiled checkpoints"])
-def test_a_rank_of_compiled_layers_takes_what_real_ranks_took(kind: str) -> None:
-    recorded = gloo.predict(kind, 2, 1)
-    assert recorded.rounds[-1].requested_bytes == MEASURED[kind]
+def test_a_rank_of_compiled_layers_takes_what_real_ranks_took() -> None:
+    recorded = gloo.predict("fsdp, compiled layers", 2, 1)
+    assert recorded.rounds[-1].requested_bytes == MEASURED["fsdp, compiled layers"]
     profile = recorded.profile
     made = profile.step.compiled
     assert made is not None
@@ -46,9 +48,39 @@ def test_a_rank_of_compiled_layers_takes_what_real_ranks_took(kind: str) -> None
         assert by_layer == [len(kernels) // 3] * 3
 
 
+def test_a_rank_of_compiled_checkpoints_takes_what_its_real_tensors_take() -> None:
+    measured, predicted = measured_and_predicted("fsdp, compiled checkpoints")
+    assert predicted == measured
+
+
+def test_a_mesh_compiles_the_blocks_and_shards_them_then() -> None:
+    analysis = fxmem.analyze(Llama(), tokens(), loss=loss, target="cpu", mesh="fsdp=2", rank=0, compile=True)
+    made = analysis.profile.step.compiled
+    assert made is not None
+    assert (made.graphs, made.breaks) == (2, ())
+    logits = BATCH * SEQUENCE * VOCABULARY * 4 - 8  # which a step keeps to its end, in the place of the loss twice
+    assert analysis.peak.requested_bytes == MEASURED["fsdp, compiled layers"] + logits
+    texts = {each.text for each in analysis.profile.assumptions}
+    assert "torch.compile on each of 3 Block, before it is sharded; the rest is eager code" in texts
+    assert any("fused" in node.name and node.module == "layers.1" for node in analysis.profile.nodes)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mesh": "tp=2"}, "expected a mesh of fsdp, alone or with replicate, with compile, got tp=2"),
+        ({"mesh": "replicate=2"}, "expected a mesh of fsdp, alone or with replicate, with compile, got replicate=2"),
+        ({"ranks": 2, "parallelize": lambda model: model}, "expected compile 'as-is' with parallelize"),
+    ],
+)
+def test_what_is_not_compiled_on_ranks_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        fxmem.analyze(Llama(), tokens(), target="cpu", compile=True, **given)
+
+
 @pytest.mark.skipif(not os.environ.get("FXMEM_ALL"), reason="two real ranks compile for a minute")
 def test_real_ranks_of_compiled_layers_take_what_is_predicted(tmp_path_factory: pytest.TempPathFactory) -> None:
-    measured = gloo.measure(tmp_path_factory.mktemp("ranks"), 2, *COMPILED)
+    measured = gloo.measure(tmp_path_factory.mktemp("ranks"), 2, *MEASURED)
     assert {kind: nbytes for (kind, _), nbytes in measured.items()} == MEASURED
     for (kind, rank), nbytes in measured.items():
         assert gloo.predict(kind, 2, rank).rounds[-1].requested_bytes == nbytes

@@ -5,6 +5,11 @@ Set aside is what an operator allocates and frees within itself, such as oneDNN'
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,21 +18,29 @@ from fxmem._torch import distributed as torch_distributed
 from fxmem.records.profile import Kind
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from tests.sharded_models import CONFIGURATIONS, Llama, loss, tokens
+from fxmem.validation.profiler_log import WORKSPACE_KERNELS
+from tests.sharded_models import COMPILED, CONFIGURATIONS, Llama, loss, tokens
+from tests.simulation.compiled.real import SET_ASIDE, without_kernels
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    with warnings.catch_warnings(action="ignore"), without_kernels():  # dynamo reads all attributes of a tensor
+        yield
 
 
 def measured_and_predicted(name: str) -> tuple[int, int]:
-    world, rank, shard, settings = CONFIGURATIONS[name]
-    analysis = fxmem.analyze(
-        Llama(), tokens(), loss=loss, target="cpu", ranks=world, rank=rank, parallelize=shard("cpu"), **settings
-    )
-    with torch_distributed.group_of_its_own():
+    world, rank, shard, settings = (CONFIGURATIONS | COMPILED)[name]
+    whose: Any = {"ranks": world, "rank": rank, "parallelize": shard("cpu"), **settings}
+    compiles = name in COMPILED
+    analysis = fxmem.analyze(Llama(), tokens(), loss=loss, target="cpu", compile="as-is" if compiles else None, **whose)
+    with torch_distributed.group_of_its_own(), _compiling() if compiles else contextlib.nullcontext():
         torch_distributed.begin_fake_group(torch.distributed.init_process_group, world, rank)
         model = shard("cpu")(Llama())
         if settings.get("mode") == "infer":
             model.eval()
         request = StepRequest(args=(tokens(),), loss=loss, target="cpu", **settings)
-        measured = measure_cpu(model, request)
+        measured = measure_cpu(model, request, set_aside=SET_ASIDE if compiles else WORKSPACE_KERNELS)
     ranks_of_the_mesh = measured.resident_by_kind.get(Kind.BUFFER, 0)  # on the host, whatever the device
     return measured.peak_without_scratch_bytes - ranks_of_the_mesh, analysis.peak.requested_bytes
 

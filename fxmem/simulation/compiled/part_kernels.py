@@ -1,6 +1,8 @@
-"""`ProgramKernels`: the launches of a program's compiled code are nodes of the graph of its round."""
+"""`PartKernels`: the launches of compiled parts are nodes of the graph of the program around them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -8,29 +10,30 @@ from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.records.profile import Phase
 from fxmem.simulation import known_values
 from fxmem.simulation.compiled.tracer import KernelTracer
-from fxmem.simulation.program.program_log import ProgramLog
-from fxmem.simulation.program.roots import Roots
-from fxmem.simulation.program.round_tracer import RoundTracer
+from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.observe.fx_tracer import ProgramTracer
 
 
-class ProgramKernels(KernelTracer):
-    """Writes launches among the nodes of a round.
+class PartKernels(KernelTracer):
+    """Writes launches among the nodes of a program.
 
     Args:
-        rounds: the tracer of what is not compiled.
-        roots: the program's modules.
+        around: the tracer of what is not compiled.
+        find_class: the class of the module with a path; None for none.
         log: the program's.
     """
 
-    def __init__(self, rounds: RoundTracer, roots: Roots, log: ProgramLog) -> None:
-        self._rounds = rounds
-        self._roots = roots
+    def __init__(
+        self, around: ProgramTracer, find_class: Callable[[str], type[torch.nn.Module] | None], log: StepLog
+    ) -> None:
+        self._around = around
+        self._class_of = find_class
         super().__init__(torch.nn.Module(), log)
 
     def restart(self) -> None:
-        """Begin the graph of another round, which the round's tracer has begun."""
+        """Begin another graph, which the tracer around has begun."""
         super().restart()
-        writer = self._rounds.writer
+        writer = self._around.writer
         self.graph, self.nodes, self.sources = writer.graph, writer.nodes, writer.sources
         writer.find_maker = self._find_launch
 
@@ -50,7 +53,7 @@ class ProgramKernels(KernelTracer):
         self._first_op = None
 
     def _writes_nodes(self) -> bool:
-        return self._inside_root and self._rounds.writes and self._log.phase in (Phase.FORWARD, Phase.EVALUATION)
+        return self._inside_root and self._around.writes and self._log.phase in (Phase.FORWARD, Phase.EVALUATION)
 
     def launched(self, kernel: torch_inductor.StubKernel, args: tuple[object, ...]) -> None:
         """A kernel that inductor wrote is launched."""
@@ -61,11 +64,11 @@ class ProgramKernels(KernelTracer):
         super().launched(kernel, args)
 
     def _find_class(self, path: str) -> type[torch.nn.Module] | None:
-        return self._roots.find_class(path)
+        return self._class_of(path)
 
     @property
     def _path(self) -> str:
-        return self._rounds.path
+        return self._around.path
 
     def _known_module(self, path: str) -> str:
         return super()._known_module(".".join(part for part in (self._path, path) if part))
@@ -75,4 +78,4 @@ class ProgramKernels(KernelTracer):
         return None if storage is None else self._maker.get(storage)
 
     def _find_maker(self, tensor: torch.Tensor) -> torch.fx.Node | None:
-        return self._rounds.writer.find_node(tensor) or self._find_launch(tensor)
+        return self._around.writer.find_node(tensor) or self._find_launch(tensor)
