@@ -37,6 +37,14 @@ def input_metadata(node: Any) -> list[Any]:
     return list(node._input_metadata)
 
 
+def accepted_dtype(node: Any, dtype: torch.dtype) -> torch.dtype | None:
+    """The dtype of a gradient that a node takes: a leaf's own `grad_dtype` (since 2.10), and None for any.
+
+    FSDP2 sets it between forward and backward (as of 2.15), which `_input_metadata` does not show.
+    """
+    return getattr(node.variable, "grad_dtype", dtype) if is_accumulate_grad(node) else dtype
+
+
 def saved_value(node: Any, name: str) -> Any:
     """What a node in C++ has saved under this name of derivatives.yaml (`Node._saved_self` and its like, since 1.9)."""
     return getattr(node, f"_saved_{name}")

@@ -174,7 +174,8 @@ def fit_gradient(gradient: torch.Tensor, node: Any, index: int) -> torch.Tensor:
     shape = tuple(wants.shape)
     if tuple(gradient.shape) != shape:
         gradient = gradient.sum_to_size(shape)
-    return gradient if gradient.dtype == wants.dtype else gradient.to(wants.dtype)
+    dtype = torch_autograd.accepted_dtype(node, wants.dtype)
+    return gradient if dtype in (None, gradient.dtype) else gradient.to(dtype)
 
 
 def _find_edge(tensor: Any) -> tuple[Any, int]:
