@@ -37,6 +37,12 @@ def input_metadata(node: Any) -> list[Any]:
     return list(node._input_metadata)
 
 
+def edge_device(edge: torch.autograd.graph.GradientEdge) -> torch.device:
+    """The device of the gradient that arrives there."""
+    device: torch.device = input_metadata(edge.node)[edge.output_nr].device
+    return device
+
+
 def accepted_dtype(node: Any, dtype: torch.dtype) -> torch.dtype | None:
     """The dtype of a gradient that a node takes: a leaf's own `grad_dtype` (since 2.10), and None for any.
 

@@ -116,6 +116,7 @@ def fakes_are_sharded() -> Iterator[None]:
         stack.enter_context(_shards_padded_once())
         stack.enter_context(_nothing_pinned())
         stack.enter_context(_stages_ask())
+        stack.enter_context(_stages_release())
         yield
 
 
@@ -275,6 +276,29 @@ def _stages_ask() -> Iterator[None]:
         return initialize
 
     with patch(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state", make):
+        yield
+
+
+_REAL: Final = torch.Tensor()
+"""A tensor of the class that autograd gives outside of fake modes."""
+
+
+@contextlib.contextmanager
+def _stages_release() -> Iterator[None]:
+    """Stages of a pipeline let go of FakeTensors that they have sent.
+
+    They do so of real ones since 2.15: `_PipelineStageBase._output_slot_is_releasable` takes tensors of the class
+    `torch.Tensor` alone.
+    """
+    if not torch.distributed.is_available() or _BEFORE_VOTES:
+        yield
+        return
+    from torch.distributed.pipelining import stage
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, output: original(self, _REAL if type(output) is FakeTensor else output)
+
+    with patch(stage._PipelineStageBase, "_output_slot_is_releasable", make):
         yield
 
 

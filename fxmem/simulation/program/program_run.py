@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
@@ -49,8 +50,15 @@ class _ProgramEngine(AutogradEngine):
         self._takes_all = takes_all
 
     def takes(self, roots: Sequence[Any]) -> bool:
-        """Whether a root is fake: a model on the host trains for real."""
-        return self._takes_all or any(map(torch_wrappers.is_fake, roots))
+        """Whether a root is fake, or an edge on the card.
+
+        A model on the host trains for real.
+        """
+        return self._takes_all or any(
+            torch_wrappers.is_fake(root)
+            or (not isinstance(root, torch.Tensor) and torch_autograd.edge_device(root).type == "cuda")
+            for root in roots
+        )
 
     def run_backward(self, roots: Sequence[Any], *arguments: Any, **settings: Any) -> tuple[torch.Tensor | None, ...]:
         """As `AutogradEngine.run_backward`, as a phase of the round."""

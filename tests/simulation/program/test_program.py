@@ -746,3 +746,27 @@ def test_a_plan_is_for_one_of_the_models_of_a_program() -> None:
             optimizer.zero_grad()
     with pytest.raises(UsageError, match="regions would be in first, second, and a plan is for one"):
         estimate(recorded.profile, recorded.peak, "flat", "65%")
+
+
+def test_backward_begins_at_an_edge_of_the_graph_as_at_its_tensor() -> None:
+    """`torch.autograd.graph.GradientEdge`, by which pipelines go on from outputs that they have let go of."""
+
+    def rounds(root_of: Callable[[torch.Tensor], Any], *, keeps: bool) -> list[Any]:
+        with fxmem.record("h100", steps=2) as run:
+            model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                out = model(torch.zeros(128, 64, device="cuda"))
+                root, gradient = root_of(out), torch.ones_like(out)
+                if not keeps:
+                    del out
+                torch.autograd.backward((root,), (gradient,))
+                out = root = gradient = None
+                optimizer.step()
+                optimizer.zero_grad()
+        return [(each.requested_bytes, each.allocated_bytes) for each in run.rounds]
+
+    edge = torch.autograd.graph.get_gradient_edge
+    whole, at_edge, without = rounds(lambda out: out, keeps=True), rounds(edge, keeps=True), rounds(edge, keeps=False)
+    assert at_edge == whole
+    assert whole[1][0] - without[1][0] == 128 * 64 * 4
