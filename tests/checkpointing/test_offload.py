@@ -141,6 +141,14 @@ def test_host_memory_is_used_again() -> None:
     assert copy.deepcopy(memory)._free == {}
 
 
+def test_host_memory_does_not_grow_with_sizes_that_change() -> None:
+    memory = HostMemory()
+    for size in range(8, 20):
+        kept = [HostCopies(memory).send(torch.zeros(size), place) for place in range(2)]
+        del kept
+    assert sum(len(each) for each in memory._free.values()) == 2
+
+
 def test_a_fetch_begins_the_next_in_the_plans_order() -> None:
     copies = HostCopies(HostMemory())
     made = [copies.send(torch.full((4,), float(number)), 3 - number) for number in range(4)]

@@ -31,7 +31,8 @@ from fxmem.hardware.links import FETCHED_AHEAD, SENT_AHEAD
 class HostMemory:
     """Pinned memory of one model, used again in every step.
 
-    With it goes the stream of the copies.
+    A step whose results have other sizes gives up as many of the blocks that the last one left as it takes new ones.
+    With the memory goes the stream of the copies.
     """
 
     def __init__(self) -> None:
@@ -46,11 +47,19 @@ class HostMemory:
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
         """Host memory for the elements of a whole storage."""
-        found = self._free.get((tensor.device, tensor.dtype, tensor.numel()))
-        if found:
-            return found.pop()
+        kind = tensor.device, tensor.dtype, tensor.numel()
+        if kind not in self._free and self._free:
+            self._pop(next(iter(self._free)))  # torch keeps it for as long as it is being read
+        if kind in self._free:
+            return self._pop(kind)
         is_pinned = tensor.is_cuda and not isinstance(tensor, torch_common.FakeTensor)
         return torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu", pin_memory=is_pinned)
+
+    def _pop(self, kind: tuple[torch.device, torch.dtype, int]) -> torch.Tensor:
+        found = self._free[kind].pop()
+        if not self._free[kind]:
+            del self._free[kind]
+        return found
 
     def give_back(self, device: torch.device, host: torch.Tensor) -> None:
         """Keep host memory for the next that takes as much. Copies follow each other on one stream, so what is still

@@ -51,9 +51,10 @@ class OffloadPlanner(OperatorPlanner):
     def _offload(self, budget: float, most_waited: float) -> Choice | None:
         """Offload until the budget is kept, or as much as the step may wait for; recompute what is over it."""
         offloads = self._offloads.choose(budget, most_waited)
-        cutter = self._cutter
-        if offloads.values:
-            cutter = self._offloading.setdefault(offloads.values, cutter.without(offloads.values, offloads.freed))
+        cutter = self._offloading.get(offloads.values)
+        if cutter is None:
+            cutter = self._cutter.without(offloads.values, offloads.freed) if offloads.values else self._cutter
+            self._offloading[offloads.values] = cutter
         found = self._find_choice(cutter, budget)
         return None if found is None else self._settle(Choice(cutter, found, offloads))
 
