@@ -14,6 +14,7 @@ import functools
 import logging
 import operator
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -71,6 +72,7 @@ __all__ = [
     "is_function_mode_active",
     "is_mutable",
     "iterate_tensors",
+    "keep_device_guard",
     "keep_modes",
     "no_modes",
     "op_arguments",
@@ -110,6 +112,29 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
 
+@functools.cache
+def keep_device_guard() -> None:
+    """Let the stand-in for CUDA's device guard outlive the thread that made it.
+
+    Where no card is, each FakeTensorMode sees to it that the process has one (`torch._C._ensureCUDADeviceGuardSet`,
+    since 2.9). In 2.11 (no longer in 2.15) it is freed with the thread that made it, and the next mode, in whichever
+    thread, calls what is no longer there: the process dies (c10/core/impl/DeviceGuardImplInterface.cpp). The main
+    thread ends with the process; for any other one a thread makes it that only waits.
+    """
+    if threading.current_thread() is threading.main_thread():
+        torch._C._ensureCUDADeviceGuardSet()
+        return
+    made = threading.Event()
+
+    def make_and_wait() -> None:
+        torch._C._ensureCUDADeviceGuardSet()
+        made.set()
+        threading.Event().wait()
+
+    threading.Thread(target=make_and_wait, name="fxmem-device-guard", daemon=True).start()
+    made.wait()
+
+
 class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A FakeTensorMode whose storages are as large as the operators make them.
 
@@ -120,6 +145,7 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
+        keep_device_guard()
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
     def _cache_key(self, *call: Any) -> Any:

@@ -103,6 +103,7 @@ def _calls(
 ) -> list[tuple[str, str | None]]:
     """Yield the symbolic graph's calls under a profile's names, with the graph's node of each. None for all but the
     last of a node's."""
+    torch_common.keep_device_guard()
     mode = torch_common.FakeTensorMode(allow_non_fake_inputs=True)
     cpu = torch.device("cpu")
     fake = fake_model(shadow_model(model), mode, cpu)

@@ -425,3 +425,20 @@ def test_the_gradient_of_an_attention_bias_is_padded_each_time() -> None:
     at = {index for index, op in enumerate(profile.ops) if op.name == backward}
     made = [storage for storage in profile.storages if storage.op in at and storage.shape == (2, 4, 20, 20)]
     assert [storage.nbytes for storage in made] == [2 * 4 * 20 * 32 * 4] * 2
+
+
+def test_an_analysis_in_a_thread_that_has_ended_leaves_the_process_alive() -> None:
+    """In a process of its own: the main thread of this one has made what the thread would have made."""
+    script = """
+import threading, torch, fxmem
+def analyze():
+    print(fxmem.analyze(torch.nn.Linear(4, 4), torch.zeros(2, 4), target="h100").peak.requested_bytes)
+for _ in range(2):
+    thread = threading.Thread(target=analyze)
+    thread.start()
+    thread.join()
+analyze()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert len(set(done.stdout.split())) == 1
+    assert len(done.stdout.split()) == 3
