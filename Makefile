@@ -45,9 +45,9 @@ demo: $(READY) ## analyse ResNet-50, and a Llama on an H100, neither of which ne
 test: $(READY) ## run the tests
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
 
-SAMPLE := tests/hardware tests/simulation/kernels tests/simulation/program tests/memory/test_allocator.py
+SAMPLE := tests/hardware tests/simulation/kernels tests/simulation/program tests/memory/test_allocator.py tests/docs
 
-sample: $(READY) ## run the tests of what differs between releases of torch (with TORCH=latest: on the newest)
+sample: $(READY) ## run the tests of what differs between releases of torch, and with TORCH=latest all that README and docs show
 	$(BIN)/python -m pytest -n $(JOBS) $(SAMPLE)
 
 lint: $(READY) ## linter, formatter, types, import contract
@@ -72,14 +72,13 @@ schemas-check: $(READY) ## fail when schemas/ is not what the records say
 docs: $(READY) ## build the documentation into .venv/docs; broken links and missing docstrings fail
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir $(abspath $(VENV))/docs
 
-pictures: $(READY) ## draw the pictures of README and docs/ anew
+pictures: $(READY) ## draw the pictures of README and docs/ anew (TORCH=latest: they show the newest)
 	$(BIN)/python docs/pictures.py docs/images
 
 examples: $(READY) ## run every script in examples/; what they write goes to a folder of the environment
 	@rm -rf $(VENV)/examples && mkdir -p $(VENV)/examples
-	@set -e; cd $(VENV)/examples; for script in $(CURDIR)/examples/*.py; do \
-		echo "examples/$$(basename "$$script")"; $(abspath $(BIN))/python "$$script"; \
-	done
+	@cd $(VENV)/examples && printf '%s\0' $(CURDIR)/examples/*.py | xargs -0 -n 1 -P $(JOBS) sh -c \
+		'said=$$($(abspath $(BIN))/python "$$0" 2>&1); code=$$?; printf "examples/%s\n%s\n" "$${0##*/}" "$$said"; exit $$code'
 
 scripts: $(READY) ## run public training scripts untouched, fetched from GitHub (SCRIPTS_ARGS=--python ... with what they import)
 	PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/scripts/run.py $(SCRIPTS_ARGS)

@@ -354,9 +354,9 @@ def test_a_dry_run_goes_the_whole_road(tmp_path: Path, monkeypatch: pytest.Monke
     every = {
         "context": cases.Case("context", "context"),
         "ops/convs": cases.Case("ops", "convs", kw={"dtype": "fp32", "layers": [(3, 4, 3, 1, 8), (4, 4, 1, 1, 8)]}),
-        "tv/alexnet": cases.Case("torchvision", "alexnet", {"x": ((9, 3, 64, 64), None)}),
-        "tv/alexnet-plan-graph": cases.Case(
-            "torchvision", "alexnet", {"x": ((9, 3, 64, 64), None)}, plan="tv-resnet50-train-graph"
+        "tv/squeezenet1_1": cases.Case("torchvision", "squeezenet1_1", {"x": ((9, 3, 64, 64), None)}),
+        "tv/squeezenet1_1-plan-graph": cases.Case(
+            "torchvision", "squeezenet1_1", {"x": ((9, 3, 64, 64), None)}, plan="tv-resnet50-train-graph"
         ),
         "tv/none": cases.Case("torchvision", "no_such_model", {}),
     }
@@ -384,24 +384,24 @@ def test_a_dry_run_goes_the_whole_road(tmp_path: Path, monkeypatch: pytest.Monke
     results = document["results"]
     assert results["tv/none"]["error"].startswith("UsageError: torchvision has no model")
     assert [row[0] for row in results["context"]["rows"]][-1] == "adamw"
-    alexnet = Measurement.model_validate(results["tv/alexnet"]["measurement"])
-    assert sum(alexnet.events_by_phase.values()) == len(alexnet.events)
-    assert alexnet.resident_by_kind["input"] == 2 * 3 * 64 * 64 * 4  # tiny: a batch of two
+    plain = Measurement.model_validate(results["tv/squeezenet1_1"]["measurement"])
+    assert sum(plain.events_by_phase.values()) == len(plain.events)
+    assert plain.resident_by_kind["input"] == 2 * 3 * 64 * 64 * 4  # tiny: a batch of two
     assert [op["measurement"]["step"]["optimizer"] for op in results["ops/convs"]["ops"].values()] == [None, None]
     assert "4 measured, 1 failed, 0 not reached" in capsys.readouterr().out
-    planned = results["tv/alexnet-plan-graph"]
+    planned = results["tv/squeezenet1_1-plan-graph"]
     events = [
-        found.events_by_phase[Phase.BACKWARD] for found in (alexnet, Measurement.model_validate(planned["measurement"]))
+        found.events_by_phase[Phase.BACKWARD] for found in (plain, Measurement.model_validate(planned["measurement"]))
     ]
     assert events[0] < events[1]  # something is made again
     assert [len(planned["times"][kind]) for kind in ("without_ms", "with_ms")] == [1, 1]
-    assert begun[-1] == "tv/alexnet-plan-graph"  # after all that is measured
+    assert begun[-1] == "tv/squeezenet1_1-plan-graph"  # after all that is measured
     begun.clear()
     del every["tv/none"]
     assert gpu.main(command) == 0
     assert begun == ["--about"]  # everything else is there
     assert gpu.main([*command, "--only", "tv/", "--again"]) == 0
-    assert begun[-1] == "tv/alexnet-plan-graph"
+    assert begun[-1] == "tv/squeezenet1_1-plan-graph"
 
 
 class PretendedCard:

@@ -44,7 +44,7 @@ def plan_of(
 
 def test_no_plan_of_a_small_step_is_below_the_bound_and_most_optima_meet_it() -> None:
     compared = met = 0
-    for seed in range(64):
+    for seed in range(32):
         profile, outcomes = small_step(seed), every_outcome(seed)
         peaks = sorted({peak for peak, _ in outcomes})
         for budget in {peaks[len(peaks) * part // 8] for part in range(8)}:
@@ -56,7 +56,7 @@ def test_no_plan_of_a_small_step_is_below_the_bound_and_most_optima_meet_it() ->
             assert certificate.optimal == (certificate.lower_bound_flops == cheapest)
             met += certificate.optimal
             compared += 1
-    assert compared > 190
+    assert compared > 95
     assert met > 0.75 * compared
 
 
@@ -92,7 +92,7 @@ def random_regions(profile: Profile, names: tuple[str | None, ...], rng: random.
 
 def test_no_plan_that_was_carried_out_is_below_the_bound() -> None:
     compared = bound = 0
-    for seed in range(40):
+    for seed in range(24):
         model, rng = RandomModel(seed), random.Random(seed)
         model.statements = [
             (name, places)
@@ -119,8 +119,8 @@ def test_no_plan_that_was_carried_out_is_below_the_bound() -> None:
                 compared, bound = compared + 1, bound + (certificate.lower_bound_flops > 0)
         except FxmemError:  # not to be traced symbolically
             continue
-    assert compared > 40
-    assert bound > 3
+    assert compared > 24
+    assert bound > 2
 
 
 class Block(nn.Module):
