@@ -194,7 +194,6 @@ def format_page(rows: Sequence[Row], replays: Sequence[Replay], date: str) -> st
         "",
         *_summary_lines(rows),
         "",
-        *_without_causes(rows),
         *_trace_lines(replays),
         *_miss_lines(rows),
         *_refusal_lines(rows),
@@ -215,16 +214,6 @@ def _summary_lines(rows: Sequence[Row]) -> Iterator[str]:
             f"| {grade} | {statistic} | {found.count} | "
             f"{found.mean:.3f} % | {found.median:.4f} % / {found.worst:.2f} % | {within} |"
         )
-
-
-def _without_causes(rows: Sequence[Row]) -> Iterator[str]:
-    """What the errors are without rows whose cause is known and is no part of the prediction."""
-    all_of = summarise(rows)
-    for (grade, statistic), found in summarise([row for row in rows if not row.case.cause]).items():
-        left_out = all_of[grade, statistic].count - found.count
-        if left_out:
-            text = f"Without the {left_out} rows of grade {grade}, {statistic}, whose cause is named with them"
-            yield from (*_wrap(f"{text}, the mean is {found.mean:.3f} % and the worst {found.worst:.2f} %."), "")
 
 
 def _trace_lines(replays: Sequence[Replay]) -> Iterator[str]:

@@ -22,11 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 import yaml
 
 from fxmem.__main__ import main
 from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import serve
+from fxmem.hardware.releases import RELEASES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,6 +37,12 @@ FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILIN
 HOME = "/home/user/training"
 """What stands in a page for the folder that its commands run in; of the same length, so that lines break alike."""
 LEFT_OUT = "..."
+SHOWN = ".".join(map(str, max(RELEASES)))
+of_the_shown_torch = pytest.mark.skipif(
+    not torch.__version__.startswith(f"{SHOWN}."),
+    reason=f"pages and pictures show torch {SHOWN}: `make sample TORCH=latest`",
+)
+"""A test of numbers on the pages: those of the newest release of torch, which is what `pip install` brings."""
 
 
 @dataclass

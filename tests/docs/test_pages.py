@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 import docs.pictures as pictures
-from tests.docs.pages import FENCE, PAGES, ROOT
+from tests.docs.pages import FENCE, PAGES, ROOT, of_the_shown_torch
 
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 FOLDERS = "benchmarks|docs|examples|fxmem|schemas|tests"
@@ -87,8 +87,9 @@ def words(svg: str) -> list[str]:
     return [text for element in ElementTree.fromstring(svg).iter() if (text := (element.text or "").strip())]
 
 
+@of_the_shown_torch
 def test_the_pictures_show_what_is_drawn_today(tmp_path: Path) -> None:
     pictures.main(tmp_path)
     for path in sorted((ROOT / "docs/images").glob("*.svg")):
         drawn = (tmp_path / path.name).read_text(encoding="utf-8")
-        assert words(path.read_text(encoding="utf-8")) == words(drawn), "run: make pictures"
+        assert words(path.read_text(encoding="utf-8")) == words(drawn), "run: make pictures TORCH=latest"
