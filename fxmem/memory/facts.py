@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fxmem.hardware.context import describe_uncounted, format_range
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
-from fxmem.records.names import NO_LOSS, OWN_LOSS
-from fxmem.records.parts import GenerationPeak, GenerationRun
+from fxmem.records.names import NO_LOSS, OWN_LOSS, TimedQuestion
+from fxmem.records.parts import GenerationPeak, GenerationRun, TimedChoice
 from fxmem.records.profile import (
     Headed,
     InputTensor,
@@ -119,13 +119,33 @@ def compile_facts(about: Headed) -> Facts:
     made = about.step.compiled
     if made is None or not made.timed:
         return []
-    count = sum(each.count for each in made.timed)
-    taken = printable(made.timed[0].taken)
-    what = f"whether {count} matrix product{'s are' if count > 1 else ' is'} padded; {taken} here"
+    what = ", ".join(_describe_timed(question, group) for question, group in _timed_groups(made.timed))
     if made.lowest_peak_bytes is None or made.highest_peak_bytes is None:
-        return [("By timing", f"{what}. The other answer was not tried")]
+        return [("By timing", f"{what}. No other answer was tried")]
     peaks = format_range(made.lowest_peak_bytes, made.highest_peak_bytes)
     return [("By timing", f"{what}. Peak with either answer: {peaks}")]
+
+
+def _timed_groups(timed: Iterable[TimedChoice]) -> list[tuple[TimedQuestion, list[TimedChoice]]]:
+    groups: dict[TimedQuestion, list[TimedChoice]] = {}
+    for each in timed:
+        groups.setdefault(each.question, []).append(each)
+    return list(groups.items())
+
+
+_TIMED: Final[dict[TimedQuestion, tuple[str, str]]] = {
+    "padding": ("whether 1 matrix product is padded", "whether {} matrix products are padded"),
+    "kernel": ("what kind of kernel computes 1 operator", "what kind of kernel computes {} operators"),
+    "fusion": ("whether 1 pair of kernels is fused", "whether {} pairs of kernels are fused"),
+}
+"""What the compiler decides by timing: once, and more often."""
+
+
+def _describe_timed(question: TimedQuestion, group: list[TimedChoice]) -> str:
+    count = sum(each.count for each in group)
+    one, more = _TIMED[question]
+    taken = " and ".join(dict.fromkeys(printable(each.taken) for each in group))
+    return f"{one if count == 1 else more.format(count)} ({taken} here)"
 
 
 def loss_facts(profile: Profile) -> Facts:

@@ -50,6 +50,9 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 """A mode of `torch.compile`."""
 AS_IS: Final = "as-is"
 """In the place of a mode: what the model's author has compiled, as it was compiled."""
+TimedQuestion = Literal["padding", "kernel", "fusion"]
+"""What the compiler decides on a card by timing: whether a product is padded, which kernel computes an operator,
+whether two kernels become one."""
 BUDGET_OPTION: Final = "activation_memory_budget"
 """The setting of `torch._functorch.config` by which a compiled step keeps less for backward."""
 MeasuredDevice = Literal["cpu", "cuda"]

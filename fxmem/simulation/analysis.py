@@ -17,6 +17,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Profile, Target
 from fxmem.simulation.compiled import Compile, parse_compile
+from fxmem.simulation.compiled.timed_answers import Answered, Answers, answer_all_ways
 from fxmem.simulation.error_advice import missing_batch, user_code_error
 from fxmem.simulation.given.batches import read_batch
 from fxmem.simulation.given.losses import read_loss
@@ -216,14 +217,18 @@ def _analyze_rank(model: Any, request: StepRequest, progress: Callable[[str], No
 
 
 def _answer_both_ways(analysis: Analysis, progress: Callable[[str], None]) -> None:
-    """Note the peaks of both answers where the compiler decides by timing on the card."""
+    """Note the peaks of all answers where the compiler decides by timing on the card."""
     settings, made = analysis.request.compile, analysis.profile.step.compiled
-    if settings is None or made is None or not made.timed or settings.pads:
+    if settings is None or made is None or not made.timed or settings.answers:
         return
-    progress("compiling it again, with the other answer to what is decided by timing")
-    other = analysis.vary(compile=settings.model_copy(update={"pads": True}))
-    compiled = made.with_peaks(analysis.peak.counted_bytes, other.peak.counted_bytes)
-    step = analysis.profile.step.model_copy(update={"compiled": compiled})
+
+    def recompile(answers: Answers) -> Answered:
+        progress("compiling it again, with another answer to what is decided by timing")
+        other = analysis.vary(compile=settings.model_copy(update={"answers": answers}))
+        return Answered(other.profile.step.compiled, other.peak.counted_bytes)
+
+    peaks = answer_all_ways(Answered(made, analysis.peak.counted_bytes), recompile)
+    step = analysis.profile.step.model_copy(update={"compiled": made.with_peaks(*peaks)})
     analysis.profile = analysis.profile.model_copy(update={"step": step})
 
 

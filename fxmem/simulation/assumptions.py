@@ -212,12 +212,6 @@ def _compiled_step(made: CompileRecord | None) -> Iterator[Assumption]:
             text=f"mode {made.mode} records CUDA graphs, whose private memory pool is not modelled: the card keeps "
             "more",
         )
-    if made.mode.startswith("max-autotune") or "max_autotune" in made.options:
-        yield Assumption(
-            topic="compile",
-            text="which kernel computes a product is decided on the card by timing; ATen's is taken, and a template "
-            "that fuses what follows would keep less",
-        )
     for each in made.timed:
         yield Assumption(
             topic="compile",

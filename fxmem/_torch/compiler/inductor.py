@@ -26,6 +26,7 @@ import torch
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # what takes operators as arguments (since 1.13)
 
 from fxmem._torch.common import DispatchMode, FakeMode, FakeTensorMode, patch, set_environment
+from fxmem._torch.compiler.timed_choices import UnknownRateError
 
 OWN_FILES: Final = os.path.join(tempfile.gettempdir(), "fxmem-inductor-")
 """How the names of the files begin that inductor writes for fxmem."""
@@ -280,32 +281,6 @@ def fold_on_cpu() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def decide_padding(decide: Callable[[str], bool]) -> Iterator[None]:
-    """Let `decide(call)` say whether a matrix product is padded; inductor times both on the card.
-
-    `_should_pad` of torch/_inductor/fx_passes/pad_mm.py (since 2.3) first leaves out products that memory bounds
-    (`is_mm_compute_bound`), by the card's rates; where these are not known, none is left out.
-    """
-    from torch._inductor.fx_passes import pad_mm
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def should_pad(match: Any, mat1: Any, mat2: Any, op: Any, input: Any = None) -> bool:
-            if op not in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm):
-                return False
-            m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
-            with contextlib.suppress(UnknownRateError):
-                if not pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype):
-                    return False
-            shapes = " by ".join("x".join(map(str, tensor.shape)) for tensor in (mat1, mat2))
-            return decide(f"{op.__name__} of {shapes}")
-
-        return should_pad
-
-    with patch(pad_mm, "_should_pad", make):
-        yield
-
-
 class CardAnswers(NamedTuple):
     """What the compiler asks of a card."""
 
@@ -326,10 +301,6 @@ class _NoGuard:
 
     def __exit__(self, *error: object) -> None:
         pass
-
-
-class UnknownRateError(Exception):
-    """The compiler asks how fast a card is whose rates nobody has published here."""
 
 
 def _unknown_rate(*_: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from fxmem.records.names import CompileMode
+from fxmem.records.names import CompileMode, TimedQuestion
 from fxmem.records.parts.base import Many, Record
 
 
@@ -25,17 +25,20 @@ class CompileSettings(Record):
     activation_memory_budget: float | None = Field(default=None, ge=0, le=1, exclude_if=lambda value: value is None)
     """What AOTAutograd may keep for backward, as a share of what it could free; None: as the process has it in
     `torch._functorch.config`."""
-    pads: bool = False
-    """Whether products that inductor may pad are padded; it decides by timing."""
+    answers: dict[TimedQuestion, str] = Field(default_factory=dict, exclude_if=lambda value: not value)
+    """How what the compiler decides by timing is decided, where not as in the first analysis."""
 
 
 class TimedChoice(Record):
     """What the compiler decides on a card by timing, and which answer the profile takes."""
 
+    question: TimedQuestion = "padding"
     what: str
     """The decision, in words."""
     taken: str
     """The answer that was taken."""
+    others: Many[str] = ()
+    """The answers that there are beside it."""
     count: int = 1
 
 
@@ -55,12 +58,12 @@ class CompileRecord(Record):
     """Launches in a step: inductor's own kernels and those of libraries."""
     timed: Many[TimedChoice] = ()
     lowest_peak_bytes: int | None = Field(default=None, exclude_if=lambda value: value is None)
-    """The peak with the answer to what is decided by timing that takes less, in the allocator's blocks where they are
+    """The peak with the answers to what is decided by timing that take least, in the allocator's blocks where they are
     modelled; None where nothing is decided so, and where code of the caller's own was recorded, once."""
     highest_peak_bytes: int | None = Field(default=None, exclude_if=lambda value: value is None)
-    """The same with the answer that takes more."""
+    """The same with the answers that take most."""
 
     def with_peaks(self, *peaks_bytes: int) -> CompileRecord:
-        """The record with the peaks of both answers."""
+        """The record with the peaks of all answers."""
         bounds = {"lowest_peak_bytes": min(peaks_bytes), "highest_peak_bytes": max(peaks_bytes)}
         return self.model_copy(update=bounds)

@@ -17,9 +17,10 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
+from fxmem._torch.compiler import timed_choices as torch_timing
 from fxmem.errors import EnvironmentLacksError
 from fxmem.hardware.cards import CATALOGUE
-from fxmem.records.names import AS_IS, BUDGET_OPTION
+from fxmem.records.names import AS_IS, BUDGET_OPTION, TimedQuestion
 from fxmem.records.parts import CompileRecord, CompileSettings, TimedChoice
 from fxmem.records.profile import Target
 from fxmem.simulation import flops
@@ -27,7 +28,7 @@ from fxmem.simulation.compiled.tracer import KernelTracer
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
 
-_SAID: Final = ("triton.cudagraphs", "max_autotune")
+_SAID: Final = ("triton.cudagraphs",)
 """Options of the program's own that the record has, since they are not followed."""
 
 
@@ -54,7 +55,7 @@ class Compiler:
         self.settings = settings
         self.kernels: KernelTracer
         self._breaks: list[str] = []
-        self._timed: Counter[str] = Counter()
+        self._timed: Counter[TimedChoice] = Counter()
         self._given: dict[str, str] = {}
 
     # --- what surrounds it --------------------------------------------------------------------------------------------
@@ -82,16 +83,27 @@ class Compiler:
             else contextlib.nullcontext(),
             torch_inductor.fold_on_cpu(),
             torch_inductor.states_in_tensors(),
-            torch_inductor.decide_padding(self._decide_padding),
+            torch_timing.decide_timing(self._timing()),
         ):
             yield
 
     def _note_wrapper(self, wrapper: torch_inductor.Wrapper) -> None:
         self.kernels.wrappers[wrapper.path] = wrapper
 
-    def _decide_padding(self, what: str) -> bool:
-        self._timed[what] += 1
-        return self.settings.pads
+    def _timing(self) -> torch_timing.Timing:
+        def decide(question: TimedQuestion, what: str, offered: tuple[str, ...]) -> str:
+            """The settings' answer, or the first."""
+            answer = self.settings.answers.get(question)
+            taken = answer if answer in offered else offered[0]
+            others = tuple(each for each in offered if each != taken)
+            self._timed[TimedChoice(question=question, what=what, taken=taken, others=others)] += 1
+            return taken
+
+        return torch_timing.Timing(
+            pads=lambda what: decide("padding", f"pad_mm: {what}", ("not padded", "padded")) == "padded",
+            choose_kernel=lambda what, kinds: decide("kernel", what, kinds),
+            fuses=lambda what: decide("fusion", f"fusion of {what}", ("fused", "not fused")) == "fused",
+        )
 
     def _card_answers(self) -> torch_inductor.CardAnswers:
         properties = torch.cuda.get_device_properties(0)
@@ -137,7 +149,6 @@ class Compiler:
     def describe(self) -> CompileRecord:
         """What came of it."""
         settings = self.settings
-        padded = "padded" if settings.pads else "not padded"
         share = settings.activation_memory_budget
         options: dict[str, Any] = settings.options if share is None else {**settings.options, BUDGET_OPTION: share}
         given = self._given if settings.as_is else {}
@@ -148,9 +159,7 @@ class Compiler:
             graphs=len(self.kernels.wrappers),
             breaks=tuple(self._breaks),
             kernels=self.kernels.launches,
-            timed=tuple(
-                TimedChoice(what=f"pad_mm: {what}", taken=padded, count=count) for what, count in self._timed.items()
-            ),
+            timed=tuple(each.model_copy(update={"count": count}) for each, count in self._timed.items()),
         )
 
 

@@ -27,7 +27,7 @@ from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.observe.saved_tensors import SavedHandle
 from fxmem.simulation.observe.source_lines import calling_line, user_line
 
-_UNNOTED = frozenset({"empty_strided", "empty", "as_strided", "detach", "view"})
+_UNNOTED = frozenset({"empty_strided", "empty", "as_strided", "detach", "select", "view"})
 
 
 class KernelTracer:

@@ -337,6 +337,11 @@ def _wait(_: torch_common.FakeTensorMode, __: Any, source: Tensor) -> Any:
     return aten.alias.default(source)
 
 
+def _product_of_dtype(fakes: torch_common.FakeTensorMode, _: Any, *args: Any, out: Tensor, **kwargs: Any) -> Any:
+    """A product whose result has another dtype, into `out` (`_bmm_dtype_out_cuda`, cuda/Blas.cpp); torch has none."""
+    return out
+
+
 EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
     aten.mse_loss.default: _elementwise_loss,
     aten.smooth_l1_loss.default: _elementwise_loss,
@@ -389,6 +394,7 @@ _OF_ALL_VERSIONS: Final[dict[Any, Callable[..., Any]]] = {
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    **{getattr(aten, name).dtype_out: _product_of_dtype for name in ("mm", "bmm", "addmm", "baddbmm")},
 }
 _USE_MIOPEN: Final = getattr(aten, "_use_miopen_ctc_loss", None)
 """Whether AMD's library would run; torch asks since 2.11."""

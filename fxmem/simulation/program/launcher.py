@@ -19,6 +19,7 @@ from fxmem._torch import common as torch_common
 from fxmem.errors import FxmemError, UsageError, one_line
 from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Target
+from fxmem.simulation.compiled.timed_answers import Answered, Answers, answer_all_ways
 from fxmem.simulation.program.command import LAUNCHERS, Launch, find_started, notebook_cells
 from fxmem.simulation.program.recorded_program import RecordedProgram, read_program_compile, record_rank
 from fxmem.simulation.program.rounds import FinishedRound
@@ -55,7 +56,7 @@ def launch(
     It runs inside what `watch` returns. Where it is a rank that waits for objects of another, the program runs as that
     one first, as far as it sends them. Of ranks without a number each class of equal ones runs, and the largest is the
     result, with all of them beside it. Where the compiler decides by timing on the card, the program runs once more
-    with the other answer. The other arguments are those of `record`.
+    with each other answer. The other arguments are those of `record`.
 
     Raises:
         UsageError: the program cannot be found.
@@ -66,17 +67,22 @@ def launch(
     fields = {"out_of_memory": out_of_memory, "max_operators": max_operators, "watch": watch, "prepare": prepare}
     launched = _launch(program, target, enough, settings, fields)
     made = None if settings is None or launched.raised or launched.recorded.shortage else launched.recorded
-    if made is not None and settings is not None and _find_timed(made):
-        other = _launch(program, target, enough, settings.model_copy(update={"pads": True}), fields)
-        if not other.raised:
-            made.note_other_answer(other.recorded)
+    if made is None or settings is None:
+        return launched
+
+    def rerun(answers: Answers) -> Answered | None:
+        other = _launch(program, target, enough, settings.model_copy(update={"answers": answers}), fields)
+        return None if other.raised else _find_answered(other.recorded)
+
+    first = _find_answered(made)
+    if first.made is not None and first.made.timed:
+        made.note_peaks(answer_all_ways(first, rerun))
     return launched
 
 
-def _find_timed(recorded: RecordedProgram) -> bool:
-    """Whether the compiler decides anything of a program's step by timing."""
-    compiled = recorded.profile.step.compiled
-    return compiled is not None and bool(compiled.timed)
+def _find_answered(recorded: RecordedProgram) -> Answered:
+    """What the compiler made of a program's step, and its peak."""
+    return Answered(recorded.profile.step.compiled, recorded.timeline.peak.counted_bytes)
 
 
 def _launch(

@@ -100,11 +100,11 @@ class RecordedProgram(ProfiledStep):
         self._classes = classes
         del self.profile
 
-    def note_other_answer(self, other: RecordedProgram) -> None:
-        """Note the peak of the program with the other answer to what is timed."""
+    def note_peaks(self, peaks_bytes: Sequence[int]) -> None:
+        """Note the peaks of the program with each answer to what is timed."""
         made = self.profile.step.compiled
         if made is not None:
-            self._compiled = made.with_peaks(self.timeline.peak.counted_bytes, other.timeline.peak.counted_bytes)
+            self._compiled = made.with_peaks(*peaks_bytes)
             del self.profile, self.timeline
 
     def note_shortage(self, error: torch.cuda.OutOfMemoryError) -> None:

@@ -13,6 +13,7 @@ from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Kind, Phase
+from fxmem.simulation.compiled.timed_answers import Answers
 from tests.simulation.compiled.real import without_kernels
 
 
@@ -142,10 +143,57 @@ def test_what_is_decided_by_timing_has_two_answers(target: str) -> None:
     assert made.lowest_peak_bytes is not None
     assert made.highest_peak_bytes is not None
     assert analysis.peak.counted_bytes == made.lowest_peak_bytes < made.highest_peak_bytes
-    padded = analysis.vary(compile=CompileSettings(pads=True))
+    padded = analysis.vary(compile=CompileSettings(answers={"padding": "padded"}))
     assert padded.peak.counted_bytes == made.highest_peak_bytes
     assert "By timing" in analysis.table()
-    assert "whether 1 matrix product is padded; not padded here" in " ".join(analysis.table().split())
+    assert "whether 1 matrix product is padded (not padded here)" in " ".join(analysis.table().split())
+
+
+def tuned(answers: Answers) -> fxmem.Analysis:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+    settings = CompileSettings(mode="max-autotune-no-cudagraphs", answers=answers)
+    return fxmem.analyze(model, torch.zeros(16384, 64), target="h100", compile=settings, optimizer=None)
+
+
+def test_which_kernel_computes_a_product_has_an_answer_for_each_kind() -> None:
+    """The gradient of the weight multiplies 64 x 16384 by 16384 x 64, which is split along 16384."""
+    analysis = tuned({})
+    made, names = analysis.profile.step.compiled, {op.name for op in analysis.profile.ops}
+    assert made is not None
+    assert {each.question for each in made.timed} == {"kernel"}
+    assert {each.taken for each in made.timed} == {"ATen's kernel"}
+    assert any("mm" in name for name in names)
+    assert "what kind of kernel computes 2 operators (ATen's kernel here)" in " ".join(analysis.table().split())
+
+    template = tuned({"kernel": "Triton template"})
+    assert made.lowest_peak_bytes is not None
+    assert made.highest_peak_bytes is not None
+    assert made.lowest_peak_bytes < made.highest_peak_bytes
+    for each in (analysis, template):
+        assert made.lowest_peak_bytes <= each.peak.counted_bytes <= made.highest_peak_bytes
+    asked = template.profile.step.compiled
+    assert asked is not None
+    assert "fusion" in {each.question for each in asked.timed}
+    forward = [op.name for op in template.profile.ops if op.phase is Phase.FORWARD]
+    assert not any(name.startswith("aten.") and "mm" in name for name in forward)
+
+    split = tuned({"kernel": "several kernels"}).profile
+    parts = 128  # what inductor offers, its largest
+    assert parts * 64 * 64 * 4 in {storage.nbytes for storage in split.storages}
+    assert parts * 64 * 64 * 4 not in {storage.nbytes for storage in analysis.profile.storages}
+
+
+def test_whether_kernels_become_one_has_two_answers() -> None:
+    model = nn.Sequential(nn.LayerNorm(64), nn.Softmax(-1))
+    analysis = fxmem.analyze(
+        model, torch.zeros(512, 64), mode="infer", target="h100", compile={"options": {"benchmark_fusion": True}}
+    )
+    made = analysis.profile.step.compiled
+    assert made is not None
+    assert {each.question for each in made.timed} == {"fusion"}
+    assert made.lowest_peak_bytes is not None
+    assert made.highest_peak_bytes is not None
+    assert made.lowest_peak_bytes == analysis.peak.counted_bytes < made.highest_peak_bytes
 
 
 class Partly(nn.Module):
