@@ -29,7 +29,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo zoo-compiled bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy compiled compiled-gpu generations operators programs published published-batches constraints clean mutants releases sample step-time ranks serving
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo zoo-compiled bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy compiled compiled-gpu cuda-graphs generations operators programs published published-batches constraints clean mutants releases sample step-time ranks serving
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -137,6 +137,9 @@ accuracy: $(READY) ## hold predictions against every measurement that is kept; n
 
 compiled: $(READY) ## hold predicted compiled steps of a dozen models against real ones on the CPU (about eight minutes)
 	PYTHONPATH=. $(BIN)/python -m benchmarks.compiled_cpu
+
+cuda-graphs: $(READY) ## hold predicted CUDA graphs against torch's own on a stand-in for a card (about a minute; needs gcc)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.releases.cuda_graphs
 
 compiled-gpu: $(READY) ## predict the compiled steps that an H100 ran (about five minutes); needs no card
 	PYTHONPATH=. $(BIN)/python -m benchmarks.compiled $(COMPILED_ARGS)

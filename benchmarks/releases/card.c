@@ -139,8 +139,16 @@ EXPORT int cudaStreamCreateWithPriority(void **made, unsigned flags, int priorit
 EXPORT int cudaEventCreate(void **made) { return handle(made); }
 EXPORT int cudaEventCreateWithFlags(void **made, unsigned flags) { return handle(made); }
 EXPORT int cudaEventElapsedTime(float *passed, void *start, void *end) { *passed = 1; return 0; }
-EXPORT int cudaStreamIsCapturing(void *stream, int *status) { *status = 0; return 0; }
-EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status) { *status = 0; return 0; }
+static void *capturing;
+EXPORT int cudaStreamBeginCapture(void *stream, int mode) { capturing = stream; return 0; }
+EXPORT int cudaStreamEndCapture(void *stream, void **graph) { capturing = 0; return handle(graph); }
+EXPORT int cudaStreamIsCapturing(void *stream, int *status) { *status = stream && stream == capturing; return 0; }
+EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id) {
+  *status = stream && stream == capturing;
+  if (id) *id = 1;
+  return 0;
+}
+EXPORT int cudaGraphGetNodes(void *graph, void *nodes, size_t *count) { *count = 1; return 0; }
 EXPORT int cudaStreamGetPriority(void *stream, int *priority) { *priority = 0; return 0; }
 EXPORT int cudaDeviceCanAccessPeer(int *can, int device, int peer) { *can = 0; return 0; }
 

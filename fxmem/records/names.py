@@ -53,6 +53,10 @@ AS_IS: Final = "as-is"
 TimedQuestion = Literal["padding", "kernel", "fusion"]
 """What the compiler decides on a card by timing: whether a product is padded, which kernel computes an operator,
 whether two kernels become one."""
+GRAPH_POOL: Final = 1 << 20
+"""In the place of a stream: the private memory pool of CUDA graphs, whose blocks nothing else is handed."""
+GRAPH_INPUT: Final = "copy of a CUDA graph's input"
+"""The name of such a copy, which the graph's recording makes, and its run before that does not."""
 BUDGET_OPTION: Final = "activation_memory_budget"
 """The setting of `torch._functorch.config` by which a compiled step keeps less for backward."""
 MeasuredDevice = Literal["cpu", "cuda"]

@@ -251,7 +251,7 @@ class Storage(Record):
     """Shape of the first tensor seen over it."""
     dtype: str = ""
     stream: int = Field(default=0, exclude_if=lambda value: value == 0)
-    """The CUDA stream that was current when it was allocated; 0 is the default one."""
+    """The CUDA stream that was current when it was allocated; 0 is the default one, `GRAPH_POOL` CUDA graphs' pool."""
     used_on: Many[int] = Field(default=(), exclude_if=lambda value: not value)
     """Other streams that `record_stream` named: once freed, its block waits for them."""
 

@@ -206,12 +206,17 @@ def _compiled_step(made: CompileRecord | None) -> Iterator[Assumption]:
     if made.breaks:
         reasons = "; ".join(dict.fromkeys(made.breaks))
         yield Assumption(topic="compile", text=f"{len(made.breaks)} graph breaks: {reasons}")
-    if made.mode in ("reduce-overhead", "max-autotune") or "triton.cudagraphs" in made.options:
+    if made.cuda_graphs:
         yield Assumption(
             topic="compile",
-            text=f"mode {made.mode} records CUDA graphs, whose private memory pool is not modelled: the card keeps "
-            "more",
+            text=f"{made.cuda_graphs} graphs are CUDA graphs: what they allocate, with a copy of each input that may "
+            "move, is in a pool of its own and counted as in the step that records them; later steps allocate nothing "
+            "there, and the pool stays reserved. Not confirmed by a card",
         )
+    if "triton.cudagraph_trees" in made.options:
+        yield Assumption(topic="compile", text="all CUDA graphs share one pool, as with triton.cudagraph_trees")
+    if made.cuda_graph_skips:
+        yield Assumption(topic="compile", text=f"graphs without a CUDA graph: {'; '.join(made.cuda_graph_skips)}")
     for each in made.timed:
         yield Assumption(
             topic="compile",
@@ -245,6 +250,9 @@ def _order(run: FakeRun) -> str:
 
 def unknowns(run: FakeRun) -> Iterator[Unknown]:
     """What of the step has no known size or number of FLOPs."""
+    made = run.step.compiled
+    if made is not None and made.cuda_graphs:
+        yield Unknown(topic="memory", what="the CUDA graphs themselves, which the driver keeps beside the allocator")
     if run.recording.target.device == "cuda" and context_range(run.recording.target) is None:
         yield Unknown(topic="memory", what="the CUDA context, which a process holds beside what the allocator reserves")
     ranks = run.recording.collectives.record()

@@ -202,10 +202,12 @@ def stub_kernels(
     `AsyncCompile` (since 2.0) builds kernels. Wrappers look up `torch._C._dynamo.guards._empty_strided_*`,
     `_reinterpret_tensor`, `assert_size_stride` (since 2.1) and `assert_alignment` (since 2.8) when they are imported;
     those are C++ that knows no FakeTensors. `GraphLowering._compile_to_module_lines` (since 2.8) has the map from a
-    wrapper's lines to the nodes of the graph.
+    wrapper's lines to the nodes of the graph; `PythonWrapperCodegen.define_subgraph_launcher_fn` (since 2.6) that of a
+    partition, such as a CUDA graph is.
     """
     from torch._inductor import utils
     from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.graph import GraphLowering
 
     guards = torch._C._dynamo.guards
@@ -216,11 +218,23 @@ def stub_kernels(
     def empty(device: str) -> Callable[..., torch.Tensor]:
         return lambda size, stride, dtype: make_buffer(size, stride, dtype=dtype, device=device)
 
+    parts: list[Any] = []
+    """The texts of partitions since the last wrapper, which are put into it without their maps."""
+
+    def define(original: Callable[..., Any]) -> Callable[..., Any]:
+        def define_part(self: Any, name: str, code: Any) -> None:
+            parts.append(code)
+            original(self, name, code)
+
+        return define_part
+
     def to_module(original: Callable[..., Any]) -> Callable[..., Any]:
         def compile_noted(self: Any, wrapper_code: Any) -> Any:
             module = original(self, wrapper_code)
-            nodes = [(line, node) for line, node in wrapper_code.line_map if hasattr(node, "meta")]
             text = wrapper_code.value
+            nodes = [*wrapper_code.line_map, *(each for part in parts for each in _lines_within(text, part))]
+            nodes = sorted(((line, node) for line, node in nodes if hasattr(node, "meta")), key=lambda each: each[0])
+            parts.clear()
             wrote(Wrapper(module.__file__, text, nodes, is_backward=bool(self.is_backward)))
             return module
 
@@ -245,7 +259,21 @@ def stub_kernels(
             if hasattr(owner, name):
                 stack.enter_context(patch(owner, name, put(stand_in)))
         stack.enter_context(patch(GraphLowering, "_compile_to_module_lines", to_module))
+        stack.enter_context(patch(PythonWrapperCodegen, "define_subgraph_launcher_fn", define))
         yield
+
+
+def _lines_within(text: str, part: Any) -> list[tuple[int, Any]]:
+    """The lines of a text that a part of it (`ValueWithLineMap` of torch/_inductor/utils.py, since 2.7) has nodes for.
+
+    What surrounds a part is stripped where it is put in.
+    """
+    begin = text.find(part.value.strip())
+    if begin < 0:
+        return []
+    stripped = part.value[: len(part.value) - len(part.value.lstrip())].count("\n")
+    above = text.count("\n", 0, begin) - stripped
+    return [(above + line, node) for line, node in part.line_map]
 
 
 class _OnCpu(DispatchMode):  # type: ignore[no-untyped-call]

@@ -30,6 +30,7 @@ from fxmem.hardware.workspaces.other_kernels import (
 )
 from fxmem.hardware.workspaces.reductions import REDUCTIONS, reduction_memory
 from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, read_layout
+from fxmem.records.names import GRAPH_POOL
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
 
 
@@ -83,9 +84,9 @@ class Collector:
     def begin(self) -> None:
         """Forget everything; a new step begins."""
         self._memory: dict[int, tuple[str, HiddenMemory]] = {}
-        self._multiplying: dict[tuple[int, bool], int] = {}
-        """By stream, and by thread, whether it is autograd's: the first op that multiplied."""
-        self._multiplying_lt: dict[tuple[int, bool], int] = {}
+        self._multiplying: dict[tuple[int, bool], list[int]] = {}
+        """By stream, and by thread, whether it is autograd's: the ops that multiplied."""
+        self._multiplying_lt: dict[tuple[int, bool], list[int]] = {}
         self._notes: Counter[str] = Counter()
         self._rnn_sources: set[str] = set()
 
@@ -118,11 +119,11 @@ class Collector:
 
     def saw(self, index: int, seen: Seen, phase: Phase, stream: int = 0) -> None:
         """Op `index` of the step was a call that hides this; it ran on this stream."""
-        handle = stream, phase is Phase.BACKWARD
+        handle = stream, phase is Phase.BACKWARD and stream != GRAPH_POOL
         if seen.multiplies:
-            self._multiplying.setdefault(handle, index)
+            self._multiplying.setdefault(handle, []).append(index)
         if seen.multiplies_lt:
-            self._multiplying_lt.setdefault(handle, index)
+            self._multiplying_lt.setdefault(handle, []).append(index)
         if seen.memory is not None:
             self._memory[index] = seen.name, seen.memory
 
@@ -209,16 +210,15 @@ class Collector:
         sizes = self._cublas
         if not sizes.is_kept:
             return {}
-        names = {False: "forward thread", True: "autograd thread"}
         found = {
-            f"{what}, {names[thread]}{f', stream {stream}' if stream else ''}": HeldBuffer(
-                nbytes, first[stream, thread], stream
+            f"{what}, {_handle_name(stream, is_autograd=thread)}": HeldBuffer(
+                nbytes, ops[0], stream, tuple(ops) if stream == GRAPH_POOL else ()
             )
-            for what, nbytes, first in (
+            for what, nbytes, handles in (
                 ("cuBLAS workspace", sizes.handle_bytes, self._multiplying),
                 ("cuBLASLt workspace", sizes.lt_bytes, self._multiplying_lt),
             )
-            for stream, thread in sorted(first)
+            for (stream, thread), ops in sorted(handles.items())
         }
         return {name: buffer for name, buffer in found.items() if buffer.nbytes}
 
@@ -320,3 +320,10 @@ def _number(args: Sequence[Any], position: int) -> float:
     if not isinstance(value, int | float):
         raise UsageError(f"expected a dropout probability at position {position}, got {type(value).__name__}")
     return float(value)
+
+
+def _handle_name(stream: int, *, is_autograd: bool) -> str:
+    """Whose workspace it is."""
+    if stream == GRAPH_POOL:
+        return "CUDA graphs"
+    return f"{'autograd' if is_autograd else 'forward'} thread{f', stream {stream}' if stream else ''}"

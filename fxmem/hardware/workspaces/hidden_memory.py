@@ -80,12 +80,14 @@ Signature = ConvSignature | RnnSignature
 
 
 class HeldBuffer(NamedTuple):
-    """A buffer that is allocated once, in the first step of a loop, and kept."""
+    """A buffer that is allocated once, in the first step of a loop, and kept; a CUDA graph's, to the graph's end."""
 
     nbytes: int
     op: int
     """Index of the op that needs it first."""
     stream: int = 0
+    needed_by: tuple[int, ...] = ()
+    """In the pool of CUDA graphs, all ops that need it."""
 
 
 class HiddenEvent(Record):

@@ -53,8 +53,11 @@ def insert_workspaces(
     """
     log = _Log()
     spans, shift_before = [], [0]
+    resident = {name: buffer for name, buffer in held.items() if not buffer.needed_by}
+    passing = _Passing(ops, {name: buffer for name, buffer in held.items() if buffer.needed_by})
     for index, op in enumerate(ops):
         spans.append(log.run(index, op, memory[index].events if index in memory else ()))
+        passing.follow(index, log)
         shift_before.append(log.shift)
     log.keep(ticks + 1)
     ticks += log.shift
@@ -68,7 +71,7 @@ def insert_workspaces(
             name=name,
             stream=buffer.stream,
         )
-        for name, buffer in held.items()
+        for name, buffer in resident.items()
     ]
     moved_phases = (
         phase.model_copy(
@@ -77,6 +80,38 @@ def insert_workspaces(
         for phase in phases
     )
     return WorkspaceLog(ticks, log.moved, spans, tuple(moved_phases), (*log.added, *residents))
+
+
+class _Passing:
+    """Buffers that a CUDA graph holds to its end: its recording gives cuBLAS's workspaces back (`clear_cublas_manager`
+    of torch/_inductor/cudagraph_trees.py)."""
+
+    def __init__(self, ops: Sequence[TimedOp], buffers: Mapping[str, HeldBuffer]) -> None:
+        self._ops = ops
+        self._buffers = buffers
+        self._needs = {name: set(buffer.needed_by) for name, buffer in buffers.items()}
+        self._there: dict[str, Storage] = {}
+
+    def follow(self, index: int, log: _Log) -> None:
+        """Allocate what an op needs, and free all after its graph's last op."""
+        for name, buffer in self._buffers.items():
+            if index in self._needs[name] and name not in self._there:
+                op = self._ops[index]
+                born = log.insert()
+                self._there[name] = Storage(
+                    nbytes=buffer.nbytes,
+                    kind=Kind.WORKSPACE,
+                    birth=born,
+                    death=born,
+                    op=index,
+                    node=op.node,
+                    name=name,
+                    stream=buffer.stream,
+                )
+        if index + 1 == len(self._ops) or self._ops[index + 1].stream != self._ops[index].stream:
+            for there in self._there.values():
+                log.end(there)
+            self._there.clear()
 
 
 class _Log:
@@ -105,7 +140,7 @@ class _Log:
             if event.action == "output" and self._tick < op.end:
                 self.keep(self._tick + 1)
             elif event.action == "alloc" and event.nbytes:
-                birth = self._insert()
+                birth = self.insert()
                 buffers[event.name] = Storage(
                     nbytes=event.nbytes,
                     kind=Kind.WORKSPACE,
@@ -117,16 +152,18 @@ class _Log:
                     stream=op.stream,
                 )
             elif event.action == "free" and event.name in buffers:
-                self._end(buffers.pop(event.name))
+                self.end(buffers.pop(event.name))
         self.keep(op.end)
         end = op.end + self.shift
         for buffer in buffers.values():
-            self._end(buffer)
+            self.end(buffer)
         return begin, end
 
-    def _insert(self) -> int:
+    def insert(self) -> int:
+        """Put a tick in here."""
         self.shift += 1
         return self._tick + self.shift - 1
 
-    def _end(self, buffer: Storage) -> None:
-        self.added.append(buffer.model_copy(update={"death": self._insert()}))
+    def end(self, buffer: Storage) -> None:
+        """A hidden buffer goes here."""
+        self.added.append(buffer.model_copy(update={"death": self.insert()}))

@@ -8,6 +8,7 @@ from typing import Final
 
 from fxmem.memory.allocator.caching_allocator import CachingAllocator
 from fxmem.memory.allocator.stats import OutOfMemory
+from fxmem.records.names import GRAPH_INPUT
 from fxmem.records.profile import Bytes, Kind, Phase, PhaseSpan, Profile, Record, Storage
 
 
@@ -185,6 +186,8 @@ class TrainingLoop:
     def _place(self, storage: int) -> None:
         self._placing = storage
         placed = self.profile.storages[storage]
+        if self.step == 1 and placed.name == GRAPH_INPUT:
+            return  # the first step runs the graph without recording it
         address = self._allocator.malloc(placed.nbytes, placed.stream)
         self._address[storage] = address
         self._owner[address] = storage

@@ -54,6 +54,10 @@ class CompileRecord(Record):
     """Graphs of forward and backward that inductor wrote."""
     breaks: Many[str] = ()
     """Why dynamo ended a graph early."""
+    cuda_graphs: int = Field(default=0, exclude_if=lambda value: value == 0)
+    """How many of these are recorded as CUDA graphs."""
+    cuda_graph_skips: Many[str] = Field(default=(), exclude_if=lambda value: not value)
+    """Why others are not, where they should be."""
     kernels: int
     """Launches in a step: inductor's own kernels and those of libraries."""
     timed: Many[TimedChoice] = ()

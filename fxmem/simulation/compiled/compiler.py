@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from fxmem._torch import common as torch_common
+from fxmem._torch.compiler import cuda_graphs as torch_cuda_graphs
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem._torch.compiler import timed_choices as torch_timing
@@ -28,8 +29,8 @@ from fxmem.simulation.compiled.tracer import KernelTracer
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
 
-_SAID: Final = ("triton.cudagraphs",)
-"""Options of the program's own that the record has, since they are not followed."""
+_SAID: Final = ("triton.cudagraphs", "triton.cudagraph_trees")
+"""Options of the program's own that the record has: what CUDA graphs take beside is taken for granted."""
 
 
 class Compiler:
@@ -56,6 +57,9 @@ class Compiler:
         self.kernels: KernelTracer
         self._breaks: list[str] = []
         self._timed: Counter[TimedChoice] = Counter()
+        self._cuda_graphs: set[int] = set()
+        self._random_state: list[torch.Tensor] = []
+        self._graph_skips: dict[str, None] = {}
         self._given: dict[str, str] = {}
 
     # --- what surrounds it --------------------------------------------------------------------------------------------
@@ -69,6 +73,7 @@ class Compiler:
             torch_inductor.limit_saved(self.settings.activation_memory_budget),
             torch_inductor.stub_kernels(self.kernels.launched, self._note_wrapper, empty),
             torch_inductor.route_inductor(self.compile),
+            torch_cuda_graphs.route_cuda_graphs(self._capture, self._note_graph_skip),
             torch_dynamo.fresh_dynamo(self._breaks.append),
         ):
             yield
@@ -86,6 +91,33 @@ class Compiler:
             torch_timing.decide_timing(self._timing()),
         ):
             yield
+
+    def _capture(
+        self, model: torch_cuda_graphs.Model, static: frozenset[int], written: frozenset[int]
+    ) -> torch_cuda_graphs.Model:
+        """The graph as its recording allocates: all in the private pool, what may move copied there first.
+
+        Results of an earlier graph are in the pool already, and stay where they are. A graph that writes into what may
+        move is not recorded (`check_for_mutation` of torch/_inductor/cudagraph_utils.py).
+        """
+
+        def run(inputs: list[Any]) -> Any:
+            kernels = self.kernels
+            if any(not kernels.is_in_graph_pool(inputs[i]) for i in written - static):
+                self._note_graph_skip("it writes into an input that may move")
+                return model(inputs)
+            self._cuda_graphs.add(id(model))
+            self._random_state = self._random_state or kernels.make_random_state()
+            with kernels.graph_pool():
+                tensors = [i for i, each in enumerate(inputs) if isinstance(each, torch.Tensor) and i not in static]
+                moving = [i for i in tensors if not kernels.is_in_graph_pool(inputs[i])]
+                kernels.copy_inputs(inputs, moving)
+                return model(inputs)
+
+        return run
+
+    def _note_graph_skip(self, why: str) -> None:
+        self._graph_skips[why] = None
 
     def _note_wrapper(self, wrapper: torch_inductor.Wrapper) -> None:
         self.kernels.wrappers[wrapper.path] = wrapper
@@ -136,7 +168,6 @@ class Compiler:
         if self._target.device == "cuda" and _is_on_host(graph):
             return graph
         self._given |= {name: repr(options[name]) for name in _SAID if options.get(name)}
-        options = {**options, "triton.cudagraphs": False}
         with contextlib.ExitStack() as stack:
             if self._target.device == "cuda":
                 attend = card_emulation.attend_on_card
@@ -157,6 +188,8 @@ class Compiler:
             dynamic=settings.dynamic,
             options={**{name: repr(value) for name, value in options.items()}, **given},
             graphs=len(self.kernels.wrappers),
+            cuda_graphs=len(self._cuda_graphs),
+            cuda_graph_skips=tuple(self._graph_skips),
             breaks=tuple(self._breaks),
             kernels=self.kernels.launches,
             timed=tuple(each.model_copy(update={"count": count}) for each, count in self._timed.items()),

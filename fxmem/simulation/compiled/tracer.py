@@ -19,8 +19,10 @@ import torch.fx
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
+from fxmem._torch.compiler import cuda_graphs as torch_cuda_graphs
 from fxmem._torch.compiler import inductor as torch_inductor
-from fxmem.records.profile import ModuleCall, Phase, RecomputedRegion, SourceLine
+from fxmem.records.names import GRAPH_INPUT, GRAPH_POOL
+from fxmem.records.profile import Kind, ModuleCall, Phase, RecomputedRegion, SourceLine
 from fxmem.simulation.flops import size_of_tensors
 from fxmem.simulation.observe.event_log import LOSS, StepLog
 from fxmem.simulation.observe.fx_tracer import named_arguments
@@ -60,6 +62,7 @@ class KernelTracer:
         """By number of autograd's node of a compiled graph, the module that was called."""
         self._first_op: int | None = None
         self._inside_root = False
+        self._copies_inputs = False
 
     # --- the root -----------------------------------------------------------------------------------------------------
 
@@ -82,11 +85,44 @@ class KernelTracer:
         self._append(self.graph.output(tuple(found)), None, "", list(torch_common.iterate_tensors(out)), binds=False)
         return out
 
+    # --- CUDA graphs --------------------------------------------------------------------------------------------------
+
+    def graph_pool(self) -> contextlib.AbstractContextManager[None]:
+        """What is allocated inside is a CUDA graph's."""
+        return self._log.streams.graph_pool()
+
+    def make_random_state(self) -> list[torch.Tensor]:
+        """Seed and offset that CUDA graphs read (`CUDAGeneratorState::register_graph`, cuda/CUDAGeneratorImpl.cpp)."""
+        with self._log.streams.graph_stream():
+            made = [torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2)]
+            for name, tensor in zip(("seed", "offset"), made, strict=True):
+                index = self._log.note_storage(tensor)
+                if index is not None:
+                    self._log.kind[index], self._log.name[index] = Kind.BUFFER, f"{name} of CUDA graphs"
+        return made
+
+    def is_in_graph_pool(self, tensor: torch.Tensor) -> bool:
+        """Whether a CUDA graph has allocated a tensor."""
+        index = self._log.note_storage(tensor)
+        return index is not None and self._log.stream[index] == GRAPH_POOL
+
+    def copy_inputs(self, inputs: list[Any], moving: list[int]) -> None:
+        """Put copies in the place of a CUDA graph's arguments; no launch makes them."""
+        self._copies_inputs = True
+        try:
+            torch_cuda_graphs.copy_inputs(inputs, moving)
+        finally:
+            self._copies_inputs = False
+        for position in moving:
+            index = self._log.note_storage(inputs[position])
+            if index is not None:
+                self._log.name[index] = GRAPH_INPUT
+
     # --- launches -----------------------------------------------------------------------------------------------------
 
     def place(self, frame: Any) -> torch_inductor.KernelCall | None:
         """The launch that a frame runs for; None outside of what inductor wrote."""
-        found = torch_inductor.wrapper_frame(frame, self.wrappers)
+        found = None if self._copies_inputs else torch_inductor.wrapper_frame(frame, self.wrappers)
         return None if found is None else found[0].find_call(found[1])
 
     def begin_op(self, call: torch_inductor.KernelCall | None) -> None:

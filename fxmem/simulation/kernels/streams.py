@@ -19,6 +19,7 @@ import torch
 
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
+from fxmem.records.names import GRAPH_POOL
 
 _POOL: Final = 32
 _ELSEWHERE: Final = 1 + 2 * _POOL
@@ -89,6 +90,20 @@ class Streams:
             yield
         finally:
             self.current = before
+
+    @contextlib.contextmanager
+    def graph_pool(self) -> Iterator[None]:
+        """Allocate from the pool that all CUDA graphs share."""
+        with self.keep():
+            self.current = GRAPH_POOL
+            yield
+
+    @contextlib.contextmanager
+    def graph_stream(self) -> Iterator[None]:
+        """Allocate from the ordinary pool, for the stream that records CUDA graphs."""
+        with self.keep():
+            self.current = GRAPH_POOL + 1
+            yield
 
     @contextlib.contextmanager
     def patches(self) -> Iterator[None]:

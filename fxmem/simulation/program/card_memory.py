@@ -55,6 +55,8 @@ class CardMemory:
         """Since `clear_highest`, whatever the program does with its own peak statistics."""
         self._address: dict[int, int] = {}
         self._held: set[str] = set()
+        self._of_graphs: dict[str, int] = {}
+        """By name, where what a CUDA graph holds to its end is."""
 
     # --- what the program does ----------------------------------------------------------------------------------------
 
@@ -84,6 +86,12 @@ class CardMemory:
         for name, buffer in workspaces.items():
             if name not in self._held:
                 self._do(self._hold, name, buffer)
+
+    def release_graphs(self) -> None:
+        """Free what a CUDA graph has held, which is over."""
+        if self._of_graphs:
+            self.run_operator()
+            self._do(self._release_graphs)
 
     def reset_peak_stats(self) -> None:
         """Let peaks begin anew at what is there now."""
@@ -171,9 +179,17 @@ class CardMemory:
         if address is not None:
             self._allocator.free(address)
 
+    def _release_graphs(self) -> None:
+        for name, address in self._of_graphs.items():
+            self._held.discard(name)
+            self._allocator.free(address)
+        self._of_graphs = {}
+
     def _hold(self, name: str, buffer: HeldBuffer) -> None:
         self._held.add(name)
-        self._malloc(buffer.nbytes, buffer.stream)
+        address = self._malloc(buffer.nbytes, buffer.stream)
+        if buffer.needed_by:
+            self._of_graphs = {**self._of_graphs, name: address}
 
     def _reset_peak_stats(self) -> None:
         self._allocator.reset_peak_stats()

@@ -16,7 +16,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.hardware.workspaces import Seen
-from fxmem.records.names import MAX_OPERATORS, OWN_LOSS, Mode
+from fxmem.records.names import GRAPH_POOL, MAX_OPERATORS, OWN_LOSS, Mode
 from fxmem.records.profile import Phase, Profile, ProgramRun, Step, Target
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
@@ -230,10 +230,15 @@ class ProgramRecording(Recording):
 
     def _note_hidden(self, index: int, hidden: Any, phase: Phase) -> None:
         super()._note_hidden(index, hidden, phase)
-        if self.memory is not None and isinstance(hidden, Seen):
+        if self.memory is None:
+            return
+        if self.log.streams.current != GRAPH_POOL:
+            self.memory.release_graphs()
+        if isinstance(hidden, Seen):
             self.memory.run_operator(hidden.memory, self.log.streams.current)
             if hidden.multiplies:  # a library asks for its workspace once the output is there
-                self.memory.hold(self.collector.held())
+                held = self.collector.held().items()
+                self.memory.hold({name: each for name, each in held if not each.needed_by or index in each.needed_by})
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 

@@ -89,6 +89,20 @@ def test_what_is_held_needs_no_op_that_hides_something():
     assert (after.storages[-1].name, after.ops, after.ticks) == ("held", profile.ops, profile.ticks)
 
 
+def test_what_a_cuda_graph_holds_goes_at_its_end():
+    profile = small_profile()
+    spans = [(op.begin, op.end) for op in profile.ops]
+    graphs = (1, 1, 0, 1)  # by op, whether it is in a graph: two graphs
+    ops = [TimedOp(op.node, op.begin, op.end, graph) for op, graph in zip(profile.ops, graphs, strict=False)]
+    held = {"held": HeldBuffer(4099, 1, 1, needed_by=(1, 3))}
+    log = insert_workspaces(ops, (), profile.ticks, {}, held)
+    first, second = log.storages
+    assert (first.op, second.op, first.nbytes, second.nbytes) == (1, 3, 4099, 4099)
+    assert (first.birth, first.death) == (spans[1][1], spans[1][1] + 1)  # the result comes before it
+    assert (second.birth, second.death) == (spans[3][1] + 2, spans[3][1] + 3)
+    assert log.ticks == profile.ticks + 4
+
+
 def test_a_result_that_allocates_nothing_moves_nothing():
     profile = small_profile()
     index, op = next((i, op) for i, op in enumerate(profile.ops) if op.end - op.begin == 1)

@@ -1,0 +1,71 @@
+"""Private names of inductor: graphs that it records as CUDA graphs.
+
+Checked on torch 2.11 and 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fxmem._torch.common import patch
+
+Model = Callable[[list[Any]], Any]
+"""What inductor wrote, called with a list of arguments that it empties."""
+
+
+@contextlib.contextmanager
+def route_cuda_graphs(
+    capture: Callable[[Model, frozenset[int], frozenset[int]], Model], note_skip: Callable[[str], None]
+) -> Iterator[None]:
+    """Let `capture(model, static, written)` stand for what records a CUDA graph.
+
+    Of its arguments, the `static` ones keep their place, and the graph writes into the `written` ones.
+
+    Inductor itself says which graphs are recorded, and `note_skip(why)` is called for one that is not.
+
+    `torch._inductor.compile_fx.cudagraphify` (since 2.0); `log_cudagraph_skip_and_bump_counter` of
+    torch/_inductor/cudagraph_utils.py (since 2.4), which compile_fx.py and output_code.py have imported.
+    """
+    from torch._inductor import compile_fx, output_code
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def cudagraphify(
+            model: Model, static_input_idxs: Sequence[int] = (), *, mutated_input_idxs: Sequence[int] = (), **_: Any
+        ) -> Model:
+            return capture(model, frozenset(static_input_idxs), frozenset(mutated_input_idxs))
+
+        return cudagraphify
+
+    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda message: note_skip(message.split("\n")[0])
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch(compile_fx, "cudagraphify", make))
+        for owner in (compile_fx, output_code):
+            if hasattr(owner, "log_cudagraph_skip_and_bump_counter"):
+                stack.enter_context(patch(owner, "log_cudagraph_skip_and_bump_counter", noted))
+        yield
+
+
+def copy_inputs(inputs: list[Any], moving: Sequence[int]) -> None:
+    """Put copies in the place of arguments, as a recording does.
+
+    `CUDAGraphNode._allocate_and_copy_recording_inputs` of torch/_inductor/cudagraph_trees.py (since 2.1): all copies
+    are allocated, then filled, then the arguments are let go. `static_input` of torch/_inductor/compile_fx.py (since
+    2.0), `get_expanded_dims` and `index_expanded_dims` of torch/_inductor/output_code.py (since 2.6).
+    """
+    from torch._inductor import compile_fx, output_code
+
+    copies = [compile_fx.static_input(inputs[index]) for index in moving]
+    filled, read = [], []
+    for copy, index in zip(copies, moving, strict=True):
+        dims = output_code.get_expanded_dims(inputs[index])
+        filled.append(output_code.index_expanded_dims(copy, dims))
+        read.append(output_code.index_expanded_dims(inputs[index], dims))
+        inputs[index] = copy
+    if filled:
+        torch._foreach_copy_(filled, read)
