@@ -235,6 +235,36 @@ def fsdp_tp(device: str, *, checkpoint: bool = False, half: bool = True) -> Call
     return parallelize
 
 
+class Wide(nn.Module):
+    """More parameters than results: four layers on the mean of all tokens, of 4 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 2048), nn.GELU(), nn.Linear(2048, WIDTH)) for _ in range(4)
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits."""
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x.mean((0, 1), keepdim=True))
+        out: torch.Tensor = self.output(x)
+        return out
+
+
+def ddp(device: str, compiles: str) -> Callable[[Any], Any]:
+    """Buckets of the smallest size that dynamo splits by, the model compiled before or after it is wrapped."""
+
+    def parallelize(_: Any) -> Any:
+        model: Any = torch.compile(Wide()) if compiles == "before" else Wide()
+        model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1, gradient_as_bucket_view=True)
+        return torch.compile(model) if compiles == "after" else model
+
+    return parallelize
+
+
 def mesh(words: str, **settings: Any) -> Callable[[str], Callable[[Any], Any]]:
     """The plan of `--mesh`."""
     return lambda _: MeshPlan(read_mesh(words), **settings)
@@ -269,6 +299,8 @@ COMPILED: Final[dict[str, Configuration]] = {
     "fsdp, compiled layers, accumulation": (2, 1, lambda device: fsdp(device, compiled="in place"), {"accumulate": 2}),
     "fsdp, compiled layers, inference": (2, 1, lambda device: fsdp(device, compiled="in place"), {"mode": "infer"}),
     "fsdp, compiled whole": (2, 0, lambda device: lambda model: torch.compile(fsdp(device)(model)), {}),
+    "ddp, compiled": (2, 0, lambda device: ddp(device, compiles="after"), {}),
+    "ddp, compiled within": (2, 1, lambda device: ddp(device, compiles="before"), {}),
     "tp, compiled layers": (2, 1, lambda device: compiled_tp(device, sequence=False), {}),
     "tp with sequence parallel, compiled layers": (2, 0, compiled_tp, {}),
 }

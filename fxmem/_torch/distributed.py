@@ -333,6 +333,21 @@ def assign_buckets(parameters: Sequence[torch.Tensor], limits: list[int]) -> lis
 
 
 @contextlib.contextmanager
+def split_by_buckets(replica: torch.nn.Module) -> Iterator[None]:
+    """Dynamo splits a graph that it compiles inside where a bucket of this module ends.
+
+    `DDPOptimizer` of torch/_dynamo/backends/distributed.py asks for `bucket_bytes_cap` of the module that
+    `DistributedDataParallel._active_ddp_module` (since 1.13) names: that of the class which dynamo has imported.
+    """
+    dynamo: Any = sys.modules.get("torch._dynamo.convert_frame")
+    if dynamo is None:
+        yield
+        return
+    with patch(dynamo.DistributedDataParallel, "_active_ddp_module", lambda _: replica):
+        yield
+
+
+@contextlib.contextmanager
 def replace_ddp(replica: type[torch.nn.Module]) -> Iterator[None]:
     """DistributedDataParallel is another class: where torch offers it, and where it was imported before."""
     parallel: Any = torch.nn.parallel

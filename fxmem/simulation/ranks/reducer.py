@@ -41,7 +41,7 @@ class Replica(torch.nn.Module):
         super().__init__()
         self.module = module
         self._views, self._group, self._syncs = gradient_as_bucket_view, process_group, True
-        limit = _BUCKET if bucket_cap_mb is None else int(bucket_cap_mb * _MIB)
+        limit = self.bucket_bytes_cap = _BUCKET if bucket_cap_mb is None else int(bucket_cap_mb * _MIB)
         parameters = [each for each in module.parameters() if each.requires_grad][::-1]
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
         self._buckets: list[torch.Tensor] = []
@@ -59,7 +59,8 @@ class Replica(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's."""
-        return self.module(*args, **kwargs)
+        with torch_distributed.split_by_buckets(self):
+            return self.module(*args, **kwargs)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

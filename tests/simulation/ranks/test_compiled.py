@@ -20,6 +20,8 @@ MEASURED: Final = {
     "fsdp, compiled layers": 2_768_648,
     "fsdp, compiled layers, no resharding": 3_089_664,
     "fsdp, compiled checkpoints": 2_677_128,
+    "ddp, compiled": 18_685_008,
+    "ddp, compiled within": 18_685_008,
 }
 """The peak of both of two ranks over gloo, on 2026-11-23 with torch 2.11; `FXMEM_ALL=1` measures it anew."""
 
@@ -51,6 +53,18 @@ def test_a_rank_of_compiled_layers_takes_what_real_ranks_took() -> None:
 def test_a_rank_of_compiled_checkpoints_takes_what_its_real_tensors_take() -> None:
     measured, predicted = measured_and_predicted("fsdp, compiled checkpoints")
     assert predicted == measured
+
+
+@pytest.mark.parametrize(
+    "kind", ["ddp, compiled", "ddp, compiled within"] if os.environ.get("FXMEM_ALL") else ["ddp, compiled"]
+)
+def test_a_compiled_graph_is_split_where_a_bucket_ends(kind: str) -> None:
+    """In one piece, backward would hold all gradients at once: 21,853,520 bytes."""
+    recorded = gloo.predict(kind, 2, 0)
+    made = recorded.profile.step.compiled
+    assert made is not None
+    assert (made.graphs, made.breaks) == (10, ())  # five buckets of 1 MiB
+    assert recorded.rounds[-1].requested_bytes == MEASURED[kind]
 
 
 def test_a_mesh_compiles_the_blocks_and_shards_them_then() -> None:
