@@ -28,11 +28,15 @@ from tests.simulation.ranks.test_truth import measured_and_predicted
 _RESULTS = Path(__file__).parent / "results"
 _OVER_GLOO: Final = {
     2: (
-        *("fsdp", "fsdp, accumulation", "fsdp, no resharding", "fsdp, selectively checkpointed"),
+        *("fsdp", "fsdp, accumulation", "fsdp, no resharding", "fsdp, selectively checkpointed", "fsdp, checkpointed"),
         *("fsdp, compiled layers", "fsdp, compiled layers, no resharding", "fsdp, compiled checkpoints"),
-        *("tp", "tp with sequence parallel", "ddp", "ddp, views", "1f1b", "gpipe"),
+        *("tp", "tp with sequence parallel", "ddp", "ddp, views", "zero-1", "1f1b", "gpipe"),
     ),
-    4: ("fsdp", "hsdp", "mesh of tp", "ddp", "1f1b", "gpipe"),
+    3: ("fsdp, uneven shards, the last rank", "fsdp, uneven, accumulation"),
+    4: (
+        *("fsdp", "fsdp, bf16 with fp32 reduction", "hsdp", "fsdp x tp, checkpointed", "mesh of tp"),
+        *("ddp", "zero-1", "1f1b", "gpipe"),
+    ),
 }
 """By number of ranks, the kinds of `tests/simulation/ranks/programs/spread.py`."""
 _REPEATS: Final = 5
@@ -81,8 +85,8 @@ def main() -> int:
         print(lines[-1], flush=True)
     for world, kinds in _OVER_GLOO.items():
         with tempfile.TemporaryDirectory() as folder:
-            found = gloo.measure(Path(folder), world, *kinds)
-        for (kind, rank), once in found.items():
+            found = gloo.measure(Path(folder), *((kind, world) for kind in kinds))
+        for (kind, _, rank), once in found.items():
             measured, predicted = gloo.compare(kind, world, rank, once)
             off = predicted - measured
             wrong += abs(off) > gloo.NUMBER

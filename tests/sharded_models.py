@@ -305,3 +305,8 @@ COMPILED: Final[dict[str, Configuration]] = {
     "tp with sequence parallel, compiled layers": (2, 0, compiled_tp, {}),
 }
 """What `torch.compile` is in."""
+HALF: Final = (
+    *("fsdp, bf16 with fp32 reduction", "fsdp, uneven shards, the last rank", "fsdp, uneven, accumulation"),
+    *("fsdp, checkpointed", "fsdp x tp, checkpointed", "mesh of fsdp"),
+)
+"""Those that compute in bfloat16."""

@@ -10,8 +10,9 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
+from fxmem.hardware.workspaces import HiddenMemory
 from fxmem.records.profile import Kind, Phase
-from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.observe.event_log import LoggedOp, StepLog
 from fxmem.simulation.observe.source_lines import program_place
 from fxmem.simulation.program.card_memory import CardMemory
 
@@ -24,10 +25,10 @@ class HighWater:
         self.phase = Phase.FORWARD
         self.place = ""
 
-    def watch(self, log: ProgramLog) -> None:
+    def watch(self, live: int, phase: Phase) -> None:
         """Note what is alive now where it is the most."""
-        if log.live > self.requested:
-            self.requested, self.phase = log.live, log.phase
+        if live > self.requested:
+            self.requested, self.phase = live, phase
             self.place = program_place(sys._getframe(2))
 
 
@@ -54,8 +55,25 @@ class ProgramLog(StepLog):
             self.memory.request(len(self.nbytes), nbytes, self.streams.current)
         index = super().enter(storage, nbytes, shape, dtype)
         self.live += nbytes
-        self.high_water.watch(self)
+        self.high_water.watch(self.live, self.phase)
         return index
+
+    def pass_through(self, op: LoggedOp, hidden: HiddenMemory) -> None:
+        """Note the most that is alive within an operator that has run, with what its kernel has for itself."""
+        first = next((index for index in reversed(range(len(self.birth))) if self.birth[index] < op.begin), -1) + 1
+        made = [0 if self.death[index] is not None else self.nbytes[index] for index in range(first, len(self.nbytes))]
+        live, most, own = self.live - sum(made), self.live, dict[str, int]()
+        results = iter(made)
+        for event in hidden.events:
+            if event.action == "output":
+                live += next(results, 0)
+            elif event.action == "free":
+                live -= own.pop(event.name, 0)
+            elif event.nbytes:
+                own[event.name] = event.nbytes
+                live += event.nbytes
+            most = max(most, live)
+        self.high_water.watch(max(most, live + sum(results)), self.phase)
 
     def discard(self, first: int) -> None:
         """Forget the storages from this one on: the card had no memory for them."""

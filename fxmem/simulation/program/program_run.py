@@ -231,6 +231,8 @@ class ProgramRecording(Recording):
     def _note_hidden(self, index: int, hidden: Any, phase: Phase) -> None:
         super()._note_hidden(index, hidden, phase)
         if self.memory is None:
+            if isinstance(hidden, Seen) and hidden.memory is not None:
+                self.log.pass_through(self.log.ops[index], hidden.memory)
             return
         if self.log.streams.current != GRAPH_POOL:
             self.memory.release_graphs()

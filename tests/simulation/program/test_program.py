@@ -619,6 +619,20 @@ def test_a_program_for_the_cpu() -> None:
     assert recorded.rounds[-1].requested_bytes == recorded.peak.requested_bytes
 
 
+def test_a_round_on_the_cpu_counts_what_a_kernel_has_for_itself() -> None:
+    """`_log_softmax` copies an input that is not contiguous."""
+    layer = torch.nn.Linear(8, 64)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    with fxmem.record("cpu", steps=2) as recorded:
+        while True:
+            torch.log_softmax(layer(torch.zeros(512, 8)).t(), 1).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    copied = [each for each in recorded.profile.storages if each.kind is Kind.WORKSPACE]
+    assert max(each.nbytes for each in copied) == 512 * 64 * 4
+    assert recorded.rounds[-1].requested_bytes == recorded.peak.requested_bytes
+
+
 def test_integers_are_real_on_the_cpu_and_counted() -> None:
     with fxmem.record("cpu") as recorded:
         kept = torch.arange(1000)

@@ -94,7 +94,7 @@ def test_what_is_not_compiled_on_ranks_is_refused(given: dict[str, Any], message
 
 @pytest.mark.skipif(not os.environ.get("FXMEM_ALL"), reason="two real ranks compile for a minute")
 def test_real_ranks_of_compiled_layers_take_what_is_predicted(tmp_path_factory: pytest.TempPathFactory) -> None:
-    measured = gloo.measure(tmp_path_factory.mktemp("ranks"), 2, *MEASURED)
-    assert {kind: nbytes for (kind, _), nbytes in measured.items()} == MEASURED
-    for (kind, rank), nbytes in measured.items():
-        assert gloo.predict(kind, 2, rank).rounds[-1].requested_bytes == nbytes
+    measured = gloo.measure(tmp_path_factory.mktemp("ranks"), *((kind, 2) for kind in MEASURED))
+    assert {kind: nbytes for (kind, *_), nbytes in measured.items()} == MEASURED
+    for (kind, world, rank), nbytes in measured.items():
+        assert gloo.predict(kind, world, rank).rounds[-1].requested_bytes == nbytes

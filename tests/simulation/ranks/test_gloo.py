@@ -14,20 +14,25 @@ from tests.sharded_models import Llama, loss, tokens, tp
 from tests.simulation.ranks.gloo import NUMBER, compare, measure
 
 CASES: Final = (
-    *(("fsdp, accumulation", 1), ("fsdp, selectively checkpointed", 0), ("tp with sequence parallel", 1)),
-    *(("ddp", 0), ("ddp, views", 1), ("1f1b", 0), ("1f1b", 1)),
+    *(("fsdp, accumulation", 2, 1), ("fsdp, selectively checkpointed", 2, 0), ("tp with sequence parallel", 2, 1)),
+    *(("ddp", 2, 0), ("ddp, views", 2, 1), ("zero-1", 2, 0), ("zero-1", 2, 1), ("1f1b", 2, 0), ("1f1b", 2, 1)),
+    *(("fsdp, uneven shards, the last rank", 3, 0), ("fsdp, uneven shards, the last rank", 3, 2)),
+    *(("hsdp", 4, 3), ("fsdp x tp, checkpointed", 4, 2), ("mesh of tp", 4, 0)),
 )
+"""Kind, world and rank."""
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int], int]:
-    """Every kind on two ranks."""
-    return measure(tmp_path_factory.mktemp("ranks"), 2, *dict.fromkeys(kind for kind, _ in CASES))
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int, int], int]:
+    """Every rank of every kind."""
+    return measure(tmp_path_factory.mktemp("ranks"), *dict.fromkeys((kind, world) for kind, world, _ in CASES))
 
 
-@pytest.mark.parametrize(("kind", "rank"), CASES)
-def test_a_rank_takes_what_is_predicted(kind: str, rank: int, measured: Mapping[tuple[str, int], int]) -> None:
-    real, predicted = compare(kind, 2, rank, measured[kind, rank])
+@pytest.mark.parametrize(("kind", "world", "rank"), CASES)
+def test_a_rank_takes_what_is_predicted(
+    kind: str, world: int, rank: int, measured: Mapping[tuple[str, int, int], int]
+) -> None:
+    real, predicted = compare(kind, world, rank, measured[kind, world, rank])
     assert abs(predicted - real) <= NUMBER
 
 

@@ -43,9 +43,9 @@ class Stage(nn.Module):
         return x if self.output is None else self.output(x)
 
 
-def train(model: nn.Module, accumulate: int = 1) -> None:
+def train(model: nn.Module, accumulate: int = 1, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Steps of some micro-batches."""
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = optimizer or torch.optim.AdamW(model.parameters())
     for _ in range(STEPS):
         for _ in range(accumulate):
             loss(model(batch)).backward()
@@ -77,6 +77,11 @@ if kind in ("1f1b", "gpipe"):
     train_stages(made(stage, 4, loss_fn=stage_loss), stage.submod.parameters())
 elif kind == "ddp":
     train(nn.parallel.DistributedDataParallel(Llama()))
+elif kind == "zero-1":
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    spread = nn.parallel.DistributedDataParallel(Llama())
+    train(spread, optimizer=ZeroRedundancyOptimizer(spread.parameters(), torch.optim.AdamW))
 elif kind == "ddp, views":
     train(nn.parallel.DistributedDataParallel(Llama(), gradient_as_bucket_view=True, bucket_cap_mb=0.1))
 else:
