@@ -45,10 +45,14 @@ def main() -> int:
         release = calls.pop("torch")
         optimizers = ask("optimizers", card)
         allocator = {
-            f"{text or 'defaults'}, {mib} MiB": ask(
-                "allocator", card, SEED=str(seed), CARD_BYTES=str(mib << 20), PYTORCH_CUDA_ALLOC_CONF=text
+            f"{text or 'defaults'}, {mib} MiB, {streams} streams": ask(
+                *("allocator", card),
+                SEED=str(seed),
+                CARD_BYTES=str(mib << 20),
+                PYTORCH_CUDA_ALLOC_CONF=text,
+                STREAMS=str(streams),
             )
-            for text, mib, seed, _ in TORCH_ANSWERS[::3]
+            for text, mib, seed, streams, _ in TORCH_ANSWERS[::3]
         }
     del optimizers["torch"]
     for each in allocator.values():

@@ -18,10 +18,12 @@ from torch import Tensor
 from fxmem.hardware.catalogue import target
 from fxmem.hardware.workspaces import Collector, ConvSettings
 from fxmem.records.profile import Phase
-from tests.memory.test_allocator import requests
+from tests.memory.test_allocator import requests, stream_of
 
 aten: Any = torch.ops.aten
 HALF, FLOAT = torch.bfloat16, torch.float32
+FIRST_ADDRESS = 0x700000000000
+"""Of the stand-in's memory: `next_address` of `card.c`."""
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop", "ASGD")
 
 
@@ -157,23 +159,32 @@ def ask_optimizers() -> dict[str, Any]:
 
 
 def ask_allocator() -> dict[str, Any]:
-    """A digest of all answers to 3,000 requests, and the peaks. Settings are those of `PYTORCH_CUDA_ALLOC_CONF`."""
+    """A digest of all answers to 3,000 requests on STREAMS streams, addresses included, and the peaks.
+
+    Each line is one of `tests.memory.test_allocator.answers`. Settings are those of `PYTORCH_CUDA_ALLOC_CONF`.
+    """
+    streams = [torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(int(os.environ["STREAMS"]) - 1))]
     live: dict[int, int] = {}
-    lines = []
+    text = sha256()
     for verb, name, nbytes in requests(int(os.environ["SEED"]), 3000):
-        try:
-            if verb == "malloc":
-                live[name] = torch.cuda.caching_allocator_alloc(nbytes)
-            elif verb == "free" and name in live:
-                torch.cuda.caching_allocator_delete(live.pop(name))
-            elif verb == "empty":
-                torch.cuda.empty_cache()
-        except torch.OutOfMemoryError:
-            pass
+        head = verb
+        if verb == "malloc":
+            stream = streams[stream_of(name, len(streams))]
+            try:
+                live[name] = torch.cuda.caching_allocator_alloc(nbytes, stream=stream)
+                head = str(live[name] - FIRST_ADDRESS + 2**40)  # fxmem's allocator begins there
+            except torch.OutOfMemoryError:
+                head = "oom"
+        elif verb == "empty":
+            torch.cuda.empty_cache()
+        elif name in live:
+            torch.cuda.caching_allocator_delete(live.pop(name))
         stats = torch.cuda.memory_stats()
-        lines.append([stats[f"{kind}_bytes.all.current"] for kind in ("requested", "allocated", "reserved")])
+        current = [stats[f"{kind}_bytes.all.current"] for kind in ("requested", "allocated", "reserved")]
+        line = [head, *current, stats["segment.all.current"], stats["num_alloc_retries"], stats["num_ooms"]]
+        text.update(" ".join(map(str, line)).encode() + b"\n")
     kinds = [f"{kind}_bytes.all.peak" for kind in ("requested", "allocated", "reserved")]
-    return {"log": digest(lines), "peaks": [stats[kind] for kind in (*kinds, "num_alloc_retries", "num_ooms")]}
+    return {"log": text.hexdigest()[:16], "peaks": [stats[kind] for kind in (*kinds, "num_alloc_retries", "num_ooms")]}
 
 
 def digest(value: Any) -> str:

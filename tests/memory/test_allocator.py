@@ -487,14 +487,19 @@ def requests(seed: int, count: int) -> Iterator[tuple[str, int, int]]:
             yield "free", live.pop(pick % len(live)), 0
 
 
-def answers(allocator: CachingAllocator, seed: int, count: int) -> Iterator[str]:
+def stream_of(name: int, streams: int) -> int:
+    """On which of so many streams an allocation is made; 0 is the default one."""
+    return (name * 2654435761 >> 16) % streams
+
+
+def answers(allocator: CachingAllocator, seed: int, count: int, streams: int = 1) -> Iterator[str]:
     """One line per request: the address, the bytes requested, allocated and reserved, and the three counts."""
     held: dict[int, int] = {}
     for verb, name, nbytes in requests(seed, count):
         head = verb
         if verb == "malloc":
             try:
-                held[name] = allocator.malloc(nbytes)
+                held[name] = allocator.malloc(nbytes, stream=stream_of(name, streams))
                 head = str(held[name])
             except OutOfMemory:
                 head = "oom"
@@ -510,57 +515,103 @@ def answers(allocator: CachingAllocator, seed: int, count: int) -> Iterator[str]
 
 
 TORCH_ANSWERS = [
-    ("", 1048576, 1, (3457934063, 3459475456, 4387241984, 0, 0, "2fb9c88ef2496891")),
-    ("", 900, 2, (919988233, 922596864, 943718400, 200, 195, "0a734c27b6b0a911")),
-    ("expandable_segments:True", 1048576, 3, (3364553755, 3364567040, 3550478336, 0, 0, "3aa8779d7609b77c")),
-    ("expandable_segments:True", 900, 4, (902141674, 902153728, 931135488, 240, 226, "bcd4d9b9b4d927f2")),
-    ("max_split_size_mb:32", 700, 5, (717974640, 729441280, 734003200, 231, 203, "0215f05809b72163")),
+    ("", 1048576, 1, 1, (3457934063, 3459475456, 4387241984, 0, 0, "2fb9c88ef2496891")),
+    ("", 1048576, 1, 4, (3457934063, 3459555840, 6585057280, 0, 0, "e38ca3d0b51632c2")),
+    ("", 900, 2, 1, (919988233, 922596864, 943718400, 200, 195, "0a734c27b6b0a911")),
+    ("", 900, 2, 4, (905970371, 907638784, 943718400, 248, 211, "347beeaa808b2e1a")),
+    ("expandable_segments:True", 1048576, 3, 1, (3364553755, 3364567040, 3550478336, 0, 0, "3aa8779d7609b77c")),
+    ("expandable_segments:True", 1048576, 3, 4, (3364553755, 3364567040, 3890216960, 0, 0, "a4a9620dbb583d68")),
+    ("expandable_segments:True", 900, 4, 1, (902141674, 902153728, 931135488, 240, 226, "bcd4d9b9b4d927f2")),
+    ("expandable_segments:True", 900, 4, 4, (886133729, 886151168, 935329792, 279, 242, "f8ad855ee0486b34")),
+    ("max_split_size_mb:32", 700, 5, 1, (717974640, 729441280, 734003200, 231, 203, "0215f05809b72163")),
+    ("max_split_size_mb:32", 700, 5, 4, (701706806, 707490816, 734003200, 277, 211, "0f3d027f53f25b32")),
     (
         "max_split_size_mb:20,max_non_split_rounding_mb:40,expandable_segments:True",
         700,
         6,
+        1,
         (693591665, 693597696, 723517440, 225, 193, "99419df3d371bb41"),
+    ),
+    (
+        "max_split_size_mb:20,max_non_split_rounding_mb:40,expandable_segments:True",
+        700,
+        6,
+        4,
+        (666265667, 666271744, 727711744, 254, 204, "3666367ad2f7900a"),
     ),
     (
         "roundup_power2_divisions:[64:8,256:4,>:2]",
         1048576,
         7,
+        1,
         (6676925986, 6719065600, 8380219392, 0, 0, "70fee42910077989"),
+    ),
+    (
+        "roundup_power2_divisions:[64:8,256:4,>:2]",
+        1048576,
+        7,
+        4,
+        (6676925986, 6719479808, 9628024832, 0, 0, "3a5e8e33db80e445"),
     ),
     (
         "roundup_power2_divisions:4,large_segment_size_mb:48",
         800,
         8,
+        1,
         (747722935, 817974272, 838860800, 249, 245, "2c7b15a7e6ae06a1"),
+    ),
+    (
+        "roundup_power2_divisions:4,large_segment_size_mb:48",
+        800,
+        8,
+        4,
+        (687806509, 752037888, 838860800, 303, 288, "b78c767fd3f576d1"),
     ),
     (
         "garbage_collection_threshold:0.6,per_process_memory_fraction:0.8",
         1200,
         9,
+        1,
         (984617565, 985929728, 1006632960, 238, 238, "3a8fe0dd885590b4"),
+    ),
+    (
+        "garbage_collection_threshold:0.6,per_process_memory_fraction:0.8",
+        1200,
+        9,
+        4,
+        (895549458, 897762304, 1006632960, 259, 259, "90c9a3b272545925"),
     ),
     (
         "garbage_collection_threshold:0.3,per_process_memory_fraction:0.9,max_split_size_mb:64,large_segment_size_mb:30,roundup_power2_divisions:16",
         1000,
         10,
+        1,
         (912854507, 937277952, 943718400, 193, 193, "1e0fffea55864495"),
     ),
+    (
+        "garbage_collection_threshold:0.3,per_process_memory_fraction:0.9,max_split_size_mb:64,large_segment_size_mb:30,roundup_power2_divisions:16",
+        1000,
+        10,
+        4,
+        (900173068, 917527552, 943718400, 192, 192, "c21e5014969ee380"),
+    ),
 ]
-"""Settings, device and seed; what libc10_cuda.so of torch 2.11.0+cu130 answered to `requests`: peaks of requested,
-allocated and reserved bytes, retries, failures, and the SHA-256 of all lines of `answers`, addresses included.
+"""Settings, device, seed and streams; what libc10_cuda.so of torch 2.11.0+cu130 answered to `requests` (`make
+releases`): peaks of requested, allocated and reserved bytes, retries, failures, and the SHA-256 of all lines of
+`answers`, addresses included.
 
 The library ran without a GPU: cudaMalloc, cudaFree, cuMemCreate, cuMemMap and their like were replaced by a counter
 that refuses beyond the device's memory and places what it grants the way `fxmem.memory.allocator` says it does.
 """
 
 
-@pytest.mark.parametrize(("text", "device_mib", "seed", "expected"), TORCH_ANSWERS)
+@pytest.mark.parametrize(("text", "device_mib", "seed", "streams", "expected"), TORCH_ANSWERS)
 def test_torch_answers_the_same(
-    text: str, device_mib: int, seed: int, expected: tuple[int, int, int, int, int, str]
+    text: str, device_mib: int, seed: int, streams: int, expected: tuple[int, int, int, int, int, str]
 ) -> None:
     allocator = CachingAllocator(AllocatorSettings.from_string(text), capacity_bytes=device_mib * MIB)
     digest = hashlib.sha256()
-    for line in answers(allocator, seed, 3000):
+    for line in answers(allocator, seed, 3000, streams):
         digest.update(line.encode() + b"\n")
     stats = allocator.stats()
     peaks = (
