@@ -42,11 +42,15 @@ def begin_fake_group(init_process_group: Callable[..., Any], size: int, rank: in
 
 @contextlib.contextmanager
 def group_of_its_own() -> Iterator[None]:
-    """End the process group that began inside and did not end; DTensor forgets what it learnt of its meshes."""
-    before = is_initialized()
+    """End the process group that began inside and did not end; DTensor forgets what it learnt of its meshes.
+
+    `init_process_group` leaves a `sys.excepthook` that writes the rank before each line of a traceback (since 2.1).
+    """
+    before, excepthook = is_initialized(), sys.excepthook
     try:
         yield
     finally:
+        sys.excepthook = excepthook
         if is_initialized() and not before:
             dist.destroy_process_group()
         _forget_meshes()

@@ -92,7 +92,7 @@ def measure(folder: Path, *wanted: tuple[str, int]) -> dict[tuple[str, int, int]
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=60 * max(4, len(wanted)),
         env=os.environ | {"OMP_NUM_THREADS": "1", "PAUSE": "0.02"},
     )
     found: dict[tuple[str, int, int], int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def left_by_torch() -> tuple[Any, ...]:
         os.environ.get("WORLD_SIZE"),
         torch.is_grad_enabled(),
         torch.get_default_device(),
+        sys.excepthook,
     )
 
 
