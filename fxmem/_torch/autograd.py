@@ -37,6 +37,17 @@ def input_metadata(node: Any) -> list[Any]:
     return list(node._input_metadata)
 
 
+def apply_function(node: Any, received: list[Any], *, keeps: bool) -> Any:
+    """Call the backward of a Function; with `keeps`, `received` is whole afterwards.
+
+    One with `boxed_grads_call`, such as torch.compile's, takes a list and lets go of gradients as it reads them
+    (`BackwardCFunction.apply_boxed`, `_forward_cls`; since 2.15).
+    """
+    if getattr(getattr(node, "_forward_cls", None), "boxed_grads_call", False):
+        return node.apply_boxed(list(received) if keeps else received)
+    return node.apply(*received)
+
+
 def edge_device(edge: torch.autograd.graph.GradientEdge) -> torch.device:
     """The device of the gradient that arrives there."""
     device: torch.device = input_metadata(edge.node)[edge.output_nr].device

@@ -255,7 +255,7 @@ class AutogradEngine:
             return list(outputs) if isinstance(outputs, tuple) else [outputs]
         self._fill_missing(node, number, received)
         with self.around_compiled() if type(node).__name__ == _COMPILED else self._around():
-            outputs = node.apply(*received)  # type: ignore[no-untyped-call]
+            outputs = torch_autograd.apply_function(node, received, keeps=self.hooks.has_post_hooks(node))
         results = list(outputs) if isinstance(outputs, tuple) else [outputs]
         # backward returns one gradient per argument of forward; the graph has an edge per tensor argument, empty where
         # none is wanted.

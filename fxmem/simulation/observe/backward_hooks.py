@@ -60,6 +60,10 @@ class BackwardHooks:
             if replaced is not None:
                 received[:] = replaced if isinstance(replaced, tuple) else (replaced,)
 
+    def has_post_hooks(self, node: Any) -> bool:
+        """Whether a hook is to see what a node received after it has run."""
+        return bool(_find_hooks(node, "register_hook"))
+
     def run_post_hooks(
         self, node: Any, results: list[torch.Tensor | None], received: list[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
