@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from fxmem.__main__ import main
+from fxmem.hardware.releases import find_release
 from fxmem.records.profile import Report
 from tests import ROOT
 
@@ -91,8 +92,10 @@ def test_record_trainer(run: Run) -> None:
 def test_generate_llama(run: Run) -> None:
     *caches, served = run("generate_llama.py").splitlines()
     dynamic, static = (int(line.split()[-2].replace(",", "")) for line in caches)
-    # While decoding, the grown keys of one layer are there twice: 8 x 4 heads x 383 tokens x 32 x 4 bytes.
-    assert dynamic - static >= 8 * 4 * 383 * 32 * 4
+    if find_release(torch.__version__)[0].keeps_workspaces:  # otherwise both peak in a product, beside its workspace
+        # While decoding, the grown keys of one layer are there twice: 8 x 4 heads x 383 tokens x 32 x 4 bytes.
+        assert dynamic - static >= 8 * 4 * 383 * 32 * 4
+    assert max(dynamic, static) < min(int(line.split()[2].replace(",", "")) for line in caches)  # of the prompt
     low, high = (int(word.replace(",", "")) for word in served.split() if word[0].isdigit())
     assert 0 < low <= high < 0.9 * 16 * 2**30
 

@@ -17,6 +17,7 @@ import fxmem
 from benchmarks.serving import FOLDER, GIB, predict
 from fxmem.__main__ import main
 from fxmem.errors import UsageError
+from fxmem.hardware.releases import find_release
 from fxmem.records.sizes import ServeSize
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
@@ -60,8 +61,10 @@ def test_a_published_start():
     case = json.loads((FOLDER / "published" / "serving.json").read_text())["starts"][0]
     found = predict(case)
     assert found.weights_bytes / GIB == pytest.approx(case["weights"], abs=0.005)
-    assert found.profile_peak_bytes / GIB == pytest.approx(case["peak"], abs=0.01)
-    assert found.kv_low_bytes / GIB < case["kv"] < found.kv_high_bytes / GIB
+    # cuBLAS keeps 32 MiB in the torch of that start, and none in 2.15
+    less = 0 if find_release(torch.__version__)[0].keeps_workspaces else 32 / 1024
+    assert found.profile_peak_bytes / GIB == pytest.approx(case["peak"] - less, abs=0.01)
+    assert found.kv_low_bytes / GIB < case["kv"] + less < found.kv_high_bytes / GIB
 
 
 def test_layers_with_a_window_share_blocks_in_groups():

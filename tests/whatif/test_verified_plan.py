@@ -289,8 +289,8 @@ def test_the_code_for_blocks_in_a_loop_does_what_the_plan_does(tmp_path: Path) -
 
 
 def test_a_peak_in_the_optimizer_names_the_form_of_it_that_takes_less() -> None:
-    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
-    analysis = analyze(model, torch.randn(1, 1024), target="h100", optimizer="adamw")
+    model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(4)))
+    analysis = analyze(model, torch.randn(1, 2048), target="h100", optimizer="adamw")
     fused = format_bytes(analysis.vary(optimizer="adamw:fused").peak.counted_bytes)
     with pytest.raises(
         ExceededError, match=f"in optimizer .*; optimizer adamw:fused takes {fused}, which is within it"

@@ -59,7 +59,7 @@ class ProgramLog(StepLog):
         return index
 
     def pass_through(self, op: LoggedOp, hidden: HiddenMemory) -> None:
-        """Note the most that is alive within an operator that has run, with what its kernel has for itself."""
+        """Note the most that was alive within an operator: its kernel has buffers for itself."""
         first = next((index for index in reversed(range(len(self.birth))) if self.birth[index] < op.begin), -1) + 1
         made = [0 if self.death[index] is not None else self.nbytes[index] for index in range(first, len(self.nbytes))]
         live, most, own = self.live - sum(made), self.live, dict[str, int]()

@@ -150,12 +150,12 @@ def test_at_which_token_it_runs_out(monkeypatch):
     def wide():
         return LlamaForCausalLM(LlamaConfig(**{**SIZES, "hidden_size": 512, "num_attention_heads": 8}))
 
-    whole = generate(wide, torch.zeros(64, 30, dtype=torch.long), 60).run
+    whole = generate(wide, torch.zeros(64, 4, dtype=torch.long), 60).run
     assert whole.last_token_that_fits is None
     reserved = [token.reserved_bytes for token in whole.tokens]
     assert reserved[0] < reserved[-1]
     card = catalogue.target("h100").model_copy(update={"memory_bytes": reserved[0] + (2 << 20)})
-    found = generate(wide, torch.zeros(64, 30, dtype=torch.long), 60, target=card)
+    found = generate(wide, torch.zeros(64, 4, dtype=torch.long), 60, target=card)
     assert found.peak.fits is False
     assert 1 <= found.run.last_token_that_fits < 60
     assert f"token {found.run.last_token_that_fits + 1} of 60" in found.peak.shortage
