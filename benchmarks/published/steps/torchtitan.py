@@ -140,9 +140,9 @@ def shard(model: nn.Module, *, ranks: int, compiled: bool) -> nn.Module:
     return model
 
 
-def train(ranks: int, compiled: bool = False) -> Step:
+def train(ranks: int, compiled: bool = False, batch: int = 2) -> Step:
     """The training step of one of these ranks, its blocks compiled or not."""
-    ids = meta(2, TOKENS, dtype=torch.int64)
+    ids = meta(batch, TOKENS, dtype=torch.int64)
     options = {
         "mode": "train",
         "optimizer": "adamw",
