@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -114,6 +115,7 @@ def fakes_are_sharded() -> Iterator[None]:
     """FSDP2, DTensor and DeviceMesh work on FakeTensors; nothing is allocated that a real rank would not."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(group_of_its_own())
+        stack.enter_context(_layouts_checked_once())
         stack.enter_context(_real_meshes())
         stack.enter_context(_unseen_propagation())
         stack.enter_context(_one_chunk())
@@ -130,6 +132,19 @@ def default_device(device: torch.device) -> contextlib.AbstractContextManager[No
     if not hasattr(torch._C, "_get_accelerator"):
         return contextlib.nullcontext()
     return patch(torch._C, "_get_accelerator", lambda _: lambda *_, **__: device)
+
+
+def _layouts_checked_once() -> contextlib.AbstractContextManager[None]:
+    """Each layout of a mesh is checked once.
+
+    FSDP2 joins two meshes for each parameter, and a mesh lists the ranks of the whole world to see whether its layout
+    names one twice (`_MeshLayout.check_non_overlap`, 2.9 to 2.14).
+    """
+    from torch.distributed._mesh_layout import _MeshLayout
+
+    if not hasattr(_MeshLayout, "check_non_overlap"):
+        return contextlib.nullcontext()
+    return patch(_MeshLayout, "check_non_overlap", functools.cache)
 
 
 @contextlib.contextmanager

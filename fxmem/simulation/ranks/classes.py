@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from fxmem.records.parts import RankClass, RankedStep
@@ -51,26 +51,32 @@ def find_classes(world: int, analyse: Callable[[int], _Step]) -> Classes[_Step]:
         analyse: makes the step of a rank.
     """
     steps: dict[int, _Step] = {}
+    """The first that was analysed of equal ones: a step of hundreds of layers is large."""
+    like: dict[int, int] = {}
+    """Whose of them is a rank's."""
 
-    def find_step(rank: int) -> _Step:
-        if rank not in steps:
-            steps[rank] = analyse(rank)
-        return steps[rank]
+    def find_like(rank: int) -> int:
+        if rank not in like:
+            step = analyse(rank)
+            storages = step.profile.storages
+            like[rank] = next((each for each, known in steps.items() if known.profile.storages == storages), rank)
+            steps.setdefault(like[rank], step)
+        return like[rank]
 
-    ranks = find_step(0).profile.step.ranks
+    ranks = steps[find_like(0)].profile.step.ranks
     dimensions = _find_dimensions(world, ranks)
     stages = next((each for each in dimensions if each.has_stages), _Dimension(1, 1))
     others = [each for each in dimensions if each is not stages]
 
     def are_equal(one: int, other: int) -> bool:
-        return find_step(one).profile.storages == find_step(other).profile.storages
+        return find_like(one) == find_like(other)
 
     found: list[_Members] = []
     for stage in range(stages.size):
         found += _split(stage * stages.spread, others, are_equal)
-    records = tuple(_describe(each, steps, are_equal) for each in sorted(found))
+    records = tuple(_describe(each, steps[like[each.first]], like) for each in sorted(found))
     largest = max(records, key=lambda each: (each.reserved_bytes or 0, each.requested_bytes, -each.first))
-    return Classes(find_step(largest.first), records)
+    return Classes(steps[like[largest.first]], records)
 
 
 def with_classes(profile: Profile, records: tuple[RankClass, ...]) -> Profile:
@@ -132,19 +138,23 @@ def _segments(base: int, along: _Dimension, are_equal: Callable[[int, int], bool
         middle = (low + high) // 2
         return [*starts(low, middle), *starts(middle, high)]
 
-    bounds = [0, *starts(0, along.size - 1), along.size]
+    last = along.size - 1
+    if last > 1 and not are_equal(base, base + last * along.spread):  # mostly the last has what is left over
+        bounds = [0, *starts(0, last - 1), *starts(last - 1, last), along.size]
+    else:
+        bounds = [0, *starts(0, last), along.size]
     for begin, end in itertools.pairwise(bounds):
         yield _Members(begin * along.spread, (end - 1) * along.spread, end - begin)
 
 
-def _describe(members: _Members, steps: dict[int, _Step], are_equal: Callable[[int, int], bool]) -> RankClass:
-    peak = steps[members.first].peak
-    others = [rank for rank in sorted(steps) if members.first < rank <= members.last]
+def _describe(members: _Members, step: ProfiledStep, like: Mapping[int, int]) -> RankClass:
+    peak = step.peak
+    others = [rank for rank in sorted(like) if members.first < rank <= members.last]
     return RankClass(
         first=members.first,
         last=members.last,
         size=members.size,
-        compared=tuple(rank for rank in others if are_equal(members.first, rank)),
+        compared=tuple(rank for rank in others if like[rank] == like[members.first]),
         requested_bytes=peak.requested_bytes,
         allocated_bytes=peak.allocated_bytes,
         reserved_bytes=peak.reserved_bytes,
