@@ -71,6 +71,8 @@ for world, kind in zip(map(int, wanted[::2]), wanted[1::2]):
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), STORE=f"{folder}/{kind} {world} meet")
             if kind in tests.sharded_models.HALF:  # for which oneDNN lays out operands anew within a product
                 measure_program._SET_ASIDE += "aten.mm.default", "aten.bmm.default"
+            else:
+                measure_program.WRAPPER_PRODUCTS = ()
             with without_kernels() if compiles else contextlib.nullcontext():
                 measured = measure_program._measure_on_cpu(Launch(script, (kind,)), int(steps), compiles=compiles)
             pathlib.Path(folder, f"{kind} {world} {rank}").write_text(measured.model_dump_json())
