@@ -63,6 +63,9 @@ class Result(Record):
     """Which of the storages that it makes or writes to, in the order of its results."""
     fetched: Many[int] = Field(default=(), exclude_if=lambda value: not value)
     """Where they are offloaded, for each of the outputs how many results are fetched back before it."""
+    stretch: Many[int] = Field(default=(), exclude_if=lambda value: not value)
+    """Where the region `frees` them again, the stretch of the forward that they are for: its number within the stretch
+    that holds it, after the numbers of all that hold it, the outermost first."""
 
 
 class Region(Record):
@@ -94,6 +97,9 @@ class Region(Record):
     """In an OPERATORS plan, saved values that are recomputed instead of kept."""
     holds: Many[Result] = ()
     """In an OPERATORS plan, the values kept to recompute those from, beside parameters and inputs."""
+    frees: Many[Result] = Field(default=(), exclude_if=lambda value: not value)
+    """In an OPERATORS plan, results, saved or not, that are freed at once where they are recomputed for a result of
+    another stretch of the forward, and recomputed once more when backward has come to their own."""
     offloads: Many[Result] = ()
     """In an OPERATORS plan, saved values that wait in the host's memory instead, copied there in forward and back in
     backward."""

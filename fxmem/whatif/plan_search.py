@@ -130,7 +130,10 @@ class PlanSearch:
     def analyse(self, way: PlannedWay, proposed: Plan) -> Proposal:
         """Apply what a planner proposes, and analyse it; no plan is analysed twice."""
         regions = tuple(_name_nodes(region, way.names) for region in proposed.regions)
-        parts = ((r.first_node, r.last_node, r.keeps, r.remakes, r.holds, r.offloads) for r in proposed.all_regions())
+        parts = (
+            (r.first_node, r.last_node, r.keeps, r.remakes, r.holds, r.frees, r.offloads)
+            for r in proposed.all_regions()
+        )
         key = way.application, tuple(parts)
         if key not in self.seen:
             self._report(f"analysing the step with plan {len(self.seen) + 1} ({way.application.value})")

@@ -9,7 +9,7 @@ import gc
 import pickle
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from fxmem.records.profile import SourceLine
 from fxmem.whatif import plan_search, verified_plan
 from tests.checkpointing.test_regions import IMAGES, blocks, region, same, trained
 from tests.random_models import BATCH, WIDTH, RandomModel
-from tests.remade import regions_of, seen
+from tests.remade import regions_of, results, seen
 from tests.remade import remaking as everything
 
 OPERATORS = Application.OPERATORS
@@ -320,10 +320,11 @@ def test_python_runs_once() -> None:
 
 def test_backward_twice_and_of_second_order() -> None:
     model = Of(lambda y: y.exp().tanh().mul(2).sigmoid())
-    planned = copy.deepcopy(model)
+    planned, twice = copy.deepcopy(model), copy.deepcopy(model)
     apply(planned, everything(model, X), OPERATORS)
+    apply(twice, _with_stretches(everything(model, X), model, X, random.Random(0)), OPERATORS)
     found = []
-    for each in (model, planned):
+    for each in (model, planned, twice):
         out = each(X)
         out.sum().backward(retain_graph=True)
         out.sum().backward()
@@ -331,7 +332,8 @@ def test_backward_twice_and_of_second_order() -> None:
         (gradient,) = torch.autograd.grad(each(X).sum(), weight, create_graph=True)
         (second,) = torch.autograd.grad(gradient.square().sum(), weight)
         found.append((weight.grad, gradient, second))
-    assert all(map(torch.equal, *found))
+    assert all(map(torch.equal, found[0], found[1]))
+    assert all(map(torch.equal, found[0], found[2]))
 
 
 def test_another_batch_size_and_inputs_that_need_gradients() -> None:
@@ -502,6 +504,9 @@ class _Storages(TorchDispatchMode):
 
     def alive(self) -> int:
         gc.collect()
+        return self._count()
+
+    def _count(self) -> int:
         return len({id(storage) for each in self._seen if (storage := each()) is not None})
 
 
@@ -545,7 +550,9 @@ def test_a_graph_that_backward_does_not_walk_is_freed(
 
     model = Model()
     regions = {
-        OPERATORS: everything(model, X, holds=lambda value: bool(value.call % 2)),
+        OPERATORS: _with_stretches(
+            everything(model, X, holds=lambda value: bool(value.call % 2)), model, X, random.Random(0)
+        ),
         Application.MODULES: [region("first")],
         Application.GRAPH: [region("tanh", "sqrt", of=Application.GRAPH)],
     }
@@ -577,8 +584,95 @@ def test_random_programs(first: int) -> None:
             continue
         x = torch.randn(BATCH, WIDTH)
         for holds in (lambda _: False, lambda _: chance.random() < 0.4):  # noqa: B023
-            planned = apply(copy.deepcopy(model), everything(model, x, holds=holds), OPERATORS)
+            regions = everything(model, x, holds=holds)
+            if seed % 2:
+                regions = _with_stretches(regions, model, x, chance)
+            planned = apply(copy.deepcopy(model), regions, OPERATORS)
             assert all(map(torch.equal, expected, left_behind(planned))), seed
+
+
+def _with_stretches(
+    regions: Sequence[Region], model: nn.Module, x: torch.Tensor, chance: random.Random
+) -> list[Region]:
+    """The regions, with each call in a stretch, or in one of two within it, or in none."""
+    found = []
+    for one in results(*seen(model, x)):
+        path = (chance.randrange(3), chance.randrange(2))[: chance.randrange(3)]
+        found += [one.model_copy(update={"stretch": path})] if path else []
+    return [region.model_copy(update={"frees": tuple(found)}) for region in regions]
+
+
+class _Counted(_Storages):
+    """How often an operator runs meanwhile, and the most storages alive of what it makes."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.runs, self.most = name, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func) != self.name:
+            return func(*args, **(kwargs or {}))
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.runs += 1
+        self.most = max(self.most, self._count())
+        return result
+
+
+def _sines(*stretches: tuple[int, ...]) -> tuple[Result, ...]:
+    """The first sines, each in a stretch."""
+    return tuple(
+        Result(operator="aten.sin.default", number=number, stretch=path)
+        for number, path in enumerate(stretches)
+        if path
+    )
+
+
+A, B, C, D = (0, 0), (0, 1), (1, 0), (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("frees", "runs", "most"),
+    [
+        (_sines(), 15, 15),  # what the last of the 16 reads: from the first, all stay
+        # For the last of the 16 all run: of each four stays the last, and of the last four all: 3 + 3, and one that is
+        # read. Then the three that are gone of each of the other fours, with those that are left of what stayed.
+        (_sines((0,), (0,), (0,), (), (1,), (1,), (1,), (), (2,), (2,), (2,), (), (3,), (3,), (3,)), 15 + 9, 6),
+        # Halves of fours: of the first half stays the last alone. Its second four runs when backward comes to it, for
+        # which its first four runs as well.
+        (_sines(A, A, A, (0,), B, B, B, (), C, C, C, (1,), D, D, D), 15 + 3 + 7 + 3, 5),
+    ],
+)
+def test_what_is_recomputed_for_another_stretch_is_freed_and_recomputed_twice(
+    frees: tuple[Result, ...], runs: int, most: int
+) -> None:
+    def sines(y: torch.Tensor) -> torch.Tensor:
+        for _ in range(16):
+            y = y.sin()
+        return y
+
+    model = Of(sines)
+    planned = copy.deepcopy(model)
+    regions = [one.model_copy(update={"frees": frees}) for one in everything(model, X)]
+    apply(planned, regions, OPERATORS)
+    model(X).sum().backward()
+    for _ in range(2):  # the second forward records only what is needed
+        out = planned(X).sum()
+        with _Counted("aten.sin.default") as counted:
+            out.backward()
+        assert (counted.runs, counted.most, counted.alive()) == (runs, most, 0)
+        assert torch.equal(planned.lin.weight.grad, model.lin.weight.grad)
+        planned.zero_grad()
+
+
+def test_a_write_in_place_that_runs_twice_reads_what_it_read_before() -> None:
+    def function(y: torch.Tensor) -> torch.Tensor:
+        return (y + 1).mul_(0.5).sin().sin().sin().sin()
+
+    frees = (Result(operator="aten.mul_.Tensor", number=0, stretch=(0,)), *_sines((0,), (), (1,)))
+    model = Of(function)
+    planned = copy.deepcopy(model)
+    apply(planned, [one.model_copy(update={"frees": frees}) for one in everything(model, X)], OPERATORS)
+    assert same(trained(model, X), trained(planned, X))
 
 
 # --- a program that has changed ---------------------------------------------------------------------------------------

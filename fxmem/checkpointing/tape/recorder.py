@@ -4,9 +4,10 @@ A region of `recompute` runs the program a second time. Here nothing of the prog
 record is taken of the ATen operators it comes down to, with their numbers and the versions of what they read (`Tape`).
 Of a tensor that autograd saves, the record of how it was made may then stand in for the tensor. When backward asks for
 it, the operators that lead to it from what is kept run again, each once, and what they give stays until the last that
-needs it has been asked for. It is what torch.compile's partitioner does with the graphs of AOTAutograd
-(torch/_functorch/partitioners.py), for programs that run eagerly. Modules, hooks, Python's side effects and statistics
-are as in one run: there is just one.
+needs it has been asked for. A plan may name stretches of the forward: what is recomputed in one for something beyond it
+is freed at once, and recomputed a second time when backward has come to the stretch, as in regions within regions. It
+is what torch.compile's partitioner does with the graphs of AOTAutograd (torch/_functorch/partitioners.py), for programs
+that run eagerly. Modules, hooks, Python's side effects and statistics are as in one run: there is just one.
 
 What is recomputed is bit for bit what it was, where the kernels are deterministic:
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +46,7 @@ from fxmem.checkpointing.tape.values import (
     OpKey,
     OutsideInput,
     SavedStandIn,
+    Stretch,
     TapedOp,
     TapedValue,
     ValueInput,
@@ -167,6 +170,8 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         observer: called with what happens.
         only: the calls to take a record of, as `needed` of an earlier forward has them; None: all. What others give is
             to their readers as what was there before.
+        stretches: calls whose results are freed again where they are recomputed for one that lies outside of this
+            stretch of the forward, and recomputed once more when backward has come there.
     """
 
     def __init__(
@@ -179,8 +184,11 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         checked: bool = False,
         observer: TapeObserver | None = None,
         only: Collection[OpKey] | None = None,
+        stretches: Mapping[OpKey, Stretch] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._stretches = stretches or {}
+        self._order = itertools.count()
         self._kept, self._dropped, self._checked, self._observer = kept, dropped, checked, observer
         self._only, self._offloaded = only, offloaded or {}
         self._copies = HostCopies(memory or HostMemory())
@@ -223,7 +231,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         is_asked = self._only is None or key in self._only
         if not is_asked and not signature.changes:
             return func(*args, **kwargs)
-        op = self._record(func, signature, args, kwargs) if is_asked else None
+        op = self._record(func, signature, key, args, kwargs) if is_asked else None
         result = func(*args, **kwargs)
         if op is not None:
             self._enter(key, op, signature, args, kwargs, result)
@@ -241,7 +249,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             )
         return result
 
-    def _record(self, func: Any, signature: _Signature, args: Any, kwargs: Any) -> TapedOp | None:
+    def _record(self, func: Any, signature: _Signature, key: OpKey, args: Any, kwargs: Any) -> TapedOp | None:
         """The call as it can be recomputed; None if it must not be."""
         if not signature.again:
             return None
@@ -282,7 +290,8 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         except _NotAgainError:
             return None
         generators = Generators.now(gather_tensors(None, args, kwargs)) if signature.draws else None
-        return TapedOp(func, given, tuple(values), frozenset(writes), generators)
+        order, stretch = next(self._order), self._stretches.get(key, ())
+        return TapedOp(func, given, tuple(values), frozenset(writes), generators, order, stretch)
 
     def _enter(self, key: OpKey, op: TapedOp, signature: _Signature, args: Any, kwargs: Any, result: Any) -> None:
         """Note which storages contain what it made."""

@@ -14,7 +14,7 @@ from fxmem.checkpointing import subclass
 from fxmem.checkpointing.tape.host_copies import HostMemory
 from fxmem.checkpointing.tape.recorder import Tape, rematerialize
 from fxmem.checkpointing.tape.survey import Survey
-from fxmem.checkpointing.tape.values import OpKey, ValueKey
+from fxmem.checkpointing.tape.values import OpKey, Stretch, ValueKey
 from fxmem.errors import PlanWarning
 from fxmem.records.plan import Region, Result
 from fxmem.records.units import format_bytes
@@ -33,6 +33,8 @@ class ByOperator:
     """With each how many others are fetched back before it."""
     memory: HostMemory = field(default_factory=HostMemory)
     """Where what is offloaded waits."""
+    stretches: Mapping[OpKey, Stretch] = field(default_factory=dict)
+    """The calls whose results are freed again where they are recomputed for another stretch of the forward."""
     survey: Survey | None = None
     checked: bool = False
     """Whether a forward has been run whose results, recomputed, were compared with what they were."""
@@ -53,6 +55,7 @@ class ByOperator:
             _keys(result for region in found for result in region.holds),
             _keys(result for region in found for result in region.remakes),
             _places(result for region in found for result in region.offloads),
+            stretches={(one.operator, one.number): one.stretch for region in found for one in region.frees},
             operators=operators,
         )
 
@@ -75,6 +78,7 @@ class ByOperator:
             checked=not self.checked,
             observer=self.survey,
             only=None if is_whole else self.needed,
+            stretches=self.stretches,
         ) as tape:
             result = forward(module, *args, **kwargs)
         self._learn(tape, is_whole=is_whole)

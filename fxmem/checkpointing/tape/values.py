@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ OpKey = tuple[str, int]
 """An operator's qualified overload (`aten.addmm.default`), and how many of the same ran before in this forward."""
 ValueKey = tuple[str, int, int]
 """The operator that made it, and the position among the values it made."""
+Stretch = tuple[int, ...]
+"""A stretch of the forward: its number within that which holds it, after those of all that hold it; empty for the
+whole forward."""
 
 
 class Need:
@@ -85,25 +89,41 @@ class TapedValue:
         return need.tensor if need is not None and need.tensor is not None else made.get(id(self))
 
     def recompute(self) -> torch.Tensor:
-        """Return a tensor on the value's storage, computed from what is kept."""
+        """Return a tensor on the value's storage, computed from what is kept.
+
+        Operators run in the order of the forward. What they make stays until the last that needs it has been asked for,
+        if this value is in their stretch; else until the last of them that reads it now.
+        """
         made: dict[int, torch.Tensor] = {}
-        pending = [self]
-        while (found := self.find_tensor(made)) is None:
-            op = pending[-1].op
-            assert op is not None  # what is kept is at hand
-            missing = [each for each in op.inputs if each.find_tensor(made) is None]
-            if missing:
-                pending += missing
-                continue
-            for output, tensor in op.run(made):
+        ops = self._find_missing()
+        readers = Counter(id(each) for op in ops for each in op.inputs)
+        readers[id(self)] += 1
+        for op in ops:
+            stays = ops[-1].is_within(op.stretch)
+            for output, tensor in op.run(made, stays=stays):
                 need = output.need()
-                if need is None:
-                    made[id(output)] = tensor
-                else:
+                if stays and need is not None:
                     need.tensor, need.inputs = tensor, ()
-            while pending and pending[-1].find_tensor(made) is not None:
-                pending.pop()
+                elif readers[id(output)]:
+                    made[id(output)] = tensor
+            for each in op.inputs:
+                readers[id(each)] -= 1
+                if not readers[id(each)]:
+                    made.pop(id(each), None)
+        found = self.find_tensor(made)
+        assert found is not None  # the last operator has made it
         return found
+
+    def _find_missing(self) -> list[TapedOp]:
+        """The operators that lead to the value from what is at hand, in their order."""
+        found: dict[int, TapedOp] = {}
+        pending = [self]
+        while pending:
+            each = pending.pop()
+            if (op := each.op) is not None and op.order not in found and each.find_tensor({}) is None:
+                found[op.order] = op
+                pending += op.inputs
+        return [found[order] for order in sorted(found)]
 
 
 # --- what an operator was given ---------------------------------------------------------------------------------------
@@ -157,9 +177,11 @@ class TapedOp:
         inputs: the values that `ValueInput` counts.
         written: those of them that it writes to.
         generators: before it, if it draws.
+        order: how many were recorded before.
+        stretch: of the forward, for which alone its results stay once they have been recomputed.
     """
 
-    __slots__ = ("func", "generators", "given", "inputs", "outputs", "written")
+    __slots__ = ("func", "generators", "given", "inputs", "order", "outputs", "stretch", "written")
 
     def __init__(
         self,
@@ -168,18 +190,31 @@ class TapedOp:
         inputs: tuple[TapedValue, ...],
         written: frozenset[int],
         generators: Generators | None,
+        order: int = 0,
+        stretch: Stretch = (),
     ) -> None:
         self.func, self.given, self.inputs, self.written, self.generators = func, given, inputs, written, generators
+        self.order, self.stretch = order, stretch
         self.outputs: list[tuple[int, weakref.ref[TapedValue]]] = []
         """Values that it made, each with the position of a tensor on it in `gather_tensors`."""
 
-    def run(self, made: Mapping[int, torch.Tensor]) -> list[tuple[TapedValue, torch.Tensor]]:
-        """Make its values again, from inputs that are at hand."""
+    def is_within(self, stretch: Stretch) -> bool:
+        """Whether its stretch is this one, or one in it."""
+        return self.stretch[: len(stretch)] == stretch
+
+    def run(self, made: Mapping[int, torch.Tensor], *, stays: bool) -> list[tuple[TapedValue, torch.Tensor]]:
+        """Make its values again, from inputs that are at hand.
+
+        Args:
+            made: what has been made for this value alone, by value's id.
+            stays: whether what it makes need not be made once more. Else what it writes to has to stay as it is.
+        """
         bases: list[torch.Tensor] = []
         for number, value in enumerate(self.inputs):
             base = value.find_tensor(made)
             assert base is not None
-            bases.append(whole_storage(base).clone() if number in self.written and _is_shared(value) else base)
+            is_copied = number in self.written and (_is_shared(value) or not (stays or id(value) in made))
+            bases.append(whole_storage(base).clone() if is_copied else base)
 
         def real(mark: Any) -> Any:
             match mark:
