@@ -124,7 +124,8 @@ def analyze_model(options: argparse.Namespace, progress: Progress, known: Profil
         rank=options.rank,
         parallelize=plan or own,
     )
-    built, args, kwargs = build_step(options, progress)
+    with pause_gc():  # most of it is the import of the model's library
+        built, args, kwargs = build_step(options, progress)
     request = replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes)
     if known is not None and (request.world is None or request.rank is not None):
         return restore_analysis(built.module, request, known)

@@ -80,21 +80,20 @@ def trace_step(
     if request.values == "real":
         progress("running forward and loss on the CPU, for what they read")
         recording.recorder.reads = read_really(model, request)
-    with contextlib.nullcontext() if request.world is None else request.world.entered():
+    with contextlib.nullcontext() if request.world is None else request.world.entered(), pause_gc():
         step = _FakeStep(model, request, recording)
         progress("running one step on fake tensors")
-        with pause_gc():
-            with recording.environment():
-                if request.compile is not None:
-                    progress("compiling the step, with no kernel built")
-                    step.run()
-                    progress("running the compiled step on fake tensors")
+        with recording.environment():
+            if request.compile is not None:
+                progress("compiling the step, with no kernel built")
                 step.run()
-                if recording.has_left_over():
-                    progress("running it again: the first step left tensors behind")
-                    step.run()
-            progress("accounting")
-            return _traced_step(step.last_run())
+                progress("running the compiled step on fake tensors")
+            step.run()
+            if recording.has_left_over():
+                progress("running it again: the first step left tensors behind")
+                step.run()
+        progress("accounting")
+        return _traced_step(step.last_run())
 
 
 def _compiled_recording(target: Target, settings: CompileSettings, world: World | None) -> Recording:

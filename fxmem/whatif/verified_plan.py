@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,9 @@ from fxmem.whatif.resize import find_resizing
 
 _OF_NO_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """What any batch takes as much of."""
+
+Survey = tuple[Sequence[OperatorCall], Sequence[OperatorValue]]
+"""What a model's forward comes down to: its calls of operators, and what they make."""
 
 
 def plan(
@@ -93,9 +96,11 @@ def plan(
     check_training(analysis)
     limit = None if budget is None else parse_budget(budget).resolve(analysis.peak.counted_bytes)
     link = _find_host_link(analysis, strategy, application, host_memory, regions_only)
+    surveyed = functools.cache(functools.partial(survey, analysis))
 
     def make_search(step: Analysis) -> PlanSearch:
-        return _search(step, strategy, limit, tuple(_ways(step, strategy, application, regions_only, link)), progress)
+        ways = _ways(step, strategy, application, regions_only, link, surveyed)
+        return _search(step, strategy, limit, tuple(ways), progress)
 
     search = make_search(analysis)
     return search.run(
@@ -193,7 +198,9 @@ def _ways(
     application: Application | str | None,
     regions_only: bool = False,
     link: HostLink | None = None,
+    surveyed: Callable[[], Survey] | None = None,
 ) -> Iterator[PlannedWay]:
+    """The ways of applying plans to a step; `surveyed` is the survey of one with the same forward."""
     wanted = allowed_applications(strategy, application, regions_only=regions_only)
     if not wanted:
         asked = f"strategy {strategy!r}" if application is None else f"application {str(application)!r}"
@@ -203,7 +210,7 @@ def _ways(
         )
     note = ""
     if Application.OPERATORS in wanted:
-        planner = OperatorPlanner(analysis.profile, functools.partial(survey, analysis))
+        planner = OperatorPlanner(analysis.profile, surveyed or functools.partial(survey, analysis))
         yield PlannedWay(Application.OPERATORS, planner)
         if link is not None:
             yield PlannedWay(Application.OPERATORS, OffloadPlanner(planner, link), note=_describe_copies(link))
@@ -225,7 +232,7 @@ def _ways(
         yield PlannedWay(Application.MODULES, Planner(analysis.profile, Application.MODULES), note=note)
 
 
-def survey(analysis: Analysis) -> tuple[list[OperatorCall], list[OperatorValue]]:
+def survey(analysis: Analysis) -> Survey:
     """What the model's forward comes down to: an `OperatorPlanner` needs it."""
     model = shadow_model(analysis.model)
     found = checkpointing.record_survey(model)
