@@ -120,7 +120,7 @@ class _Question:
 
     @property
     def rank(self) -> tuple[bool, float, int, bool]:
-        """What a proposal that should be analysed earlier has less of: as `Proposal.cost`, by its planner's estimate."""
+        """What a question that should be answered earlier has less of: `Proposal.cost` by estimate."""
         is_graph = self.way.application is Application.GRAPH
         if self.first is None:
             return True, 0, 0, is_graph
