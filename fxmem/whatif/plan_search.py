@@ -322,7 +322,7 @@ class PlanSearch:
         return min((self.propose_nothing(), *self.seen.values()), key=lambda each: each.peak_bytes)
 
     def _analyse_smallest(self) -> list[Proposal]:
-        """The plan of each way that frees most, but for ways that cannot be lowest, by their estimates."""
+        """The plan that frees most of each way that may be lowest, by its estimate."""
         plans: list[tuple[int, PlannedWay, Plan]] = []
         self._done, self._parts = 0, len(self.ways)
         for way in self.ways:
