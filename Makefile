@@ -95,7 +95,7 @@ bench: $(READY) ## time the analysis
 growth: $(READY) ## how the analysis, and all that is done with a profile, grow with the step (about an hour)
 	$(BIN)/python benchmarks/growth.py
 
-plans: $(READY) ## how good and how fast the planners of checkpoints are, beside other tools' (about an hour; goes on where it stopped)
+plans: $(READY) ## how good and how fast the planners of checkpoints are, beside other tools' (about two hours; goes on where it stopped)
 	$(BIN)/python benchmarks/planning_speed.py
 	$(BIN)/python benchmarks/plans.py $(PLANS_ARGS)
 

@@ -4,14 +4,28 @@ people. Needs no torch."""
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["CARD", "OURS", "PUBLISHED", "Published", "Row", "answer_to", "challenged", "markdown", "verdict"]
+__all__ = [
+    "CARD",
+    "MEASURED",
+    "OURS",
+    "PUBLISHED",
+    "Published",
+    "Row",
+    "answer_to",
+    "challenged",
+    "markdown",
+    "verdict",
+]
 
 OURS = "fxmem"
 CARD = "v100"
-"""What published figures are predicted for; of the years of the papers."""
+"""What published figures are predicted and times estimated for; of the years of the papers."""
+MEASURED = ("peak_bytes", "extra_flops", "extra_products", "slowdown", "estimated_slowdown")
+"""Of a row, what is the same for all that come to the same plan."""
 MIB = 1 << 20
 
 
@@ -27,6 +41,10 @@ class Row:
     extra_flops: int | None = None
     extra_products: int | None = None
     """Of products, convolutions and attention alone, by torch's formulas."""
+    slowdown: float | None = None
+    """CPU time of a step over that of one without checkpoints."""
+    estimated_slowdown: float | None = None
+    """The same by fxmem's estimate for `CARD`; of our plans only."""
     budget_bytes: int | None = None
     """What fxmem was asked for."""
     promised_bytes: int | None = None
@@ -164,7 +182,9 @@ def markdown(found: Mapping[str, Any]) -> str:
         "forward's, counted in a "
         "separate run with fxmem's formulas (every op); in brackets products, convolutions and attention alone, by "
         "torch's. A peak or a cost "
-        "within a thousandth counts as the same.",
+        "within a thousandth counts as the same. Time: CPU time of a step over that of one without checkpoints, on one "
+        "thread of a machine that does other things, too, the least of four taken in turns; it decides nothing here. "
+        f"Estimated: the same by fxmem's estimate for {CARD} at these small inputs, where Python's part weighs more.",
         "",
         "Each contender has several settings; those that no other of its settings beats in both are answered: fxmem "
         "is asked for a plan within that "
@@ -190,7 +210,11 @@ def _standing(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
         return ["Published figures alone."]
     lines = [f"**Of {len(duels)} comparisons at the same peak, over {len(names)} models, fxmem loses {len(lost)}.**"]
     if duels:
-        lines += ["", "| contender | comparisons | fxmem cheaper | same | fxmem loses |", "|---|---:|---:|---:|---:|"]
+        lines += [
+            "",
+            "| contender | comparisons | fxmem cheaper | same | fxmem loses | time over ours | quicker than ours |",
+            "|---|---:|---:|---:|---:|---:|---:|",
+        ]
         for contender in dict.fromkeys(rival.contender for rival, _, _ in duels):
             said = [word for rival, _, word in duels if rival.contender == contender]
             counts = [
@@ -199,7 +223,15 @@ def _standing(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
                 said.count("same"),
                 len(said) - said.count("won") - said.count("same"),
             ]
-            lines.append(f"| {' | '.join([contender, *map(str, counts)])} |")
+            ratios = [
+                rival.slowdown / ours.slowdown
+                for rival, ours, _ in duels
+                if rival.contender == contender and rival.slowdown and ours.slowdown
+            ]
+            times = (
+                [f"{statistics.median(ratios):.2f}", str(sum(ratio < 1 for ratio in ratios))] if ratios else ["", ""]
+            )
+            lines.append(f"| {' | '.join([contender, *map(str, counts), *times])} |")
     if lost:
         lines += [
             "",
@@ -220,6 +252,10 @@ def _share(part: int | None, whole: int | None) -> str:
     return "" if part is None or not whole else f"{part / whole:+.2%}"
 
 
+def _over(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio - 1:+.1%}"
+
+
 def _table(rows: Sequence[Row]) -> list[str]:
     none = next(row for row in rows if row.contender == "none")
     whole, forward, products = none.peak_bytes, none.extra_flops, none.extra_products
@@ -227,22 +263,26 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
     def cells(row: Row) -> list[str]:
         if row.failed:
-            return ["out of reach" if row.failed.startswith("ExceededError") else "cannot be done", ""]
+            return ["out of reach" if row.failed.startswith("ExceededError") else "cannot be done", "", ""]
         return [
             f"{(row.peak_bytes or 0) / (whole or 1):.1%}",
             f"{_share(row.extra_flops, forward)} ({_share(row.extra_products, products)})",
+            _over(row.slowdown),
         ]
 
     lines = [
         f"Without checkpoints {(whole or 0) / MIB:,.1f} MiB; the forward is {(forward or 0) / 1e9:,.2f} GFLOP.",
         "",
     ]
-    lines += ["| contender | setting | peak | extra | ours: peak | extra | |", "|---|---|---:|---:|---:|---:|---|"]
+    lines += [
+        "| contender | setting | peak | extra | time | ours: peak | extra | time | estimated | |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---|",
+    ]
     rivals = [row for row in rows if row.contender not in ("none", OURS)]
     for row in rivals:
         if not row.failed:
             answer = answers.get(row.key)
-            beside = ["", ""] if answer is None else cells(answer)
+            beside = [""] * 4 if answer is None else [*cells(answer), _over(answer.estimated_slowdown)]
             lines.append(f"| {' | '.join([row.contender, row.setting, *cells(row), *beside, verdict(row, answer)])} |")
     if failed := [row for row in rivals if row.failed]:
         lines += [
@@ -251,11 +291,16 @@ def _table(rows: Sequence[Row]) -> list[str]:
         ]
     own = [row for row in rows if row.contender == OURS and not row.setting.startswith("within")]
     if own:
-        lines += ["", "| fxmem, asked for | promised | peak | extra | plan |", "|---|---:|---:|---:|---|"]
+        lines += [
+            "",
+            "| fxmem, asked for | promised | peak | extra | time | estimated | plan |",
+            "|---|---:|---:|---:|---:|---:|---|",
+        ]
         for row in own:
             promised = "" if row.promised_bytes is None else f"{row.promised_bytes / (whole or 1):.1%}"
             why = "" if row.failed.startswith("ExceededError") else row.failed
-            lines.append(f"| {' | '.join([row.setting, promised, *cells(row), row.plan or why])} |")
+            more = [promised, *cells(row), _over(row.estimated_slowdown), row.plan or why]
+            lines.append(f"| {' | '.join([row.setting, *more])} |")
     return lines
 
 

@@ -7,10 +7,11 @@ published figures.
     python benchmarks/plans.py --published       only the analyses at the papers' batch sizes
 
 For each model and each contender: the peak of a real training step on the CPU without an optimizer (the profiler's
-memory events, the scratch of convolution and attention kernels set aside), and the FLOPs that run again, as a share of
-the forward's, counted in a separate run. Then fxmem is asked for a plan within each rival's measured peak, and its plan
-is measured and counted the same way. Of one contender's settings only those that no other of its settings beats in both
-are answered.
+memory events, the scratch of convolution and attention kernels set aside), the FLOPs that run again, as a share of the
+forward's, counted in a separate run, and the CPU time of its steps, which take turns with steps without checkpoints.
+Then fxmem is asked for a plan within each rival's measured peak, and its plan is measured and counted the same way;
+beside its time stands what fxmem estimates for a card. Of one contender's settings only those that no other of its
+settings beats in both are answered.
 
 Each model has a process of its own. A run that was interrupted goes on where it stopped; `--again` does the models it
 is asked for anew, `--ours` of them what fxmem plans, after a change to its planners: the others' rows stay. Writes
@@ -23,6 +24,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import json
 import logging
@@ -39,17 +41,24 @@ from typing import Any
 import torch
 from plan_contenders import Ready, candidates, count
 from plan_models import CASES, Case
-from plan_table import CARD, OURS, PUBLISHED, Published, Row, answer_to, challenged, markdown
+from plan_table import CARD, MEASURED, OURS, PUBLISHED, Published, Row, answer_to, challenged, markdown
 
 import fxmem
 from fxmem.cli.specs import build_model
 from fxmem.errors import ExceededError
+from fxmem.hardware.step_time import step_seconds
+from fxmem.records.names import Application
 from fxmem.records.plan import Plan
+from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step import default_loss
 from fxmem.validation.measure_cpu import measure_cpu
+from fxmem.whatif.plan_search import apply_regions
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torchvision", "timm", "transformers")
+_TURNS = 4
+"""Steps of each kind that are timed."""
 OWN: tuple[tuple[str, str | None, float], ...] = (
     ("auto", None, 0.7),
     ("auto", None, 0.5),
@@ -86,6 +95,33 @@ class _Examination:
         torch.manual_seed(0)
         measured = measure_cpu(model, StepRequest(args=self.case.args(), optimizer=None), steps=2)
         return measured.peak_without_kernel_scratch_bytes
+
+    def slowdown(self, ready: Ready) -> float:
+        """CPU time of a step over that of one without checkpoints: the least of each, taken in turns."""
+        models = [self.built(), ready.model]
+        taken: list[list[float]] = [[], []]
+        for _ in range(1 + _TURNS):
+            for model, times in zip(models, taken, strict=True):
+                began = time.process_time()
+                default_loss(model(*self.case.args())).backward()  # type: ignore[no-untyped-call]
+                times.append(time.process_time() - began)
+                model.zero_grad(set_to_none=True)
+        without, with_plan = (min(times[1:]) for times in taken)  # the first step of each sets up what is kept
+        return with_plan / without
+
+    @functools.cached_property
+    def on_card(self) -> Analysis:
+        """The same step on the card that estimates are for."""
+        with torch.device("meta"):
+            model = self.case.build()
+        return fxmem.analyze(model, self.case.args(), target=CARD, optimizer=None)
+
+    def estimated(self, plan: Plan) -> float | None:
+        """The estimated time of the planned step over that of the step as it is, on the card."""
+        planned = apply_regions(self.on_card, plan.regions, plan.application)
+        before = step_seconds(self.on_card.profile)
+        after = step_seconds(planned.profile, taped=plan.application is Application.OPERATORS and bool(plan.regions))
+        return after / before if before and after else None
 
     def rows(self) -> Iterator[Row]:
         """Every row: the step as it is, the rivals, ours within their peaks, ours at budgets of our own."""
@@ -139,12 +175,15 @@ class _Examination:
         """Measured, and counted in a run apart."""
         with ready.settings() if ready.settings else contextlib.nullcontext():
             nbytes = self.peak(ready.model)
+            slowdown = self.slowdown(ready)
         if ready.graphs is not None:
             extra, products = (sum(each) for each in zip(*ready.graphs, strict=True))
         else:
             counted = count(ready.model, self.case.args())
             extra, products = counted.total - self.base.total, counted.products - self.base.products
-        return dataclasses.replace(row, peak_bytes=nbytes, extra_flops=extra, extra_products=products)
+        return dataclasses.replace(
+            row, peak_bytes=nbytes, extra_flops=extra, extra_products=products, slowdown=slowdown
+        )
 
     def planned(self, row: Row, strategy: str, application: str | None, budget: int | None) -> Row:
         """fxmem's plan, applied and run."""
@@ -154,13 +193,10 @@ class _Examination:
         )
         key = repr((plan.application, plan.regions))
         if key not in self.measured:
-            self.measured[key] = self.run(
-                row, Ready(fxmem.checkpoint(self.built(), plan) if plan.regions else self.built())
-            )
+            ready = Ready(fxmem.checkpoint(self.built(), plan) if plan.regions else self.built())
+            self.measured[key] = dataclasses.replace(self.run(row, ready), estimated_slowdown=self.estimated(plan))
         known = self.measured[key]
-        return dataclasses.replace(
-            row, peak_bytes=known.peak_bytes, extra_flops=known.extra_flops, extra_products=known.extra_products
-        )
+        return dataclasses.replace(row, **{name: getattr(known, name) for name in MEASURED})
 
 
 def described(plan: Plan) -> str:

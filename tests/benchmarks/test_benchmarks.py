@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -148,10 +149,12 @@ def test_who_wins(table: ModuleType, peak: int | None, extra: int | None, failed
 def test_the_report_says_where_we_lose(table: ModuleType) -> None:
     rivals = [_row(table, "a", 800, 30, "x"), _row(table, "a", 600, 60, "y"), _row(table, "b", 700, 10, "z")]
     ours = [(rival, extra) for rival, extra in zip(rivals, (20, 70, 10), strict=True)]
+    rivals[0] = dataclasses.replace(rivals[0], slowdown=1.5)
+    timed = {"slowdown": 1.25, "estimated_slowdown": 1.125}
     rows = [
         _row(table, "none", 1000, 100),
         *rivals,
-        *(_row(table, table.OURS, r.peak_bytes, extra, table.answer_to(r)) for r, extra in ours),
+        *(_row(table, table.OURS, r.peak_bytes, extra, table.answer_to(r), **timed) for r, extra in ours),
     ]
     found = {
         "date": "2026-01-02",
@@ -165,9 +168,10 @@ def test_the_report_says_where_we_lose(table: ModuleType) -> None:
     assert "other operators too | 33.0% | +25.0% | +12.5% |" in text
     assert "**Of 3 comparisons at the same peak, over 1 models, fxmem loses 1.**" in text
     assert "Not run yet: another." in text
-    assert "| a | 2 | 1 | 0 | 1 |" in text
+    assert "| a | 2 | 1 | 0 | 1 | 1.20 | 0 |" in text
     assert "| m | a, y | 0.0 | +60.00% | +70.00% | LOST: ours computes more |" in text
-    assert "| a | x | 80.0% | +30.00% (+30.00%) | 80.0% | +20.00% (+20.00%) | won |" in text
+    times = "| +50.0% | 80.0% | +20.00% (+20.00%) | +25.0% | +12.5% | won |"
+    assert f"| a | x | 80.0% | +30.00% (+30.00%) {times}" in text
 
 
 @pytest.fixture
