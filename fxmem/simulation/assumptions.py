@@ -125,7 +125,7 @@ def _optimizer(run: FakeRun) -> Iterator[Assumption]:
     form = _describe_optimizer(run.optimizer, run.recording.target)
     there = "" if run.is_program else ", its state already there"
     yield Assumption(topic="optimizer", text=form + there)
-    if type(run.optimizer).__module__.startswith("torchao."):
+    if run.step.compiled is None and type(run.optimizer).__module__.startswith("torchao."):
         text = "torchao compiles the optimizer's step, and Inductor may keep fewer temporaries than are counted"
         yield Assumption(topic="optimizer", text=text)
 

@@ -78,9 +78,14 @@ class CompiledRecording(Recording):
 
     @contextlib.contextmanager
     def observe_run(self) -> Iterator[None]:
-        """The first run compiles, and nothing is observed; later ones are recorded."""
+        """The first run compiles, and nothing is recorded; later ones are."""
         if self._compiling:
-            with differentiate_joint_graphs():
+            with (
+                differentiate_joint_graphs(),
+                self.log.setup(),
+                self.recorder,  # eager code between graphs, and the optimizer's, may ask for numbers that are known
+                torch_dynamo.observe_compiled_calls(_nothing, _nothing, self._compile, contextlib.nullcontext),
+            ):
                 yield
             self._compiling = False
             return
@@ -93,10 +98,20 @@ class CompiledRecording(Recording):
         ):
             yield
 
+    @contextlib.contextmanager
+    def _compile(self) -> Iterator[None]:
+        """Dynamo traces, and nothing follows what it calls."""
+        with torch_common.no_modes(), self.fakes:
+            yield
+
     @property
     def is_compiled(self) -> bool:
         """Whether the run that compiles is over."""
         return not self._compiling
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Root:

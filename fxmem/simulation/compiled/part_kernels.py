@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.records.profile import Phase
-from fxmem.simulation import known_values
 from fxmem.simulation.compiled.tracer import KernelTracer
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
@@ -54,14 +52,6 @@ class PartKernels(KernelTracer):
 
     def _writes_nodes(self) -> bool:
         return self._inside_root and self._around.writes and self._log.phase in (Phase.FORWARD, Phase.EVALUATION)
-
-    def launched(self, kernel: torch_inductor.StubKernel, args: tuple[object, ...]) -> None:
-        """A kernel that inductor wrote is launched."""
-        for position in kernel.outputs:
-            written = args[position]
-            if isinstance(written, torch.Tensor):
-                known_values.forget(written)
-        super().launched(kernel, args)
 
     def _find_class(self, path: str) -> type[torch.nn.Module] | None:
         return self._class_of(path)

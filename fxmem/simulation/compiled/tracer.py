@@ -23,6 +23,7 @@ from fxmem._torch.compiler import cuda_graphs as torch_cuda_graphs
 from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.records.names import GRAPH_INPUT, GRAPH_POOL
 from fxmem.records.profile import Kind, ModuleCall, Phase, RecomputedRegion, SourceLine
+from fxmem.simulation import known_values
 from fxmem.simulation.flops import size_of_tensors
 from fxmem.simulation.observe.event_log import LOSS, StepLog
 from fxmem.simulation.observe.fx_tracer import named_arguments
@@ -151,6 +152,10 @@ class KernelTracer:
 
     def launched(self, kernel: torch_inductor.StubKernel, args: tuple[Any, ...]) -> None:
         """A kernel that inductor wrote is launched."""
+        for position in kernel.outputs:
+            written = args[position]
+            if isinstance(written, torch.Tensor):
+                known_values.forget(written)
         if self._log.setting_up:
             return
         call = self.place(sys._getframe(1)) or torch_inductor.KernelCall(kernel.name, torch_inductor.Origin())

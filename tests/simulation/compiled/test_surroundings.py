@@ -245,3 +245,39 @@ def test_without_triton_there_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch_inductor, "require_compiler", lambda device: "triton" if device == "cuda" else "")
     with pytest.raises(EnvironmentLacksError, match="expected triton to analyse a compiled step for h100"):
         fxmem.analyze(small(), torch.zeros(4, 32), target="h100", compile=True)
+
+
+def test_what_eager_code_asks_of_known_numbers_is_answered_where_the_step_compiles() -> None:
+    class Asks(nn.Module):
+        """Splits its rows by numbers that it reads between two graphs."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layer(x)
+            torch._dynamo.graph_break()
+            parts = x.split([int(n) for n in _sizes()])
+            return torch.cat([parts[0].tanh(), parts[1].relu()]).sum()
+
+    @torch._dynamo.disable
+    def _sizes() -> list[float]:
+        return torch.arange(1, 3).mul(4).tolist()
+
+    found = fxmem.analyze(Asks(), torch.zeros(12, 16), target="h100", compile=True, optimizer=None)
+    assert found.profile.step.compiled is not None
+    assert found.profile.step.compiled.graphs == 4
+
+
+def test_an_optimizer_that_computes_constants_and_compiles_its_step() -> None:
+    pytest.importorskip("torchao")
+    model = nn.Linear(64, 64, bias=False)
+    model.compile()
+    options: dict[str, Any] = {"compile": "as-is", "optimizer": "torchao:AdamW8bit"}
+    compiled = fxmem.analyze(model, torch.zeros(2, 64), target="h100", **options).profile
+    state = {each.name: each.nbytes for each in compiled.storages if each.kind is Kind.OPTIMIZER_STATE}
+    assert state["weight.exp_avg.codes"] == 64 * 64
+    assert state["weight.exp_avg.qmap"] == 256 * 4
+    assert any("triton" in op.name for op in compiled.ops)
+    assert not any("torchao compiles" in each.text for each in compiled.assumptions)
