@@ -226,6 +226,12 @@ PROGRAM = (
     ),
 )
 """A program in the place of a model; the last of a verb's arguments."""
+HOST_MEMORY = argument(
+    "--host-memory",
+    metavar="64GiB",
+    help="pinned memory of the host where a plan may let results of operators wait instead of recomputing them, copied "
+    "while the card computes",
+)
 STEPS_OF_PROGRAM = argument(
     "--steps", type=int, default=STEPS, metavar="N", help="with --run: optimizer steps of a run"
 )

@@ -41,6 +41,19 @@ def read_budget(options: argparse.Namespace) -> Budget | BudgetShare | None:
     return None if options.budget is None else parse_budget(options.budget)
 
 
+def check_host_memory(options: argparse.Namespace, *, of_model: bool) -> None:
+    """Refuse a wrong `--host-memory`, and one that no plan could use, before the analysis."""
+    from fxmem.memory.budget import parse_bytes
+
+    if options.host_memory is None:
+        return
+    parse_bytes(options.host_memory, "--host-memory")
+    if not of_model:
+        raise UsageError("expected --host-memory with a model: of a program, and of a report, only regions are planned")
+    if options.mode != "train":
+        raise UsageError("expected --host-memory with a training step: at inference nothing waits for backward")
+
+
 class ProgramWords(NamedTuple):
     """A program on the command line: the fields of `Launch`."""
 

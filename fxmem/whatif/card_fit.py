@@ -32,6 +32,7 @@ def cards(
     mode: AnyMode = "train",
     names: Iterable[str] | None = None,
     plans: bool = False,
+    host_memory: int | str | None = None,
     progress: Callable[[str], None] | None = None,
     **options: Any,
 ) -> CardFits:
@@ -47,6 +48,7 @@ def cards(
         names: the cards of interest; None for every card of the catalogue.
         plans: whether to look for the cheapest checkpoints with which it fits where it does not by itself. Cards on
             which the step is the same share one search.
+        host_memory: as in `fxmem.plan`, for these plans.
         progress: called with a few words on each analysis.
         options: further ones of `fxmem.analyze` or `fxmem.generate`, but `target`.
 
@@ -60,6 +62,7 @@ def cards(
         analyze_any(model, inputs, mode=mode, target=chosen[0], progress=progress, options=options),
         names=names,
         plans=plans,
+        host_memory=host_memory,
         progress=progress,
     )
 
@@ -69,6 +72,7 @@ def fit_cards(
     *,
     names: Iterable[str] | None = None,
     plans: bool = False,
+    host_memory: int | str | None = None,
     change: Callable[[Any], AnyAnalysis] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> CardFits:
@@ -76,6 +80,8 @@ def fit_cards(
     tell = progress or (lambda _: None)
     if plans:
         check_training(analysis)
+    elif host_memory is not None:
+        raise UsageError("expected host_memory with plans=True: it is where plans put results")
     alike: dict[tuple[int, int] | None, list[Target]] = {}
     for card in _choose_cards(names):
         alike.setdefault(card.capability, []).append(card)
@@ -91,7 +97,7 @@ def fit_cards(
         tell(f"compute capability {'{}.{}'.format(*capability or ())}, {number} of {len(alike)}: {what}")
     plan_analyses = 0
     for step, short in steps:
-        planned, tried = _plan_short(step, short, tell)
+        planned, tried = _plan_short(step, short, host_memory, tell)
         found, plan_analyses = [*found, *planned], plan_analyses + tried
     profile = analysis.profile
     return CardFits(
@@ -157,11 +163,15 @@ def _file_short(steps: list[tuple[AnyAnalysis, list[CardFit]]], analysis: AnyAna
     steps.append((analysis, short))
 
 
-def _plan_short(step: AnyAnalysis, short: Sequence[CardFit], tell: Callable[[str], None]) -> tuple[list[CardFit], int]:
+def _plan_short(
+    step: AnyAnalysis, short: Sequence[CardFit], host_memory: int | str | None, tell: Callable[[str], None]
+) -> tuple[list[CardFit], int]:
     """Plan for the cards that the step does not fit; return them and the number of plans analysed."""
     assert isinstance(step, Analysis)  # plans are refused for what is no training step
     tell(f"planning checkpoints for {', '.join(fit.target.name for fit in short)}")
-    found, tried = verified_plan.plan_budgets(step, [fit.target.memory_bytes or 0 for fit in short])
+    found, tried = verified_plan.plan_budgets(
+        step, [fit.target.memory_bytes or 0 for fit in short], host_memory=host_memory
+    )
     fits = []
     for fit in short:
         plan, planned = found.get(fit.target.memory_bytes or 0, (None, None))

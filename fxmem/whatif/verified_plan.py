@@ -111,7 +111,11 @@ def plan(
 
 
 def plan_budgets(
-    analysis: Analysis, budgets_bytes: Iterable[int], *, progress: Callable[[str], None] | None = None
+    analysis: Analysis,
+    budgets_bytes: Iterable[int],
+    *,
+    host_memory: int | str | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> tuple[dict[int, tuple[Plan, ProfiledStep]], int]:
     """Plan for each of several budgets; return the plans, the planned steps and the number of plans analysed.
 
@@ -119,10 +123,11 @@ def plan_budgets(
     keeps is left out, and so are all below it, which are not searched: there is only less to have.
 
     Raises:
-        UsageError: not a training step.
+        UsageError: not a training step, or host memory for a card whose rates are not known.
     """
     check_training(analysis)
-    first = _search(analysis, "auto", None, tuple(_ways(analysis, "auto", None)), progress)
+    link = _find_host_link(analysis, "auto", None, host_memory, False)
+    first = _search(analysis, "auto", None, tuple(_ways(analysis, "auto", None, link=link)), progress)
     found: dict[int, tuple[Plan, ProfiledStep]] = {}
     for nbytes in sorted(set(budgets_bytes), reverse=True):
         search = replace(first, budget=Budget(nbytes))  # with the same planners and the same proposals seen

@@ -15,7 +15,11 @@ from fxmem.hardware.step_time import step_seconds
 from fxmem.planning import HostLink, OffloadPlanner, OperatorPlanner
 from fxmem.planning.operators.offloads import OffloadChoices, pinned_bytes
 from fxmem.records.plan import Plan
+from fxmem.records.units import format_bytes
+from fxmem.show.text import sizes as size_reporting
 from fxmem.simulation.analysis import Analysis
+from fxmem.whatif import card_fit
+from fxmem.whatif.advice import ModelBench
 from fxmem.whatif.plan_search import apply_regions
 from fxmem.whatif.verified_plan import survey
 
@@ -121,6 +125,28 @@ def test_a_step_with_copies_repeats_itself() -> None:
     assert plan.after.reserved_bytes < plan.before.reserved_bytes  # type: ignore[operator]
 
 
+def test_advice_and_cards_offer_the_host_s_memory() -> None:
+    bench = ModelBench(layers(), "64GiB")
+    plan = bench.plan(None, "auto", "60%", lambda _: None)
+    assert plan.host_bytes > 0
+    assert "host_memory='64GiB'" in bench.plan_code(plan)[0]
+    with torch.device("meta"):
+        model, x = nn.Sequential(*(Layer() for _ in range(6))), torch.zeros(6 * ROWS, WIDTH)
+    without, with_host = (
+        card_fit.cards(model, x, optimizer=None, names=["rtx4090"], plans=True, host_memory=each)
+        for each in (None, "64GiB")
+    )
+    alone, found = without.cards[0].plan, with_host.cards[0].plan
+    assert alone is not None
+    assert found is not None
+    assert found.host_bytes > alone.host_bytes == 0
+    assert found.after_seconds < alone.after_seconds  # type: ignore[operator]
+    text = size_reporting.cards_table(with_host, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"{format_bytes(found.host_bytes)} wait in pinned memory" in " ".join(text.split())
+    assert "pinned" not in size_reporting.cards_table(without, width=80)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -135,6 +161,8 @@ def test_a_step_with_copies_repeats_itself() -> None:
             lambda: fxmem.plan(lambda: None, budget="60%", host_memory="8GiB"),
             "plans of a program are about its modules",
         ),
+        (lambda: fxmem.advise(lambda: None, host_memory="8GiB"), "plans of a program are about its modules"),
+        (lambda: fxmem.cards(Layer(), torch.zeros(8, WIDTH), host_memory="8GiB"), "expected host_memory with plans"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(make: Callable[[], Plan], message: str) -> None:

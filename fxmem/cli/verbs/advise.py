@@ -6,13 +6,23 @@ import argparse
 from typing import TYPE_CHECKING
 
 from fxmem.cli.kept import keep, kept_step
-from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_generation, or_program, text_output
+from fxmem.cli.options import (
+    ANALYSIS,
+    HOST_MEMORY,
+    MODEL,
+    PROGRAM,
+    STEPS_OF_PROGRAM,
+    or_generation,
+    or_program,
+    text_output,
+)
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import (
     ProgramWords,
     check_generation,
+    check_host_memory,
     program_command,
     read_budget,
     read_program,
@@ -43,6 +53,7 @@ ARGUMENTS = (
     *or_generation(*ANALYSIS[1:]),
     argument("--budget", metavar="BYTES|8GiB|60%", help="what the step may take; a share is of its peak as it is"),
     flag("--no-plans", help="leave out checkpoint plans, which take the longest"),
+    HOST_MEMORY,
     flag("--quick", help="try only changes of one line that often decide, and no checkpoints"),
     STEPS_OF_PROGRAM,
     *text_output("advice"),
@@ -60,6 +71,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     refuse_compile(options, "advice is about eager code")
     budget = read_budget(options)
     program = read_program(options)
+    check_host_memory(options, of_model=program is None)
 
     def make() -> Advice:
         with Progress(options.quiet) as progress:
@@ -75,7 +87,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
                 found=lambda each: progress.found(_describe(each, bench.step.peak.counted_bytes)),
             )
 
-    advice = keep(options, Advice, make, ("budget", "no_plans", "quick")) if program is None else make()
+    advice = keep(options, Advice, make, ("budget", "no_plans", "quick", "host_memory")) if program is None else make()
     text = write_json(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, **layout(options)))
     short = (
         advice.budget_bytes is not None
@@ -97,7 +109,9 @@ def _model_bench(options: argparse.Namespace, progress: Progress) -> GenerationB
     from fxmem.simulation.generation import Generation
     from fxmem.whatif.advice import GenerationBench, ModelBench
 
-    return GenerationBench(analysis) if isinstance(analysis, Generation) else ModelBench(analysis)
+    if isinstance(analysis, Generation):
+        return GenerationBench(analysis)
+    return ModelBench(analysis, options.host_memory)
 
 
 def _program_bench(options: argparse.Namespace, words: ProgramWords, progress: Progress) -> ProgramBench:

@@ -6,11 +6,22 @@ import argparse
 import math
 
 from fxmem.cli.kept import keep, kept_step
-from fxmem.cli.options import CACHE, COMPILE, LOOP, MODEL, RANKS, SHARDING, STEP, or_generation, text_output
+from fxmem.cli.options import (
+    CACHE,
+    COMPILE,
+    HOST_MEMORY,
+    LOOP,
+    MODEL,
+    RANKS,
+    SHARDING,
+    STEP,
+    or_generation,
+    text_output,
+)
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import check_generation
+from fxmem.cli.step import check_generation, check_host_memory
 from fxmem.errors import UsageError
 
 BRIEF = "which cards a step fits"
@@ -36,6 +47,7 @@ ARGUMENTS = (
         "--plan",
         help="also the cheapest checkpoints with which it fits, for each card that is too small for the step as it is",
     ),
+    HOST_MEMORY,
     flag("--time", help="the fastest first, by the estimated time of a step; else the smallest memory first"),
     *text_output("result"),
 )
@@ -55,6 +67,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             "expected --plan with a training step: at inference nothing is saved for backward, so there is nothing "
             "to checkpoint"
         )
+    if options.host_memory is not None and not options.plan:
+        raise UsageError("expected --host-memory with --plan: it is where plans put results")
+    check_host_memory(options, of_model=True)
     for name in names or ():  # a card that is none is found before the work is done
         if catalogue.target(name).memory_bytes is None:
             raise UsageError(f"expected --only with cards whose memory is known, got {name!r}")
@@ -65,9 +80,15 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             analysis = kept_step(options, progress)
             from fxmem.whatif import card_fit
 
-            return card_fit.fit_cards(analysis, names=names, plans=options.plan, progress=progress.found)
+            return card_fit.fit_cards(
+                analysis,
+                names=names,
+                plans=options.plan,
+                host_memory=options.host_memory,
+                progress=progress.found,
+            )
 
-    fits = keep(options, CardFits, make, ("only", "plan"))
+    fits = keep(options, CardFits, make, ("only", "plan", "host_memory"))
     if options.time:
         by_time = sorted(fits.cards, key=lambda card: math.inf if card.time is None else card.time.seconds)
         fits = fits.model_copy(update={"cards": tuple(by_time)})

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.cli.kept import keep, kept_analysis
-from fxmem.cli.options import ANALYSIS, MODEL_OR_REPORT, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
+from fxmem.cli.options import ANALYSIS, HOST_MEMORY, MODEL_OR_REPORT, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import (
     ProgramWords,
+    check_host_memory,
     is_report,
     program_command,
     read_budget,
@@ -64,12 +65,7 @@ ARGUMENTS = (
         help="modules: whole modules run again; graph: regions begin and end anywhere, the forward is rewritten; "
         "operators: single results are recomputed, the program runs once (default: whichever is cheapest)",
     ),
-    argument(
-        "--host-memory",
-        metavar="64GiB",
-        help="pinned memory of the host where results of operators may wait instead of being recomputed, copied while "
-        "the card computes",
-    ),
+    HOST_MEMORY,
     argument(
         "--certificate",
         nargs="?",
@@ -89,7 +85,6 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem plan`; return the exit code and the text for stdout."""
-    from fxmem.memory.budget import parse_bytes
     from fxmem.planning import certificate
     from fxmem.records.plan import Plan
     from fxmem.show import graph
@@ -97,15 +92,12 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     budget = read_budget(options)
-    if options.host_memory is not None:
-        parse_bytes(options.host_memory, "--host-memory")
     if options.compile is not None:
         return _plan_compiled(options, budget)
     if options.certificate is not None:
         certificate.cp_sat()
     program = read_program(options)
-    if options.host_memory and (program is not None or is_report(options.model)):
-        raise UsageError("expected --host-memory with a model: of a program, and of a report, only regions are planned")
+    check_host_memory(options, of_model=program is None and not is_report(options.model))
     if program is not None:
         plan, profile, timeline = _plan_program(options, program, budget)
     elif options.svg is None and options.certificate is None and not is_report(options.model):

@@ -83,16 +83,11 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
     if any(_is_tight_card(card) for card in fits.cards):
         parts.append(facts([("tight", TIGHT)]))
     if any(card.plan is not None for card in fits.cards):
+        most = max(card.plan.host_bytes for card in fits.cards if card.plan is not None)
+        host = f" Up to {format_bytes(most)} wait in pinned memory of the host." if most else ""
         parts.append(label_content("Plans", _plans(fits)))
         parts.append(
-            facts(
-                [
-                    (
-                        "",
-                        ("FLOPs: run again, as a share of the forward's. Time: estimated, of the whole step."),
-                    )
-                ]
-            )
+            facts([("", f"FLOPs: run again, as a share of the forward's. Time: estimated, of the whole step.{host}")])
         )
     return render(parts, width, color)
 

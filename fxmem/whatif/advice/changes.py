@@ -71,10 +71,15 @@ def expandable_segments() -> AnyChange[Any, Any]:
 
 
 class ModelBench:
-    """Tries changes to the step of a model, on stand-ins of it."""
+    """Tries changes to the step of a model, on stand-ins of it.
 
-    def __init__(self, analysis: Analysis) -> None:
-        self.step = analysis
+    Args:
+        analysis: of the step as it is.
+        host_memory: as in `fxmem.plan`.
+    """
+
+    def __init__(self, analysis: Analysis, host_memory: int | str | None = None) -> None:
+        self.step, self.host_memory = analysis, host_memory
         self.start = Variant(analysis.model, analysis.request, dict(os.environ))
 
     def changes(self) -> Iterator[Change]:
@@ -99,7 +104,8 @@ class ModelBench:
         """Plan checkpoints, of the step as it is or of a variant."""
         with contextlib.nullcontext() if reached is None else reached.variant.within():
             base = self.step if reached is None else reached.analysis
-            return verified_plan.plan(base, strategy, budget, progress=progress)
+            host_memory = self.host_memory if strategy == "auto" else None
+            return verified_plan.plan(base, strategy, budget, host_memory=host_memory, progress=progress)
 
     def has_norms(self) -> bool:
         """Whether plans of strategy "norms" are worth a try."""
@@ -109,6 +115,8 @@ class ModelBench:
         """What to write for a plan, and what to know before."""
         budget = plan.after.counted_bytes if plan.budget_bytes is None else plan.budget_bytes
         asked = '"norms"' if plan.strategy == "norms" else f"budget={budget}"
+        if plan.host_bytes:
+            asked += f", host_memory={self.host_memory!r}"
         code = (
             "import fxmem\nanalysis = fxmem.analyze(model, x)\n"
             f"plan = fxmem.plan(analysis, {asked})\nmodel = fxmem.checkpoint(model, plan)"

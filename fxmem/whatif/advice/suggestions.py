@@ -53,6 +53,7 @@ def advise(
     *,
     plans: bool = True,
     quick: bool = False,
+    host_memory: int | str | None = None,
     progress: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Advice:
@@ -65,6 +66,7 @@ def advise(
             for, too.
         plans: whether to try checkpoint plans, which take the longest.
         quick: try only changes of one line that often decide (`QUICK`), and no plans.
+        host_memory: as in `fxmem.whatif.verified_plan.plan`, for the plans of a model.
         progress: called with a few words on what is being done.
         options: of `fxmem.record` for a function, whose `steps` are 3 unless given.
 
@@ -76,8 +78,15 @@ def advise(
     if isinstance(analysis, (Analysis, Generation)):
         if options:
             raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
-        made = GenerationBench(analysis) if isinstance(analysis, Generation) else ModelBench(analysis)
+        if isinstance(analysis, Generation):
+            if host_memory is not None:
+                raise UsageError("expected no host_memory: in a generation nothing waits for backward")
+            made: Bench[Any, Any] = GenerationBench(analysis)
+        else:
+            made = ModelBench(analysis, host_memory)
         return try_changes(made, budget, plans=plans, quick=quick, progress=tell)
+    if host_memory is not None:
+        raise UsageError("expected no host_memory: plans of a program are about its modules")
     settings = {"steps": STEPS, **options}
     tell("running the program as it is")
     bench = ProgramBench(lambda edits: record_function(analysis, settings, edits))
