@@ -86,7 +86,8 @@ class Region(Record):
     """What its nodes save for backward and no longer keep through forward: their saved bytes, less its inputs and
     outputs that stay and what it `keeps`."""
     extra_flops: Flops | None = None
-    """FLOPs of recomputing it once, up to its last saved tensor; None where an op has no formula."""
+    """FLOPs of recomputing it once, up to its last saved tensor; in an OPERATORS plan, of all that is recomputed. None
+    where an op has no formula."""
     keeps: Many[int] = ()
     """Of its products (matrix products, convolutions, attention: `fxmem.hardware.op_classes`),
     counted from 0 in the order it runs them, those whose results are kept

@@ -214,8 +214,8 @@ def _ways(
             f"'modules' gives one"
         )
     note = ""
+    planner = OperatorPlanner(analysis.profile, surveyed or functools.partial(survey, analysis))
     if Application.OPERATORS in wanted:
-        planner = OperatorPlanner(analysis.profile, surveyed or functools.partial(survey, analysis))
         yield PlannedWay(Application.OPERATORS, planner)
         if link is not None:
             yield PlannedWay(Application.OPERATORS, OffloadPlanner(planner, link), note=_describe_copies(link))
@@ -229,7 +229,7 @@ def _ways(
                 raise
             note = f"regions are whole modules: {refused}"
         else:
-            yield PlannedWay(Application.GRAPH, Planner(analysis.profile, Application.GRAPH), names)
+            yield PlannedWay(Application.GRAPH, planner.regions, names)
             if strategy == "norms" and application is None:
                 # modules are seldom a norm with its convolution: their plan is the cheaper one because it does less
                 return

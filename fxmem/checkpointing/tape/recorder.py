@@ -170,8 +170,8 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         observer: called with what happens.
         only: the calls to take a record of, as `needed` of an earlier forward has them; None: all. What others give is
             to their readers as what was there before.
-        stretches: calls whose results are freed again where they are recomputed for one that lies outside of this
-            stretch of the forward, and recomputed once more when backward has come there.
+        stretches: values that are freed again where they are recomputed for one that lies outside of this stretch of
+            the forward, and recomputed once more when backward has come there.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         checked: bool = False,
         observer: TapeObserver | None = None,
         only: Collection[OpKey] | None = None,
-        stretches: Mapping[OpKey, Stretch] | None = None,
+        stretches: Mapping[ValueKey, Stretch] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._stretches = stretches or {}
@@ -231,7 +231,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         is_asked = self._only is None or key in self._only
         if not is_asked and not signature.changes:
             return func(*args, **kwargs)
-        op = self._record(func, signature, key, args, kwargs) if is_asked else None
+        op = self._record(func, signature, args, kwargs) if is_asked else None
         result = func(*args, **kwargs)
         if op is not None:
             self._enter(key, op, signature, args, kwargs, result)
@@ -249,7 +249,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             )
         return result
 
-    def _record(self, func: Any, signature: _Signature, key: OpKey, args: Any, kwargs: Any) -> TapedOp | None:
+    def _record(self, func: Any, signature: _Signature, args: Any, kwargs: Any) -> TapedOp | None:
         """The call as it can be recomputed; None if it must not be."""
         if not signature.again:
             return None
@@ -290,8 +290,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         except _NotAgainError:
             return None
         generators = Generators.now(gather_tensors(None, args, kwargs)) if signature.draws else None
-        order, stretch = next(self._order), self._stretches.get(key, ())
-        return TapedOp(func, given, tuple(values), frozenset(writes), generators, order, stretch)
+        return TapedOp(func, given, tuple(values), frozenset(writes), generators, next(self._order))
 
     def _enter(self, key: OpKey, op: TapedOp, signature: _Signature, args: Any, kwargs: Any, result: Any) -> None:
         """Note which storages contain what it made."""
@@ -308,7 +307,8 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 continue
             old.add(storage)
             need = Need(needs)
-            value = TapedValue((*key, len(made)), op, need)
+            made_key = (*key, len(made))
+            value = TapedValue(made_key, op, need, self._stretches.get(made_key, ()))
             op.outputs.append((at, weakref.ref(value)))
             if value.key in self._kept:
                 value.keep(tensor)

@@ -33,8 +33,8 @@ class ByOperator:
     """With each how many others are fetched back before it."""
     memory: HostMemory = field(default_factory=HostMemory)
     """Where what is offloaded waits."""
-    stretches: Mapping[OpKey, Stretch] = field(default_factory=dict)
-    """The calls whose results are freed again where they are recomputed for another stretch of the forward."""
+    stretches: Mapping[ValueKey, Stretch] = field(default_factory=dict)
+    """What is freed again where it is recomputed for another stretch of the forward."""
     survey: Survey | None = None
     checked: bool = False
     """Whether a forward has been run whose results, recomputed, were compared with what they were."""
@@ -55,7 +55,7 @@ class ByOperator:
             _keys(result for region in found for result in region.holds),
             _keys(result for region in found for result in region.remakes),
             _places(result for region in found for result in region.offloads),
-            stretches={(one.operator, one.number): one.stretch for region in found for one in region.frees},
+            stretches={key: one.stretch for region in found for one in region.frees for key in _keys([one])},
             operators=operators,
         )
 

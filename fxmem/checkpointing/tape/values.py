@@ -45,10 +45,10 @@ class Need:
 class TapedValue:
     """What a storage contains between two writes to it."""
 
-    __slots__ = ("__weakref__", "host", "kept", "key", "need", "op", "users", "version")
+    __slots__ = ("__weakref__", "host", "kept", "key", "need", "op", "stretch", "users", "version")
 
-    def __init__(self, key: ValueKey, op: TapedOp, need: Need) -> None:
-        self.key = key
+    def __init__(self, key: ValueKey, op: TapedOp, need: Need, stretch: Stretch = ()) -> None:
+        self.key, self.stretch = key, stretch
         self.op: TapedOp | None = op
         """What makes it; None if it is kept or waits in the host's memory."""
         self.need = weakref.ref(need)
@@ -88,22 +88,26 @@ class TapedValue:
         need = self.need()
         return need.tensor if need is not None and need.tensor is not None else made.get(id(self))
 
+    def stays(self, stretch: Stretch) -> bool:
+        """Whether it stays once it has been recomputed for a value of this stretch."""
+        return stretch[: len(self.stretch)] == self.stretch
+
     def recompute(self) -> torch.Tensor:
         """Return a tensor on the value's storage, computed from what is kept.
 
         Operators run in the order of the forward. What they make stays until the last that needs it has been asked for,
-        if this value is in their stretch; else until the last of them that reads it now.
+        if this value is in its stretch; else until the last of them that reads it now.
         """
         made: dict[int, torch.Tensor] = {}
         ops = self._find_missing()
         readers = Counter(id(each) for op in ops for each in op.inputs)
         readers[id(self)] += 1
         for op in ops:
-            stays = ops[-1].is_within(op.stretch)
-            for output, tensor in op.run(made, stays=stays):
+            for output, tensor in op.run(made, self.stretch):
                 need = output.need()
-                if stays and need is not None:
-                    need.tensor, need.inputs = tensor, ()
+                if output.stays(self.stretch) and need is not None:
+                    if need.tensor is None:
+                        need.tensor, need.inputs = tensor, ()
                 elif readers[id(output)]:
                     made[id(output)] = tensor
             for each in op.inputs:
@@ -178,10 +182,9 @@ class TapedOp:
         written: those of them that it writes to.
         generators: before it, if it draws.
         order: how many were recorded before.
-        stretch: of the forward, for which alone its results stay once they have been recomputed.
     """
 
-    __slots__ = ("func", "generators", "given", "inputs", "order", "outputs", "stretch", "written")
+    __slots__ = ("func", "generators", "given", "inputs", "order", "outputs", "written")
 
     def __init__(
         self,
@@ -191,24 +194,22 @@ class TapedOp:
         written: frozenset[int],
         generators: Generators | None,
         order: int = 0,
-        stretch: Stretch = (),
     ) -> None:
         self.func, self.given, self.inputs, self.written, self.generators = func, given, inputs, written, generators
-        self.order, self.stretch = order, stretch
+        self.order = order
         self.outputs: list[tuple[int, weakref.ref[TapedValue]]] = []
         """Values that it made, each with the position of a tensor on it in `gather_tensors`."""
 
-    def is_within(self, stretch: Stretch) -> bool:
-        """Whether its stretch is this one, or one in it."""
-        return self.stretch[: len(stretch)] == stretch
-
-    def run(self, made: Mapping[int, torch.Tensor], *, stays: bool) -> list[tuple[TapedValue, torch.Tensor]]:
+    def run(self, made: Mapping[int, torch.Tensor], stretch: Stretch) -> list[tuple[TapedValue, torch.Tensor]]:
         """Make its values again, from inputs that are at hand.
 
         Args:
             made: what has been made for this value alone, by value's id.
-            stays: whether what it makes need not be made once more. Else what it writes to has to stay as it is.
+            stretch: of the value that they are made for. Where one of them does not stay, what it writes to has to be
+                left as it is.
         """
+        outputs = [(at, output) for at, reference in self.outputs if (output := reference()) is not None]
+        stays = all(output.stays(stretch) for _, output in outputs)
         bases: list[torch.Tensor] = []
         for number, value in enumerate(self.inputs):
             base = value.find_tensor(made)
@@ -230,7 +231,7 @@ class TapedOp:
         with contextlib.nullcontext() if self.generators is None else self.generators.replay():
             result = self.func(*args, **kwargs)
         tensors = gather_tensors(result, args, kwargs)
-        return [(output, tensors[at]) for at, reference in self.outputs if (output := reference()) is not None]
+        return [(output, tensors[at]) for at, output in outputs]
 
 
 def _is_shared(value: TapedValue) -> bool:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+Path = tuple[int, ...]
+"""A stretch of the forward: its number within that which holds it, after those of all that hold it; empty for the whole
+forward."""
+
 
 @dataclass(frozen=True)
 class OperatorValue:

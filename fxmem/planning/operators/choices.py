@@ -9,16 +9,17 @@ alone.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from fxmem.errors import UsageError
 from fxmem.planning.arrays import Floats, Ints
-from fxmem.planning.operators.calls import OperatorCall, OperatorValue
+from fxmem.planning.operators.calls import OperatorCall, OperatorValue, Path
 from fxmem.planning.operators.live_changes import LiveChanges, ValueLife, ValueUse
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.records.profile import Kind, Phase, Profile
@@ -95,6 +96,11 @@ class RecomputeChoices:
 
     Raises UsageError if the calls are not those of the profile.
     """
+
+    stretches: Mapping[int, Path] = MappingProxyType({})
+    """By value that is freed again where it is recomputed for one beyond its stretch, that stretch."""
+    effort = 1
+    """How many times as long one change of a choice takes as for calls that run once."""
 
     def __init__(
         self,
@@ -235,7 +241,11 @@ class RecomputeChoices:
 
     def flops(self, choice: RecomputeChoice) -> int | None:
         """FLOPs of what is recomputed; None where an operator has no formula."""
-        return sum_known(self.profile.ops[self.ops[index]].flops for index in choice.recomputed)
+        return sum_known(self.profile.ops[self.ops[call]].flops for call, _ in self.find_runs(choice))
+
+    def find_runs(self, choice: RecomputeChoice) -> tuple[tuple[int, int], ...]:
+        """Each run of a call in backward, with the call before whose backward it is."""
+        return tuple((call, call) for call in sorted(choice.recomputed))
 
     def find_kept(self, choice: RecomputeChoice) -> frozenset[int]:
         """Values that are kept for backward, or for others to be recomputed from."""

@@ -36,7 +36,7 @@ class Refiner:
     def __init__(self, step: RecomputeChoices, budget: float) -> None:
         self._step, self._budget = step, budget
         calls = len(step.calls)
-        self.moves = _MOVES // (_BESIDE + max(calls, calls * calls // _MANY))
+        self.moves = _MOVES // (_BESIDE + max(calls, calls * calls // _MANY)) // step.effort
         """Changes that may still be tried."""
         self._states: dict[frozenset[int], ChoiceState] = {}
 

@@ -152,7 +152,7 @@ class Cutter(RecomputeChoices):
                 )
                 found.setdefault(state.choice.recomputed, state.choice)
         found.setdefault(frozenset(), self.choose(()))
-        return tuple(_front(found.values()))
+        return tuple(find_front(found.values()))
 
     def _sum_by_call(self, by_value: Floats) -> Floats:
         """Sums over what each call makes."""
@@ -178,7 +178,7 @@ class Cutter(RecomputeChoices):
     @pause_gc()
     def front(self, seeds: Iterable[Iterable[int]] = ()) -> list[RecomputeChoice]:
         """Return the cuts, seeds and unions that none beats in cost and peak, cheapest first."""
-        return list(_front(self._seeded_choices(seeds)))
+        return list(find_front(self._seeded_choices(seeds)))
 
     def _seeded_choices(self, seeds: Iterable[Iterable[int]]) -> list[RecomputeChoice]:
         found = list(self.pool)
@@ -197,7 +197,7 @@ class Cutter(RecomputeChoices):
             seeds: choices of calls to begin from, beside the cuts.
         """
         refiner = Refiner(self, budget)
-        front = list(_front([*self._seeded_choices(seeds), *self._ascend_dual(budget)]))
+        front = list(find_front([*self._seeded_choices(seeds), *self._ascend_dual(budget)]))
         near = _NEAREST[len(self.calls) >= _MANY]
         above = [choice for choice in reversed(front) if choice.peak > budget][:near]
         fitting = [choice for choice in front if choice.peak <= budget][:near]
@@ -245,7 +245,7 @@ def _cost(choice: RecomputeChoice) -> float:
     return choice.cost
 
 
-def _front(choices: Iterable[RecomputeChoice]) -> Iterator[RecomputeChoice]:
+def find_front(choices: Iterable[RecomputeChoice]) -> Iterator[RecomputeChoice]:
     """Those of which none is better in both cost and peak, cheapest first."""
     lowest = float("inf")
     for choice in sorted(choices, key=lambda each: (each.cost, each.peak)):

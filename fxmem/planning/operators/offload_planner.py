@@ -34,8 +34,9 @@ class OffloadPlanner(OperatorPlanner):
         return self._without._cutter
 
     @cached_property
-    def _regions(self) -> Planner:
-        return self._without._regions
+    def regions(self) -> Planner:
+        """See `OperatorPlanner.regions`."""
+        return self._without.regions
 
     @cached_property
     def _offloads(self) -> OffloadChoices:
@@ -73,5 +74,5 @@ class OffloadPlanner(OperatorPlanner):
     @cached_property
     def _least(self) -> Choice:
         offloads = self._offloads.choose(0.0, float("inf"))
-        found = self._find_least(self._cutter.without(offloads.values, offloads.freed), self._regions.tables.smallest)
+        found = self._find_least(self._cutter.without(offloads.values, offloads.freed), self.regions.tables.smallest)
         return self._settle(found._replace(offloads=offloads))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -13,6 +14,8 @@ from fxmem.planning.operators.calls import OperatorCall, OperatorValue
 from fxmem.planning.operators.choices import RecomputeChoice
 from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.operators.offloads import Offloads
+from fxmem.planning.operators.region_choices import RegionChoices
+from fxmem.planning.operators.reruns import RerunCutter
 from fxmem.planning.regions.planner import Planner
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region, Result
@@ -22,6 +25,10 @@ from fxmem.records.units import exact_bytes
 _SHARES = (1.0,), (0.97, 1.05, 1.1)
 """Of a budget, for which the planner of regions is asked for plans to begin from; the second ones where nothing was
 found with the first."""
+_NESTED_SHARES = 1.05, 1.0, 0.95
+"""Of a budget, for which regions within regions are asked for."""
+_NEARLY_LOWEST = 1.01
+"""Times the lowest peak."""
 _POINTS = 12
 """Budgets on a curve."""
 
@@ -61,7 +68,8 @@ class OperatorPlanner:
         return dict(sorted({call.name: call.number + 1 for call in self._cutter.calls}.items()))
 
     @cached_property
-    def _regions(self) -> Planner:
+    def regions(self) -> Planner:
+        """Plans for regions anywhere in the same step."""
         return Planner(self.profile, Application.GRAPH)
 
     def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
@@ -89,9 +97,12 @@ class OperatorPlanner:
         return min(plans, key=lambda plan: plan.after_seconds or 0.0, default=None)
 
     def _find_choices(self, budget: float) -> list[Choice]:
-        """Choices that keep a budget; none if there are none."""
+        """Choices that keep a budget; none if there are none.
+
+        Calls run more than once only where no choice without that keeps it.
+        """
         found = self._find_choice(self._cutter, budget)
-        return [] if found is None else [Choice(self._cutter, found)]
+        return self._find_reruns(budget) if found is None else [Choice(self._cutter, found)]
 
     def _find_choice(self, cutter: Cutter, budget: float) -> RecomputeChoice | None:
         as_it_is = cutter.choose(())
@@ -118,51 +129,74 @@ class OperatorPlanner:
     def _choices_of_all(self, budgets: Sequence[float]) -> Iterator[Choice]:
         for found in self._cutter.front(self._seeds(budgets)):
             yield Choice(self._cutter, found)
+        for budget in budgets:
+            if budget < self._least_of_one_run.recomputed.peak:
+                yield from self._find_reruns(budget)
 
     @cached_property
     def _least(self) -> Choice:
-        lowest = self._regions.tables.smallest
-        return self._find_least(self._cutter, lowest)
+        once, again = self._least_of_one_run, self._least_of_reruns
+        return once if again is None or again.recomputed.peak >= once.recomputed.peak else again
+
+    @cached_property
+    def _least_of_one_run(self) -> Choice:
+        return self._find_least(self._cutter, self.regions.tables.smallest)
 
     def _find_least(self, cutter: Cutter, lowest: float) -> Choice:
         return Choice(cutter, min(cutter.front(self._seeds([lowest])), key=lambda choice: choice.peak))
 
     def _seeds(self, budgets: Iterable[float]) -> Iterator[set[int]]:
         """Yield the calls that plans of regions within these budgets run again."""
-        tables, cutter = self._regions.tables, self._cutter
-        units = tables.units
+        tables = self.regions.tables
         for budget in budgets:
-            found: set[int] = set()
-            for stretch in tables.flat(budget) or ():
-                first, last = units.cuts[stretch.first], units.cuts[stretch.last]
-                kept = {product.op for _, product in tables.selection.find_kept(first, last, stretch.level)}
-                for index in (call for node in range(first, last) for call in self._calls_by_node.get(node, ())):
-                    if cutter.ops[index] in kept:
-                        continue
-                    storages = [cutter.storages[number] for number in cutter.calls[index].values]
-                    if not any(
-                        storage is not None and units.last_reader.get(storage, -1) >= stretch.last
-                        for storage in storages
-                    ):
-                        found.add(index)
+            found = self._region_choices.find(tables, tables.flat(budget) or ()).calls
             if found:
                 yield found
 
     @cached_property
-    def _calls_by_node(self) -> dict[int, list[int]]:
-        """By node, its calls."""
-        found: dict[int, list[int]] = {}
-        for index, op in enumerate(self._cutter.ops):
-            found.setdefault(self.profile.ops[op].node, []).append(index)
+    def _region_choices(self) -> RegionChoices:
+        return RegionChoices(self._cutter)
+
+    # --- results that are recomputed more than once -------------------------------------------------------------------
+
+    def _find_reruns(self, budget: float) -> list[Choice]:
+        """Choices within regions within regions that keep a budget; none if there are none."""
+        tables, lowest, found = self.regions.coarse, self._lowest_of_one_run, []
+        for share in _NESTED_SHARES:
+            regions = tables.nested(share * budget)
+            if regions is None:
+                continue
+            calls, paths = self._region_choices.find(tables, regions)
+            cutter = RerunCutter(self._cutter, paths)
+            seeds = [calls, lowest, calls | lowest, *self._seeds([budget])]
+            choice = cutter.solve(budget, seeds)
+            found += [] if choice is None else [Choice(cutter, choice)]
         return found
+
+    @cached_property
+    def _lowest_of_one_run(self) -> frozenset[int]:
+        """The calls of the cheapest choice with about the lowest peak, where each runs once."""
+        budget = _NEARLY_LOWEST * self._least_of_one_run.recomputed.peak
+        found = self._find_choice(self._cutter, budget)
+        return frozenset() if found is None else found.recomputed
+
+    @cached_property
+    def _least_of_reruns(self) -> Choice | None:
+        """The choice with the lowest peak within regions within regions; None if there are none."""
+        tables = self.regions.coarse
+        if tables.smallest_nested is None:
+            return None
+        calls, paths = self._region_choices.find(tables, tables.smallest_nested[1])
+        cutter = RerunCutter(self._cutter, paths)
+        return Choice(cutter, min(cutter.front([calls]), key=lambda choice: choice.peak))
 
     # --- what is said of a plan ---------------------------------------------------------------------------------------
 
     def _make_plan(self, strategy: str, found: Choice, budget_bytes: int | None) -> Plan:
         cutter, choice, offloads = found
         regions = self._describe_regions(found)
-        ops = [cutter.ops[call] for call in choice.recomputed]
-        plan = self._regions.make_plan(
+        node_of = [self.profile.ops[op].node for op in cutter.ops]
+        plan = self.regions.make_plan(
             strategy,
             "mincut",
             Application.OPERATORS,
@@ -170,8 +204,8 @@ class OperatorPlanner:
             regions,
             round(choice.peak),
             cutter.flops(choice),
-            self._regions.estimate_seconds(
-                ((self.profile.ops[op].node, op) for op in ops),
+            self.regions.estimate_seconds(
+                ((node_of[asked], cutter.ops[call]) for call, asked in cutter.find_runs(choice)),
                 taped=bool(regions),
                 copied=None if offloads is None else offloads.copied,
             ),
@@ -189,6 +223,7 @@ class OperatorPlanner:
         all_dropped, all_held = cutter.find_dropped(choice), cutter.find_kept(choice)
         if not all_dropped and not cutter.offloaded:
             return ()
+        runs = Counter(call for call, _ in cutter.find_runs(choice))
         held: set[int] = set()
         regions = []
         for part, members in self._parts(choice.recomputed | {cutter.values[each].call for each in cutter.offloaded}):
@@ -199,7 +234,7 @@ class OperatorPlanner:
             dropped = [number for call in calls for number in cutter.calls[call].values if number in all_dropped]
             sent = [number for call in members for number in cutter.calls[call].values if number in cutter.offloaded]
             more = [number for number in sources if not cutter.values[number].saved]
-            known = [profile.ops[cutter.ops[call]].flops for call in calls]
+            known = [profile.ops[cutter.ops[call]].flops for call in calls for _ in range(runs[call])]
             regions.append(
                 Region(
                     first_node=nodes[0],
@@ -211,6 +246,7 @@ class OperatorPlanner:
                     within=part,
                     remakes=self._results(dropped),
                     holds=self._results(sources),
+                    frees=self._freed(cutter, calls),
                     offloads=self._results(sent, order),
                 )
             )
@@ -231,6 +267,16 @@ class OperatorPlanner:
                 found.append((part, [call]))
             last = max(last, node)
         return found
+
+    def _freed(self, cutter: Cutter, calls: Sequence[int]) -> tuple[Result, ...]:
+        """What is freed again where it is recomputed for another stretch; each stretch of a call has its own result."""
+        by_call = ((call, cutter.stretches.get(value), value) for call in calls for value in cutter.calls[call].values)
+        found = sorted((call, path, value) for call, path, value in by_call if path)
+        return tuple(
+            result.model_copy(update={"stretch": path})
+            for (_, path), group in groupby(found, key=lambda each: each[:2])
+            for result in self._results(value for _, _, value in group)
+        )
 
     def _results(self, values: Iterable[int], order: Mapping[int, int] | None = None) -> tuple[Result, ...]:
         cutter = self._cutter

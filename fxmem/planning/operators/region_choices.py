@@ -1,0 +1,83 @@
+"""Plans of regions as choices of calls: what a region runs again, and in which stretch each of its values lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+from fxmem.planning.operators.calls import Path
+from fxmem.planning.operators.choices import RecomputeChoices
+from fxmem.planning.regions.dynamic_programs import Stretch, Tables
+
+
+class RegionChoice(NamedTuple):
+    """What regions come down to."""
+
+    calls: set[int]
+    """Calls that they run again."""
+    paths: dict[int, Path]
+    """By value of regions that hold others, the region that alone needs it: the number of each that holds it."""
+
+
+class RegionChoices:
+    """Tells of the regions of one step which calls they are.
+
+    Args:
+        step: what there is to choose.
+    """
+
+    def __init__(self, step: RecomputeChoices) -> None:
+        self._step = step
+
+    @cached_property
+    def _calls_by_node(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for index, op in enumerate(self._step.ops):
+            found.setdefault(self._step.profile.ops[op].node, []).append(index)
+        return found
+
+    def find(self, tables: Tables, stretches: Iterable[Stretch]) -> RegionChoice:
+        """The choice that regions are.
+
+        Args:
+            tables: in whose units the regions are.
+            stretches: the regions.
+        """
+        calls, paths = set[int](), dict[int, Path]()
+        for number, region in enumerate(stretches):
+            for call, late in self._find_inside(tables, region):
+                if not late:
+                    calls.add(call)
+            if region.inner:
+                paths |= self._find_paths(tables, region, (number,))
+        return RegionChoice(calls, {value: path for value, path in paths.items() if len(path) > 1})
+
+    def _find_paths(self, tables: Tables, region: Stretch, path: Path) -> dict[int, Path]:
+        found = {
+            value: path
+            for call, late in self._find_inside(tables, region)
+            for value in self._step.calls[call].values
+            if value not in late
+        }
+        for number, inner in enumerate(region.inner):
+            found |= self._find_paths(tables, inner, (*path, number))
+        return found
+
+    def _find_inside(self, tables: Tables, region: Stretch) -> Iterator[tuple[int, set[int]]]:
+        """The calls of a region whose results it does not keep, each with those of its values that are read after the
+        region."""
+        step, units = self._step, tables.units
+        first, last = units.cuts[region.first], units.cuts[region.last]
+        kept = {product.op for _, product in tables.selection.find_kept(first, last, region.level)}
+        for call in (call for node in range(first, last) for call in self._calls_by_node.get(node, ())):
+            if step.ops[call] not in kept:
+                yield (
+                    call,
+                    {
+                        value
+                        for value in step.calls[call].values
+                        if (storage := step.storages[value]) is not None
+                        and units.last_reader.get(storage, -1) >= region.last
+                    },
+                )

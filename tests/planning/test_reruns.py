@@ -1,0 +1,106 @@
+"""Results that are recomputed more than once: estimates beside analyses, reach beside regions, steps beside steps."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from fxmem.planning import OperatorPlanner
+from fxmem.planning.operators.reruns import RerunCutter
+from fxmem.records.names import Application
+from fxmem.simulation.analysis import Analysis
+from fxmem.whatif.plan_search import apply_regions
+from fxmem.whatif.verified_plan import survey
+from tests.checkpointing.test_regions import same, trained
+
+SHAPE = (16, 4, 24, 24)
+
+
+class Chain(nn.Module):
+    """Convolutions of few numbers, with much between them, that no symbolic trace accepts."""
+
+    def __init__(self, blocks: int = 6) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+            for _ in range(blocks)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 1:
+            for block in self.blocks:
+                x = x + block(x).sigmoid()
+        return x.mean()
+
+
+@functools.cache
+def step(target: str = "h100") -> Analysis:
+    return fxmem.analyze(Chain(), torch.empty(SHAPE, device="meta"), target=target, optimizer=None)
+
+
+@functools.cache
+def planner(target: str = "h100") -> OperatorPlanner:
+    return OperatorPlanner(step(target).profile, functools.partial(survey, step(target)))
+
+
+def budgets(target: str = "h100") -> list[float]:
+    """Below what choices reach whose calls run once."""
+    once, least = planner(target)._least_of_one_run.recomputed.peak, planner(target)._least.recomputed.peak
+    return [least + (once - least) * share for share in (0.8, 0.5, 0.1)]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_an_analysis_has_the_bytes_and_flops_of_the_estimate(number: int) -> None:
+    found = planner()._find_reruns(budgets()[number])
+    assert found
+    before = sum(op.flops or 0 for op in step().profile.ops)
+    for choice in found:
+        after = apply_regions(step(), planner()._describe_regions(choice), Application.OPERATORS)
+        assert after.peak.requested_bytes == choice.recomputed.peak <= budgets()[number]
+        assert sum(op.flops or 0 for op in after.profile.ops) - before == choice.cutter.flops(choice.recomputed)
+
+
+def test_plans_of_operators_reach_as_low_as_regions_within_regions() -> None:
+    lowest, regions = planner().smallest(), planner().regions.smallest()
+    assert regions.chosen == "nested"
+    assert lowest.after.requested_bytes <= regions.after.requested_bytes
+    assert lowest.after.requested_bytes < 0.9 * planner()._least_of_one_run.recomputed.peak
+    assert any(region.frees for region in lowest.regions)
+    assert planner().curve()[-1].after.requested_bytes < planner()._least_of_one_run.recomputed.peak
+
+
+def test_some_calls_run_twice_and_their_flops_count_twice() -> None:
+    choice = planner()._find_reruns(budgets()[2])[0]
+    runs = [call for call, _ in choice.cutter.find_runs(choice.recomputed)]
+    assert isinstance(choice.cutter, RerunCutter)
+    assert len(runs) > len(set(runs)) == len(choice.recomputed.recomputed)
+    regions = planner()._describe_regions(choice)
+    assert sum(region.extra_flops or 0 for region in regions) == choice.cutter.flops(choice.recomputed)
+
+
+def test_without_stretches_reruns_are_what_one_run_is() -> None:
+    cutter = planner()._cutter
+    again = RerunCutter(cutter, {})
+    for choice in cutter.pool:
+        found = again.evaluate(choice.recomputed)
+        assert found.cost == pytest.approx(choice.cost)
+        assert found.peak == pytest.approx(choice.peak, rel=0.005)
+        assert len(found.runs) == len(choice.recomputed)
+
+
+def test_a_step_trained_with_it_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Chain()
+    x = torch.randn(SHAPE)
+    share = budgets("cpu")[1] / step("cpu").peak.requested_bytes
+    plan = fxmem.plan(step("cpu"), budget=share, application="operators")
+    assert any(region.frees for region in plan.regions)
+    plan.to_json(tmp_path / "plan.json")
+    planned = fxmem.checkpoint(copy.deepcopy(model), fxmem.load_plan(tmp_path / "plan.json"))
+    assert same(trained(model, x), trained(planned, x))
