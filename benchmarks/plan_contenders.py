@@ -34,6 +34,8 @@ __all__ = ["Candidate", "Counted", "Ready", "candidates", "count"]
 
 BUDGETS = (1.0, 0.7, 0.5, 0.3)
 """What torch.compile is asked to keep of the activations it would save."""
+INDUCTOR_BUDGETS = (1.0, 0.5)
+"""The same where its kernels are built."""
 SAC_SHARES = (0.85, 0.7)
 """Of the bytes beyond parameters that the SAC ILP believes the model's peak to have, what it is asked to stay
 within."""
@@ -58,6 +60,8 @@ class Ready:
     """Extra FLOPs of each compiled graph, filled in as it is compiled; None where a run is to be counted."""
     settings: Callable[[], Any] | None = None
     """A context manager to run it in."""
+    is_counted: bool = True
+    """Whether its FLOPs can be counted: those of fused kernels are not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +96,10 @@ def candidates(case: Case) -> Iterator[Candidate]:
     for budget in BUDGETS:
         yield Candidate(
             "torch.compile", f"activation_memory_budget {budget:g}", functools.partial(_compiled, case, budget)
+        )
+    for budget in INDUCTOR_BUDGETS:
+        yield Candidate(
+            "torch.compile, inductor", f"activation_memory_budget {budget:g}", functools.partial(_fused, case, budget)
         )
     for share in SAC_SHARES:
         yield Candidate(
@@ -242,6 +250,15 @@ def _compiled(case: Case, budget: float) -> Ready:
     backend = aot_autograd(fw_compiler=as_is, bw_compiler=as_is, partition_fn=partition, decompositions=_DECOMPOSITIONS)
     model: Any = torch.compile(case.build(), backend=backend)
     return Ready(model, extra, lambda: settings.patch(activation_memory_budget=budget))
+
+
+def _fused(case: Case, budget: float) -> Ready:
+    """The step as inductor compiles it for the CPU."""
+    import torch._functorch.config as settings
+
+    torch._dynamo.reset()
+    model: Any = torch.compile(case.build())
+    return Ready(model, settings=lambda: settings.patch(activation_memory_budget=budget), is_counted=False)
 
 
 # --- the SAC ILP ------------------------------------------------------------------------------------------------------

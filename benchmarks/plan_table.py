@@ -58,6 +58,11 @@ class Row:
         """What tells it from all others."""
         return self.model, self.contender, self.setting
 
+    @property
+    def cost(self) -> float | None:
+        """By what settings of one contender are compared: FLOPs, or time where they are not counted."""
+        return self.slowdown if self.extra_flops is None else self.extra_flops
+
 
 @dataclasses.dataclass(frozen=True)
 class Published:
@@ -114,14 +119,14 @@ def challenged(rows: Iterable[Row], unplanned: int) -> list[Row]:
     found = []
     families: dict[str, list[Row]] = {}
     for row in rows:
-        if row.peak_bytes is not None and row.extra_flops is not None and row.peak_bytes < unplanned:
+        if row.peak_bytes is not None and row.cost is not None and row.peak_bytes < unplanned:
             families.setdefault(row.contender, []).append(row)
     for family in families.values():
-        least: int | None = None
-        for row in sorted(family, key=lambda row: (row.peak_bytes, row.extra_flops)):
-            if least is None or (row.extra_flops or 0) < least:
+        least: float | None = None
+        for row in sorted(family, key=lambda row: (row.peak_bytes, row.cost)):
+            if least is None or (row.cost or 0) < least:
                 found.append(row)
-                least = row.extra_flops
+                least = row.cost
     return sorted(found, key=lambda row: -(row.peak_bytes or 0))
 
 
@@ -142,6 +147,8 @@ def verdict(rival: Row, ours: Row | None) -> str:
         return ""
     if ours.failed:
         return "LOST: out of our reach"
+    if rival.extra_flops is None and rival.slowdown and ours.slowdown:
+        return "LOST: quicker than ours" if rival.slowdown < ours.slowdown else "won"
     (peak, extra), (our_peak, our_extra) = _measured(rival), _measured(ours)
     if _more(our_peak, peak):
         return f"LOST: our peak is {our_peak / peak - 1:.1%} more"
@@ -190,7 +197,8 @@ def markdown(found: Mapping[str, Any]) -> str:
         "is asked for a plan within that "
         "measured peak. `torch.compile`: the min-cut partitioner of AOTAutograd; its graphs run op by op with "
         "everybody's kernels, no fusion; its budget "
-        "bounds what is saved, not the peak. SAC ILP: `torch.distributed._tools.sac_ilp`. sqrt(N) and the greedy "
+        "bounds what is saved, not the peak. `torch.compile, inductor`: the compiled step itself, fused; its "
+        "FLOPs are not counted, its time decides. SAC ILP: `torch.distributed._tools.sac_ilp`. sqrt(N) and the greedy "
         "search: fxmem's own, over cuts anywhere.",
         "",
         *_standing(rows, names),

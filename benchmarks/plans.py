@@ -176,7 +176,11 @@ class _Examination:
         with ready.settings() if ready.settings else contextlib.nullcontext():
             nbytes = self.peak(ready.model)
             slowdown = self.slowdown(ready)
-        if ready.graphs is not None:
+        extra: int | None
+        products: int | None
+        if not ready.is_counted:
+            extra = products = None
+        elif ready.graphs is not None:
             extra, products = (sum(each) for each in zip(*ready.graphs, strict=True))
         else:
             counted = count(ready.model, self.case.args())

@@ -146,6 +146,14 @@ def test_who_wins(table: ModuleType, peak: int | None, extra: int | None, failed
     assert table.verdict(_row(table, "a", 1000, 100), _row(table, table.OURS, peak, extra, failed=failed)) == said
 
 
+@pytest.mark.parametrize(("slowdown", "said"), [(1.25, "won"), (1.75, "LOST: quicker than ours")])
+def test_of_fused_kernels_time_decides(table: ModuleType, slowdown: float, said: str) -> None:
+    rivals = [_row(table, "a", 900, None, str(taken), slowdown=taken) for taken in (1.0, 2.0)]
+    rivals.append(_row(table, "a", 1000 - 300, None, "1.5", slowdown=1.5))
+    assert [row.setting for row in table.challenged(rivals, 1000)] == ["1.0", "1.5"]
+    assert table.verdict(rivals[2], _row(table, table.OURS, 700, 100, slowdown=slowdown)) == said
+
+
 def test_the_report_says_where_we_lose(table: ModuleType) -> None:
     rivals = [_row(table, "a", 800, 30, "x"), _row(table, "a", 600, 60, "y"), _row(table, "b", 700, 10, "z")]
     ours = [(rival, extra) for rival, extra in zip(rivals, (20, 70, 10), strict=True)]
