@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 __all__ = [
     "CARD",
@@ -76,11 +76,34 @@ class Published:
     source: str
     spec: str = ""
     """What fxmem analyses beside it; empty for a family of models."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Of the model, where they are not its own."""
 
     @property
     def key(self) -> str:
-        """The model and its batch."""
-        return f"{self.model}, {self.batch}"
+        """The model, its batch and what is left."""
+        return f"{self.model}, {self.batch}, {self.share:.1%}"
+
+
+MONET: Final[dict[str, tuple[int, float, tuple[tuple[float, float], ...]]]] = {
+    "resnet50": (184, 15.06, ((10.01, 3.22), (9.01, 4.68), (8.01, 5.56), (6.99, 7.28), (6.00, 9.31), (4.99, 11.95))),
+    "googlenet": (320, 14.93, ((9.98, 7.13), (8.99, 7.87), (8.01, 8.44), (7.02, 9.71), (6.01, 12.14), (4.99, 15.77))),
+    "mobilenet_v2": (272, 14.46, ((10.02, 2.4), (9.01, 3.1), (8.02, 4.77), (7.01, 5.53), (6.01, 7.55), (5.01, 8.72))),
+    "vgg16": (176, 14.12, ((9.71, -5.3), (8.66, -4.64), (7.88, -2.18), (6.82, 1.99), (5.90, 5.44), (5.51, 9.11))),
+}
+"""By model: batch, GB without, and GB with and per cent of time more, of the README of utsaslab/MONeT (7962043). Its
+plans take other kernels, too, so that some are quicker than none. U-Net is left out: the size of its images is not
+told."""
+
+
+def _by_monet() -> Iterator[Published]:
+    for model, (batch, whole, points) in MONET.items():
+        settings = (("aux_logits", False),) if model == "googlenet" else ()
+        for left, longer in points:
+            source = f"Shah et al. (MONeT), ICLR 2021: {whole:.2f} to {left:.2f} GB, other operators too"
+            yield Published(
+                model, batch, left / whole, f"{longer:+.1f} % time", source, f"torchvision:{model}", settings
+            )
 
 
 PUBLISHED = (
@@ -90,14 +113,7 @@ PUBLISHED = (
     Published(
         "ResNet-152", 16, 526 / 2767, "+37 % time", "Feng & Huang, CVPR 2021: 2767 to 526 MB", "torchvision:resnet152"
     ),
-    Published(
-        "ResNet-50",
-        184,
-        4.99 / 15.06,
-        "+12 % time",
-        "Shah et al. (MONeT), ICLR 2021: 15.06 to 4.99 GB, other operators too",
-        "torchvision:resnet50",
-    ),
+    *_by_monet(),
     Published("1,000-layer ResNet", 0, 7 / 48, "+30 % time", "Chen et al. 2016, arXiv:1604.06174: 48 to 7 GB"),
     Published(
         "several networks",

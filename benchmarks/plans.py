@@ -210,13 +210,17 @@ def described(plan: Plan) -> str:
     return f"{plan.chosen}, {plan.application.value}: {shown}" if titles else "nothing to do"
 
 
+@functools.lru_cache(1)
+def _analyse(spec: str, batch: int, settings: tuple[tuple[str, Any], ...]) -> Analysis:
+    """The step at 224 pixels, on the card that figures are predicted for."""
+    images = torch.empty(batch, 3, 224, 224, device="meta")
+    return fxmem.analyze(build_model(spec, dict(settings)).module, images, target=CARD, optimizer=None)
+
+
 def at_their_size(published: Published) -> dict[str, Any]:
     """What fxmem's analysis says of the quickest plan with the same share of the memory, at the published batch and 224
     pixels; nothing is run."""
-    built = build_model(published.spec)
-    analysis = fxmem.analyze(
-        built.module, torch.empty(published.batch, 3, 224, 224, device="meta"), target=CARD, optimizer=None
-    )
+    analysis = _analyse(published.spec, published.batch, published.settings)
     whole = analysis.peak.requested_bytes
     try:
         plan = fxmem.plan(analysis, budget=published.share)

@@ -163,10 +163,9 @@ class OperatorPlanner:
         """Choices within regions within regions that keep a budget; none if there are none."""
         tables, lowest, found = self.regions.coarse, self._lowest_of_one_run, []
         for share in _NESTED_SHARES:
-            regions = tables.nested(share * budget)
-            if regions is None:
-                continue
-            calls, paths = self._region_choices.find(tables, regions)
+            calls, paths = self._region_choices.find(tables, tables.nested(share * budget) or ())
+            if not paths:
+                continue  # where no call runs twice, no choice has been found
             cutter = RerunCutter(self._cutter, paths)
             seeds = [calls, lowest, calls | lowest, *self._seeds([budget])]
             choice = cutter.solve(budget, seeds)
