@@ -94,6 +94,51 @@ def test_without_stretches_reruns_are_what_one_run_is() -> None:
         assert len(found.runs) == len(choice.recomputed)
 
 
+class Sines(nn.Module):
+    """A chain of equal operators, each of which saves what it reads."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length, self.weight = length, nn.Parameter(torch.ones(1 << 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.weight * x
+        for _ in range(self.length):
+            x = x.sin()
+        return x.sum()
+
+
+@functools.cache
+def fewest_runs(length: int, slots: int) -> int:
+    """Runs of a chain's operators before the backward of its last: the optimum (Griewank and Walther, Revolve, ACM
+    TOMS 26, 2000), which is that of rotor's recurrence for equal stages."""
+    if length <= 1:
+        return 0
+    if slots == 1:
+        return length * (length - 1) // 2
+    return min(first + fewest_runs(length - first, slots - 1) + fewest_runs(first, slots) for first in range(1, length))
+
+
+def test_a_chain_is_recomputed_as_seldom_as_can_be_in_any_memory() -> None:
+    length, unit = 14, 4 << 16
+    analysis = fxmem.analyze(Sines(length), torch.empty(1 << 16, device="meta"), target="cpu", optimizer=None)
+    sines = OperatorPlanner(analysis.profile, functools.partial(survey, analysis))
+    whole = sines.find("auto", None)
+    assert whole is not None
+    for slots in range(length - 1, 0, -1):  # as it is, all inputs are there, but that of the operator that runs last
+        freed = (length - 1 - slots) * unit
+        found = sines.find("auto", whole.before.requested_bytes - freed)
+        assert found is not None
+        again = sum(region.extra_flops or 0 for region in found.regions) // of_a_sine(analysis)
+        assert again == fewest_runs(length, slots) - (length - 1)
+    assert sines.find("auto", whole.before.requested_bytes - freed - unit) is None
+
+
+def of_a_sine(analysis: Analysis) -> int:
+    """FLOPs of one sine."""
+    return next(op.flops or 0 for op in analysis.profile.ops if "sin" in op.name)
+
+
 def test_a_step_trained_with_it_is_the_same_to_the_bit(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Chain()
