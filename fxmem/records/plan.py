@@ -255,7 +255,8 @@ class Plan(Headed, Versioned):
             sent = sum(len(region.offloads) for region in self.regions)
             parts = f"in {count} part{'s' if count > 1 else ''} of the model"
             if not sent:
-                return f"{results} result{'s' if results > 1 else ''} of operators {parts}"
+                again = ", some more than once" if any(region.frees for region in self.regions) else ""
+                return f"{results} result{'s' if results > 1 else ''} of operators {parts}{again}"
             waiting = f"{sent} result{'s' if sent > 1 else ''} of operators in the host's memory"
             return f"{waiting}, {results} recomputed, {parts}" if results else f"{waiting}, {parts}"
         where = "whole modules" if self.application is Application.MODULES else "the traced graph"
