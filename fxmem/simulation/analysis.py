@@ -32,7 +32,7 @@ from fxmem.simulation.ranks import Offload, make_plan
 from fxmem.simulation.ranks.classes import find_classes, with_classes
 from fxmem.simulation.ranks.world import Parallelize
 from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest
-from fxmem.simulation.run import TracedStep, trace_step
+from fxmem.simulation.run import TracedStep, repeat_forward, trace_step
 from fxmem.simulation.step import set_training
 
 
@@ -82,6 +82,15 @@ class Analysis(ProfiledStep):
         """Analyse the step of another model, or with other settings: any field of `StepRequest`."""
         request = dataclasses.replace(self._request, **changes)
         return analyze_step(self._model if model is None else model, request)
+
+    def repeat_forward(self, model: torch.nn.Module) -> None:
+        """Run the step's forward of another model, for what observes that model; more where that is not to be had."""
+        if self._request.compile is not None or self._request.world is not None:
+            self.vary(model)
+            return
+        prepared, request = _prepare(model, self._request)
+        with _running(prepared, request):
+            repeat_forward(prepared, request)
 
 
 def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
@@ -264,7 +273,7 @@ def _prepare(model: Any, request: StepRequest) -> tuple[torch.nn.Module, StepReq
 
 
 def _trace(model: torch.nn.Module, request: StepRequest, progress: Callable[[str], None]) -> TracedStep:
-    with one_at_a_time(), postpone_interrupts(), _set_mode(model, request.mode), apply_settings(request.settings):
+    with _running(model, request):
         try:
             return trace_step(model, request, progress)
         except AnalysisError as error:
@@ -272,6 +281,13 @@ def _trace(model: torch.nn.Module, request: StepRequest, progress: Callable[[str
             if not hint:
                 raise
             raise AnalysisError(f"{error}; {hint}") from error
+
+
+@contextlib.contextmanager
+def _running(model: torch.nn.Module, request: StepRequest) -> Iterator[None]:
+    """A step of the model runs inside, alone in this process."""
+    with one_at_a_time(), postpone_interrupts(), _set_mode(model, request.mode), apply_settings(request.settings):
+        yield
 
 
 @contextlib.contextmanager

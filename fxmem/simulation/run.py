@@ -41,7 +41,7 @@ from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.ranks.world import World, shard
 from fxmem.simulation.request import StepRequest
-from fxmem.simulation.step import default_loss, describe, make_optimizer, run_step
+from fxmem.simulation.step import default_loss, describe, make_optimizer, run_forward, run_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +94,22 @@ def trace_step(
                 step.run()
         progress("accounting")
         return _traced_step(step.last_run())
+
+
+def repeat_forward(model: torch.nn.Module, request: StepRequest) -> None:
+    """Run forward and loss alone, as `trace_step` does, for what observes `model` itself.
+
+    As there they run a second time where the first leaves tensors behind. Neither of compiled code nor of a rank.
+    """
+    recording = Recording(request.resolved_target)
+    if request.values == "real":
+        recording.recorder.reads = read_really(model, request)
+    with pause_gc():
+        step = _FakeStep(model, request, recording)
+        with recording.environment():
+            step.run_forward()
+            if recording.has_left_over():
+                step.run_forward()
 
 
 def _compiled_recording(target: Target, settings: CompileSettings, world: World | None) -> Recording:
@@ -162,11 +178,22 @@ class _FakeStep:
         self._root = recording.wrap(self._model)
         self._name_residents()
 
-    def run(self) -> None:
-        """Run the step once."""
+    def run_forward(self) -> None:
+        """Run forward and loss once, and free what they gave."""
+        self._begin()
+        request = dataclasses.replace(self._request, loss=self._compute_loss)
+        with self._log.record_step(), self._recording.observe_run():
+            run_forward(self._root, request, self._recording.target.device, self._mark)
+        self._collect_cycles()
+
+    def _begin(self) -> None:
         self._recording.begin()
         if self._recording.recorder.reads is not None:
             self._recording.recorder.reads.begin()
+
+    def run(self) -> None:
+        """Run the step once."""
+        self._begin()
         if self._optimizer is None and self._request.mode == "train":
             self._optimizer = make_optimizer(self._request.optimizer, self._model.parameters())
             _choose_form(self._optimizer, foreach=card_emulation.default_foreach(self._recording.target))

@@ -241,7 +241,7 @@ def survey(analysis: Analysis) -> Survey:
     """What the model's forward comes down to: an `OperatorPlanner` needs it."""
     model = shadow_model(analysis.model)
     found = checkpointing.record_survey(model)
-    analysis.vary(model)
+    analysis.repeat_forward(model)
     return found.finish()
 
 
