@@ -16,7 +16,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch._ops import (
@@ -188,9 +188,22 @@ def detached_sharing_version(value: Any) -> Any:
         return tree_map_only(torch.Tensor, torch.Tensor.detach, value)
 
 
+_NO_CONTAINERS: Final = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format})
+
+
 def iterate_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in nested containers and dataclasses, in order."""
-    for leaf in (value,) if isinstance(value, torch.Tensor) else tree_iter(value):
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if kind in _NO_CONTAINERS:
+        return
+    if kind is tuple or kind is list or kind is dict:  # nearly always, and `tree_iter` takes several times as long
+        for item in value.values() if kind is dict else value:
+            yield from iterate_tensors(item)
+        return
+    for leaf in tree_iter(value):
         if isinstance(leaf, torch.Tensor):
             yield leaf
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):

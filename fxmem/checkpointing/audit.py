@@ -18,12 +18,13 @@ argument.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -180,17 +181,18 @@ class _Ops(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace in _COLLECTIVES:
+        traits = _traits(func)
+        if traits.communicates:
             self._audit.note(
                 f"it communicates ({func}), and the ranks of a job need not recompute in the same order; cut around it"
             )
-        elif _has_dynamic_shape(func, args, kwargs):
+        elif traits.may_have_dynamic_shape and _has_dynamic_shape(func, args, kwargs):
             self._audit.note(f"the shape of what {func} returns depends on values; cut around it")
-        for tensor in _writes(func, args, kwargs):
+        for tensor in _writes(func, args, kwargs) if traits.may_write else ():
             self._write(func, tensor, args, kwargs)
         given = {_key(tensor) for tensor in torch_common.iterate_tensors((args, kwargs))}
         result = func(*args, **kwargs)
-        if str(func) in _SAME_STORAGE:
+        if traits.makes_its_argument:
             given = set()
         self._born.update(key for tensor in torch_common.iterate_tensors(result) if (key := _key(tensor)) not in given)
         return result
@@ -208,6 +210,30 @@ class _Ops(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 f"{type(norm).__name__} updates its statistics with momentum {momentum} while its own is "
                 f"{norm.momentum}"
             )
+
+
+class _Traits(NamedTuple):
+    """What there is to know of an op before it is called."""
+
+    communicates: bool
+    may_have_dynamic_shape: bool
+    may_write: bool
+    makes_its_argument: bool
+    """Whether what it returns is its argument and counts as made."""
+
+
+@functools.cache
+def _traits(func: Any) -> _Traits:
+    return _Traits(
+        func.namespace in _COLLECTIVES,
+        torch.Tag.dynamic_output_shape in func.tags,
+        any(_may_be_written(each) for each in torch_common.op_arguments(func)),
+        str(func) in _SAME_STORAGE,
+    )
+
+
+def _may_be_written(declared: Any) -> bool:
+    return (declared.alias_info is not None and declared.alias_info.is_write) or declared.name in _STATISTICS
 
 
 # --- ops --------------------------------------------------------------------------------------------------------------
@@ -252,8 +278,6 @@ def _momentum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float
 
 
 def _has_dynamic_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if torch.Tag.dynamic_output_shape not in func.tags:
-        return False
     if func.name().startswith("aten::index"):
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in torch_common.iterate_tensors(args[1]))
     return kwargs.get("output_size") is None

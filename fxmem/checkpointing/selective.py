@@ -77,7 +77,7 @@ class Keeping(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if is_product(str(func)):
+        if _is_product(func):
             self._number += 1
             if self._number in self._keeps:
                 value = torch_common.detached_sharing_version(
@@ -102,7 +102,7 @@ class Reusing(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if is_product(str(func)):
+        if _is_product(func):
             self._number += 1
             kept = self._results.pop(self._number, None)
             if kept is not None and kept.is_untouched():
@@ -110,6 +110,11 @@ class Reusing(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                     kept.generators.restore()
                 return kept.value
         return func(*args, **(kwargs or {}))
+
+
+@functools.cache
+def _is_product(func: Any) -> bool:
+    return is_product(str(func))
 
 
 def _draws(func: Any) -> bool:

@@ -118,6 +118,7 @@ class ProgramTracer(torch.fx.Tracer):
         self._applied: dict[type, Callable[..., Any]] = {}
         self._ordinary: dict[Any, bool] = {}
         self._tells: dict[Any, bool] = {}
+        self._replaced: dict[Any, Callable[..., Any] | None] = {}
         self._inside = 0
         self._state = "before"
         self._cursor = 0
@@ -255,7 +256,7 @@ class ProgramTracer(torch.fx.Tracer):
         idle = self._inside or self._state not in _WATCHED
         if idle and self._is_ordinary(function):
             return function(*args, **kwargs)
-        run = self._replacement(function) or function
+        run = self._find_replacement(function) or function
         name = getattr(function, "__name__", "")
         if name in ("register_hook", "retain_grad") and args and isinstance(args[0], torch.Tensor):
             result = run(*args, **kwargs)
@@ -267,6 +268,16 @@ class ProgramTracer(torch.fx.Tracer):
         if op is None:
             return run(*args, **kwargs)
         return self._call(op, target, shown, kwargs, lambda: run(*args, **kwargs))
+
+    def _find_replacement(self, function: Any) -> Callable[..., Any] | None:
+        """The replacement of a torch function, looked up once."""
+        try:
+            return self._replaced[function]
+        except KeyError:
+            found = self._replaced[function] = self._replacement(function)
+            return found
+        except TypeError:  # not hashable
+            return self._replacement(function)
 
     def _is_metadata(self, function: Any) -> bool:
         """Whether a torch function only tells what a tensor is like: two of three calls of a program do."""
