@@ -227,15 +227,42 @@ class Tables:
     def smallest(self) -> float:
         """The smallest budget that `flat` keeps, to a thousandth."""
         low, high = self.units.floor, max(self.units.unplanned_peak, self.units.floor) + 1
-        if self.flat(low) is not None:
+        if self._is_reachable(low):
             return low
         while high - low > self.units.unplanned_peak / 1000:
             middle = (low + high) / 2
-            if self.flat(middle) is None:
-                low = middle
-            else:
+            if self._is_reachable(middle):
                 high = middle
+            else:
+                low = middle
         return high
+
+    def _is_reachable(self, budget: float) -> bool:
+        """Whether `flat` has regions within a budget: by the fewest bytes kept at each cut, which its fronts all have,
+        at any cost."""
+        fewest = np.full(self.units.count + 1, np.inf)
+        fewest[0] = 0.0
+        for cut, (sources, needs, adds) in enumerate(self._ways_to_cuts, 1):
+            base = fewest[sources]
+            fewest[cut] = (base + adds)[base + needs <= budget].min(initial=np.inf)
+        return bool(np.isfinite(fewest[-1]))
+
+    @cached_property
+    def _ways_to_cuts(self) -> list[tuple[Ints, Floats, Floats]]:
+        """By cut but the first, each way from an earlier one: that cut, bytes needed and bytes kept."""
+        units, found = self.units, []
+        unit_need = np.maximum(np.diagonal(units.backward_peak), np.diagonal(units.forward_peak))
+        for cut in range(1, units.count + 1):
+            starts = [np.flatnonzero(offer.regions[:cut, cut]) for offer in self.offers]
+            ways = list(zip(self.offers, starts, strict=True))
+            found.append(
+                (
+                    np.concatenate([[cut - 1], *starts]),
+                    np.concatenate([[unit_need[cut - 1]], *(offer.need[at, cut] for offer, at in ways)]),
+                    np.concatenate([[units.keeps[cut - 1]], *(offer.kept[at, cut] for offer, at in ways)]),
+                )
+            )
+        return found
 
     # --- several levels -----------------------------------------------------------------------------------------------
 
