@@ -221,6 +221,11 @@ class RecomputeChoices:
         """By call, what is wanted of each value it makes."""
         return [[self._demand(number) for number in call.values] for call in self.calls]
 
+    @cached_property
+    def sources(self) -> list[tuple[int, ...]]:
+        """By call, minus the calls that make what it reads."""
+        return [tuple({-self.values[source].call: None for source in call.sources}) for call in self.calls]
+
     def _demand(self, number: int) -> Demand:
         value = self.values[number]
         first = int(self.first_use[number]) if value.saved else -1
@@ -306,8 +311,9 @@ class _Update:
             span = self._span(demand)
             spans.append((demand.value, span))
             if span is not None:
-                begin, needed = min(begin, span[0]), True
-                forced = forced or demand.overwritten
+                needed, forced = True, forced or demand.overwritten
+                if span[0] < begin:
+                    begin = span[0]
         recomputed = forced or (needed and bool(self._wanted[call]))
         if not recomputed:
             begin = self._never
@@ -328,7 +334,10 @@ class _Update:
         for reader in readers:
             if self._recomputed[reader]:
                 needed, at = True, self._begins[reader]
-                first, last = min(first, at), max(last, at)
+                if at < first:
+                    first = at
+                if at > last:
+                    last = at
         return (first, last) if needed else None
 
     def _record_use(self, value: int, use: ValueUse | None) -> None:
@@ -340,8 +349,7 @@ class _Update:
         self._uses[value] = use
 
     def _queue_sources(self, call: int) -> None:
-        for source in self._choices.calls[call].sources:
-            earlier = -self._choices.values[source].call
+        for earlier in self._choices.sources[call]:
             if earlier not in self._queued:
                 self._queued.add(earlier)
                 heapq.heappush(self._pending, earlier)

@@ -52,7 +52,7 @@ class LiveChanges:
         self,
         lives: Sequence[ValueLife],
         change: Floats,
-        transient: dict[int, tuple[int, ...]],
+        transient: dict[int, frozenset[int]],
         transient_bytes: Floats,
     ) -> None:
         self._lives = lives
@@ -84,9 +84,8 @@ class LiveChanges:
             self._shift(max(first - 1, 0), last, nbytes)
         else:
             self._touched.add(first)
-            group = self._transient.get(first, ())
-            kept = (*group, value) if sign > 0 else tuple(each for each in group if each != value)
-            self._transient[first] = kept
+            group = self._transient.get(first, frozenset())
+            self._transient[first] = group | {value} if sign > 0 else group - {value}
 
     def _shift(self, begin: int, end: int, nbytes: float) -> None:
         if end > begin:
