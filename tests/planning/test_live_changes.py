@@ -45,6 +45,6 @@ def test_what_is_counted_and_removed_leaves_nothing_and_a_copy_is_its_own() -> N
     changes.settle(lambda group: groups.append(tuple(group)) or 0.0)
     assert groups == [()]
     assert changes.apply(np.zeros(10)).tolist() == [0] * 10
-    copy.count(1, use, 1.0)
+    copy.count(0, use, 1.0)
     copy.settle(lambda group: 11.0 * len(group))
-    assert copy.apply(np.zeros(10)).tolist() == [0, 0, 0, 0, 0, 22, 0, 0, 0, 0]
+    assert copy.apply(np.zeros(10)).tolist() == [0, 0, -7, -7, -7, 15, -7, -7, 0, 0]

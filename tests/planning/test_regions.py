@@ -142,6 +142,16 @@ def test_flat_is_as_cheap_as_the_best_of_all_choices(monkeypatch: pytest.MonkeyP
     assert selective > 10
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_smallest_budget_is_told_without_the_plans_that_keep_it(seed: int) -> None:
+    tables = tables_of(random_profile(seed))
+    lowest = tables.smallest
+    for budget in np.linspace(tables.units.floor * 0.9, tables.units.unplanned_peak * 1.1, 40):
+        assert tables._is_reachable(budget) == (tables.flat(budget) is not None)
+    assert tables.flat(lowest) is not None
+    assert lowest == tables.units.floor or tables.flat(lowest - tables.units.unplanned_peak / 1000) is None
+
+
 def exhaustive(tables: Tables, i: int, j: int, memory: float) -> float:
     """Least cost of a pass over units and of their backward, in so much memory: every way of splitting, no slots."""
     units, whole, n = tables.units, tables.whole_cost, tables.units.count

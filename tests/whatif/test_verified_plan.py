@@ -349,6 +349,39 @@ def test_below_what_the_optimizer_takes_only_the_smallest_plans_are_tried() -> N
     assert 1 <= len(tried) <= len(Application)
 
 
+class Remembering(nn.Module):
+    """Fills a cache in its first forward, and counts forwards and backwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.cache, self.ran = nn.Linear(8, 8), None, []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ran = self.ran
+        ran.append("forward")
+        if self.cache is None:
+            self.cache = x.detach().sin()
+        out = torch.tanh(self.linear(x)) * self.cache
+        out.register_hook(lambda _: ran.append("backward"))
+        return out
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Remembering:
+        made = type(self)()
+        made.linear, made.ran = copy.deepcopy(self.linear, memo), self.ran
+        return made
+
+
+def test_a_survey_is_that_of_the_forward_in_the_steady_state_and_runs_no_backward() -> None:
+    model = Remembering()
+    analysis = analyze(model, torch.zeros(4, 8, device="meta"), target="cpu", optimizer=None)
+    assert model.ran == ["forward", "backward"] * 2
+    model.ran.clear()
+    calls, values = verified_plan.survey(analysis)
+    assert model.ran == ["forward"] * 2
+    assert [call.name for call in calls] == ["aten.addmm.default", "aten.tanh.default", "aten.mul.Tensor"]
+    assert [value.saved for value in values] == [False, True, False]
+
+
 @pytest.mark.parametrize("budget", [0.7, None])
 def test_progress_says_which_part_of_how_many_is_being_done(budget: float | None) -> None:
     told: list[str] = []
