@@ -106,6 +106,7 @@ def repeat_forward(model: torch.nn.Module, request: StepRequest) -> None:
         recording.recorder.reads = read_really(model, request)
     with pause_gc():
         step = _FakeStep(model, request, recording)
+        recording.tracer.write_no_graph()
         with recording.environment():
             step.run_forward()
             if recording.has_left_over():

@@ -122,6 +122,7 @@ class ProgramTracer(torch.fx.Tracer):
         self._inside = 0
         self._state = "before"
         self._cursor = 0
+        self._writes_no_graph = False
 
     def _start_graph(self) -> None:
         """Begin an empty graph of the root."""
@@ -189,8 +190,12 @@ class ProgramTracer(torch.fx.Tracer):
 
     def restart(self) -> None:
         """Between two runs of the same program: attribute the next call of `root` to the graph already written."""
-        self._state = "before"
+        self._state = "after" if self._writes_no_graph else "before"
         self._cursor = 0
+
+    def write_no_graph(self) -> None:
+        """Let the runs from here on be like what follows the call of `root`: no call becomes a node."""
+        self._writes_no_graph = True
 
     def _make_module_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         # A leaf's own frames must not outlive the call, and its arguments must not be held longer than the program
