@@ -9,6 +9,7 @@ are levels, and what each keeps adds up over units.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +19,7 @@ from fxmem.hardware.op_classes import is_product
 from fxmem.planning.arrays import Floats
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.legality import writes_in_place
+from fxmem.records.plan import Region
 from fxmem.records.profile import Kind, Phase
 
 _LEVELS = 6
@@ -53,6 +55,8 @@ class Selection:
 
     def __init__(self, units: CostTables) -> None:
         self.units = units
+        self.described: dict[Hashable, Region] = {}
+        """Regions that have been described, by what describes them: plans of one search have most in common."""
 
     @cached_property
     def numbers(self) -> dict[int, list[int]]:

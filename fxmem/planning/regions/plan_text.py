@@ -89,6 +89,13 @@ def _write_loop_edit(source: SourceLine, name: str, items: list[int], keeps: tup
 
 
 def _region(selection: Selection, stretch: Stretch, spans: dict[tuple[int, int], Span]) -> Region:
+    key = stretch, bool(spans)  # which are all of the profile's, or none
+    if key not in selection.described:
+        selection.described[key] = _describe_region(selection, stretch, spans)
+    return selection.described[key]
+
+
+def _describe_region(selection: Selection, stretch: Stretch, spans: dict[tuple[int, int], Span]) -> Region:
     units = selection.units
     first, last = units.cuts[stretch.first], units.cuts[stretch.last]
     profile, span = units.profile, spans.get((first, last))
