@@ -68,6 +68,7 @@ __all__ = [
     "detached_sharing_version",
     "device_type",
     "explicit_kernel",
+    "has_program_mode",
     "is_composite",
     "is_function_mode_active",
     "is_mutable",
@@ -106,6 +107,9 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     `TorchDispatchMode._should_skip_dynamo` (in 2.11; pytorch/pytorch#166417). FakeTensorMode says the same of itself.
     """
+
+    is_of_program = True
+    """Whether a real run of the program has it, too."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -343,6 +347,15 @@ def _pop_function_modes() -> list[Any]:
     """The modes that were on the stack, outermost first."""
     pop: Callable[[], Any] = torch.overrides._pop_mode
     return [pop() for _ in range(torch._C._len_torch_function_stack())][::-1]
+
+
+def has_program_mode() -> bool:
+    """Whether a mode that a real run of the program has sees this thread's operators
+    (`_get_current_dispatch_mode_stack` of torch.utils._python_dispatch, since 2.0)."""
+    from torch.utils import _python_dispatch as modes
+
+    stack = modes._get_current_dispatch_mode_stack()
+    return any(getattr(mode, "is_of_program", not isinstance(mode, FakeTensorMode)) for mode in stack)
 
 
 def keep_modes() -> Callable[[], contextlib.AbstractContextManager[None]]:

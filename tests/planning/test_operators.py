@@ -19,6 +19,8 @@ from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.operators.planner import Choice
 from fxmem.records.names import Application
 from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.request import StepRequest
+from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif import plan_search, verified_plan
 from tests.small_steps import without_hidden_memory
 
@@ -71,6 +73,18 @@ def test_what_a_choice_is_estimated_at_an_analysis_says(make: Callable[[], Analy
             after.peak.requested_bytes - states
         )  # the planner leaves out the states of random generators
         assert sum(op.flops or 0 for op in after.profile.ops) - before == cutter.flops(choice)
+
+
+def test_a_bias_that_linear_adds_in_place_but_under_a_tape() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(8, 64, 32)
+    analysis = fxmem.analyze(model, x, target="cpu", optimizer=None)
+    assert sum(op.name == "aten.add_.Tensor" for op in analysis.profile.ops) == 3
+    plan = fxmem.plan(analysis, budget=0.7, application="operators")
+    assert plan.operators["aten.add.Tensor"] == 3 + 6
+    measured = measure_cpu(fxmem.checkpoint(model, plan), StepRequest(args=(x,), optimizer=None), steps=2)
+    assert plan.after.requested_bytes == measured.peak_without_kernel_scratch_bytes
 
 
 def test_a_course_followed_from_another_is_that_from_the_start() -> None:

@@ -9,6 +9,9 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.tape.values import OpKey, ValueKey
 from fxmem.planning import OperatorCall, OperatorValue
+from fxmem.simulation.kernels import subclass_ways
+
+_SUM, _SUM_IN_PLACE = "aten.add.Tensor", "aten.add_.Tensor"
 
 
 class Survey:
@@ -29,9 +32,23 @@ class Survey:
         self._saved: set[ValueKey] = set()
         self._overwritten: set[ValueKey] = set()
         self._hidden: set[ValueKey] = set()
+        self._sums: dict[OpKey, OpKey] = {}
+        """Of each sum, in place or not, what it is where no tape is: see `subclass_ways.is_under_mode`."""
+        self._sum_counts = {_SUM: 0, _SUM_IN_PLACE: 0}
+
+    def _note_sum(self, key: OpKey) -> bool:
+        """Note a sum; whether it is one that is in place without a tape."""
+        if key[0] not in self._sum_counts:
+            return False
+        is_linear = key[0] == _SUM and subclass_ways.is_under_mode()
+        name = _SUM_IN_PLACE if is_linear else key[0]
+        self._sums[key] = name, self._sum_counts[name]
+        self._sum_counts[name] += 1
+        return is_linear
 
     def on_allocation(self, key: OpKey, tensors: list[torch.Tensor]) -> None:
         """See `TapeObserver`."""
+        self._note_sum(key)
         for position, storage in enumerate(dict.fromkeys(map(torch_common.storage_key, tensors))):
             self._allocated[storage] = (*key, position)
 
@@ -44,9 +61,11 @@ class Survey:
     ) -> None:
         """See `TapeObserver`."""
         keys: list[ValueKey] = []
+        product = sources[0] if self._note_sum(key) and sources else None
         for position, (tensor, new, before) in enumerate(made):
             keys.append((*key, position))
             self._nbytes[keys[-1]] = tensor.untyped_storage().nbytes()
+            before = product if before is None else before
             if before is not None:
                 self._overwritten.add(before)
                 storage = self._storages[before]
@@ -67,12 +86,12 @@ class Survey:
         for (name, number), sources, made in self._calls:
             for position, key in enumerate(made):
                 index[key] = len(values)
-                hidden = key in self._hidden
+                hidden, made_in = key in self._hidden, self._storages[key]
                 values.append(
                     OperatorValue(
                         len(calls),
                         position,
-                        self._storages[key],
+                        (*self._sums.get(made_in[:2], made_in[:2]), made_in[2]),
                         key in self._saved and not hidden,
                         hidden or key in self._overwritten,
                         self._nbytes[key],
@@ -84,6 +103,7 @@ class Survey:
                     number,
                     tuple(dict.fromkeys(index[source] for source in sources)),
                     tuple(index[key] for key in made),
+                    self._sums.get((name, number)),
                 )
             )
         return calls, values

@@ -40,3 +40,5 @@ class OperatorCall:
     """Indices of the values it read."""
     values: tuple[int, ...]
     """Indices of the values it made."""
+    unplanned: tuple[str, int] | None = None
+    """Its name and number in the step without a plan, where they may be others."""

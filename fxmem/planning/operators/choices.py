@@ -117,7 +117,7 @@ class RecomputeChoices:
         for index, op in enumerate(profile.ops):
             if op.phase is Phase.FORWARD:
                 self._by_name.setdefault(op.name, []).append(index)
-        self.ops = [self._find_op(call.name, call.number) for call in calls]
+        self.ops = [self._find_op(*(call.unplanned or (call.name, call.number))) for call in calls]
         """By call, its index in the profile."""
         self.readers: list[list[int]] = [[] for _ in values]
         """By value, the calls that read it."""

@@ -67,6 +67,8 @@ def inner_memory(
 class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     """Runs operators on FakeTensors and lists what is allocated and freed meanwhile."""
 
+    is_of_program = False
+
     def __init__(self, fakes: torch_common.FakeTensorMode, device_type: str, look: Look, given: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._fakes = fakes

@@ -57,17 +57,27 @@ def _istft(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.update_wrapper(call, function)
 
 
-_linear_runs: Final = [False]
+_linear_runs: Final[list[bool | None]] = [None]
+"""Of each call of `linear` that runs, whether it does under a mode; None where it adds no plain tensors."""
 
 
 def adds_in_place() -> bool:
-    """Whether `linear` runs: its sum of product and bias is in place."""
-    return _linear_runs[-1]
+    """Whether `linear` runs as without a dispatch mode: its sum of product and bias is in place.
+
+    Under a mode it is not: `isTensorSubclassLike` (TensorSubclassLikeUtils.h) is true of any tensor then.
+    """
+    return _linear_runs[-1] is False
+
+
+def is_under_mode() -> bool:
+    """Whether `linear` runs under a dispatch mode, and without one would add its bias in place."""
+    return _linear_runs[-1] is True
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`."""
-    _linear_runs.append(type(bias) is torch_common.FakeTensor and not torch_autograd.is_forward_mode())
+    is_plain = type(bias) is torch_common.FakeTensor and not torch_autograd.is_forward_mode()
+    _linear_runs.append(torch_common.has_program_mode() if is_plain else None)
     try:
         return _LINEAR(input, weight, bias)
     finally:

@@ -122,6 +122,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     _frames_to_caller = 1
     """How many calls `__torch_dispatch__` here is below what called the operator."""
 
+    is_of_program = False
+
     def __init__(
         self,
         log: StepLog,
