@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import sys
 import tempfile
 import threading
 import types
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import torch
 
-from fxmem._torch.common import patch, set_environment
+from fxmem._torch.common import FakeTensor, patch, set_environment
 from fxmem._torch.compiler import inlined
 
 
@@ -272,6 +274,58 @@ def observe_optimizer_state(observed: Callable[[], contextlib.AbstractContextMan
 
     with patch(OptimizerVariable, "call_method", make):
         yield
+
+
+class TracedNumbers:
+    """Numbers on the host that stay alive with the graphs that dynamo has traced.
+
+    A Python float that may vary (`dynamic=True`) is a tensor of 8 bytes (`VariableBuilder.wrap_symfloat`, since 2.5),
+    which a `GraphArg` keeps (`example_strong_ref`, since 2.2). The result of a traced operator (`example_value` of its
+    node, since 2.1) leads to autograd, which saves the number that is multiplied by. Guards about symbolic sizes and
+    floats name nodes of the graph and so keep all of it; without such guards it is freed.
+    """
+
+    def __init__(self) -> None:
+        self._owners: list[weakref.ref[Any]] = []
+
+    def note(self, graph: torch.fx.GraphModule) -> None:
+        """Look at a graph that dynamo hands to its backend."""
+        values = (node.meta.get("example_value") for node in graph.graph.nodes)
+        traced = (each for each in values if isinstance(each, torch.Tensor) and each.grad_fn is not None)
+        self._owners += [weakref.ref(each) for each in traced]
+
+    @contextlib.contextmanager
+    def observe(self) -> Iterator[None]:
+        """Look at what dynamo makes of floats inside."""
+        from torch._dynamo.variables.builder import GraphArg
+
+        def make(original: Callable[[Any], None]) -> Callable[[Any], None]:
+            def note_made(arg: Any) -> None:
+                original(arg)
+                if getattr(arg, "example_strong_ref", None) is not None:
+                    self._owners.append(weakref.ref(arg))
+
+            return note_made
+
+        with patch(GraphArg, "__post_init__", make):
+            yield
+
+    def alive(self) -> list[torch.Tensor]:
+        """Those that are alive once garbage is collected, each once."""
+        if not self._owners:
+            return []
+        gc.collect()
+        owners = [owner for reference in self._owners if (owner := reference()) is not None]
+        numbers = [number for owner in owners for number in _numbers_of(owner)]
+        return list({number.untyped_storage()._cdata: number for number in numbers}.values())
+
+
+def _numbers_of(owner: Any) -> list[torch.Tensor]:
+    """What a `GraphArg`, or the node of autograd that made a traced result, keeps."""
+    if not isinstance(owner, torch.Tensor):
+        return [owner.example_strong_ref]
+    saved = (getattr(owner.grad_fn, name) for name in dir(owner.grad_fn) if name.startswith("_saved_"))
+    return [each for each in saved if isinstance(each, torch.Tensor) and not isinstance(each, FakeTensor)]
 
 
 _CALL: Final = "compile_wrapper"

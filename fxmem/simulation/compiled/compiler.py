@@ -61,6 +61,7 @@ class Compiler:
         self._random_state: list[torch.Tensor] = []
         self._graph_skips: dict[str, None] = {}
         self._given: dict[str, str] = {}
+        self.traced_numbers = torch_dynamo.TracedNumbers()
 
     # --- what surrounds it --------------------------------------------------------------------------------------------
 
@@ -75,6 +76,7 @@ class Compiler:
             torch_inductor.route_inductor(self.compile),
             torch_cuda_graphs.route_cuda_graphs(self._capture, self._note_graph_skip),
             torch_dynamo.fresh_dynamo(self._breaks.append),
+            self.traced_numbers.observe(),
         ):
             yield
 
@@ -167,6 +169,7 @@ class Compiler:
         """
         if self._target.device == "cuda" and _is_on_host(graph):
             return graph
+        self.traced_numbers.note(graph)
         self._given |= {name: repr(options[name]) for name in _SAID if options.get(name)}
         with contextlib.ExitStack() as stack:
             if self._target.device == "cuda":

@@ -121,6 +121,19 @@ class Experts(nn.Module):
         return x.index_add(0, chosen.flatten(), out.flatten(0, 1))
 
 
+class Scaled(nn.Module):
+    """Numbers that may vary where sizes may: of a norm, a dropout, the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Dropout(0.1))
+        self.scale = 0.3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers(x) * self.scale
+        return 0.5 * x * (1 + torch.tanh(0.7 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
 def _tokens() -> dict[str, torch.Tensor]:
     ids = torch.zeros(TOKENS, dtype=torch.int64)
     return {"input_ids": ids, "labels": ids}
@@ -184,6 +197,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "mixture of experts": lambda: Case(Experts(), torch.zeros(256, WIDTH), "sgd"),
     "attention, tied weights, a graph break": lambda: Case(Language(), torch.zeros(4, 32, dtype=torch.int64)),
     "convolutions": convolutions,
+    "floats, dynamic=True": lambda: Case(Scaled(), torch.zeros(8, 64), "sgd", dynamic=True),
     "checkpointed": lambda: Case(Checkpointed(), torch.zeros(4, 64, WIDTH)),
 }
 """By name; each is made anew for every run."""

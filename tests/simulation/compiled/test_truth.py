@@ -10,6 +10,8 @@ from tests.simulation.compiled.real import measure_compiled, predict_compiled
 SAMPLE = (
     ("attention, tied weights, a graph break", "train"),
     ("convolutions", "train"),
+    ("floats, dynamic=True", "train"),
+    ("floats, dynamic=True", "infer"),
     ("checkpointed", "train"),
     ("mixture of experts", "train"),
     ("mixture of experts", "infer"),
