@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # what takes operators as arguments (since 1.13)
 
-from fxmem._torch.common import DispatchMode, FakeMode, FakeTensorMode, patch, set_environment
+from fxmem._torch.common import DispatchMode, FakeMode, FakeTensor, FakeTensorMode, patch, set_environment
 from fxmem._torch.compiler.timed_choices import UnknownRateError
 
 OWN_FILES: Final = os.path.join(tempfile.gettempdir(), "fxmem-inductor-")
@@ -306,6 +306,47 @@ def fold_on_cpu() -> Iterator[None]:
         for owner in (constant_folding.ConstantFolder, joint_graph.UniformValueConstantFolder):
             if "_deduce_value" in vars(owner):
                 stack.enter_context(patch(owner, "_deduce_value", make))
+        yield
+
+
+@contextlib.contextmanager
+def copy_constants(copied: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Constants that a kernel on the card reads are FakeTensors there; `copied` is called with each.
+
+    `GraphLowering.constant_name` (since 2.0) copies them when it compiles, outside of all modes. `is_same_tensor` of
+    torch/_inductor/utils.py (since 2.1), which graph.py has imported, compares addresses. `V.fake_mode` is the mode of
+    the graph that is compiled (since 2.0).
+    """
+    from torch._inductor import graph
+    from torch._inductor.virtualized import V
+
+    def make(original: Callable[..., str]) -> Callable[..., str]:
+        def name_copy(self: Any, name: str, device: torch.device | None) -> str:
+            real = self.constants[name]
+            if device is None or real.device == device or isinstance(real, FakeTensor):
+                return original(self, name, device)
+            with V.fake_mode:
+                self.constants[name] = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+            try:
+                made = original(self, name, device)
+            finally:
+                self.constants[name] = real
+            copied(self.constants[made])
+            return made
+
+        return name_copy
+
+    def compare(original: Callable[..., bool]) -> Callable[..., bool]:
+        def is_same(data: torch.Tensor, value: torch.Tensor) -> bool:
+            fakes = isinstance(data, FakeTensor) or isinstance(value, FakeTensor)
+            return data is value if fakes else original(data, value)
+
+        return is_same
+
+    with (
+        patch(graph.GraphLowering, "constant_name", make),
+        patch(graph, "is_same_tensor", compare) if hasattr(graph, "is_same_tensor") else contextlib.nullcontext(),
+    ):
         yield
 
 

@@ -89,6 +89,7 @@ class Compiler:
             if self._target.device == "cuda"
             else contextlib.nullcontext(),
             torch_inductor.fold_on_cpu(),
+            torch_inductor.copy_constants(self.kernels.note_constant),
             torch_inductor.states_in_tensors(),
             torch_timing.decide_timing(self._timing()),
         ):

@@ -102,6 +102,10 @@ class KernelTracer:
                     self._log.kind[index], self._log.name[index] = Kind.BUFFER, f"{name} of CUDA graphs"
         return made
 
+    def note_constant(self, copy: torch.Tensor) -> None:
+        """A graph is compiled with a constant of the program's, and keeps this copy on the card."""
+        self._log.resident(copy, Kind.BUFFER, "constant of a compiled graph")
+
     def is_in_graph_pool(self, tensor: torch.Tensor) -> bool:
         """Whether a CUDA graph has allocated a tensor."""
         index = self._log.note_storage(tensor)
