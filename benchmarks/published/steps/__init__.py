@@ -31,6 +31,8 @@ class Program:
 
     run: Callable[[], Mapping[str, Peaks]]
     case: str
+    compile: str | None = None
+    """How `fxmem.record` runs what the program compiles."""
 
 
 def build_step(name: str, settings: Mapping[str, Any]) -> Step | Program:

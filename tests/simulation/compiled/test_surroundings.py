@@ -270,6 +270,7 @@ def test_what_eager_code_asks_of_known_numbers_is_answered_where_the_step_compil
     assert found.profile.step.compiled.graphs == 4
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of modules that torch.compile imports
 def test_an_optimizer_that_computes_constants_and_compiles_its_step() -> None:
     pytest.importorskip("torchao")
     model = nn.Linear(64, 64, bias=False)
@@ -281,3 +282,21 @@ def test_an_optimizer_that_computes_constants_and_compiles_its_step() -> None:
     assert state["weight.exp_avg.qmap"] == 256 * 4
     assert any("triton" in op.name for op in compiled.ops)
     assert not any("torchao compiles" in each.text for each in compiled.assumptions)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of modules that torch.compile imports
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdamWFp8"])
+def test_a_compiled_step_whose_graph_has_constants_for_the_card(name: str) -> None:
+    """The first is traced with tables of known numbers, which inductor copies to the card when it compiles."""
+    optim = pytest.importorskip("torchao.optim")
+    with fxmem.record("h100", steps=2, compile="as-is") as run:
+        model = nn.Linear(64, 64, bias=False, device="cuda")
+        optimizer = getattr(optim, name)(model.parameters())
+        step = torch.compile(optimizer.step)
+        while True:
+            model(torch.zeros(2, 64, device="cuda")).sum().backward()
+            step()
+            optimizer.zero_grad()
+    copies = {each.nbytes for each in run.profile.storages if each.name == "constant of a compiled graph"}
+    assert copies == ({256 * 4} if name == "AdamW8bit" else set())
+    assert len(run.rounds) == 2
