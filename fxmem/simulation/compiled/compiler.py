@@ -8,6 +8,7 @@ lifetimes of the real step.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -70,6 +71,7 @@ class Compiler:
         """What is compiled runs inside, and leaves neither files nor compiled code behind; `empty` makes buffers."""
         flops.torch_formulas()
         with (
+            _quiet_loggers(),
             torch_inductor.own_files(),
             torch_inductor.limit_saved(self.settings.activation_memory_budget),
             torch_inductor.stub_kernels(self.kernels.launched, self._note_wrapper, empty),
@@ -206,6 +208,22 @@ def differentiate_joint_graphs() -> Iterator[None]:
     engine = AutogradEngine(_Nobody())
     with engine.route_backward(), torch_inductor.without_graph_task(lambda: None):
         yield
+
+
+@contextlib.contextmanager
+def _quiet_loggers() -> Iterator[None]:
+    """What torch warns of while it compiles is for those who run the step; graph breaks are in the report.
+
+    What the caller has asked for with TORCH_LOGS is still logged.
+    """
+    logger = logging.getLogger("torch")
+    before = logger.level
+    if before in (logging.NOTSET, logging.WARNING):
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class _Nobody:

@@ -1,5 +1,6 @@
 """What a compiled analysis leaves as it was, what it refuses, and what its record says."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def _state() -> tuple[object, ...]:
         guards._reinterpret_tensor,
         torch.nn.functional.scaled_dot_product_attention,
         torch.random.get_rng_state().tolist(),
+        logging.getLogger("torch").level,
     )
 
 
