@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = [case for case in read_cases() if _is_chosen(case, options.only)]
     if options.only:
         rows = [_print(_predict(case)) for case in cases]
+        if options.add:
+            _add(rows)
         print()
     else:
         date = datetime.date.today().isoformat()
@@ -65,11 +67,28 @@ def _run(cases: Sequence[Case], stem: Path, date: str, *, again: bool) -> list[R
     for case in cases:
         rows.append(results.restore(case, kept) or _print(_predict(case)))
         if time.monotonic() - written > SECONDS_BETWEEN_WRITES:
-            results.write_json(stem.with_suffix(".json"), rows, replays, date)
+            results.write_json(stem.with_suffix(".json"), rows, replays, results.describe_run(date))
             written = time.monotonic()
-    results.write_json(stem.with_suffix(".json"), rows, replays, date)
-    PAGE.write_text(results.format_page(rows, replays, date), encoding="utf-8")
+    about = results.describe_run(date)
+    results.write_json(stem.with_suffix(".json"), rows, replays, about)
+    PAGE.write_text(results.format_page(rows, replays, about), encoding="utf-8")
     return rows
+
+
+def _add(rows: Sequence[Row]) -> None:
+    """Put rows into the newest results and on the page; all others stay as they were predicted, or are predicted."""
+    path = max(RESULTS.glob("published-20*.json"))
+    about, kept = results.read_any(path)
+    chosen = {row.case.name: row for row in rows}
+    whole: list[Row] = []
+    for case in read_cases():
+        whole.append(chosen.get(case.name) or results.restore(case, kept) or _print(_predict(case)))
+    names = {row["case"] for row in kept.values()}
+    anew = sum(row.case.name not in names for row in whole)
+    about |= {"added": f"{anew} rows added on {datetime.date.today().isoformat()}"} if anew else {}
+    replays = list(replay_all())
+    results.write_json(path, whole, replays, about)
+    PAGE.write_text(results.format_page(whole, replays, about), encoding="utf-8")
 
 
 def _print(row: Row) -> Row:
@@ -97,6 +116,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="WORD", help="cases whose name or source has all words"
     )
+    parser.add_argument("--add", action="store_true", help="with --only: put these rows into the newest results")
     parser.add_argument("--again", action="store_true", help="predict anew what was predicted today")
     parser.add_argument("--bounds", action="store_true", help="tighten the bounds beside the figures")
     return parser.parse_args(arguments)

@@ -8,7 +8,7 @@ import json
 import platform
 import statistics
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -93,15 +93,25 @@ def read_kept(path: Path) -> dict[str, Row | None]:
     return {row["fingerprint"]: row for row in kept["rows"]}
 
 
+def read_any(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read what a file says about its run, and its rows by fingerprint, whatever sources predicted them."""
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    return kept["about"], {row["fingerprint"]: row for row in kept["rows"]}
+
+
+def describe_run(date: str) -> dict[str, Any]:
+    """Say what predicts rows now."""
+    return {"date": date, "python": platform.python_version(), **_versions(), "sources": digest()}
+
+
 def restore(case: Case, kept: dict[str, Any]) -> Row | None:
     """Return the kept row of a case, with the case as it stands now."""
     row = kept.get(fingerprint(case))
     return None if row is None else Row(case, row["predicted"], row["error_percent"], row["refusal"])
 
 
-def write_json(path: Path, rows: Iterable[Row], replays: Iterable[Replay], date: str) -> None:
+def write_json(path: Path, rows: Iterable[Row], replays: Iterable[Replay], about: Mapping[str, Any]) -> None:
     """Write what a run found, a line for each row."""
-    about = {"date": date, "python": platform.python_version(), **_versions(), "sources": digest()}
     lines = [
         json.dumps(
             {
@@ -173,15 +183,16 @@ def summarise(rows: Sequence[Row]) -> dict[tuple[str, str], Summary]:
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def format_page(rows: Sequence[Row], replays: Sequence[Replay], date: str) -> str:
+def format_page(rows: Sequence[Row], replays: Sequence[Replay], about: Mapping[str, Any]) -> str:
     """Write the whole table, misses included."""
-    versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
+    versions = ", ".join(f"{name} {about[name]}" for name in PACKAGES if name in about)
+    written = f"{about['date']}, {about['added']}" if "added" in about else about["date"]
     lines = [
         "# Published measurements",
         "",
         *INTRODUCTION,
         "",
-        *_wrap(f"Written by `make published` on {date}; no GPU was used. {versions}."),
+        *_wrap(f"Written by `make published` on {written}; no GPU was used. {versions}."),
         "",
         "An error is `predicted / published - 1`.",
         "",

@@ -38,6 +38,7 @@ MODELS = {
     "Llama-3.1-8B": Sizes(8, 14336, 128256, 131072),
 }
 
+
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise each row to int8 by its largest value."""
     scale = x.abs().amax(dim=-1).clamp(min=1e-5).float().div(127)

@@ -151,9 +151,7 @@ class Loss:
 
 def make_batch() -> tuple[Tensor, Tensor, BlockMask, Tensor]:
     """Make tokens, labels, mask and positions of two packed rows."""
-    tokens, labels, samples, positions = (
-        torch.zeros(ROWS, TOKENS, dtype=torch.int64, device="cuda") for _ in range(4)
-    )
+    tokens, labels, samples, positions = (torch.zeros(ROWS, TOKENS, dtype=torch.int64, device="cuda") for _ in range(4))
 
     def sees(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (samples[row, query] == samples[row, key])
