@@ -76,19 +76,17 @@ def _run(cases: Sequence[Case], stem: Path, date: str, *, again: bool) -> list[R
 
 
 def _add(rows: Sequence[Row]) -> None:
-    """Put rows into the newest results and on the page; all others stay as they were predicted, or are predicted."""
+    """Put rows into the newest results and on the page, where all others stay as they were predicted."""
     path = max(RESULTS.glob("published-20*.json"))
     about, kept = results.read_any(path)
-    chosen = {row.case.name: row for row in rows}
-    whole: list[Row] = []
-    for case in read_cases():
-        whole.append(chosen.get(case.name) or results.restore(case, kept) or _print(_predict(case)))
-    names = {row["case"] for row in kept.values()}
-    anew = sum(row.case.name not in names for row in whole)
-    about |= {"added": f"{anew} rows added on {datetime.date.today().isoformat()}"} if anew else {}
-    replays = list(replay_all())
-    results.write_json(path, whole, replays, about)
-    PAGE.write_text(results.format_page(whole, replays, about), encoding="utf-8")
+    known = {row.case.name: row for row in rows}
+    whole = [known.get(case.name) or results.restore_named(case, kept) for case in read_cases()]
+    anew = sum(row.case.name not in kept for row in rows)
+    if anew:
+        about["added"] = f"{anew} rows added on {datetime.date.today().isoformat()}"
+    found, replays = [row for row in whole if row is not None], list(replay_all())
+    results.write_json(path, found, replays, about)
+    PAGE.write_text(results.format_page(found, replays, about), encoding="utf-8")
 
 
 def _print(row: Row) -> Row:

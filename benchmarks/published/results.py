@@ -94,9 +94,15 @@ def read_kept(path: Path) -> dict[str, Row | None]:
 
 
 def read_any(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what a file says about its run, and its rows by fingerprint, whatever sources predicted them."""
+    """Read what a file says about its run, and its rows by name, whatever sources predicted them."""
     kept = json.loads(path.read_text(encoding="utf-8"))
-    return kept["about"], {row["fingerprint"]: row for row in kept["rows"]}
+    return kept["about"], {row["case"]: row for row in kept["rows"]}
+
+
+def restore_named(case: Case, kept: Mapping[str, Any]) -> Row | None:
+    """Return the row of a case as it was predicted before; None for a case that was not."""
+    row = kept.get(case.name)
+    return None if row is None else Row(case, row["predicted"], row["error_percent"], row["refusal"])
 
 
 def describe_run(date: str) -> dict[str, Any]:

@@ -197,6 +197,20 @@ def test_the_runner_goes_on_where_it_stopped(
     assert len(made_up) == 7
 
 
+def test_chosen_rows_are_added_to_the_newest_results(
+    tmp_path: Path, made_up: list[str], two: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "read_cases", lambda: iter(two[:1]))
+    runner.main([])
+    monkeypatch.setattr(runner, "read_cases", lambda: iter(two))
+    monkeypatch.setattr(results, "digest", lambda: "other sources")
+    runner.main(["--only", "made", "N=256", "--add"])
+    assert made_up == ["made up: N=128", "made up: N=256"]
+    page = (tmp_path / "published.md").read_text(encoding="utf-8")
+    assert page.count("| N=128 |") == page.count("| N=256 |") == 1
+    assert ", 1 rows added on " in page
+
+
 def test_the_runner_fails_when_a_bound_is_broken(
     made_up: list[str], two: list[Case], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
