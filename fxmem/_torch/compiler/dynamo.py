@@ -316,11 +316,11 @@ class TracedNumbers:
             return []
         gc.collect()
         owners = [owner for reference in self._owners if (owner := reference()) is not None]
-        numbers = [number for owner in owners for number in _numbers_of(owner)]
+        numbers = [number for owner in owners for number in _find_numbers(owner)]
         return list({number.untyped_storage()._cdata: number for number in numbers}.values())
 
 
-def _numbers_of(owner: Any) -> list[torch.Tensor]:
+def _find_numbers(owner: Any) -> list[torch.Tensor]:
     """What a `GraphArg`, or the node of autograd that made a traced result, keeps."""
     if not isinstance(owner, torch.Tensor):
         return [owner.example_strong_ref]

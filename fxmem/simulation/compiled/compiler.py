@@ -212,7 +212,7 @@ def differentiate_joint_graphs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_loggers() -> Iterator[None]:
-    """What torch warns of while it compiles is for those who run the step; graph breaks are in the report.
+    """Torch's warnings while it compiles are not logged; graph breaks are in the report.
 
     What the caller has asked for with TORCH_LOGS is still logged.
     """

@@ -103,7 +103,7 @@ class KernelTracer:
         return made
 
     def note_constant(self, copy: torch.Tensor) -> None:
-        """A graph is compiled with a constant of the program's, and keeps this copy on the card."""
+        """Note the copy on the card of a constant that a graph was compiled with."""
         self._log.resident(copy, Kind.BUFFER, "constant of a compiled graph")
 
     def is_in_graph_pool(self, tensor: torch.Tensor) -> bool:
