@@ -83,7 +83,8 @@ def _add(rows: Sequence[Row]) -> None:
     whole = [known.get(case.name) or results.restore_named(case, kept) for case in read_cases()]
     anew = sum(row.case.name not in kept for row in rows)
     if anew:
-        about["added"] = f"{anew} rows added on {datetime.date.today().isoformat()}"
+        about["added_rows"] = about.get("added_rows", 0) + anew
+        about["added"] = datetime.date.today().isoformat()
     found, replays = [row for row in whole if row is not None], list(replay_all())
     results.write_json(path, found, replays, about)
     PAGE.write_text(results.format_page(found, replays, about), encoding="utf-8")

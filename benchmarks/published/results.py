@@ -192,7 +192,8 @@ def summarise(rows: Sequence[Row]) -> dict[tuple[str, str], Summary]:
 def format_page(rows: Sequence[Row], replays: Sequence[Replay], about: Mapping[str, Any]) -> str:
     """Write the whole table, misses included."""
     versions = ", ".join(f"{name} {about[name]}" for name in PACKAGES if name in about)
-    written = f"{about['date']}, {about['added']}" if "added" in about else about["date"]
+    added = f", {about['added_rows']} rows added until {about['added']}" if "added" in about else ""
+    written = f"{about['date']}{added}"
     lines = [
         "# Published measurements",
         "",

@@ -208,7 +208,7 @@ def test_chosen_rows_are_added_to_the_newest_results(
     assert made_up == ["made up: N=128", "made up: N=256"]
     page = (tmp_path / "published.md").read_text(encoding="utf-8")
     assert page.count("| N=128 |") == page.count("| N=256 |") == 1
-    assert ", 1 rows added on " in page
+    assert ", 1 rows added until " in page
 
 
 def test_the_runner_fails_when_a_bound_is_broken(
