@@ -307,6 +307,8 @@ COMPILED: Final[dict[str, Configuration]] = {
 """What `torch.compile` is in."""
 HALF: Final = (
     *("fsdp, bf16 with fp32 reduction", "fsdp, uneven shards, the last rank", "fsdp, uneven, accumulation"),
-    *("fsdp, checkpointed", "fsdp x tp, checkpointed", "mesh of fsdp"),
+    *("fsdp, checkpointed", "fsdp x tp, checkpointed", "mesh of fsdp", "fsdp, compiled layers, bf16"),
 )
 """Those that compute in bfloat16."""
+PRODUCTS: Final = "aten.mm.default", "aten.bmm.default"
+"""For which oneDNN lays out operands anew, as the machine wants them, where they are in bfloat16."""

@@ -23,7 +23,14 @@ from fxmem._torch import kernels as torch_kernels
 from fxmem._torch import triton as torch_triton
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import FxmemError
-from fxmem.hardware.workspaces import CUBLAS_VARIABLES, Collector, CpuCollector, HiddenMemory, Seen
+from fxmem.hardware.workspaces import (
+    CUBLAS_VARIABLES,
+    Collector,
+    CpuCollector,
+    HiddenMemory,
+    Seen,
+    copy_in_memory,
+)
 from fxmem.records.parts import CompileRecord
 from fxmem.records.pause_gc import freeze_gc, pause_gc
 from fxmem.records.profile import Phase, Step, Target
@@ -209,13 +216,19 @@ class Recording:
 
     def _inspect(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> OpFacts:
         if self.collectives.look(name, args, kwargs, result):
-            return OpFacts(0, flops.moved_bytes(func, args, kwargs, result))
+            moved = flops.moved_bytes(func, args, kwargs, result)
+            return OpFacts(0, moved, hidden=self._look_copy_in(name, args, kwargs))
         return OpFacts(
             flops.op_flops(func, args, kwargs, result),
             flops.moved_bytes(func, args, kwargs, result),
             flops.host_bytes(name, args, result),
             self._look(func, name, args, kwargs, result),
         )
+
+    def _look_copy_in(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen | None:
+        """What hides where FSDP2 copies gradients into the buffer that it reduces."""
+        memory = copy_in_memory(name, args, kwargs.get("out"), on_card=isinstance(self.collector, Collector))
+        return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
 
     def _look(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Seen | None:
         """What a call hides, with what the operators hide that its kernel calls."""

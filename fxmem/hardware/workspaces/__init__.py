@@ -27,6 +27,7 @@ from fxmem.hardware.workspaces.convolution import (
     ConvSettings,
     convolution_memory,
 )
+from fxmem.hardware.workspaces.copy_in import copy_in_memory
 from fxmem.hardware.workspaces.cpu import CpuCollector
 from fxmem.hardware.workspaces.cublas import (
     CUBLAS_VARIABLES,
@@ -83,6 +84,7 @@ __all__ = [
     "cache_directory",
     "conv_workspaces",
     "convolution_memory",
+    "copy_in_memory",
     "cublas_workspaces",
     "cudnn_attention_backward",
     "cudnn_attention_forward",

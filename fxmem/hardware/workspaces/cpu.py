@@ -7,6 +7,7 @@ threads) and is not here; neither are single numbers that a kernel wraps as tens
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from fxmem.hardware.workspaces.collector import Seen, unknown_buffers
@@ -20,6 +21,7 @@ from fxmem.hardware.workspaces.copies import (
     composed_memory,
     operand_copies,
 )
+from fxmem.hardware.workspaces.copy_in import cast_slice
 from fxmem.hardware.workspaces.cublas import product_operands
 from fxmem.hardware.workspaces.hidden_memory import HeldBuffer, HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces.other_kernels import is_tensor, undetermined_memory
@@ -127,6 +129,22 @@ def _mean(args: Sequence[Any], result: Any) -> HiddenMemory | None:
     source = 4 * read_layout(args[0]).numel
     events = (output("result"), alloc("mean in float32", 4 * made.numel), alloc("input in float32", source))
     return HiddenMemory(events=events, source="aten/src/ATen/native/ReduceOps.cpp")
+
+
+def _cat(args: Sequence[Any], result: Any) -> HiddenMemory | None:
+    """`cat_out_cpu` (TensorShape.cpp): a tensor in another dtype than the result's has its slice in its own first."""
+    made, given = read_layout(result), [read_layout(each) for each in args[0]]
+    slices = (
+        cast_slice(number, each.nbytes)
+        for number, each in enumerate(given, 1)
+        if each.numel and each.dtype != made.dtype
+    )
+    events = tuple(chain.from_iterable(slices))
+    return (
+        HiddenMemory(events=(output("result"), *events), source="aten/src/ATen/native/TensorShape.cpp")
+        if events
+        else None
+    )
 
 
 def _masked_select(args: Sequence[Any], result: Any) -> HiddenMemory:
@@ -273,6 +291,7 @@ _KERNELS: Mapping[str, Callable[[Sequence[Any], Any], HiddenMemory | None]] = {
     "_embedding_bag": _embedding_bag,
     "grid_sampler_2d_backward": _grid_sample_backward,
     **dict.fromkeys(_READ_DENSE, _dense_gradient),
+    "cat": _cat,
     "mean": _mean,
     "masked_select": _masked_select,
     "sort": _sort,

@@ -63,6 +63,7 @@ def test_temporaries_within_a_kernel_are_counted_on_both_devices(
 ON_CPU: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     lambda a, b: a * (b > 0.5),
     lambda a, b: a.bfloat16() + b,
+    lambda a, b: torch.cat((a.bfloat16(), b, b.bfloat16())),
     lambda a, b: (a > 0.5) == b,
     lambda a, b: (a > 0.5).sum(),
     lambda a, b: a.bfloat16().cumsum(0, dtype=torch.float32),

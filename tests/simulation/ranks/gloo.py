@@ -69,8 +69,8 @@ for world, kind in zip(map(int, wanted[::2]), wanted[1::2]):
     for rank in range(world):
         if not os.fork():
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), STORE=f"{folder}/{kind} {world} meet")
-            if kind in tests.sharded_models.HALF:  # for which oneDNN lays out operands anew within a product
-                measure_program._SET_ASIDE += "aten.mm.default", "aten.bmm.default"
+            if kind in tests.sharded_models.HALF:
+                measure_program._SET_ASIDE += tests.sharded_models.PRODUCTS
             else:
                 measure_program.WRAPPER_PRODUCTS = ()
             with without_kernels() if compiles else contextlib.nullcontext():
