@@ -105,7 +105,7 @@ _BEFORE_VOTES: Final = tuple(int(part) for part in torch.__version__.split(".")[
 _MESH_METHODS: Final = (
     *("__init__", "__getitem__", "_concatenate", "_flatten", "_unflatten", "_create_sub_mesh", "_create_flatten_mesh"),
     *("_create_unflatten_mesh", "_get_all_submeshes", "_init_process_groups", "_compute_coordinate_on_dim"),
-    *("from_group", "get_all_groups", "get_coordinate", "get_local_rank"),
+    *("from_group", "get_all_groups", "get_local_rank"),
 )
 """Methods of DeviceMesh that read the ranks it keeps in a tensor (as of 2.11)."""
 
@@ -177,24 +177,58 @@ def _real_meshes() -> Iterator[None]:
             setattr(DeviceMesh, name, raw)
 
 
+_RESULTS: Final[dict[Any, Any]] = {}
+"""By operator and its tensors' metadata, that of its results, which are the same for every rank."""
+_MAX_RESULTS: Final = 4096
+
+
 @contextlib.contextmanager
 def _unseen_propagation() -> Iterator[None]:
     """DTensor's own runs of operators on fakes of global shape are not observed: no rank allocates these.
 
     It learns the results' shapes from them, in whatever fake mode is on
-    (`ShardingPropagator._propagate_tensor_meta_non_cached`, since 2.7).
+    (`ShardingPropagator._propagate_tensor_meta_non_cached`, since 2.7). An optimizer's are of thousands of tensors, the
+    same for all ranks of a model: each is run once.
     """
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def propagate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def run(self: Any, schema: Any) -> Any:
             with no_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
-                return original(self, *args, **kwargs)
+                return original(self, schema)
+
+        def propagate(self: Any, schema: Any) -> Any:
+            key = schema.op, _metadata(schema.args_schema), _metadata(schema.kwargs_schema)
+            try:
+                return _RESULTS[key]
+            except (KeyError, TypeError):  # what is no number may have no hash
+                found = run(self, schema)
+            if len(_RESULTS) >= _MAX_RESULTS:
+                _RESULTS.clear()
+            with contextlib.suppress(TypeError):
+                _RESULTS[key] = found
+            return found
 
         return propagate
 
     with patch(ShardingPropagator, "_propagate_tensor_meta_non_cached", make):
         yield
+
+
+def _metadata(value: Any) -> Any:
+    """Arguments of an operator, each spec as its tensor's shape, stride and dtype.
+
+    Numbers have their types beside them, as 1 and 1.0 are equal.
+    """
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    if isinstance(value, DTensorSpec):
+        return value.tensor_meta
+    if isinstance(value, dict):
+        return tuple((name, _metadata(each)) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_metadata, value))
+    return type(value), value
 
 
 class _Chunks:

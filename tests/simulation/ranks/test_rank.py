@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import ScheduleInterleavedZeroBubble
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.experimental import context_parallel
 
 import fxmem
@@ -65,6 +66,24 @@ def test_a_rank_says_what_is_sharded_and_what_is_communicated(tmp_path: Path) ->
 def test_the_worlds_size_costs_nothing() -> None:
     few, many = analyze(), analyze(ranks=1024)
     assert [each.name for each in few.profile.ops] == [each.name for each in many.profile.ops]
+
+
+def test_dtensor_runs_an_operator_over_global_shapes_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Any] = []
+    original = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def count(self: Any, schema: Any) -> Any:
+        runs.append(schema.op)
+        return original(self, schema)
+
+    monkeypatch.setattr(ShardingPropagator, "_propagate_tensor_meta_non_cached", count)
+    monkeypatch.setattr(torch_distributed, "_RESULTS", {})
+    first, second = (analyze(ranks=2, rank=rank, parallelize=tp("cuda")) for rank in (0, 1))
+    assert torch.ops.aten.mm.default in runs or torch.ops.aten.linear.default in runs
+    seen = len(runs)
+    third = analyze(ranks=2, rank=1, parallelize=tp("cuda"))
+    assert len(runs) == seen
+    assert first.profile.storages == second.profile.storages == third.profile.storages
 
 
 def test_tensors_of_global_shape_are_nobodys() -> None:
