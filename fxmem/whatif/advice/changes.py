@@ -32,6 +32,7 @@ from fxmem.whatif.advice.frozen_parts import frozen_changes
 from fxmem.whatif.advice.in_place import activation_changes, call_changes
 from fxmem.whatif.advice.kernels import kernel_changes
 from fxmem.whatif.advice.losses import logit_changes, loss_changes
+from fxmem.whatif.advice.of_ranks import describe_ranks, place_change
 from fxmem.whatif.advice.optimizer import optimizer_changes
 from fxmem.whatif.advice.release import release_changes
 from fxmem.whatif.advice.variant import AnyChange, Change, NotApplicableError, Outcome, Variant, analyse_variant
@@ -84,7 +85,7 @@ class ModelBench:
 
     def changes(self) -> Iterator[Change]:
         """Every change that can be tried."""
-        return find_changes(self.step)
+        return (place_change(change, self.step.request) for change in find_changes(self.step))
 
     def analyse(self, way: Variant, known: Iterable[Outcome[Variant, Analysis]]) -> Outcome[Variant, Analysis]:
         """Analyse a variant."""
@@ -117,11 +118,12 @@ class ModelBench:
         asked = '"norms"' if plan.strategy == "norms" else f"budget={budget}"
         if plan.host_bytes:
             asked += f", host_memory={self.host_memory!r}"
+        ranks, place = describe_ranks(self.step.request, self.step.profile)
         code = (
-            "import fxmem\nanalysis = fxmem.analyze(model, x)\n"
+            f"import fxmem\nanalysis = fxmem.analyze(model, x{ranks})\n"
             f"plan = fxmem.plan(analysis, {asked})\nmodel = fxmem.checkpoint(model, plan)"
         )
-        return code, "analysed as you train: loss, optimizer, precision, target"
+        return code, f"{place}analysed as you train: loss, optimizer, precision, target"
 
 
 # --- a generation -----------------------------------------------------------------------------------------------------

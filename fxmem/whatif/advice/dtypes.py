@@ -9,6 +9,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import meta_model
+from fxmem.simulation.ranks import MeshPlan
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
 
@@ -40,8 +41,8 @@ def dtype_changes(analysis: Analysis) -> Iterator[Change]:
 def _half(variant: Variant, _: Analysis) -> Variant:
     if not any(p.dtype is torch.float32 for p in variant.model.parameters()):
         raise NotApplicableError("the weights are not float32")
-    if variant.request.precision is not None:
-        raise NotApplicableError("the step runs under autocast already")
+    if variant.request.precision is not None or _gathers_in_half(variant):
+        raise NotApplicableError("the step computes in half precision already")
     model = meta_model(variant.model).to(torch.bfloat16)
     args, kwargs = torch_common.tree_map_only(torch.Tensor, _as_bf16, (variant.request.args, variant.request.kwargs))
     return variant.replace_step(model, args=args, kwargs=kwargs)
@@ -55,7 +56,14 @@ def _as_bf16(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
+def _gathers_in_half(variant: Variant) -> bool:
+    plan = variant.request.parallelize
+    return isinstance(plan, MeshPlan) and plan.precision is not None
+
+
 def _autocast(variant: Variant, _: Analysis) -> Variant:
+    if _gathers_in_half(variant):
+        raise NotApplicableError("FSDP gathers parameters in half precision already")
     if variant.request.precision is not None:
         raise NotApplicableError(f"the step runs under {variant.request.precision} autocast already")
     if not any(p.dtype is torch.float32 for p in variant.model.parameters()):
