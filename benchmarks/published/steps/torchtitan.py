@@ -4,14 +4,15 @@ Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, of comm
 in float32, computation in bfloat16, gradients reduced in float32, AdamW, 8,192 tokens, a local batch of 2.
 Checkpoints are its "selective op": attention, reduce-scatter and every other product are kept. The last block stays
 whole between forward and backward, as the root does; the logits are deleted before backward. "Memory" is the peak of
-reserved bytes, the largest of all ranks.
+reserved bytes, the largest of all ranks. With float8 all linear layers but the output compute in it by torchao, scaled by
+tensor, and their weights are gathered in it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ KEPT = (
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Turn pairs of channels in float32, as complex numbers."""
-    turned = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) * table.view(1, TOKENS, 1, HEAD // 2)
+    turned = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) * table.view(1, -1, 1, HEAD // 2)
     return torch.view_as_real(turned).flatten(3).type_as(x)
 
 
@@ -94,10 +95,10 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Ends with the loss, so that nothing keeps the logits over backward."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: int = TOKENS) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(WORDS, WIDTH, device="meta")
-        table = torch.empty(TOKENS, HEAD // 2, dtype=torch.complex64, device="meta")
+        table = torch.empty(tokens, HEAD // 2, dtype=torch.complex64, device="meta")
         self.register_buffer("table", table, persistent=False)
         self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm = nn.RMSNorm(WIDTH, eps=1e-5, device="meta")
@@ -125,13 +126,34 @@ def keep_every_other_product() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def shard(model: nn.Module, *, ranks: int, compiled: bool) -> nn.Module:
+Checkpoints = Literal["selective", "full", "every second", "none"]
+
+
+def compute_in_float8(model: nn.Module) -> None:
+    """All linear layers but the output compute in float8, and FSDP gathers their weights in it."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name != "output")
+
+
+def wrap(block: nn.Module, index: int, checkpoints: Checkpoints) -> nn.Module:
+    """Checkpoint a block, or leave it."""
+    if checkpoints == "none" or (checkpoints == "every second" and index % 2 == 0):
+        return block
+    settings: dict[str, Any] = {"context_fn": keep_every_other_product} if checkpoints == "selective" else {}
+    return checkpoint_wrapper(block, preserve_rng_state=False, **settings)
+
+
+def shard(model: nn.Module, *, ranks: int, compiled: bool, float8: bool, checkpoints: Checkpoints) -> nn.Module:
     """Checkpoint, compile and shard each block, then shard the rest."""
     mesh = init_device_mesh("cuda", (ranks,))
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     assert isinstance(model, Llama)
+    if float8:
+        compute_in_float8(model)
     for index, block in enumerate(model.layers):
-        wrapped: Any = checkpoint_wrapper(block, context_fn=keep_every_other_product, preserve_rng_state=False)
+        wrapped: Any = wrap(block, index, checkpoints)
         if compiled:
             wrapped = torch.compile(wrapped, fullgraph=True)
         model.layers[index] = wrapped
@@ -140,15 +162,23 @@ def shard(model: nn.Module, *, ranks: int, compiled: bool) -> nn.Module:
     return model
 
 
-def train(ranks: int, compiled: bool = False, batch: int = 2) -> Step:
+def train(
+    ranks: int,
+    compiled: bool = False,
+    batch: int = 2,
+    tokens: int = TOKENS,
+    float8: bool = False,
+    checkpoints: Checkpoints = "selective",
+) -> Step:
     """The training step of one of these ranks, its blocks compiled or not."""
-    ids = meta(batch, TOKENS, dtype=torch.int64)
+    ids = meta(batch, tokens, dtype=torch.int64)
+    way = {"ranks": ranks, "compiled": compiled, "float8": float8, "checkpoints": checkpoints}
     options = {
         "mode": "train",
         "optimizer": "adamw",
         "ranks": ranks,
         "rank": 0,
-        "parallelize": partial(shard, ranks=ranks, compiled=compiled),
+        "parallelize": partial(shard, **way),
         "compile": "as-is" if compiled else None,
     }
-    return Step(Llama(), (ids, ids), {**options, "loss": lambda output: output})
+    return Step(Llama(tokens), (ids, ids), {**options, "loss": lambda output: output})

@@ -27,7 +27,7 @@ from fxmem.hardware.workspaces.convolution import (
     ConvSettings,
     convolution_memory,
 )
-from fxmem.hardware.workspaces.copy_in import copy_in_memory
+from fxmem.hardware.workspaces.copies import copy_in_memory
 from fxmem.hardware.workspaces.cpu import CpuCollector
 from fxmem.hardware.workspaces.cublas import (
     CUBLAS_VARIABLES,

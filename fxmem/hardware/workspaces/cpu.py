@@ -18,10 +18,10 @@ from fxmem.hardware.workspaces.copies import (
     SUMMING,
     add_copies,
     add_input_copy,
+    cast_slice,
     composed_memory,
     operand_copies,
 )
-from fxmem.hardware.workspaces.copy_in import cast_slice
 from fxmem.hardware.workspaces.cublas import product_operands
 from fxmem.hardware.workspaces.hidden_memory import HeldBuffer, HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces.other_kernels import is_tensor, undetermined_memory

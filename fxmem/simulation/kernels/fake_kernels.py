@@ -338,7 +338,7 @@ def _wait(_: torch_common.FakeTensorMode, __: Any, source: Tensor) -> Any:
 
 
 def _product_of_dtype(fakes: torch_common.FakeTensorMode, _: Any, *args: Any, out: Tensor, **kwargs: Any) -> Any:
-    """A product whose result has another dtype, into `out` (`_bmm_dtype_out_cuda`, cuda/Blas.cpp); torch has none."""
+    """A product into `out` of another dtype (`_bmm_dtype_out_cuda`, `_scaled_mm_out_cuda`, cuda); torch has none."""
     return out
 
 
@@ -395,6 +395,7 @@ _OF_ALL_VERSIONS: Final[dict[Any, Callable[..., Any]]] = {
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     **{getattr(aten, name).dtype_out: _product_of_dtype for name in ("mm", "bmm", "addmm", "baddbmm")},
+    aten._scaled_mm.out: _product_of_dtype,
 }
 _USE_MIOPEN: Final = getattr(aten, "_use_miopen_ctc_loss", None)
 """Whether AMD's library would run; torch asks since 2.11."""

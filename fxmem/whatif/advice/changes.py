@@ -32,10 +32,18 @@ from fxmem.whatif.advice.frozen_parts import frozen_changes
 from fxmem.whatif.advice.in_place import activation_changes, call_changes
 from fxmem.whatif.advice.kernels import kernel_changes
 from fxmem.whatif.advice.losses import logit_changes, loss_changes
-from fxmem.whatif.advice.of_ranks import describe_ranks, place_change
 from fxmem.whatif.advice.optimizer import optimizer_changes
 from fxmem.whatif.advice.release import release_changes
-from fxmem.whatif.advice.variant import AnyChange, Change, NotApplicableError, Outcome, Variant, analyse_variant
+from fxmem.whatif.advice.variant import (
+    AnyChange,
+    Change,
+    NotApplicableError,
+    Outcome,
+    Variant,
+    analyse_variant,
+    describe_ranks,
+    place_change,
+)
 
 _EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
