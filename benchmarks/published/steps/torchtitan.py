@@ -4,8 +4,8 @@ Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, of comm
 in float32, computation in bfloat16, gradients reduced in float32, AdamW, 8,192 tokens, a local batch of 2.
 Checkpoints are its "selective op": attention, reduce-scatter and every other product are kept. The last block stays
 whole between forward and backward, as the root does; the logits are deleted before backward. "Memory" is the peak of
-reserved bytes, the largest of all ranks. With float8 all linear layers but the output compute in it by torchao, scaled by
-tensor, and their weights are gathered in it.
+reserved bytes, the largest of all ranks. With float8 all linear layers but the output compute in it by torchao, scaled
+by tensor, and their weights are gathered in it.
 """
 
 from __future__ import annotations
