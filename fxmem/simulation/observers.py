@@ -217,7 +217,7 @@ class Recording:
     def _inspect(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> OpFacts:
         if self.collectives.look(name, args, kwargs, result):
             moved = flops.moved_bytes(func, args, kwargs, result)
-            return OpFacts(0, moved, hidden=self._look_copy_in(name, args, kwargs))
+            return OpFacts(0, moved, hidden=self._look_at_gradients(name, args, kwargs))
         return OpFacts(
             flops.op_flops(func, args, kwargs, result),
             flops.moved_bytes(func, args, kwargs, result),
@@ -225,7 +225,7 @@ class Recording:
             self._look(func, name, args, kwargs, result),
         )
 
-    def _look_copy_in(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen | None:
+    def _look_at_gradients(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen | None:
         """What hides where FSDP2 copies gradients into the buffer that it reduces."""
         memory = copy_in_memory(name, args, kwargs.get("out"), on_card=isinstance(self.collector, Collector))
         return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)

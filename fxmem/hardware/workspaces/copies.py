@@ -224,7 +224,7 @@ _BYTES_PER_BLOCK = 2048
 
 
 def copy_in_memory(name: str, args: Sequence[Any], out: Any, *, on_card: bool) -> HiddenMemory | None:
-    """What a call hides that joins gradients in chunks, as FSDP2 does before it reduces them; None for nothing.
+    """What a call hides by which FSDP2 joins gradients in chunks; None for nothing.
 
     `fsdp::chunk_cat` (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py) until torch 2.14, then
     `fsdp::chunk_cat_mixed_dtype` (torch/csrc/distributed/fsdp/ChunkCat.cpp and .cu); `_pad_chunk` and `cat`
@@ -261,7 +261,7 @@ def _join(gradients: Sequence[TensorLayout], out: TensorLayout, chunks: int, *, 
 def _join_alike(
     gradients: Sequence[TensorLayout], out: TensorLayout, chunks: int, *, on_card: bool
 ) -> Iterator[HiddenEvent]:
-    """`_chunk_cat`: gradients that the chunks do not divide are padded, unless a card's kernel pads as it copies."""
+    """`_chunk_cat`: gradients are padded unless a card's kernel pads as it copies."""
     if on_card and all(_casts_as_it_copies(each, out) for each in gradients):
         yield _places(gradients, out, chunks, numbers=6, more=2)
         return
@@ -274,7 +274,7 @@ def _join_alike(
 
 
 def cast_slice(number: int, nbytes: int) -> tuple[HiddenEvent, ...]:
-    """`cat` on the CPU, of a tensor in another dtype than its result's: its slice is written in its own dtype first."""
+    """`cat` on the CPU of several dtypes: a slice, written in its own first."""
     name = f"slice {number} before it is cast"
     return alloc(name, nbytes), *free(name)
 
@@ -287,7 +287,7 @@ def _casts_as_it_copies(gradient: TensorLayout, out: TensorLayout) -> bool:
 def _places(
     gradients: Sequence[TensorLayout], out: TensorLayout, chunks: int, *, numbers: int, more: int = 0
 ) -> HiddenEvent:
-    """Where a card's kernel reads and writes: a number for each block of threads, and some for each gradient."""
+    """Where a card's kernel reads and writes: numbers by block of threads and by gradient."""
     item = ITEM_BYTES[out.dtype]
     sizes = (prod(_pad(each, chunks)) // chunks * item for each in gradients)
     blocks = sum(-(-size // _BYTES_PER_BLOCK) for size in sizes)

@@ -132,7 +132,7 @@ def _mean(args: Sequence[Any], result: Any) -> HiddenMemory | None:
 
 
 def _cat(args: Sequence[Any], result: Any) -> HiddenMemory | None:
-    """`cat_out_cpu` (TensorShape.cpp): a tensor in another dtype than the result's has its slice in its own first."""
+    """`cat_out_cpu` (TensorShape.cpp): slices in another dtype than the result's are cast."""
     made, given = read_layout(result), [read_layout(each) for each in args[0]]
     slices = (
         cast_slice(number, each.nbytes)

@@ -186,12 +186,12 @@ def place_change(change: Change, request: StepRequest) -> Change:
 
 
 def _gathers_by_precision(request: StepRequest) -> bool:
-    """Whether a step's precision is that of the parameters that FSDP gathers, by a plan of fxmem's own."""
+    """Whether a plan of fxmem's own makes a step's precision that of gathered parameters."""
     return isinstance(request.parallelize, MeshPlan) and request.parallelize.takes_precision
 
 
 def describe_ranks(request: StepRequest, profile: Profile) -> tuple[str, str]:
-    """The arguments of `fxmem.analyze` for the same rank, each after a comma, and where its plan is kept."""
+    """What `fxmem.analyze` is given for the same rank, and where its plan is kept."""
     ranks, plan = profile.step.ranks, request.parallelize
     if ranks is None:
         return "", ""
