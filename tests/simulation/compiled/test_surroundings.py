@@ -302,3 +302,22 @@ def test_a_compiled_step_whose_graph_has_constants_for_the_card(name: str) -> No
     copies = {each.nbytes for each in run.profile.storages if each.name == "constant of a compiled graph"}
     assert copies == ({256 * 4} if name == "AdamW8bit" else set())
     assert len(run.rounds) == 2
+
+
+def test_products_in_float8_are_written_where_inductor_allocated_their_results() -> None:
+    pytest.importorskip("torchao")
+    from torchao.float8 import convert_to_float8_training
+
+    def build() -> nn.Module:
+        layers = nn.Sequential(nn.Linear(256, 512, bias=False), nn.Linear(512, 256, bias=False))
+        converted: nn.Module = convert_to_float8_training(layers.bfloat16())
+        return converted
+
+    found = fxmem.analyze(build, torch.empty(64, 256, dtype=torch.bfloat16), compile="default")
+    products = [op for op in found.profile.ops if op.name == "aten._scaled_mm.out"]
+    assert len(products) == 5  # two of forward; the input's gradient is of the second alone
+    assert not any(
+        op.begin <= each.birth < op.end and each.kind is not Kind.WORKSPACE
+        for op in products
+        for each in found.profile.storages
+    )
