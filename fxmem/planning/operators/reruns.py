@@ -3,7 +3,7 @@
 Where a result belongs to a *stretch* of the forward, it is freed again as soon as it has been recomputed for a result
 beyond the stretch, and recomputed once more when backward has come to the stretch, as in regions within regions. Here a
 backward is followed through such a choice, demand by demand, as `fxmem.checkpointing.tape` carries it out. Analyses of
-the applied choices give the same bytes, or a few thousandths less.
+the applied choices give the same bytes or fewer.
 """
 
 from __future__ import annotations
