@@ -5,12 +5,13 @@ in float32, computation in bfloat16, gradients reduced in float32, AdamW, 8,192 
 Checkpoints are its "selective op": attention, reduce-scatter and every other product are kept. The last block stays
 whole between forward and backward, as the root does; the logits are deleted before backward. "Memory" is the peak of
 reserved bytes, the largest of all ranks. With float8 all linear layers but the output compute in it by torchao, scaled
-by tensor, and their weights are gathered in it.
+by tensor, and their weights are gathered in it. Since 2025 the loss is compiled as well.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -92,6 +93,11 @@ class Block(nn.Module):
         return output
 
 
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss, in float32."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+
+
 class Llama(nn.Module):
     """Ends with the loss, so that nothing keeps the logits over backward."""
 
@@ -103,13 +109,14 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm = nn.RMSNorm(WIDTH, eps=1e-5, device="meta")
         self.output = linear(WIDTH, WORDS, dtype=torch.float32)
+        self.loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Return the loss."""
         h = self.tok_embeddings(ids)
         for layer in self.layers:
             h = layer(h, self.table)
-        return F.cross_entropy(self.output(self.norm(h)).flatten(0, 1).float(), labels.flatten(0, 1))
+        return self.loss(self.output(self.norm(h)), labels)
 
 
 def keep_every_other_product() -> Any:
@@ -145,13 +152,17 @@ def wrap(block: nn.Module, index: int, checkpoints: Checkpoints) -> nn.Module:
     return checkpoint_wrapper(block, preserve_rng_state=False, **settings)
 
 
-def shard(model: nn.Module, *, ranks: int, compiled: bool, float8: bool, checkpoints: Checkpoints) -> nn.Module:
+def shard(
+    model: nn.Module, *, ranks: int, compiled: bool, float8: bool, checkpoints: Checkpoints, compiled_loss: bool
+) -> nn.Module:
     """Checkpoint, compile and shard each block, then shard the rest."""
     mesh = init_device_mesh("cuda", (ranks,))
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     assert isinstance(model, Llama)
     if float8:
         compute_in_float8(model)
+    if compiled_loss:
+        model.loss = torch.compile(cross_entropy)
     for index, block in enumerate(model.layers):
         wrapped: Any = wrap(block, index, checkpoints)
         if compiled:
@@ -169,10 +180,17 @@ def train(
     tokens: int = TOKENS,
     float8: bool = False,
     checkpoints: Checkpoints = "selective",
+    compiled_loss: bool = False,
 ) -> Step:
     """The training step of one of these ranks, its blocks compiled or not."""
     ids = meta(batch, tokens, dtype=torch.int64)
-    way = {"ranks": ranks, "compiled": compiled, "float8": float8, "checkpoints": checkpoints}
+    way = {
+        "ranks": ranks,
+        "compiled": compiled,
+        "float8": float8,
+        "checkpoints": checkpoints,
+        "compiled_loss": compiled_loss,
+    }
     options = {
         "mode": "train",
         "optimizer": "adamw",
