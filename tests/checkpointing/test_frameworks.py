@@ -296,6 +296,7 @@ def train_a_rank(rank: int, folder: str, cases: list[tuple[str, str | None]]) ->
             losses.append(found.item())
         trained = {name: whole(tensor).clone() for name, tensor in wrapped.state_dict().items()}
         torch.save((losses, trained), f"{folder}/{wrapper}-{application}-{rank}.pt")
+    torch.distributed.barrier()  # a rank whose peer has gone already may abort while gloo's threads end
     torch.distributed.destroy_process_group()
 
 

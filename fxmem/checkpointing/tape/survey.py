@@ -9,7 +9,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.tape.values import OpKey, ValueKey
 from fxmem.planning import OperatorCall, OperatorValue
-from fxmem.simulation.kernels import subclass_ways
+from fxmem.simulation.kernels import is_under_mode
 
 _SUM, _SUM_IN_PLACE = "aten.add.Tensor", "aten.add_.Tensor"
 
@@ -33,14 +33,14 @@ class Survey:
         self._overwritten: set[ValueKey] = set()
         self._hidden: set[ValueKey] = set()
         self._sums: dict[OpKey, OpKey] = {}
-        """Of each sum, in place or not, what it is where no tape is: see `subclass_ways.is_under_mode`."""
+        """Of each sum, in place or not, what it is where no tape is: see `is_under_mode`."""
         self._sum_counts = {_SUM: 0, _SUM_IN_PLACE: 0}
 
     def _note_sum(self, key: OpKey) -> bool:
         """Note a sum; whether it is one that is in place without a tape."""
         if key[0] not in self._sum_counts:
             return False
-        is_linear = key[0] == _SUM and subclass_ways.is_under_mode()
+        is_linear = key[0] == _SUM and is_under_mode()
         name = _SUM_IN_PLACE if is_linear else key[0]
         self._sums[key] = name, self._sum_counts[name]
         self._sum_counts[name] += 1

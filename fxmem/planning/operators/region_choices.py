@@ -65,8 +65,7 @@ class RegionChoices:
         return found
 
     def _find_inside(self, tables: Tables, region: Stretch) -> Iterator[tuple[int, set[int]]]:
-        """The calls of a region whose results it does not keep, each with those of its values that are read after the
-        region."""
+        """The calls that a region runs again, each with its values that are read after it."""
         step, units = self._step, tables.units
         first, last = units.cuts[region.first], units.cuts[region.last]
         kept = {product.op for _, product in tables.selection.find_kept(first, last, region.level)}

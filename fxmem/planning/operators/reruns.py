@@ -1,4 +1,4 @@
-"""Recomputing results more than once, in stretches of the forward, and what that does to the peak.
+"""Recomputing results more than once, and what that does to the peak.
 
 Where a result belongs to a *stretch* of the forward, it is freed again as soon as it has been recomputed for a result
 beyond the stretch, and recomputed once more when backward has come to the stretch, as in regions within regions. Here a
@@ -75,7 +75,7 @@ class RerunCutter(Cutter):
 
 
 class _Demand(NamedTuple):
-    """A value that backward asks for while it is not there, and what runs for it."""
+    """A value that backward asks for and that is not there; what runs for it."""
 
     tick: int
     value: int

@@ -70,7 +70,7 @@ def adds_in_place() -> bool:
 
 
 def is_under_mode() -> bool:
-    """Whether `linear` runs under a dispatch mode, and without one would add its bias in place."""
+    """Whether `linear` runs under a dispatch mode. Without one it would add its bias in place."""
     return _linear_runs[-1] is True
 
 
