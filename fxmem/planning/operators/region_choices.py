@@ -65,7 +65,7 @@ class RegionChoices:
         return found
 
     def _find_inside(self, tables: Tables, region: Stretch) -> Iterator[tuple[int, set[int]]]:
-        """The calls that a region runs again, each with its values that are read after it."""
+        """The calls that a region runs again, with what is read after it of each."""
         step, units = self._step, tables.units
         first, last = units.cuts[region.first], units.cuts[region.last]
         kept = {product.op for _, product in tables.selection.find_kept(first, last, region.level)}
