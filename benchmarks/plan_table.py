@@ -290,7 +290,9 @@ def _table(rows: Sequence[Row]) -> list[str]:
             return ["out of reach" if row.failed.startswith("ExceededError") else "cannot be done", "", ""]
         return [
             f"{(row.peak_bytes or 0) / (whole or 1):.1%}",
-            f"{_share(row.extra_flops, forward)} ({_share(row.extra_products, products)})",
+            ""
+            if row.extra_flops is None
+            else f"{_share(row.extra_flops, forward)} ({_share(row.extra_products, products)})",
             _over(row.slowdown),
         ]
 
