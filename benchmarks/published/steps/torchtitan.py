@@ -1,4 +1,4 @@
-"""One rank of torchtitan's Llama 3.1 8B, sharded with FSDP2.
+"""One rank of torchtitan's Llama 3.1, sharded with FSDP2, of 70 billion parameters with tensor parallel, too.
 
 Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, of commit 9dec370 (December 2024): parameters
 in float32, computation in bfloat16, gradients reduced in float32, AdamW, 8,192 tokens, a local batch of 2.
@@ -6,6 +6,7 @@ Checkpoints are its "selective op": attention, reduce-scatter and every other pr
 whole between forward and backward, as the root does; the logits are deleted before backward. "Memory" is the peak of
 reserved bytes, the largest of all ranks. With float8 all linear layers but the output compute in it by torchao, scaled
 by tensor, and their weights are gathered in it. Since 2025 the loss is compiled as well.
+Tensor parallel has sequence parallel between the blocks' parts and parallel logits and loss.
 """
 
 from __future__ import annotations
@@ -13,20 +14,42 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import init_device_mesh
+from torch.distributed import DeviceMesh, init_device_mesh
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from . import Step
 from .loops import linear, meta
 
-WIDTH, LAYERS, HEADS, GROUPS, HEAD, INNER, WORDS, TOKENS = 4096, 32, 32, 8, 128, 14336, 128256, 8192
+HEAD, WORDS, TOKENS = 128, 128256, 8192
+
+
+class Size(NamedTuple):
+    """Of a model."""
+
+    width: int
+    layers: int
+    heads: int
+    groups: int
+    inner: int
+
+
+SIZES = {"8B": Size(4096, 32, 32, 8, 14336), "70B": Size(8192, 80, 64, 8, 28672)}
 KEPT = (
     torch.ops.aten.mm.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -45,10 +68,11 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Attention with grouped keys and values."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.wq, self.wo = (linear(WIDTH, WIDTH, dtype=torch.float32) for _ in "qo")
-        self.wk, self.wv = (linear(WIDTH, GROUPS * HEAD, dtype=torch.float32) for _ in "kv")
+        self.repeats = size.heads // size.groups
+        self.wq, self.wo = (linear(size.width, size.width, dtype=torch.float32) for _ in "qo")
+        self.wk, self.wv = (linear(size.width, size.groups * HEAD, dtype=torch.float32) for _ in "kv")
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """Attend to what came before."""
@@ -56,7 +80,7 @@ class Attention(nn.Module):
         q, k, v = (each(x).view(batch, tokens, -1, HEAD) for each in (self.wq, self.wk, self.wv))
         q, k = rotate(q, table), rotate(k, table)
         k, v = (
-            each[:, :, :, None, :].expand(-1, -1, -1, HEADS // GROUPS, -1).reshape(batch, tokens, HEADS, HEAD)
+            each[:, :, :, None, :].expand(-1, -1, -1, self.repeats, -1).reshape(batch, tokens, -1, HEAD)
             for each in (k, v)
         )
         y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
@@ -67,10 +91,10 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """The gated MLP."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.w1, self.w3 = (linear(WIDTH, INNER, dtype=torch.float32) for _ in range(2))
-        self.w2 = linear(INNER, WIDTH, dtype=torch.float32)
+        self.w1, self.w3 = (linear(size.width, size.inner, dtype=torch.float32) for _ in range(2))
+        self.w2 = linear(size.inner, size.width, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply it."""
@@ -81,10 +105,10 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """A layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.attention, self.feed_forward = Attention(), FeedForward()
-        self.attention_norm, self.ffn_norm = (nn.RMSNorm(WIDTH, eps=1e-5, device="meta") for _ in range(2))
+        self.attention, self.feed_forward = Attention(size), FeedForward(size)
+        self.attention_norm, self.ffn_norm = (nn.RMSNorm(size.width, eps=1e-5, device="meta") for _ in range(2))
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """Apply attention and MLP."""
@@ -101,14 +125,14 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 class Llama(nn.Module):
     """Ends with the loss, so that nothing keeps the logits over backward."""
 
-    def __init__(self, tokens: int = TOKENS) -> None:
+    def __init__(self, size: Size, tokens: int = TOKENS) -> None:
         super().__init__()
-        self.tok_embeddings = nn.Embedding(WORDS, WIDTH, device="meta")
+        self.tok_embeddings = nn.Embedding(WORDS, size.width, device="meta")
         table = torch.empty(tokens, HEAD // 2, dtype=torch.complex64, device="meta")
         self.register_buffer("table", table, persistent=False)
-        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.RMSNorm(WIDTH, eps=1e-5, device="meta")
-        self.output = linear(WIDTH, WORDS, dtype=torch.float32)
+        self.layers = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.norm = nn.RMSNorm(size.width, eps=1e-5, device="meta")
+        self.output = linear(size.width, WORDS, dtype=torch.float32)
         self.loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
@@ -152,51 +176,86 @@ def wrap(block: nn.Module, index: int, checkpoints: Checkpoints) -> nn.Module:
     return checkpoint_wrapper(block, preserve_rng_state=False, **settings)
 
 
-def shard(
-    model: nn.Module, *, ranks: int, compiled: bool, float8: bool, checkpoints: Checkpoints, compiled_loss: bool
-) -> nn.Module:
+def split(model: Llama, mesh: DeviceMesh, *, float8: bool) -> None:
+    """Tensor parallel: outside of attention and MLP the tokens are spread, after the last norm the words."""
+    from torchao.float8 import float8_tensor_parallel as in_float8
+
+    columns: Any = in_float8.Float8ColwiseParallel if float8 else ColwiseParallel
+    rows: Any = in_float8.Float8RowwiseParallel if float8 else RowwiseParallel
+    gathered: Any = in_float8.PrepareFloat8ModuleInput if float8 else PrepareModuleInput
+    ends = {
+        "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+    }
+    parallelize_module(model, mesh, ends)
+    for block in model.layers:
+        parts = {
+            "attention_norm": SequenceParallel(),
+            "attention": gathered(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
+            **{f"attention.{name}": columns() for name in ("wq", "wk", "wv")},
+            "attention.wo": rows(output_layouts=Shard(1)),
+            "ffn_norm": SequenceParallel(),
+            "feed_forward": gathered(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+            **{f"feed_forward.{name}": columns() for name in ("w1", "w3")},
+            "feed_forward.w2": rows(output_layouts=Shard(1)),
+        }
+        parallelize_module(block, mesh, parts)
+    loss_parallel().__enter__()  # for backward, too; only losses of DTensors notice
+
+
+class Way(NamedTuple):
+    """How a step is spread, computed and checkpointed."""
+
+    ranks: int
+    parts: int = 1
+    """Of tensor parallel."""
+    compiled: bool = False
+    float8: bool = False
+    checkpoints: Checkpoints = "selective"
+    compiled_loss: bool = False
+
+
+def shard(model: nn.Module, way: Way) -> nn.Module:
     """Checkpoint, compile and shard each block, then shard the rest."""
-    mesh = init_device_mesh("cuda", (ranks,))
+    shape = {"fsdp": way.ranks // way.parts, **({"tp": way.parts} if way.parts > 1 else {})}
+    whole = init_device_mesh("cuda", tuple(shape.values()), mesh_dim_names=tuple(shape))
+    mesh = whole["fsdp"]
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     assert isinstance(model, Llama)
-    if float8:
+    if way.float8:
         compute_in_float8(model)
-    if compiled_loss:
+    if way.parts > 1:
+        split(model, whole["tp"], float8=way.float8)
+    if way.compiled_loss:
         model.loss = torch.compile(cross_entropy)
     for index, block in enumerate(model.layers):
-        wrapped: Any = wrap(block, index, checkpoints)
-        if compiled:
+        wrapped: Any = wrap(block, index, way.checkpoints)
+        if way.compiled:
             wrapped = torch.compile(wrapped, fullgraph=True)
         model.layers[index] = wrapped
-        fully_shard(wrapped, mesh=mesh, mp_policy=precision, reshard_after_forward=index < LAYERS - 1)
+        fully_shard(wrapped, mesh=mesh, mp_policy=precision, reshard_after_forward=index < len(model.layers) - 1)
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
     return model
 
 
-def train(
-    ranks: int,
-    compiled: bool = False,
-    batch: int = 2,
-    tokens: int = TOKENS,
-    float8: bool = False,
-    checkpoints: Checkpoints = "selective",
-    compiled_loss: bool = False,
-) -> Step:
-    """The training step of one of these ranks, its blocks compiled or not."""
-    ids = meta(batch, tokens, dtype=torch.int64)
-    way = {
-        "ranks": ranks,
-        "compiled": compiled,
-        "float8": float8,
-        "checkpoints": checkpoints,
-        "compiled_loss": compiled_loss,
-    }
+def train(ranks: int, batch: int = 2, tokens: int = TOKENS, size: str = "8B", **ways: Any) -> Step:
+    """The training step of one of these ranks, its blocks compiled or not.
+
+    Args:
+        ranks: of the world.
+        batch: of the rank.
+        tokens: of a sequence.
+        size: a name of `SIZES`.
+        ways: what else `Way` has.
+    """
+    ids, way = meta(batch, tokens, dtype=torch.int64), Way(ranks, **ways)
     options = {
         "mode": "train",
         "optimizer": "adamw",
         "ranks": ranks,
         "rank": 0,
-        "parallelize": partial(shard, **way),
-        "compile": "as-is" if compiled else None,
+        "parallelize": partial(shard, way=way),
+        "compile": "as-is" if way.compiled else None,
     }
-    return Step(Llama(tokens), (ids, ids), {**options, "loss": lambda output: output})
+    return Step(Llama(SIZES[size], tokens), (ids, ids), {**options, "loss": lambda output: output})
