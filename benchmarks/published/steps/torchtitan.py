@@ -160,11 +160,12 @@ def keep_every_other_product() -> Any:
 Checkpoints = Literal["selective", "full", "every second", "none"]
 
 
-def compute_in_float8(model: nn.Module) -> None:
-    """All linear layers but the output compute in float8, and FSDP gathers their weights in it."""
+def compute_in_float8(model: nn.Module, *, by_row: bool) -> None:
+    """All linear layers but the output compute in float8; FSDP gathers their weights in it unless scaled by row."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    by_tensor = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    config = Float8LinearConfig.from_recipe_name("rowwise") if by_row else by_tensor
     convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name != "output")
 
 
@@ -212,6 +213,8 @@ class Way(NamedTuple):
     """Of tensor parallel."""
     compiled: bool = False
     float8: bool = False
+    by_row: bool = False
+    """How float8 is scaled; else by tensor."""
     checkpoints: Checkpoints = "selective"
     compiled_loss: bool = False
 
@@ -224,7 +227,7 @@ def shard(model: nn.Module, way: Way) -> nn.Module:
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     assert isinstance(model, Llama)
     if way.float8:
-        compute_in_float8(model)
+        compute_in_float8(model, by_row=way.by_row)
     if way.parts > 1:
         split(model, whole["tp"], float8=way.float8)
     if way.compiled_loss:
