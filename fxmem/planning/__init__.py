@@ -7,7 +7,7 @@ What a planner says of a plan's peak is an estimate; a promise needs the plan ap
 """
 
 from fxmem.planning.certificate import certify
-from fxmem.planning.operators.calls import OperatorCall, OperatorValue
+from fxmem.planning.operators.calls import OperatorCall, OperatorValue, StretchPath
 from fxmem.planning.operators.offload_planner import OffloadPlanner
 from fxmem.planning.operators.offloads import HostLink
 from fxmem.planning.operators.planner import OperatorPlanner
@@ -26,6 +26,7 @@ __all__ = [
     "OperatorValue",
     "Planner",
     "Stretch",
+    "StretchPath",
     "Tables",
     "allowed_applications",
     "certify",

@@ -146,7 +146,8 @@ class Loss:
         total: Any = 0.0
         for chunk, part in zip(logits, parts, strict=True):
             total += self.part(chunk, part)
-        return total / count  # type: ignore[no-any-return]
+        mean: Tensor = total / count
+        return mean
 
 
 def make_batch() -> tuple[Tensor, Tensor, BlockMask, Tensor]:

@@ -46,7 +46,6 @@ from fxmem.checkpointing.tape.values import (
     OpKey,
     OutsideInput,
     SavedStandIn,
-    Stretch,
     TapedOp,
     TapedValue,
     ValueInput,
@@ -54,6 +53,7 @@ from fxmem.checkpointing.tape.values import (
     gather_tensors,
     map_leaves,
 )
+from fxmem.planning import StretchPath
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 _OVERWRITES = frozenset(
@@ -184,7 +184,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         checked: bool = False,
         observer: TapeObserver | None = None,
         only: Collection[OpKey] | None = None,
-        stretches: Mapping[ValueKey, Stretch] | None = None,
+        stretches: Mapping[ValueKey, StretchPath] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._stretches = stretches or {}

@@ -14,8 +14,9 @@ from fxmem.checkpointing import subclass
 from fxmem.checkpointing.tape.host_copies import HostMemory
 from fxmem.checkpointing.tape.recorder import Tape, rematerialize
 from fxmem.checkpointing.tape.survey import Survey
-from fxmem.checkpointing.tape.values import OpKey, Stretch, ValueKey
+from fxmem.checkpointing.tape.values import OpKey, ValueKey
 from fxmem.errors import PlanWarning
+from fxmem.planning import StretchPath
 from fxmem.records.plan import Region, Result
 from fxmem.records.units import format_bytes
 
@@ -33,7 +34,7 @@ class ByOperator:
     """With each how many others are fetched back before it."""
     memory: HostMemory = field(default_factory=HostMemory)
     """Where what is offloaded waits."""
-    stretches: Mapping[ValueKey, Stretch] = field(default_factory=dict)
+    stretches: Mapping[ValueKey, StretchPath] = field(default_factory=dict)
     """What is freed again where it is recomputed for another stretch of the forward."""
     survey: Survey | None = None
     checked: bool = False

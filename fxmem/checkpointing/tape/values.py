@@ -21,14 +21,12 @@ from fxmem._torch import common as torch_common
 from fxmem.checkpointing.rng_states import Generators
 from fxmem.checkpointing.tape.host_copies import HostCopy
 from fxmem.checkpointing.tape.layout import StridedLayout, read_layout, whole_storage
+from fxmem.planning import StretchPath
 
 OpKey = tuple[str, int]
 """An operator's qualified overload (`aten.addmm.default`), and how many of the same ran before in this forward."""
 ValueKey = tuple[str, int, int]
 """The operator that made it, and the position among the values it made."""
-Stretch = tuple[int, ...]
-"""A stretch of the forward: its number within that which holds it, after those of all that hold it; empty for the
-whole forward."""
 
 
 class Need:
@@ -47,7 +45,7 @@ class TapedValue:
 
     __slots__ = ("__weakref__", "host", "kept", "key", "need", "op", "stretch", "users", "version")
 
-    def __init__(self, key: ValueKey, op: TapedOp, need: Need, stretch: Stretch = ()) -> None:
+    def __init__(self, key: ValueKey, op: TapedOp, need: Need, stretch: StretchPath = ()) -> None:
         self.key, self.stretch = key, stretch
         self.op: TapedOp | None = op
         """What makes it; None if it is kept or waits in the host's memory."""
@@ -88,7 +86,7 @@ class TapedValue:
         need = self.need()
         return need.tensor if need is not None and need.tensor is not None else made.get(id(self))
 
-    def stays(self, stretch: Stretch) -> bool:
+    def stays(self, stretch: StretchPath) -> bool:
         """Whether it stays once it has been recomputed for a value of this stretch."""
         return stretch[: len(self.stretch)] == self.stretch
 
@@ -200,7 +198,7 @@ class TapedOp:
         self.outputs: list[tuple[int, weakref.ref[TapedValue]]] = []
         """Values that it made, each with the position of a tensor on it in `gather_tensors`."""
 
-    def run(self, made: Mapping[int, torch.Tensor], stretch: Stretch) -> list[tuple[TapedValue, torch.Tensor]]:
+    def run(self, made: Mapping[int, torch.Tensor], stretch: StretchPath) -> list[tuple[TapedValue, torch.Tensor]]:
         """Make its values again, from inputs that are at hand.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Path = tuple[int, ...]
+StretchPath = tuple[int, ...]
 """A stretch of the forward: its number within that which holds it, after those of all that hold it; empty for the whole
 forward."""
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from fxmem.errors import UsageError
 from fxmem.planning.arrays import Floats, Ints
-from fxmem.planning.operators.calls import OperatorCall, OperatorValue, Path
+from fxmem.planning.operators.calls import OperatorCall, OperatorValue, StretchPath
 from fxmem.planning.operators.live_changes import LiveChanges, ValueLife, ValueUse
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.records.profile import Kind, Phase, Profile
@@ -97,10 +97,10 @@ class RecomputeChoices:
     Raises UsageError if the calls are not those of the profile.
     """
 
-    stretches: Mapping[int, Path] = MappingProxyType({})
+    stretches: Mapping[int, StretchPath] = MappingProxyType({})
     """By value that is freed again where it is recomputed for one beyond its stretch, that stretch."""
     effort = 1
-    """How many times as long one change of a choice takes as for calls that run once."""
+    """By how much fewer changes of a choice are tried, each taking longer, than for calls that run once."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from fxmem.planning.operators.calls import Path
+from fxmem.planning.operators.calls import StretchPath
 from fxmem.planning.operators.choices import RecomputeChoices
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 
@@ -16,7 +16,7 @@ class RegionChoice(NamedTuple):
 
     calls: set[int]
     """Calls that they run again."""
-    paths: dict[int, Path]
+    paths: dict[int, StretchPath]
     """By value of regions that hold others, the region that alone needs it: the number of each that holds it."""
 
 
@@ -44,7 +44,7 @@ class RegionChoices:
             tables: in whose units the regions are.
             stretches: the regions.
         """
-        calls, paths = set[int](), dict[int, Path]()
+        calls, paths = set[int](), dict[int, StretchPath]()
         for number, region in enumerate(stretches):
             for call, late in self._find_inside(tables, region):
                 if not late:
@@ -53,7 +53,7 @@ class RegionChoices:
                 paths |= self._find_paths(tables, region, (number,))
         return RegionChoice(calls, {value: path for value, path in paths.items() if len(path) > 1})
 
-    def _find_paths(self, tables: Tables, region: Stretch, path: Path) -> dict[int, Path]:
+    def _find_paths(self, tables: Tables, region: Stretch, path: StretchPath) -> dict[int, StretchPath]:
         found = {
             value: path
             for call, late in self._find_inside(tables, region)
