@@ -11,7 +11,8 @@ Everything here is linear in storages plus ticks, except for sorting what is ali
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -35,23 +36,30 @@ def timeline(profile: Profile) -> Timeline:
         of_kind[storage.kind].append(storage)
     by_kind = {kind: _live(profile.ticks, storages) for kind, storages in of_kind.items() if storages}
     total = live_bytes(profile)
-    most = max(total, default=0)
-    tick = total.index(most) if total else 0
-    op = _find_op(profile.ops, tick)
-    peak = Peak(
-        requested_bytes=most,
-        phase=_find_phase(profile.phases, tick),
-        tick=tick,
-        op=op,
-        node=None if op is None else profile.nodes[profile.ops[op].node].name,
-        by_kind={kind: live[tick] for kind, live in by_kind.items() if total and live[tick]},
-    )
+    tick = total.index(max(total)) if total else 0
+    peak = _peak_at(profile, tick, {kind: live[tick] for kind, live in by_kind.items() if total})
     return Timeline(live_bytes=total, by_kind=by_kind, peak=peak, alive=alive_storages(profile, tick))
 
 
 def live_bytes(profile: Profile) -> tuple[int, ...]:
     """Bytes alive by tick, all kinds together."""
     return _live(profile.ticks, profile.storages)
+
+
+def peak_in_phase(profile: Profile, phase: Phase) -> Peak | None:
+    """The moment of a phase with the most bytes alive; None if the step has no such phase.
+
+    Of equal moments the first; only `requested_bytes` is known of its byte counts.
+    """
+    live = live_bytes(profile)
+    ticks = [tick for span in profile.phases if span.phase is phase for tick in range(span.begin, span.end)]
+    if not ticks:
+        return None
+    tick = max(ticks, key=live.__getitem__)
+    by_kind: Counter[Kind] = Counter()
+    for index in alive_storages(profile, tick):
+        by_kind[profile.storages[index].kind] += profile.storages[index].nbytes
+    return _peak_at(profile, tick, by_kind)
 
 
 def peak_without_scratch_bytes(profile: Profile) -> int:
@@ -119,6 +127,18 @@ def _live(ticks: int, storages: Iterable[Storage]) -> tuple[int, ...]:
         change[storage.birth] += storage.nbytes
         change[storage.death] -= storage.nbytes
     return tuple(accumulate(change[:ticks]))
+
+
+def _peak_at(profile: Profile, tick: int, by_kind: Mapping[Kind, int]) -> Peak:
+    op = _find_op(profile.ops, tick)
+    return Peak(
+        requested_bytes=sum(by_kind.values()),
+        phase=_find_phase(profile.phases, tick),
+        tick=tick,
+        op=op,
+        node=None if op is None else profile.nodes[profile.ops[op].node].name,
+        by_kind={kind: by_kind[kind] for kind in Kind if by_kind.get(kind)},
+    )
 
 
 def _find_op(ops: Sequence[Op], tick: int) -> int | None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from fxmem import checkpointing
 from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
 from fxmem.hardware.step_time import step_seconds
+from fxmem.memory import liveness
 from fxmem.memory.budget import Budget
-from fxmem.planning import STRATEGIES, CostTables, OperatorPlanner, Planner
+from fxmem.planning import STRATEGIES, OperatorPlanner, Planner
 from fxmem.records.names import Application
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import CurvePoint, Plan, Region
-from fxmem.records.profile import Assumption, Kind, Phase, Profile
+from fxmem.records.profile import Assumption, Kind, Peak, Phase, Profile
 from fxmem.records.units import exact_bytes, format_bytes, sum_known, to_words
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
@@ -104,6 +106,15 @@ class Proposal:
         return self.seconds or 0, flops, len(profile.ops), is_graph
 
 
+class Shortfall(NamedTuple):
+    """Why no plan keeps a budget."""
+
+    peak: Peak
+    """The lowest that was reached; where no plan was tried, the lowest that any could."""
+    reached: Proposal | None
+    """What has that peak; None: no plan was tried, as none changes it."""
+
+
 @dataclass(frozen=True)
 class _Question:
     """What one way's planner is asked for by one strategy, and what it proposes first."""
@@ -170,12 +181,11 @@ class PlanSearch:
         return self.seen[key]
 
     @pause_gc()
-    def run(self, remedies: Callable[[Proposal], str] = lambda reached: "") -> Plan:
+    def run(self, remedies: Callable[[Shortfall], str] = lambda shortfall: "") -> Plan:
         """The plan: the cheapest that keeps the budget; without one, the strategy's own or the curve of all.
 
         Args:
-            remedies: called with the lowest peak that was reached where no plan keeps the budget; what would help
-                besides, in words.
+            remedies: called where no plan keeps the budget; what would help besides, in words.
 
         Raises:
             UsageError, AnalysisError: no application goes with the model.
@@ -187,9 +197,14 @@ class PlanSearch:
             return self.finish(self.propose_nothing(self.strategy))
         best = self.cheapest()
         if best is None:
-            reached = self.lowest()
-            raise ExceededError(self._describe_shortfall(reached, remedies(reached)))
+            shortfall = self._find_shortfall()
+            raise ExceededError(self._describe(shortfall) + remedies(shortfall))
         return self.finish(best)
+
+    @property
+    def _limit(self) -> float:
+        """The budget in bytes."""
+        return math.inf if self.budget is None else self.budget.nbytes
 
     def _report(self, what: str) -> None:
         """Report what is being done, and which part of the work it belongs to."""
@@ -204,7 +219,7 @@ class PlanSearch:
         Raises:
             UsageError, AnalysisError: no application goes with the model.
         """
-        if self.budget is not None and CostTables(self.analysis.profile, ()).floor > self.budget.nbytes:
+        if self._find_floor() is not None:
             return None  # no plan keeps it, so none needs to be tried
         best: Proposal | None = None
         refused: dict[int, FxmemError] = {}
@@ -220,7 +235,7 @@ class PlanSearch:
         if best is None and len(refused) == len(self.ways):
             raise refused[len(self.ways) - 1]
         if best is None and STRATEGIES.get(self.strategy).falls_back:
-            return _cheaper(*map(self._if_kept, self._analyse_smallest()))
+            return _cheaper(*map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit)))
         return best
 
     def _ask_all(self, refused: dict[int, FxmemError]) -> list[_Question]:
@@ -315,14 +330,27 @@ class PlanSearch:
 
     # --- what a failed search reached ---------------------------------------------------------------------------------
 
-    def lowest(self) -> Proposal:
-        """The proposal with the lowest peak, the plans that free most included."""
+    def _find_floor(self) -> Peak | None:
+        """The peak that no plan changes, the optimizer's, where it alone is above the budget."""
+        peak = liveness.peak_in_phase(self.analysis.profile, Phase.OPTIMIZER)
+        return peak if peak is not None and peak.requested_bytes > self._limit else None
+
+    def _find_shortfall(self) -> Shortfall:
+        """What a search without success comes down to, the plans that free most included."""
+        floor = self._find_floor()
+        if floor is not None:
+            return Shortfall(floor, None)
         if STRATEGIES.get(self.strategy).falls_back:
             self._analyse_smallest()
-        return min((self.propose_nothing(), *self.seen.values()), key=lambda each: each.peak_bytes)
+        reached = min((self.propose_nothing(), *self.seen.values()), key=lambda each: each.peak_bytes)
+        return Shortfall(reached.analysis.peak, reached)
 
-    def _analyse_smallest(self) -> list[Proposal]:
-        """The plan that frees most of each way that may be lowest, by its estimate."""
+    def _analyse_smallest(self, most: float = math.inf) -> list[Proposal]:
+        """The plan that frees most of each way that may be lowest, by its estimate.
+
+        Args:
+            most: bytes of an estimate, above which a plan is not analysed.
+        """
         plans: list[tuple[int, PlannedWay, Plan]] = []
         self._done, self._parts = 0, len(self.ways)
         for way in self.ways:
@@ -335,25 +363,28 @@ class PlanSearch:
         self._done, self._parts = 0, len(plans)
         for estimate, way, plan in sorted(plans, key=lambda each: each[0]):
             lowest = min((each.analysis.peak.requested_bytes for each in found), default=estimate)
-            if estimate <= _OVERESTIMATED * lowest:
+            if estimate <= min(most, _OVERESTIMATED * lowest):
                 with contextlib.suppress(*REFUSALS):
                     found.append(self.analyse(way, plan))
             self._done += 1
         return found
 
-    def _describe_shortfall(self, reached: Proposal, remedies: str) -> str:
-        """Describe the smallest peak that was reached, and what bounds it."""
-        peak = reached.analysis.peak
-        budget = 0 if self.budget is None else self.budget.nbytes
+    def _describe(self, shortfall: Shortfall) -> str:
+        """Describe the smallest peak that was reached or may be, and what bounds it."""
+        peak, budget = shortfall.peak, 0 if self.budget is None else self.budget.nbytes
+        least = exact_bytes(peak.counted_bytes)
         kept = [f"{to_words(kind)} {format_bytes(peak.by_kind[kind])}" for kind in _FIXED if peak.by_kind.get(kind)]
         message = (
-            f"expected a plan that keeps the step within {exact_bytes(budget)}; strategy {self.strategy} reaches "
-            f"{exact_bytes(reached.peak_bytes)} at the least (without a plan "
-            f"{format_bytes(self.analysis.peak.counted_bytes)}). That peak is in {peak.phase.value}"
+            f"expected a plan that keeps the step within {exact_bytes(budget)}; "
+            + (
+                f"no plan takes less than {least}"
+                if shortfall.reached is None
+                else f"strategy {self.strategy} reaches {least} at the least"
+            )
+            + f" (without a plan {format_bytes(self.analysis.peak.counted_bytes)}). That peak is in {peak.phase.value}"
             f"{f' at {peak.node}' if peak.node else ''}; of it no plan can free: {', '.join(kept) or 'nothing'}"
-            f"{remedies}"
         )
-        if reached.peak_bytes <= budget:
+        if peak.counted_bytes <= budget:
             message += (
                 "; in a loop the allocator runs out nevertheless, its free memory being in pieces "
                 "(PYTORCH_ALLOC_CONF=expandable_segments:True may help)"

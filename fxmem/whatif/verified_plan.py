@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,15 +36,18 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.request import OptimizerSpec
 from fxmem.simulation.step import in_backward
 from fxmem.whatif import max_batch
-from fxmem.whatif.plan_search import REFUSALS, PlannedWay, PlanSearch, Proposal, apply_regions, check_training
+from fxmem.whatif.plan_search import REFUSALS, PlannedWay, PlanSearch, Shortfall, apply_regions, check_training
 from fxmem.whatif.program_plan import plan_program
 from fxmem.whatif.program_step import record_function
 from fxmem.whatif.resize import find_resizing
 
 _OF_NO_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """What any batch takes as much of."""
+_OF_THE_BATCH = (Kind.INPUT, Kind.OUTPUT, Kind.SAVED)
+"""What a smaller batch takes less of, however the optimizer works."""
 
 Survey = tuple[Sequence[OperatorCall], Sequence[OperatorValue]]
 """What a model's forward comes down to: its calls of operators, and what they make."""
@@ -104,8 +107,8 @@ def plan(
 
     search = make_search(analysis)
     return search.run(
-        lambda reached: (
-            _describe_optimizer(analysis, search, reached, make_search) + _describe_batch(analysis, search, reached)
+        lambda shortfall: (
+            _describe_optimizer(analysis, search, shortfall, make_search) + _describe_batch(analysis, search, shortfall)
         )
     )
 
@@ -249,52 +252,57 @@ def survey(analysis: Analysis) -> Survey:
 
 
 def _describe_optimizer(
-    analysis: Analysis, search: PlanSearch, reached: Proposal, make_search: Callable[[Analysis], PlanSearch]
+    analysis: Analysis, search: PlanSearch, shortfall: Shortfall, make_search: Callable[[Analysis], PlanSearch]
 ) -> str:
     """Describe the form of the same optimizer that keeps the budget: no checkpoint frees what an optimizer takes, nor
     gradients.
 
-    Fused and for-loop are tried where the peak is in the optimizer; then within backward, which some loops refuse, with
-    the plans that free most, unless more than the gradients is too much. Where none keeps it, the least is described.
+    Fused and for-loop are tried where the peak is in the optimizer; then within backward, which some loops refuse. Each
+    by itself and with a plan, unless what it leaves alone is too much.
     """
-    spec, limit = analysis.request.optimizer, search.budget.nbytes if search.budget else 0
-    peak, regions, application = reached.analysis.peak, reached.regions, reached.way.application
-    in_step = peak.phase is Phase.OPTIMIZER
-    if spec is None or not (in_step or peak.by_kind.get(Kind.GRADIENT, 0) >= reached.peak_bytes - limit):
+    spec, limit, peak = analysis.request.optimizer, search.budget.nbytes if search.budget else 0, shortfall.peak
+    gradients, in_step = peak.by_kind.get(Kind.GRADIENT, 0), peak.phase is Phase.OPTIMIZER
+    if spec is None or not (in_step or gradients >= peak.counted_bytes - limit):
         return ""
-    forms: list[str] = []
-    if isinstance(spec, str) and ":" not in spec and in_step:
-        forms = [f"{spec}:fused", f"{spec}:forloop"]
-    found: dict[str, int] = {}
-    for form in forms:
-        with contextlib.suppress(FxmemError):
-            planned = apply_regions(analysis, regions, application, optimizer=form)
-            found[f"optimizer {form} takes"] = planned.peak.counted_bytes
-    if all(nbytes > limit for nbytes in found.values()):
-        within = "the same optimizer within backward (fxmem.release_gradients)"
-        search.tell("trying the optimizer within backward")
-        with contextlib.suppress(FxmemError):
-            released = analysis.vary(optimizer=in_backward(spec))
-            found[f"{within} takes"] = released.peak.counted_bytes
-            if released.peak.counted_bytes > limit:
-                lowest = replace(make_search(released), tell=lambda _: None).lowest()
-                found[f"a plan with {within} takes"] = lowest.peak_bytes
-    words = next((each for each in found if found[each] <= limit), min(found, key=found.__getitem__, default=""))
-    if found.get(words, reached.peak_bytes) >= reached.peak_bytes:
-        return ""
-    return f"; {words} {format_bytes(found[words])}{', which is within it' if found[words] <= limit else ''}"
+    fixed = sum(peak.by_kind.get(kind, 0) for kind in _OF_NO_BATCH)
+    forms: list[dict[str, OptimizerSpec]] = []
+    if isinstance(spec, str) and ":" not in spec and in_step and fixed + gradients <= limit:
+        # For-loop takes no less than fused does: it is for optimizers that have no fused form.
+        forms.append({f"optimizer {form}": form for form in (f"{spec}:fused", f"{spec}:forloop")})
+    if fixed <= limit:
+        forms.append({"the same optimizer within backward (fxmem.release_gradients)": in_backward(spec)})
+    for words, varied in filter(None, (_vary_optimizer(analysis, search, each) for each in forms)):
+        best = replace(make_search(varied), tell=lambda _: None).cheapest()
+        if best is not None:
+            how = "a plan with " if best.regions else ""
+            return f"; {how}{words} takes {format_bytes(best.peak_bytes)}, which is within it"
+    return ""
 
 
-def _describe_batch(analysis: Analysis, search: PlanSearch, reached: Proposal) -> str:
+def _vary_optimizer(
+    analysis: Analysis, search: PlanSearch, forms: Mapping[str, OptimizerSpec]
+) -> tuple[str, Analysis] | None:
+    """The same step with the first of these optimizers that it runs with, and that one's words; None if with none."""
+    for words, form in forms.items():
+        search.tell(f"trying {words}")
+        with contextlib.suppress(FxmemError):
+            return words, analysis.vary(optimizer=form)
+    return None
+
+
+def _describe_batch(analysis: Analysis, search: PlanSearch, shortfall: Shortfall) -> str:
     """Describe how large a batch keeps the budget with the plan that reaches lowest."""
     if search.budget is None or not STRATEGIES.get(search.strategy).falls_back:
         return ""
     search.tell("looking for the largest batch that fits")
+    reached, by_kind = shortfall.reached or search.propose_nothing(), shortfall.peak.by_kind
     regions, application = reached.regions, reached.way.application
+    # Where no plan changes the peak, it is the optimizer's, which takes as much of its own for any batch.
+    fixed = set(by_kind) - set(_OF_THE_BATCH) if shortfall.reached is None else set(_OF_NO_BATCH)
     try:
         varied = find_resizing(named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs), "batch")
         largest = None
-        if sum(reached.analysis.peak.by_kind.get(kind, 0) for kind in _OF_NO_BATCH) <= search.budget.nbytes:
+        if sum(by_kind.get(kind, 0) for kind in fixed) <= search.budget.nbytes:
             largest = max_batch.find_smaller(
                 analysis,
                 reached.analysis,

@@ -17,6 +17,7 @@ from torch import nn
 from fxmem import analyze
 from fxmem.errors import ExceededError, UsageError
 from fxmem.planning import STRATEGIES, Planner, register
+from fxmem.planning.regions import dynamic_programs
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.kept_products import Selection
@@ -24,6 +25,7 @@ from fxmem.planning.regions.plan_text import describe_regions, write_edit, write
 from fxmem.records.names import Application
 from fxmem.records.plan import Region
 from fxmem.records.profile import ModuleCall, Profile, SourceLine
+from fxmem.simulation.analysis import Analysis
 from fxmem.whatif.plan_search import apply_regions
 from tests.random_models import BATCH, WIDTH, RandomModel
 
@@ -443,8 +445,49 @@ def test_the_estimate_is_what_the_analysis_of_the_applied_plan_says(build) -> No
         if not plan.regions:
             continue
         real = apply_regions(analysis, plan.regions, Application.MODULES).peak.requested_bytes
-        # Too much where a storage that forward alone reads crosses regions (DenseNet); too little where a region is not
-        # the first to read one.
-        assert 0.97 * real <= plan.after.requested_bytes <= 1.12 * real, part
+        # Too much where several regions read what forward alone needs (DenseNet).
+        assert 0.999 * real <= plan.after.requested_bytes <= 1.03 * real, part
         checked += 1
     assert checked
+
+
+class Residual(nn.Module):
+    """Blocks of a transformer's kind: two parts of each read its input, which autograd saves for neither."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, width), nn.GELU(), nn.Linear(width, 64))
+            for width in range(64, 64 + 4 * depth, 4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(2 * x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def residual() -> Analysis:
+    with torch.device("meta"):
+        model = Residual(60)
+    return analyze(model, torch.zeros(2048, 64, device="meta"), target="cpu", optimizer=None)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6, 0.4])
+def test_what_two_parts_of_a_region_read_is_kept_once(residual: Analysis, share: float) -> None:
+    planner = Planner(residual.profile, Application.MODULES)
+    plan = planner.plan("flat", int(share * residual.peak.requested_bytes))
+    real = apply_regions(residual, plan.regions, Application.MODULES).peak.requested_bytes
+    assert plan.after.requested_bytes == pytest.approx(real, rel=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6, 0.4])
+def test_fronts_are_long_enough_for_deep_models(
+    residual: Analysis, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner, budget = Planner(residual.profile, Application.MODULES), int(share * residual.peak.requested_bytes)
+    plan = planner.plan("flat", budget)
+    monkeypatch.setattr(dynamic_programs, "FRONT", 4096)
+    best = planner.plan("flat", budget)
+    assert plan.extra_flops <= 1.02 * best.extra_flops

@@ -22,6 +22,7 @@ import fxmem
 from fxmem import analyze
 from fxmem.errors import AnalysisError, ExceededError, UsageError
 from fxmem.hardware.cards import CATALOGUE
+from fxmem.memory import liveness
 from fxmem.planning import STRATEGIES
 from fxmem.planning.estimate import estimate
 from fxmem.planning.regions.cost_tables import CostTables
@@ -236,7 +237,7 @@ def test_a_step_that_fits_needs_no_plan() -> None:
 
 def test_a_budget_out_of_reach_says_what_is_reached_and_what_bounds_it() -> None:
     with pytest.raises(
-        ExceededError, match=r"within 1\.00 MiB .* reaches .* at the least .*no plan can free: parameter"
+        ExceededError, match=r"within 1\.00 MiB .* no plan takes less than .*no plan can free: parameter"
     ) as refused:
         fxmem.plan(stack(), budget="1MiB")
     assert "\n" not in str(refused.value)
@@ -341,13 +342,18 @@ def test_a_loss_of_gradients_is_no_forward_of_the_modules() -> None:
         fxmem.plan(analysis, budget=0.6, application="modules")
 
 
-def test_below_what_the_optimizer_takes_only_the_smallest_plans_are_tried() -> None:
+def test_below_what_the_optimizer_takes_no_plan_is_tried() -> None:
     told: list[str] = []
     analysis = analyze(Stack(), torch.randn(256, 64), target="cpu", optimizer="adamw")
-    with pytest.raises(ExceededError, match=r"reaches .* at the least"):
-        verified_plan.plan(analysis, budget=int(CostTables(analysis.profile, ()).floor) - 1, progress=told.append)
-    tried = [each for each in told if "analysing the step" in each]
-    assert 1 <= len(tried) <= len(Application)
+    floor = liveness.peak_in_phase(analysis.profile, Phase.OPTIMIZER)
+    assert floor.requested_bytes == CostTables(analysis.profile, ()).floor == sum(floor.by_kind.values())
+    found = f"no plan takes less than .*{floor.requested_bytes:,} bytes.* in optimizer"
+    with pytest.raises(ExceededError, match=found):
+        verified_plan.plan(analysis, budget=floor.requested_bytes - 1, application="modules", progress=told.append)
+    assert not [each for each in told if "analysing the step" in each]
+    with pytest.raises(ExceededError, match=r"strategy auto reaches .* at the least"):
+        verified_plan.plan(analysis, budget=floor.requested_bytes, application="modules", progress=told.append)
+    assert [each for each in told if "analysing the step" in each]
 
 
 class Remembering(nn.Module):

@@ -16,6 +16,7 @@ from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.operators.offloads import Offloads
 from fxmem.planning.operators.region_choices import RegionChoices
 from fxmem.planning.operators.reruns import RerunCutter
+from fxmem.planning.regions.dynamic_programs import Stretch
 from fxmem.planning.regions.planner import Planner
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region, Result
@@ -29,6 +30,8 @@ _NESTED_SHARES = 1.05, 1.0, 0.95
 """Of a budget, for which regions within regions are asked for."""
 _NEARLY_LOWEST = 1.01
 """Times the lowest peak."""
+_IN_REACH = 1.02
+"""Times a budget, above which the lowest peak is not brought within it by single changes."""
 _POINTS = 12
 """Budgets on a curve."""
 
@@ -101,8 +104,16 @@ class OperatorPlanner:
 
         Calls run more than once only where no choice without that keeps it.
         """
-        found = self._find_choice(self._cutter, budget)
-        return self._find_reruns(budget) if found is None else [Choice(self._cutter, found)]
+        if self._may_keep(self._least_of_one_run, budget):
+            found = self._find_choice(self._cutter, budget)
+            if found is not None:
+                return [Choice(self._cutter, found)]
+        least = self._least_of_reruns
+        return self._find_reruns(budget) if least is not None and self._may_keep(least, budget) else []
+
+    def _may_keep(self, least: Choice, budget: float) -> bool:
+        """Whether single changes of the choice that reaches lowest may keep a budget."""
+        return least.recomputed.peak <= _IN_REACH * budget
 
     def _find_choice(self, cutter: Cutter, budget: float) -> RecomputeChoice | None:
         as_it_is = cutter.choose(())
@@ -160,17 +171,27 @@ class OperatorPlanner:
     # --- results that are recomputed more than once -------------------------------------------------------------------
 
     def _find_reruns(self, budget: float) -> list[Choice]:
-        """Choices within regions within regions that keep a budget; none if there are none."""
-        tables, lowest, found = self.regions.coarse, self._lowest_of_one_run, []
-        for share in _NESTED_SHARES:
-            calls, paths = self._region_choices.find(tables, tables.nested(share * budget) or ())
-            if not paths:
-                continue  # where no call runs twice, no choice has been found
-            cutter = RerunCutter(self._cutter, paths)
-            seeds = [calls, lowest, calls | lowest, *self._seeds([budget])]
-            choice = cutter.solve(budget, seeds)
-            found += [] if choice is None else [Choice(cutter, choice)]
+        """Choices within regions within regions that keep a budget; none if there are none.
+
+        Where the tables of regions have none for about that budget, single results within the regions that reach lowest
+        may keep it: they need less than the tables tell.
+        """
+        tables = self.regions.coarse
+        tried = (self._find_rerun(tables.nested(share * budget) or (), budget) for share in _NESTED_SHARES)
+        found = [choice for choice in tried if choice is not None]
+        if not found and tables.smallest_nested is not None:
+            found = [choice for choice in [self._find_rerun(tables.smallest_nested[1], budget)] if choice is not None]
         return found
+
+    def _find_rerun(self, stretches: Sequence[Stretch], budget: float) -> Choice | None:
+        """The cheapest choice within these regions that keeps a budget; None if there is none, or no call runs twice:
+        such choices have been looked for."""
+        calls, paths = self._region_choices.find(self.regions.coarse, stretches)
+        if not paths:
+            return None
+        cutter, lowest = RerunCutter(self._cutter, paths), self._lowest_of_one_run
+        choice = cutter.solve(budget, [calls, lowest, calls | lowest, *self._seeds([budget])])
+        return None if choice is None else Choice(cutter, choice)
 
     @cached_property
     def _lowest_of_one_run(self) -> frozenset[int]:

@@ -149,15 +149,14 @@ class CostTables:
         """`[i, j]`: bytes that units `i` to `j - 1` make and later units read or keep: what stays when they are
         checkpointed.
 
-        What nothing keeps for backward, and one unit reads, is kept by that one's region, if it is in one, and counts
-        as its input; the model's results are there throughout.
+        What nothing keeps for backward is kept by the regions that read it, and counts as their input.
         """
         n = self.count
         table = np.zeros((n + 1, n + 1))
         grid = np.zeros((n + 2, n + 2))
         for made in self.forward_storages:
             producer, reader = int(self.unit_of[made.node]), min(self.last_reader.get(made.index, -1), n)
-            if reader > producer and (made.saved or len(set(self._later_readers(made))) > 1):
+            if reader > producer and made.saved:
                 # It crosses every cut j with producer < j <= reader.
                 grid[producer, producer + 1] += made.nbytes
                 grid[producer, reader + 1] -= made.nbytes
@@ -168,19 +167,20 @@ class CostTables:
         return table
 
     def inputs(self) -> Floats:
-        """`[i, j]`: bytes made before cut `i` that units `i` to `j - 1` are the first to read, and that nothing keeps
-        unless they are checkpointed.
+        """`[i, j]`: bytes made before cut `i` that units `i` to `j - 1` read, and that nothing keeps unless they are
+        checkpointed.
 
-        The first alone: what is kept for one region need not be kept again for the next.
+        What two regions read is counted for both.
         """
         n = self.count
         table = np.zeros((n + 1, n + 1))
         for made in self.forward_storages:
             if made.saved:
                 continue
-            producer, readers = int(self.unit_of[made.node]), self._later_readers(made)
-            if readers:
-                table[producer + 1 : min(readers) + 1, min(readers) + 1 :] += made.nbytes
+            after = int(self.unit_of[made.node]) + 1
+            for reader in sorted(set(self._later_readers(made))):
+                table[after : reader + 1, reader + 1 :] += made.nbytes
+                after = reader + 1
         return table
 
     def _later_readers(self, made: _Made) -> list[int]:
@@ -324,8 +324,8 @@ class CostTables:
     @cached_property
     def floor(self) -> float:
         """The most bytes alive at a moment no plan changes: outside the model's own forward and backward."""
-        phases = [span for span in self.profile.phases if span.phase is Phase.OPTIMIZER]
-        return float(max((self.live[span.begin : span.end].max(initial=0.0) for span in phases), default=0.0))
+        peak = liveness.peak_in_phase(self.profile, Phase.OPTIMIZER)
+        return 0.0 if peak is None else float(peak.requested_bytes)
 
     # --- compute ------------------------------------------------------------------------------------------------------
 

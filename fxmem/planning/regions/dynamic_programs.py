@@ -24,7 +24,7 @@ from fxmem.planning.regions.candidates import Span, siblings
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.kept_products import Selection
 
-FRONT = 64
+FRONT = 256
 _STEPS = 1024
 """Of bytes kept, by which most points that are not on a front are told before any are sorted."""
 SLOTS = 200
