@@ -307,7 +307,8 @@ class PlanSearch:
                     bracket = bracket.after_excess(-spare)
                 else:
                     best = _cheaper(best, proposal)
-                    if not proposal.regions or spare <= bracket.tolerance:
+                    unused = bracket.ask - proposed.after.requested_bytes  # which the planner has no use for
+                    if not proposal.regions or spare - max(unused, 0) <= bracket.tolerance:
                         break
                     bracket = bracket.after_success(spare)
             if bracket.is_closed:

@@ -203,14 +203,18 @@ class CostTables:
                 readers.setdefault(storage, []).append(index)
         return readers
 
-    def _rest(self, phase: Phase, death: str) -> Floats:
+    def _rest(self, phase: Phase, death: str | None) -> Floats:
         """`[v, i]`: the most bytes alive at the ticks of unit `v`'s ops in a phase, less what units before cut `i` keep
         for backward.
 
-        What a unit keeps counts until `death`, a field of `_Made`.
+        What a unit keeps counts until `death`, a field of `_Made`; None: throughout. Backward may have freed some of it
+        before the unit, for a later one that saved it, and planners count all that older units keep.
         """
         births, original, sizes, units = self._columns(kept_only=True)
-        deaths = np.asarray([getattr(m, death) for m in self.forward_storages if m.saved], dtype=np.int64)
+        if death is None:
+            deaths = original = np.full(len(births), len(self.live), dtype=np.int64)
+        else:
+            deaths = np.asarray([getattr(m, death) for m in self.forward_storages if m.saved], dtype=np.int64)
         others = self.live - sum_alive(births, original, sizes, len(self.live))
         return most_above(*self._ticks(phase), births, deaths, sizes, units, others, self.count)
 
@@ -256,7 +260,7 @@ class CostTables:
     @cached_property
     def backward_peak(self) -> Floats:
         """`[v, i]`: most bytes alive during unit `v`'s backward, less what older units than `i` keep."""
-        return self._rest(Phase.BACKWARD, "death")
+        return self._rest(Phase.BACKWARD, None)
 
     @cached_property
     def forward_peak(self) -> Floats:
@@ -305,14 +309,14 @@ class CostTables:
             unit = int(self.unit_of[op.node])
             if op.phase is Phase.BACKWARD and 0 <= unit < self.count:
                 begins[unit] = min(begins.get(unit, op.begin), op.begin)
-        births, deaths, sizes, units = self._columns(kept_only=True)
+        births, _, sizes, units = self._columns(kept_only=True)
         found = np.full(self.count + 1, self.resident)
         for cut in range(1, self.count + 1):
             tick = next((begins[unit] for unit in range(cut - 1, -1, -1) if unit in begins), None)
             if tick is None:
                 continue
             at = max(tick - 1, 0)
-            older = (units < cut) & (births <= at) & (at < deaths)
+            older = (units < cut) & (births <= at)
             found[cut] = self.live[at] - sizes[older].sum()
         return found
 

@@ -161,18 +161,36 @@ class Tables:
             i = i + 1 if end is None else end
 
     def estimate(self, stretches: Sequence[Stretch]) -> int:
-        """Peak of the step in bytes under one level of regions."""
-        units, kept, most, cut = self.units, 0.0, self.units.floor, 0
-        for stretch in (*stretches, Stretch(units.count, units.count)):
-            for unit in range(cut, stretch.first):
-                most = max(most, kept + units.backward_peak[unit, unit], kept + units.forward_peak[unit, unit])
+        """Peak of the step in bytes under these regions."""
+        return round(max(self.units.floor, self._estimate(0, self.units.count, stretches, 0.0)))
+
+    def _estimate(self, first: int, last: int, stretches: Sequence[Stretch], beside: float) -> float:
+        """Bytes that running units `first` to `last - 1` and their backward need, beyond what older units keep.
+
+        Args:
+            first, last: units of a region that is run again, or all.
+            stretches: the regions within them.
+            beside: bytes alive beside them while they run forward that were not in the step's own forward.
+        """
+        units, kept, most, cut = self.units, 0.0, 0.0, first
+        for stretch in (*stretches, Stretch(last, last)):
+            i, j = stretch.first, stretch.last
+            for unit in range(cut, i):
+                forward = units.forward_peak[unit, unit] + beside
+                most = max(most, kept + units.backward_peak[unit, unit], kept + forward)
                 kept += units.keeps[unit]
-            if stretch.first < stretch.last:
-                offer = self.offers[stretch.level]
-                most = max(most, kept + offer.need[stretch.first, stretch.last])
-                kept += offer.kept[stretch.first, stretch.last]
-            cut = stretch.last
-        return round(most)
+            if i == j:
+                break
+            offer = self.offers[stretch.level]
+            if stretch.inner:
+                gradients = float(units.gradients[j]) - units.resident
+                need = self._estimate(i, j, stretch.inner, gradients) + units.inputs()[i, j]
+                most = max(most, kept + need, kept + self.forward_peak[i, j] + beside)
+            else:
+                most = max(most, kept + offer.need[i, j], kept + self.forward_peak[i, j] + beside)
+            kept += offer.kept[i, j]
+            cut = j
+        return most
 
     # --- one level ----------------------------------------------------------------------------------------------------
 

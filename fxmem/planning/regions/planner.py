@@ -34,6 +34,10 @@ from fxmem.records.units import exact_bytes
 
 _NESTED_UNITS = 128
 """Units that the nested planner tells apart; its time grows with their cube."""
+_ASKED = 3
+"""Times that a strategy is asked again for what its regions leave unused of a budget."""
+_USED_UP = 200
+"""A budget is used up when less than this part of it is left."""
 _POINTS = 14
 """Budgets that a curve is made of."""
 
@@ -148,7 +152,7 @@ class Planner:
     def _propose(self, asked_for: str, strategy: Strategy, budget: float, budget_bytes: int | None) -> Plan | None:
         """The plan that a strategy proposes, if that keeps the budget."""
         tables = self.coarse if strategy.nests else self.tables
-        stretches = None if strategy.propose is None else strategy.propose(tables, budget)
+        stretches = self._use_up(strategy, tables, budget)
         if stretches is None:
             return None
         for stretch in stretches:
@@ -157,11 +161,25 @@ class Planner:
                     f"expected strategy {strategy.name} to propose stretches that may be regions, got units "
                     f"{stretch.first} to {stretch.last - 1}, which may not"
                 )
-        if strategy.nests:
-            return self._plan(asked_for, strategy.name, stretches, tables, budget_bytes, round(budget))
         if not strategy.has_curve and tables.estimate(stretches) > budget:
             return None
-        return self._plan(asked_for, strategy.name, stretches, tables, budget_bytes)
+        return self._plan(asked_for, strategy.name, stretches, tables, budget_bytes, budget)
+
+    def _use_up(self, strategy: Strategy, tables: Tables, budget: float) -> Sequence[Stretch] | None:
+        """What a strategy proposes within a budget; where it is found in steps of memory, it is asked for what those
+        leave unused as well."""
+        found = None if strategy.propose is None else strategy.propose(tables, budget)
+        asked = budget
+        for _ in range(_ASKED if found and strategy.has_curve else 0):
+            spare = budget - tables.estimate(found or ())
+            if spare <= budget / _USED_UP or strategy.propose is None:
+                break
+            asked += spare
+            more = strategy.propose(tables, asked)
+            if more is None or tables.estimate(more) > budget:
+                break
+            found = more
+        return found
 
     def least(self, strategy: str) -> int:
         """The fewest bytes for which a strategy has a plan. An estimate; 0 for a strategy without a curve."""
@@ -177,7 +195,7 @@ class Planner:
         """The plan that reaches lowest."""
         lowest, nested = self.tables.smallest, self.coarse.smallest_nested
         if nested is not None and nested[0] < lowest:
-            return self._plan("nested", "nested", nested[1], self.coarse, None, round(nested[0]))
+            return self._plan("nested", "nested", nested[1], self.coarse, None, nested[0])
         return self._plan("flat", "flat", self.tables.flat(lowest) or (), self.tables, None)
 
     def curve(self) -> tuple[Plan, ...]:
@@ -200,11 +218,11 @@ class Planner:
         stretches: Sequence[Stretch],
         tables: Tables,
         budget_bytes: int | None,
-        most: int | None = None,
+        most: float = math.inf,
     ) -> Plan:
-        """Make the plan of these stretches. `most` is an upper bound on its peak, where the regions do not give it."""
+        """Make the plan of these stretches. `most` is an upper bound on its peak."""
         regions = write_loop_edits(describe_regions(tables.selection, stretches, self.spans), self.profile.calls)
-        estimated = tables.estimate(stretches) if most is None else most
+        estimated = round(min(tables.estimate(stretches), most))
         seconds = self.estimate_seconds(self._recomputed(tables.units.ops, regions))
         return self.make_plan(
             strategy, chosen, self.application, budget_bytes, regions, estimated, _recompute_flops(regions), seconds
