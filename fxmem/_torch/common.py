@@ -308,17 +308,24 @@ def is_function_mode_active() -> bool:
     return bool(torch._C._len_torch_function_stack())
 
 
+def optimizer_state(optimizer: torch.optim.Optimizer) -> Mapping[torch.Tensor, Any]:
+    """The state of an optimizer by parameter; a wrapper that leaves out `Optimizer.__init__` has none."""
+    state: Mapping[torch.Tensor, Any] = getattr(optimizer, "state", {})
+    return state
+
+
 def runs_only_its_own_code(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step of this optimizer is torch's code alone: a class of torch.optim with no hooks
     (`_optimizer_step_pre_hooks`, since 2.0)."""
-    own = getattr(torch.optim, type(optimizer).__name__, None) is type(optimizer)
+    if getattr(torch.optim, type(optimizer).__name__, None) is not type(optimizer):
+        return False  # may have no hooks at all: a wrapper that leaves out `Optimizer.__init__`
     hooks = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
         _global_optimizer_pre_hooks,
         _global_optimizer_post_hooks,
     )
-    return own and not any(hooks)
+    return not any(hooks)
 
 
 def pause_observers() -> contextlib.AbstractContextManager[Any]:

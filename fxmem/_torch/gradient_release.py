@@ -91,8 +91,8 @@ class GradientRelease:
 
 def steps_in_backward(optimizer: Optimizer) -> bool:
     """Whether the optimizer's gradients are released."""
-    hooks = optimizer._optimizer_step_pre_hooks.values()
-    return any(isinstance(getattr(hook, "__self__", None), GradientRelease) for hook in hooks)
+    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", {})  # a wrapper may leave out `Optimizer.__init__`
+    return any(isinstance(getattr(hook, "__self__", None), GradientRelease) for hook in hooks.values())
 
 
 def _step_group(optimizer: Optimizer, group: dict[str, Any]) -> None:

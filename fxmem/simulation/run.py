@@ -293,13 +293,14 @@ class _FakeStep:
             return
         if torch_common.runs_only_its_own_code(optimizer):
             self._observers_paused.enter_context(torch_common.pause_observers())
-        if not optimizer.state:
+        if not torch_common.optimizer_state(optimizer):
             with self._log.setup():
                 optimizer.step()
 
     def _name_optimizer_state(self) -> None:
         names = {id(tensor): label for label, tensor in self._parameters.items()}
-        for parameter, state in self._optimizer.state.items() if self._optimizer is not None else ():
+        optimizer = self._optimizer
+        for parameter, state in torch_common.optimizer_state(optimizer).items() if optimizer is not None else ():
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     self._log.resident(value, Kind.OPTIMIZER_STATE, f"{names.get(id(parameter), '')}.{key}")

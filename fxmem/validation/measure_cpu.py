@@ -36,7 +36,7 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from fxmem._torch import profiler as torch_profiler
-from fxmem._torch.common import tree_leaves
+from fxmem._torch.common import optimizer_state, tree_leaves
 from fxmem._torch.wrappers import parts
 from fxmem.errors import FxmemError, UsageError
 from fxmem.records.pause_gc import freeze_gc
@@ -187,7 +187,7 @@ def _find_storages(
         (Kind.PARAMETER, model.parameters()),
         (Kind.BUFFER, itertools.chain(_kept_by_modules(model), _behind(request.loss))),
         (Kind.INPUT, inputs),
-        (Kind.OPTIMIZER_STATE, tree_leaves(list(optimizer.state.values())) if optimizer else ()),
+        (Kind.OPTIMIZER_STATE, tree_leaves(list(optimizer_state(optimizer).values())) if optimizer else ()),
         (
             Kind.GRADIENT,
             (leaf.grad for leaf in (*model.parameters(), *inputs) if isinstance(leaf, torch.Tensor) and leaf.is_leaf),

@@ -442,3 +442,42 @@ analyze()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert len(set(done.stdout.split())) == 1
     assert len(done.stdout.split()) == 3
+
+
+class OnTheHost(torch.optim.Optimizer):
+    """Steps copies on the CPU, as torchao's `CPUOffloadOptimizer`, which leaves out `Optimizer.__init__` too."""
+
+    def __init__(self, parameters) -> None:
+        self.copies = {each: torch.empty_like(each, device="cpu") for each in parameters}
+        for each, on_host in self.copies.items():
+            on_host.grad = torch.empty_like(on_host)
+            each.register_post_accumulate_grad_hook(self.fetch)
+        self.inner = torch.optim.AdamW(self.copies.values())
+
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
+    def fetch(self, parameter) -> None:
+        self.copies[parameter].grad.copy_(parameter.grad)
+        parameter.grad = None
+
+    def step(self, closure=None) -> None:
+        self.inner.step()
+        for parameter, on_host in self.copies.items():
+            parameter.data.copy_(on_host)
+
+    def zero_grad(self, set_to_none=True) -> None:
+        for parameter in self.copies:
+            parameter.grad = None
+
+
+def test_an_optimizer_on_the_host_has_no_bytes_on_the_card() -> None:
+    """Nor are gradients there at the end of backward; AdamW on the card has them and two more weights."""
+    analyses = [
+        analyze(nn.Linear(64, 32, bias=False), torch.zeros(1, 64), optimizer=optimizer, target="h100")
+        for optimizer in (OnTheHost, "adamw")
+    ]
+    kinds = [{storage.kind for storage in analysis.profile.storages} for analysis in analyses]
+    assert [Kind.OPTIMIZER_STATE in found for found in kinds] == [False, True]
+    assert analyses[0].peak.requested_bytes < analyses[1].peak.requested_bytes - 2 * 64 * 32 * 4

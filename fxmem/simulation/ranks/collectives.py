@@ -58,7 +58,7 @@ class Collectives:
         tensors = [found for each in model.parameters() for found in (each, each.grad) if found is not None]
         if self._log.device_type == "cpu" or any(each.device.type != "cpu" for each in model.parameters()):
             return
-        states = optimizer.state.values() if optimizer is not None else ()
+        states = torch_common.optimizer_state(optimizer).values() if optimizer is not None else ()
         tensors += [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
         parts = [part for each in tensors for part in torch_wrappers.parts(each)]
         storages = {torch_common.storage_key(part): part.untyped_storage().nbytes() for part in parts}
