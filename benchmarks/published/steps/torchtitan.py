@@ -50,13 +50,16 @@ class Size(NamedTuple):
 
 
 SIZES = {"8B": Size(4096, 32, 32, 8, 14336), "70B": Size(8192, 80, 64, 8, 28672)}
-KEPT = (
-    torch.ops.aten.mm.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,  # not in their list: newer releases take it for flash
-    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+KEPT = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    }
 )
+CUDNN = frozenset({torch.ops.aten._scaled_dot_product_cudnn_attention.default})
+"""Not in their list: newer releases take it for flash attention."""
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
@@ -143,7 +146,7 @@ class Llama(nn.Module):
         return self.loss(self.output(self.norm(h)), labels)
 
 
-def keep_every_other_product() -> Any:
+def keep_every_other_product(kept: frozenset[Any]) -> Any:
     """Make the two contexts of a checkpointed block."""
     products: defaultdict[bool, int] = defaultdict(int)
 
@@ -152,7 +155,7 @@ def keep_every_other_product() -> Any:
             products[context.is_recompute] += 1
             if products[context.is_recompute] % 2 == 0:
                 return CheckpointPolicy.PREFER_RECOMPUTE
-        return CheckpointPolicy.MUST_SAVE if function in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if function in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 
@@ -169,11 +172,12 @@ def compute_in_float8(model: nn.Module, *, by_row: bool) -> None:
     convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name != "output")
 
 
-def wrap(block: nn.Module, index: int, checkpoints: Checkpoints) -> nn.Module:
+def wrap(block: nn.Module, index: int, way: Way) -> nn.Module:
     """Checkpoint a block, or leave it."""
-    if checkpoints == "none" or (checkpoints == "every second" and index % 2 == 0):
+    if way.checkpoints == "none" or (way.checkpoints == "every second" and index % 2 == 0):
         return block
-    settings: dict[str, Any] = {"context_fn": keep_every_other_product} if checkpoints == "selective" else {}
+    kept = KEPT | CUDNN if way.keeps_cudnn else KEPT
+    settings = {"context_fn": partial(keep_every_other_product, kept)} if way.checkpoints == "selective" else {}
     return checkpoint_wrapper(block, preserve_rng_state=False, **settings)
 
 
@@ -217,6 +221,12 @@ class Way(NamedTuple):
     """How float8 is scaled; else by tensor."""
     checkpoints: Checkpoints = "selective"
     compiled_loss: bool = False
+    fused: bool = False
+    """AdamW, the default since February 2025 (6e498855)."""
+    keeps_cudnn: bool = True
+    """Whether selective checkpoints keep cuDNN's attention, as they keep flash attention."""
+    splits_ends: bool = False
+    """Embeddings and head are sharded by themselves, every block is whole for its own time only (since 83e69410)."""
 
 
 def shard(model: nn.Module, way: Way) -> nn.Module:
@@ -233,11 +243,15 @@ def shard(model: nn.Module, way: Way) -> nn.Module:
     if way.compiled_loss:
         model.loss = torch.compile(cross_entropy)
     for index, block in enumerate(model.layers):
-        wrapped: Any = wrap(block, index, way.checkpoints)
+        wrapped: Any = wrap(block, index, way)
         if way.compiled:
             wrapped = torch.compile(wrapped, fullgraph=True)
         model.layers[index] = wrapped
-        fully_shard(wrapped, mesh=mesh, mp_policy=precision, reshard_after_forward=index < len(model.layers) - 1)
+        reshard = way.splits_ends or index < len(model.layers) - 1
+        fully_shard(wrapped, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard)
+    if way.splits_ends:
+        fully_shard(model.tok_embeddings, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
+        fully_shard([model.norm, model.output], mesh=mesh, mp_policy=precision, reshard_after_forward=False)
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
     return model
 
@@ -255,7 +269,7 @@ def train(ranks: int, batch: int = 2, tokens: int = TOKENS, size: str = "8B", **
     ids, way = meta(batch, tokens, dtype=torch.int64), Way(ranks, **ways)
     options = {
         "mode": "train",
-        "optimizer": "adamw",
+        "optimizer": "adamw:fused" if way.fused else "adamw",
         "ranks": ranks,
         "rank": 0,
         "parallelize": partial(shard, way=way),
