@@ -274,6 +274,7 @@ def observe_saved_tensors(pack: Callable[[Hooks, Any], Any], unpack: Callable[[A
 def route_engine(
     run_backward: Callable[..., tuple[Any, ...]],
     task_id: Callable[[], int],
+    node: Callable[[], Any],
     queue_callback: Callable[[Callable[[], None]], bool],
     takes: Callable[[Any], bool] = lambda roots: True,
 ) -> Iterator[None]:
@@ -283,8 +284,9 @@ def route_engine(
 
     All three call `torch.autograd._engine_run_backward(roots, grads, retain_graph, create_graph, inputs,
     allow_unreachable, accumulate_grad)` (since 2.2). `torch._C._current_graph_task_id` is how
-    `torch.utils.checkpoint` tells one backward from the next (since 1.11); `queue_callback(f) -> bool` takes what a
-    hook wants run at the end, or answers False when no walk of ours is under way.
+    `torch.utils.checkpoint` tells one backward from the next (since 1.11), and `torch._C._current_autograd_node` how
+    an unpack hook asks which node it unpacks for (since 2.1); `queue_callback(f) -> bool` takes what a hook wants run
+    at the end, or answers False when no walk of ours is under way.
     """
     me = threading.get_ident()
 
@@ -299,6 +301,13 @@ def route_engine(
         def current() -> int:
             mine = task_id() if threading.get_ident() == me else -1
             return mine if mine >= 0 else original()
+
+        return current
+
+    def running(original: Callable[[], Any]) -> Callable[[], Any]:
+        def current() -> Any:
+            mine = node() if threading.get_ident() == me else None
+            return original() if mine is None else mine
 
         return current
 
@@ -318,6 +327,7 @@ def route_engine(
     with (
         patch(torch.autograd, "_engine_run_backward", route),
         patch(torch._C, "_current_graph_task_id", task),
+        patch(torch._C, "_current_autograd_node", running),
         patch(torch.autograd.Variable, "_execution_engine", Callbacks),
     ):
         yield

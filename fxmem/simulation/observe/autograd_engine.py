@@ -86,6 +86,8 @@ class AutogradEngine:
         self.keeps_graph = False
         """Whether the backward that runs leaves what is saved for another."""
         self._tasks: list[int] = []
+        self._running: list[Any] = []
+        """Nodes, each called within the one before."""
         self._next_task = 1 << 40  # far from the C++ engine's own small numbers
         self._callbacks: list[Callable[[], None]] = []
         self._keeps_none: set[int] = set()
@@ -107,7 +109,11 @@ class AutogradEngine:
         """Run every backward on this thread, without a record of what is saved: the compiler allows no hooks."""
         with (
             torch_autograd.route_engine(
-                self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback, self.takes
+                self.run_backward,
+                lambda: self._tasks[-1] if self._tasks else -1,
+                lambda: self._running[-1] if self._running else None,
+                self._queue_callback,
+                self.takes,
             ),
             torch_autograd.observe_function_calls(
                 lambda *made: self._note_outputs(call(*made)), self.hooks.note_node_hook, self._note_keeps_none
@@ -230,6 +236,7 @@ class AutogradEngine:
         self._streams.enter_backward_node(number)
         self.hooks.run_pre_hooks(node, received)
         self._saved.begin_node()
+        self._running.append(node)
         try:
             results = self._call(node, number, received)
             if type(node).__name__ not in _ALLOCATE and _is_rebuilt_view(node, number) and results[0] is not None:
@@ -238,6 +245,7 @@ class AutogradEngine:
             _validate(node, results)
             received.clear()
         finally:
+            self._running.pop()
             unpacked = self._saved.end_node()
         if not retain_graph:
             self._saved.release(number, unpacked)

@@ -217,6 +217,27 @@ def test_hooks_run_where_the_cpp_engine_runs_them():
     assert came.index("full") < came.index("tensor") < came.index("accumulated")
 
 
+def test_an_unpack_hook_may_ask_which_node_it_unpacks_for():
+    """As hooks that offload do, to free in time (OffloadActivations of torchtune)."""
+
+    def program(x, log):
+        def unpack(tensor):
+            log.append(type(torch._C._current_autograd_node()).__name__)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+            loss = Double.apply(3, x.sin(), None).exp().sum()
+        loss.backward()
+        log.append(torch._C._current_autograd_node())
+
+    x = torch.randn(2, 3, requires_grad=True)
+    expected, came = [], []
+    program(x, expected)
+    with AutogradEngine(Watching()).route(lambda cls, args, apply: apply(*args)):
+        program(x, came)
+    assert came == expected == ["ExpBackward0", "SinBackward0", None]
+
+
 def test_a_leaf_takes_its_gradient_unless_somebody_else_sees_it():
     """x + w hands both inputs the same gradient: one may keep it, the other must copy."""
     a, b = (torch.randn(3, requires_grad=True) for _ in range(2))
