@@ -195,7 +195,7 @@ class Generation(nn.Module):
         """Choose the token that follows these."""
         return sample(self.step(ids, positions))
 
-    def run(self, prompt: Tensor, samples: int = 2, tokens: int = 3) -> None:
+    def run(self, prompt: Tensor, *, samples: int = 2, tokens: int) -> None:
         """Generate a few tokens, for each of some samples; the script makes 5 samples of 200 tokens."""
         self.set_up(prompt.device)
         for _ in range(samples):
@@ -235,10 +235,20 @@ def generation(
     quantised: bool = False,
     has_linear_mask: bool = False,
     compiles: str = "",
+    prompt: int = 6,
+    tokens: int = 4,
 ) -> Program:
-    """Generate with one row; the prompt is the default of the script, six tokens with the one that begins it.
+    """Generate with one row.
 
-    `compiles` is `decode`, or `all` with the prompt.
+    Args:
+        cache_size: in tokens, a multiple of 8.
+        model: a name of `MODELS`.
+        quantised: whether the cache is in int8.
+        has_linear_mask: of the size of the cache, not of its square.
+        compiles: `decode`, or `all` with the prompt.
+        prompt: tokens, with the one that begins it; the script's default prompt has six. What it makes for
+            `--prefill_size` has one token less than that.
+        tokens: of a sample, the first of which the prompt gives.
     """
 
     def run() -> dict[str, Peaks]:
@@ -246,6 +256,7 @@ def generation(
         if compiles:
             made.compile_parts(prefill=compiles == "all")
         with torch.no_grad():
-            return {"": measure(lambda: made.run(torch.zeros(1, 6, dtype=torch.int32, device="cuda")))}
+            ids = torch.zeros(1, prompt, dtype=torch.int32, device="cuda")
+            return {"": measure(lambda: made.run(ids, tokens=tokens - 1))}
 
     return Program(run, "", compile="as-is" if compiles else None)

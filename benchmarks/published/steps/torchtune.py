@@ -1,15 +1,19 @@
-"""Full fine-tuning of Llama 3.2 3B with torchtune on one card, on packed rows.
+"""Fine-tuning of Llama 3.2 3B with torchtune on one card, on packed rows, whole or with LoRA.
 
 Source: pytorch/torchtune at 1814feb17, README.md ("Optimization flags": each row adds to the last) and
 recipes/full_finetune_single_device.py: two rows of 4,096 tokens in bfloat16, fused AdamW, embeddings that are the head.
 Layers are compiled by themselves, and so is the loss by chunks: of the whole loss the recipe drops what `compile_loss`
 returns (line 292). Rows are packed, so that attention is flex attention, always compiled, which the graph of a layer
-breaks for.
+breaks for. With LoRA recipes/lora_finetune_single_device.py and recipes/configs/llama3_2/3B_lora_single_device.yaml:
+rank 64 on queries, values, outputs and the MLP. Offloaded activations (torchtune/training/_activation_offloading.py)
+go to the host while layers compute; those of the head stay.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +27,10 @@ from .loops import leaf, linear, measure
 BF16 = torch.bfloat16
 WIDTH, LAYERS, HEADS, GROUPS, HEAD, INNER, WORDS, POSITIONS = 3072, 28, 24, 8, 128, 8192, 128256, 131072
 ROWS, TOKENS, CHUNKS, IGNORED = 2, 4096, 8, -100
+RANK, SCALE = 64, 2.0
+
+Adapters = Literal["", "lora", "qlora"]
+"""What is trained: everything, or adapters beside weights in bfloat16 or NF4."""
 
 compiled_flex_attention = torch.compile(flex_attention, dynamic=False)
 
@@ -48,13 +56,54 @@ class RootNorm(nn.Module):
         return normed * self.scale
 
 
+class Frozen(nn.Module):
+    """A linear layer in NF4 that is not trained."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outer, inner, dtype=BF16, device="meta"), requires_grad=False)
+
+    def quantise(self) -> None:
+        """Put the weight into NF4."""
+        from torchao.quantization import NF4Tensor
+
+        self.weight = nn.Parameter(NF4Tensor.from_tensor(self.weight, 64, 256), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply by the weight in bfloat16, of which backward keeps the NF4 alone."""
+        from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import linear_nf4
+
+        output: Tensor = linear_nf4(input=x, weight=self.weight)
+        return output
+
+
+class Adapted(nn.Module):
+    """A linear layer that is not trained beside two of rank 64 that are."""
+
+    def __init__(self, base: nn.Module, inner: int, outer: int) -> None:
+        super().__init__()
+        self.base, self.a, self.b = base, linear(inner, RANK), linear(RANK, outer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add both."""
+        base: Tensor = self.base(x)
+        return base + SCALE * self.b(self.a(x))
+
+
+def project(inner: int, outer: int, adapters: Adapters, *, is_adapted: bool = True) -> nn.Module:
+    """Make a linear layer, with an adapter where it has one."""
+    base: nn.Module = Frozen(inner, outer) if adapters == "qlora" else linear(inner, outer)
+    return Adapted(base, inner, outer) if adapters and is_adapted else base
+
+
 class Attention(nn.Module):
     """Attention with rotary embeddings at the positions within each sample."""
 
-    def __init__(self, turns: nn.Module) -> None:
+    def __init__(self, turns: nn.Module, adapters: Adapters) -> None:
         super().__init__()
-        self.q, self.out = linear(WIDTH, HEADS * HEAD), linear(HEADS * HEAD, WIDTH)
-        self.k, self.v = (linear(WIDTH, GROUPS * HEAD) for _ in "kv")
+        self.q, self.out = project(WIDTH, HEADS * HEAD, adapters), project(HEADS * HEAD, WIDTH, adapters)
+        self.k = project(WIDTH, GROUPS * HEAD, adapters, is_adapted=False)
+        self.v = project(WIDTH, GROUPS * HEAD, adapters)
         self.turns = turns
 
     def forward(self, x: Tensor, mask: BlockMask, positions: Tensor) -> Tensor:
@@ -89,10 +138,11 @@ class Turns(nn.Module):
 class Layer(nn.Module):
     """Attention and a gated MLP."""
 
-    def __init__(self, turns: nn.Module) -> None:
+    def __init__(self, turns: nn.Module, adapters: Adapters) -> None:
         super().__init__()
-        self.attention, self.norm1, self.norm2 = Attention(turns), RootNorm(), RootNorm()
-        self.w1, self.w3, self.w2 = linear(WIDTH, INNER), linear(WIDTH, INNER), linear(INNER, WIDTH)
+        self.attention, self.norm1, self.norm2 = Attention(turns, adapters), RootNorm(), RootNorm()
+        self.w1, self.w3 = (project(WIDTH, INNER, adapters) for _ in range(2))
+        self.w2 = project(INNER, WIDTH, adapters)
 
     def forward(self, x: Tensor, mask: BlockMask, positions: Tensor) -> Tensor:
         """Apply both."""
@@ -105,12 +155,14 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """The model; its logits are in float32, or in bfloat16 by chunks of tokens."""
 
-    def __init__(self, *, chunked: bool) -> None:
+    def __init__(self, *, chunked: bool, adapters: Adapters) -> None:
         super().__init__()
         turns = Turns()
         self.words = nn.Embedding(WORDS, WIDTH, dtype=BF16, device="meta")
-        self.layers = nn.ModuleList([Layer(turns) for _ in range(LAYERS)])
+        self.layers = nn.ModuleList([Layer(turns, adapters) for _ in range(LAYERS)])
         self.norm, self.chunked = RootNorm(), chunked
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(not adapters or name.endswith((".a.weight", ".b.weight")))
 
     def forward(self, tokens: Tensor, mask: BlockMask, positions: Tensor) -> Any:
         """Compute the logits."""
@@ -118,9 +170,10 @@ class Decoder(nn.Module):
         for layer in self.layers:
             h = layer(h, mask, positions)
         h = self.norm(h)
-        if self.chunked:
-            return [F.linear(chunk, self.words.weight) for chunk in h.chunk(CHUNKS, dim=1)]
-        return F.linear(h, self.words.weight).float()
+        with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
+            if self.chunked:
+                return [F.linear(chunk, self.words.weight) for chunk in h.chunk(CHUNKS, dim=1)]
+            return F.linear(h, self.words.weight).float()
 
 
 def add_up(logits: Tensor, labels: Tensor) -> Tensor:
@@ -160,11 +213,83 @@ def make_batch() -> tuple[Tensor, Tensor, BlockMask, Tensor]:
     return tokens, labels, create_block_mask(sees, ROWS, None, TOKENS, TOKENS, device="cuda"), positions
 
 
+class Offload(torch.autograd.graph.saved_tensors_hooks):
+    """Keeps what is saved in pinned memory of the host; copies run on a stream of their own.
+
+    The last five saved tensors stay on the card as well. In backward a tensor stays until the next node that fetches
+    one is done.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(self.send, self.fetch)
+        self.stream = torch.cuda.Stream()
+        self.kept: list[Tensor] = []
+        self.is_sent: list[bool] = []
+        self.recent: dict[int, Tensor] = {}
+        self.fetched: dict[int, Tensor] = {}
+        self.node: Any = None
+
+    def send(self, tensor: Tensor) -> int:
+        """Copy a tensor to the host, unless it is small or a parameter; return its number."""
+        index = len(self.kept)
+        self.is_sent.append(tensor.nbytes >= 1024 and not isinstance(tensor, nn.Parameter))
+        if not self.is_sent[index]:
+            self.kept.append(tensor)
+            return index
+        for old in [each for each in self.recent if each <= index - 5]:
+            del self.recent[old]
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self.kept.append(torch.empty_like(tensor, device="cpu", pin_memory=True))
+            self.kept[index].copy_(tensor, non_blocking=True)
+        self.recent[index] = tensor
+        return index
+
+    def fetch(self, index: int) -> Tensor:
+        """Return a tensor, from the host where it is not on the card."""
+        if not self.is_sent[index]:
+            return self.kept[index]
+        node: Any = torch._C._current_autograd_node()
+        before = list(self.fetched) if node != self.node else []
+        self.node = node
+        found = self.recent.get(index)
+        if found is None:
+            with torch.cuda.stream(self.stream):
+                found = self.kept[index].to("cuda", non_blocking=True)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            self.fetched[index] = found
+
+        def finish(*_: Any) -> None:
+            self.recent.clear()
+            for each in before:
+                self.fetched.pop(each, None)
+
+        node.register_hook(finish)
+        return found
+
+    def clear(self) -> None:
+        """Forget the last step."""
+        self.kept, self.is_sent, self.node = [], [], None
+        self.fetched.clear()
+
+
 class Recipe:
     """The training loop of the recipe."""
 
-    def __init__(self, *, compiled: bool, chunked: bool, checkpointed: bool, in_backward: bool) -> None:
-        self.model = Decoder(chunked=chunked).to_empty(device="cuda")
+    def __init__(
+        self,
+        *,
+        compiled: bool,
+        chunked: bool,
+        checkpointed: bool,
+        in_backward: bool,
+        offloaded: bool,
+        adapters: Adapters,
+    ) -> None:
+        self.model = Decoder(chunked=chunked, adapters=adapters).to_empty(device="cuda")
+        for module in self.model.modules():
+            if isinstance(module, Frozen):
+                module.quantise()
         layers = self.model.layers
         for index in range(LAYERS):
             if compiled:
@@ -173,6 +298,7 @@ class Recipe:
                 layers[index] = checkpoint_wrapper(layers[index])
         self.loss = Loss(compiled=compiled)
         self.ignored = torch.full((ROWS, 1), IGNORED, device="cuda")
+        self.offload = Offload() if offloaded else None
         self.optimizer = None if in_backward else torch.optim.AdamW(self.model.parameters(), fused=True)
         if in_backward:
             self._step_in_backward()
@@ -187,9 +313,20 @@ class Recipe:
         for parameter in own:
             parameter.register_post_accumulate_grad_hook(step)
 
+    @contextlib.contextmanager
+    def offloading(self) -> Iterator[None]:
+        """Send what is saved to the host, where asked."""
+        if self.offload is None:
+            yield
+            return
+        self.offload.clear()
+        with self.offload:
+            yield
+
     def compute_loss(self, tokens: Tensor, labels: Tensor, mask: BlockMask, positions: Tensor) -> Tensor:
         """Compute the loss of a batch; the logits are deleted before backward."""
-        logits = self.model(tokens, mask, positions)
+        with self.offloading():
+            logits = self.model(tokens, mask, positions)
         labels = torch.hstack((labels[..., 1:], self.ignored))
         return self.loss(logits, labels)
 
@@ -203,19 +340,32 @@ class Recipe:
             if self.optimizer is not None:
                 scale = 1 / count
                 for parameter in self.model.parameters():
-                    assert parameter.grad is not None
-                    parameter.grad *= scale
+                    if parameter.grad is not None:
+                        parameter.grad *= scale
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
 
 
 def finetune(
-    *, compiled: bool = False, chunked: bool = False, checkpointed: bool = False, in_backward: bool = False
+    *,
+    compiled: bool = False,
+    chunked: bool = False,
+    checkpointed: bool = False,
+    in_backward: bool = False,
+    offloaded: bool = False,
+    adapters: Adapters = "",
 ) -> Program:
     """Fine-tune on packed rows with these flags."""
 
     def run() -> dict[str, Peaks]:
-        recipe = Recipe(compiled=compiled, chunked=chunked, checkpointed=checkpointed, in_backward=in_backward)
+        recipe = Recipe(
+            compiled=compiled,
+            chunked=chunked,
+            checkpointed=checkpointed,
+            in_backward=in_backward,
+            offloaded=offloaded,
+            adapters=adapters,
+        )
         return {"": measure(recipe.train)}
 
     return Program(run, "", compile="as-is")
