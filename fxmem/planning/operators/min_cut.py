@@ -67,6 +67,11 @@ class Cutter(RecomputeChoices):
         """The step with these values in the host's memory; see `RecomputeChoices`."""
         return Cutter(self.profile, self.calls, self.values, offloaded, freed)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether less is tried."""
+        return len(self.calls) >= _MANY
+
     # --- cuts ---------------------------------------------------------------------------------------------------------
 
     def _cut(self, keep: Floats, recompute: Floats) -> list[int]:
@@ -198,7 +203,7 @@ class Cutter(RecomputeChoices):
         """
         refiner = Refiner(self, budget)
         front = list(find_front([*self._seeded_choices(seeds), *self._ascend_dual(budget)]))
-        near = _NEAREST[len(self.calls) >= _MANY]
+        near = _NEAREST[self.is_large]
         above = [choice for choice in reversed(front) if choice.peak > budget][:near]
         fitting = [choice for choice in front if choice.peak <= budget][:near]
         fitting += [
@@ -213,7 +218,7 @@ class Cutter(RecomputeChoices):
         if not fitting:
             return None
         cheapest = sorted({choice.recomputed: choice for choice in fitting}.values(), key=_cost)[
-            : _SETTLED[len(self.calls) >= _MANY]
+            : _SETTLED[self.is_large]
         ]
         settled = [
             refiner.cheapen(choice, refiner.moves // (len(cheapest) - index)) for index, choice in enumerate(cheapest)
@@ -231,7 +236,7 @@ class Cutter(RecomputeChoices):
             return
         state = self.evaluate(())
         weights = over / over.sum() / float(np.sqrt(self._prices[0] * self._prices[-1]))
-        for step in range(_STEPS[len(self.calls) >= _MANY]):
+        for step in range(_STEPS[self.is_large]):
             kept, made = self._price_values(state, weights)
             cut = set(self._cut(self.nbytes * kept, self.costs + self._sum_by_call(self.nbytes * made)))
             state = self.toggle(state, cut ^ state.choice.recomputed)

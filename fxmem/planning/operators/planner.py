@@ -26,8 +26,8 @@ from fxmem.records.units import exact_bytes
 _SHARES = (1.0,), (0.97, 1.05, 1.1)
 """Of a budget, for which the planner of regions is asked for plans to begin from; the second ones where nothing was
 found with the first."""
-_NESTED_SHARES = 1.05, 1.0, 0.95
-"""Of a budget, for which regions within regions are asked for."""
+_NESTED_SHARES = (1.05, 1.0, 0.95), (1.0,)
+"""Of a budget, for which regions within regions are asked for; the second ones of large steps."""
 _NEARLY_LOWEST = 1.01
 """Times the lowest peak."""
 _IN_REACH = 1.02
@@ -177,7 +177,8 @@ class OperatorPlanner:
         may keep it: they need less than the tables tell.
         """
         tables = self.regions.coarse
-        tried = (self._find_rerun(tables.nested(share * budget) or (), budget) for share in _NESTED_SHARES)
+        shares = _NESTED_SHARES[self._cutter.is_large]
+        tried = (self._find_rerun(tables.nested(share * budget) or (), budget) for share in shares)
         found = [choice for choice in tried if choice is not None]
         if not found and tables.smallest_nested is not None:
             found = [choice for choice in [self._find_rerun(tables.smallest_nested[1], budget)] if choice is not None]

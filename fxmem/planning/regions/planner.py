@@ -34,6 +34,8 @@ from fxmem.records.units import exact_bytes
 
 _NESTED_UNITS = 128
 """Units that the nested planner tells apart; its time grows with their cube."""
+_ROUNDED = 1.03
+"""How many times a budget is asked for where no regions within regions keep it in whole steps of memory."""
 _ASKED = 3
 """Times that a strategy is asked again for what its regions leave unused of a budget."""
 _USED_UP = 200
@@ -168,11 +170,15 @@ class Planner:
     def _use_up(self, strategy: Strategy, tables: Tables, budget: float) -> Sequence[Stretch] | None:
         """What a strategy proposes within a budget; where it is found in steps of memory, it is asked for what those
         leave unused as well."""
-        found = None if strategy.propose is None else strategy.propose(tables, budget)
-        asked = budget
+        if strategy.propose is None:
+            return None
+        found, asked = strategy.propose(tables, budget), budget
+        if found is None and strategy.nests:
+            found = strategy.propose(tables, _ROUNDED * budget)
+            return found if found is not None and tables.estimate(found) <= budget else None
         for _ in range(_ASKED if found and strategy.has_curve else 0):
             spare = budget - tables.estimate(found or ())
-            if spare <= budget / _USED_UP or strategy.propose is None:
+            if spare <= budget / _USED_UP:
                 break
             asked += spare
             more = strategy.propose(tables, asked)
