@@ -37,7 +37,7 @@ def timeline(profile: Profile) -> Timeline:
     by_kind = {kind: _live(profile.ticks, storages) for kind, storages in of_kind.items() if storages}
     total = live_bytes(profile)
     tick = total.index(max(total)) if total else 0
-    peak = _peak_at(profile, tick, {kind: live[tick] for kind, live in by_kind.items() if total})
+    peak = _make_peak(profile, tick, {kind: live[tick] for kind, live in by_kind.items() if total})
     return Timeline(live_bytes=total, by_kind=by_kind, peak=peak, alive=alive_storages(profile, tick))
 
 
@@ -59,7 +59,7 @@ def peak_in_phase(profile: Profile, phase: Phase) -> Peak | None:
     by_kind: Counter[Kind] = Counter()
     for index in alive_storages(profile, tick):
         by_kind[profile.storages[index].kind] += profile.storages[index].nbytes
-    return _peak_at(profile, tick, by_kind)
+    return _make_peak(profile, tick, by_kind)
 
 
 def peak_without_scratch_bytes(profile: Profile) -> int:
@@ -129,7 +129,7 @@ def _live(ticks: int, storages: Iterable[Storage]) -> tuple[int, ...]:
     return tuple(accumulate(change[:ticks]))
 
 
-def _peak_at(profile: Profile, tick: int, by_kind: Mapping[Kind, int]) -> Peak:
+def _make_peak(profile: Profile, tick: int, by_kind: Mapping[Kind, int]) -> Peak:
     op = _find_op(profile.ops, tick)
     return Peak(
         requested_bytes=sum(by_kind.values()),

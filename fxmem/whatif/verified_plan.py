@@ -282,7 +282,11 @@ def _describe_optimizer(
 def _vary_optimizer(
     analysis: Analysis, search: PlanSearch, forms: Mapping[str, OptimizerSpec]
 ) -> tuple[str, Analysis] | None:
-    """The same step with the first of these optimizers that it runs with, and that one's words; None if with none."""
+    """The same step with the first of these optimizers that it can have.
+
+    Returns:
+        That one's words, and the step; None if it can have none.
+    """
     for words, form in forms.items():
         search.tell(f"trying {words}")
         with contextlib.suppress(FxmemError):

@@ -26,7 +26,7 @@ from fxmem.records.units import exact_bytes
 _SHARES = (1.0,), (0.97, 1.05, 1.1)
 """Of a budget, for which the planner of regions is asked for plans to begin from; the second ones where nothing was
 found with the first."""
-_NESTED_SHARES = (1.05, 1.0, 0.95), (1.0,)
+_NESTED_SHARES = (1.05, 1.0, 0.95, 0.9), (1.0, 0.9)
 """Of a budget, for which regions within regions are asked for; the second ones of large steps."""
 _NEARLY_LOWEST = 1.01
 """Times the lowest peak."""
@@ -97,7 +97,7 @@ class OperatorPlanner:
         if budget_bytes is None or budget_bytes >= cutter.units.unplanned_peak:
             return self._make_plan(strategy, Choice(cutter, cutter.choose(())), budget_bytes)
         plans = [self._make_plan(strategy, found, budget_bytes) for found in self._find_choices(budget_bytes)]
-        return min(plans, key=lambda plan: plan.after_seconds or 0.0, default=None)
+        return min(plans, key=lambda plan: (plan.after_seconds or 0.0, plan.extra_flops or 0), default=None)
 
     def _find_choices(self, budget: float) -> list[Choice]:
         """Choices that keep a budget; none if there are none.
@@ -173,16 +173,15 @@ class OperatorPlanner:
     def _find_reruns(self, budget: float) -> list[Choice]:
         """Choices within regions within regions that keep a budget; none if there are none.
 
-        Where the tables of regions have none for about that budget, single results within the regions that reach lowest
-        may keep it: they need less than the tables tell.
+        Those are regions for about that budget by the tables, and those that reach lowest, within which single results
+        are kept again: they need less than the tables tell.
         """
         tables = self.regions.coarse
         shares = _NESTED_SHARES[self._cutter.is_large]
-        tried = (self._find_rerun(tables.nested(share * budget) or (), budget) for share in shares)
-        found = [choice for choice in tried if choice is not None]
-        if not found and tables.smallest_nested is not None:
-            found = [choice for choice in [self._find_rerun(tables.smallest_nested[1], budget)] if choice is not None]
-        return found
+        within = [tables.nested(share * budget) or () for share in shares]
+        within += [] if tables.smallest_nested is None else [tables.smallest_nested[1]]
+        tried = (self._find_rerun(stretches, budget) for stretches in dict.fromkeys(within))
+        return [choice for choice in tried if choice is not None]
 
     def _find_rerun(self, stretches: Sequence[Stretch], budget: float) -> Choice | None:
         """The cheapest choice within these regions that keeps a budget; None if there is none, or no call runs twice:

@@ -45,13 +45,30 @@ class RegionChoices:
             stretches: the regions.
         """
         calls, paths = set[int](), dict[int, StretchPath]()
-        for number, region in enumerate(stretches):
+        regions = list(stretches)
+        cuts = tables.units.cuts
+        for number, region in enumerate(regions):
+            rerun = {node for later in regions[number + 1 :] for node in range(cuts[later.first], cuts[later.last])}
             for call, late in self._find_inside(tables, region):
-                if not late:
+                if not any(self._is_kept(value, cuts[region.last], rerun) for value in late):
                     calls.add(call)
             if region.inner:
                 paths |= self._find_paths(tables, region, (number,))
         return RegionChoice(calls, {value: path for value, path in paths.items() if len(path) > 1})
+
+    def _is_kept(self, value: int, last: int, rerun: set[int]) -> bool:
+        """Whether a value that is read after its region has to stay: a node from `last` on saves it, or one of `rerun`
+        is run again with it."""
+        step = self._step
+        storage = step.storages[value]
+        if storage is not None and self._last_savers.get(storage, -1) >= last:
+            return True
+        return any(step.profile.ops[step.ops[reader]].node in rerun for reader in step.readers[value])
+
+    @cached_property
+    def _last_savers(self) -> dict[int, int]:
+        """By storage that is saved, the last node that saves it."""
+        return {storage: index for index, node in enumerate(self._step.profile.nodes) for storage in node.saved}
 
     def _find_paths(self, tables: Tables, region: Stretch, path: StretchPath) -> dict[int, StretchPath]:
         found = {

@@ -75,9 +75,13 @@ class Tables:
         self._solved: dict[bool, _Nested] = {}
 
     @cached_property
+    def _inputs(self) -> Floats:
+        return self.units.inputs()
+
+    @cached_property
     def kept_bytes(self) -> Floats:
         """`[i, j]`: bytes that stay when units `i` to `j - 1` are checkpointed."""
-        return self.units.outputs() + self.units.inputs()
+        return self.units.outputs() + self._inputs
 
     @cached_property
     def stored_peak(self) -> Floats:
@@ -92,12 +96,12 @@ class Tables:
     @cached_property
     def backward_peak(self) -> Floats:
         """`[i, j]`: bytes that the backward of a region of units `i` to `j - 1` needs beyond what older units keep."""
-        return self.stored_peak + self.units.inputs()
+        return self.stored_peak + self._inputs
 
     @cached_property
     def recomputing_peak(self) -> Floats:
         """`[i, j]`: the same of its recomputation before that."""
-        return self.units.recompute_peak + self.units.gradients[None, :] + self.units.inputs()
+        return self.units.recompute_peak + self.units.gradients[None, :] + self._inputs
 
     @cached_property
     def forward_peak(self) -> Floats:
@@ -165,7 +169,7 @@ class Tables:
         return round(max(self.units.floor, self._estimate(0, self.units.count, stretches, 0.0)))
 
     def _estimate(self, first: int, last: int, stretches: Sequence[Stretch], beside: float) -> float:
-        """Bytes that running units `first` to `last - 1` and their backward need, beyond what older units keep.
+        """Bytes that units need forward and in backward, beyond what older units keep.
 
         Args:
             first, last: units of a region that is run again, or all.
@@ -184,7 +188,8 @@ class Tables:
             offer = self.offers[stretch.level]
             if stretch.inner:
                 gradients = float(units.gradients[j]) - units.resident
-                need = self._estimate(i, j, stretch.inner, gradients) + units.inputs()[i, j]
+                inputs = self._inputs[i, j] - max(self._inputs[inner.first, inner.last] for inner in stretch.inner)
+                need = self._estimate(i, j, stretch.inner, gradients) + max(inputs, 0.0)  # which none of those keeps
                 most = max(most, kept + need, kept + self.forward_peak[i, j] + beside)
             else:
                 most = max(most, kept + offer.need[i, j], kept + self.forward_peak[i, j] + beside)

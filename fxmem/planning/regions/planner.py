@@ -154,7 +154,7 @@ class Planner:
     def _propose(self, asked_for: str, strategy: Strategy, budget: float, budget_bytes: int | None) -> Plan | None:
         """The plan that a strategy proposes, if that keeps the budget."""
         tables = self.coarse if strategy.nests else self.tables
-        stretches = self._use_up(strategy, tables, budget)
+        stretches = self._spend(strategy, tables, budget)
         if stretches is None:
             return None
         for stretch in stretches:
@@ -167,7 +167,7 @@ class Planner:
             return None
         return self._plan(asked_for, strategy.name, stretches, tables, budget_bytes, budget)
 
-    def _use_up(self, strategy: Strategy, tables: Tables, budget: float) -> Sequence[Stretch] | None:
+    def _spend(self, strategy: Strategy, tables: Tables, budget: float) -> Sequence[Stretch] | None:
         """What a strategy proposes within a budget; where it is found in steps of memory, it is asked for what those
         leave unused as well."""
         if strategy.propose is None:
