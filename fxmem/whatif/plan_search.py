@@ -238,6 +238,14 @@ class PlanSearch:
             return _cheaper(*map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit)))
         return best
 
+    def find_any(self) -> Proposal | None:
+        """A proposal that keeps the budget, the soonest found; None if there is none."""
+        if self.keeps(self.analysis):
+            return self.propose_nothing()
+        if self._find_floor() is not None:
+            return None
+        return next(filter(None, map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit))), None)
+
     def _ask_all(self, refused: dict[int, FxmemError]) -> list[_Question]:
         """The first proposals of all ways and strategies, the quickest by their planners' estimates first.
 

@@ -272,10 +272,10 @@ def _describe_optimizer(
     if fixed <= limit:
         forms.append({"the same optimizer within backward (fxmem.release_gradients)": in_backward(spec)})
     for words, varied in filter(None, (_vary_optimizer(analysis, search, each) for each in forms)):
-        best = replace(make_search(varied), tell=lambda _: None).cheapest()
-        if best is not None:
-            how = "a plan with " if best.regions else ""
-            return f"; {how}{words} takes {format_bytes(best.peak_bytes)}, which is within it"
+        found = replace(make_search(varied), tell=lambda _: None).find_any()
+        if found is not None:
+            how = "a plan with " if found.regions else ""
+            return f"; {how}{words} takes {format_bytes(found.peak_bytes)}, which is within it"
     return ""
 
 
