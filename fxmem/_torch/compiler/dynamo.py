@@ -310,11 +310,10 @@ class TracedNumbers:
         with patch(GraphArg, "__post_init__", make):
             yield
 
-    def alive(self) -> list[torch.Tensor]:
-        """Those that are alive once garbage is collected, each once."""
-        if not self._owners:
-            return []
-        gc.collect()
+    def alive(self, *, collects: bool) -> list[torch.Tensor]:
+        """Those that are alive, each once; with `collects`, once garbage is collected."""
+        if collects and self._owners:
+            gc.collect()
         owners = [owner for reference in self._owners if (owner := reference()) is not None]
         numbers = [number for owner in owners for number in _find_numbers(owner)]
         return list({number.untyped_storage()._cdata: number for number in numbers}.values())

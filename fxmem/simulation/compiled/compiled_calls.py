@@ -129,6 +129,7 @@ class CompiledCalls(Recording):
                 torch_dynamo.observe_optimizer_state(observed),
             ):
                 yield
+                self._compiler.note_numbers(self.log)  # here, where nothing observes how they are found
         finally:
             self._is_compiling = before
 

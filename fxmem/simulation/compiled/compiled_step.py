@@ -14,7 +14,7 @@ from fxmem._torch import triton as torch_triton
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.records.parts import CompileRecord, CompileSettings
-from fxmem.records.profile import Kind, Target
+from fxmem.records.profile import Target
 from fxmem.simulation.compiled.compiler import Compiler, differentiate_joint_graphs
 from fxmem.simulation.compiled.launches import LaunchLog, LaunchRecorder
 from fxmem.simulation.compiled.tracer import KernelTracer
@@ -35,7 +35,6 @@ class CompiledRecording(Recording):
         self._compiler = Compiler(target, settings)
         super().__init__(target)
         self._compiling = True
-        self._numbers: list[torch.Tensor] = []
 
     def _make_log(self) -> StepLog:
         return LaunchLog(self.device)
@@ -89,7 +88,7 @@ class CompiledRecording(Recording):
             ):
                 yield
             self._compiling = False
-            self._note_traced_numbers()
+            self._compiler.note_numbers(self.log, collects=True)
             return
         with (
             self.recorder,
@@ -99,12 +98,6 @@ class CompiledRecording(Recording):
             torch_common.patch(torch, "clear_autocast_cache", self.log.free_in_order),
         ):
             yield
-
-    def _note_traced_numbers(self) -> None:
-        """On the CPU, what dynamo keeps is in the step's own memory."""
-        self._numbers = self._compiler.traced_numbers.alive() if self.target.device == "cpu" else []
-        for number in self._numbers:
-            self.log.resident(number, Kind.BUFFER, "number in dynamo's graph")
 
     @contextlib.contextmanager
     def _compile(self) -> Iterator[None]:

@@ -24,11 +24,12 @@ from fxmem.errors import EnvironmentLacksError
 from fxmem.hardware.cards import CATALOGUE
 from fxmem.records.names import AS_IS, BUDGET_OPTION, TimedQuestion
 from fxmem.records.parts import CompileRecord, CompileSettings, TimedChoice
-from fxmem.records.profile import Target
+from fxmem.records.profile import Kind, Target
 from fxmem.simulation import flops
 from fxmem.simulation.compiled.tracer import KernelTracer
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
+from fxmem.simulation.observe.event_log import StepLog
 
 _SAID: Final = ("triton.cudagraphs", "triton.cudagraph_trees")
 """Options of the program's own that the record has: what CUDA graphs take beside is taken for granted."""
@@ -62,7 +63,7 @@ class Compiler:
         self._random_state: list[torch.Tensor] = []
         self._graph_skips: dict[str, None] = {}
         self._given: dict[str, str] = {}
-        self.traced_numbers = torch_dynamo.TracedNumbers()
+        self._numbers = torch_dynamo.TracedNumbers()
 
     # --- what surrounds it --------------------------------------------------------------------------------------------
 
@@ -78,7 +79,7 @@ class Compiler:
             torch_inductor.route_inductor(self.compile),
             torch_cuda_graphs.route_cuda_graphs(self._capture, self._note_graph_skip),
             torch_dynamo.fresh_dynamo(self._breaks.append),
-            self.traced_numbers.observe(),
+            self._numbers.observe(),
         ):
             yield
 
@@ -172,7 +173,7 @@ class Compiler:
         """
         if self._target.device == "cuda" and _is_on_host(graph):
             return graph
-        self.traced_numbers.note(graph)
+        self._numbers.note(graph)
         self._given |= {name: repr(options[name]) for name in _SAID if options.get(name)}
         with contextlib.ExitStack() as stack:
             if self._target.device == "cuda":
@@ -182,6 +183,15 @@ class Compiler:
                     torch_common.patch(torch.nn.functional, "scaled_dot_product_attention", lambda _: attend)
                 )
             return torch_inductor.compile_fx(graph, inputs, options)
+
+    def note_numbers(self, log: StepLog, *, collects: bool = False) -> None:
+        """Log the numbers that dynamo keeps, which on the CPU are in the step's own memory.
+
+        With `collects`, garbage is collected before; in a round of a program, it lives to the round's end.
+        """
+        if self._target.device == "cpu":
+            for number in self._numbers.alive(collects=collects):
+                log.resident(number, Kind.BUFFER, "number in dynamo's graph")
 
     def describe(self) -> CompileRecord:
         """What came of it."""
