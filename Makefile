@@ -86,7 +86,7 @@ scripts: $(READY) ## run public training scripts untouched, fetched from GitHub 
 zoo: $(READY) ## analyse every architecture of the model collections
 	$(BIN)/python benchmarks/zoo.py
 
-zoo-compiled: $(READY) ## analyse the zoo's sample as compiled (about an hour)
+zoo-compiled: $(READY) ## analyse the zoo's sample as compiled (about half an hour)
 	$(BIN)/python benchmarks/zoo.py --quick --compile --limit 600
 
 bench: $(READY) ## time the analysis
