@@ -185,9 +185,10 @@ class Compiler:
             return torch_inductor.compile_fx(graph, inputs, options)
 
     def note_numbers(self, log: StepLog, *, collects: bool = False) -> None:
-        """Log the numbers that dynamo keeps, which on the CPU are in the step's own memory.
+        """Log the numbers that dynamo keeps.
 
-        With `collects`, garbage is collected before; in a round of a program, it lives to the round's end.
+        On the CPU they are in the step's own memory. With `collects`, garbage is collected before; in a round of a
+        program, it lives to the round's end.
         """
         if self._target.device == "cpu":
             for number in self._numbers.alive(collects=collects):
