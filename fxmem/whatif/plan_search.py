@@ -242,8 +242,15 @@ class PlanSearch:
         """A proposal that keeps the budget, the soonest found; None if there is none."""
         if self.keeps(self.analysis):
             return self.propose_nothing()
-        if self._find_floor() is not None:
+        if self.budget is None or self._find_floor() is not None:
             return None
+        for way in self.ways:
+            if isinstance(way.planner, Planner):  # which is asked sooner than one of operators
+                with contextlib.suppress(*REFUSALS):
+                    plan = way.planner.find(self.strategy, self._open_bracket(way, self.budget.nbytes).ask)
+                    found = None if plan is None else self._if_kept(self.analyse(way, plan))
+                    if found is not None:
+                        return found
         return next(filter(None, map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit))), None)
 
     def _ask_all(self, refused: dict[int, FxmemError]) -> list[_Question]:
