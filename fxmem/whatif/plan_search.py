@@ -234,9 +234,7 @@ class PlanSearch:
             self._done += 1
         if best is None and len(refused) == len(self.ways):
             raise refused[len(self.ways) - 1]
-        if best is None and STRATEGIES.get(self.strategy).falls_back:
-            return _cheaper(*map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit)))
-        return best
+        return best or _cheaper(*map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit)))
 
     def find_any(self) -> Proposal | None:
         """A proposal that keeps the budget, the soonest found; None if there is none."""
@@ -244,14 +242,18 @@ class PlanSearch:
             return self.propose_nothing()
         if self.budget is None or self._find_floor() is not None:
             return None
-        for way in self.ways:
-            if isinstance(way.planner, Planner):  # which is asked sooner than one of operators
-                with contextlib.suppress(*REFUSALS):
-                    plan = way.planner.find(self.strategy, self._open_bracket(way, self.budget.nbytes).ask)
-                    found = None if plan is None else self._if_kept(self.analyse(way, plan))
-                    if found is not None:
-                        return found
+        regions = (way for way in self.ways if isinstance(way.planner, Planner))  # soon, beside those of operators
+        for found in filter(None, (self._try_once(way, self.budget.nbytes) for way in regions)):
+            return found
         return next(filter(None, map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit))), None)
+
+    def _try_once(self, way: PlannedWay, nbytes: int) -> Proposal | None:
+        """What a way's planner proposes first for so many bytes, if it keeps the budget."""
+        try:
+            plan = way.planner.find(self.strategy, self._open_bracket(way, nbytes).ask)
+            return None if plan is None else self._if_kept(self.analyse(way, plan))
+        except REFUSALS:
+            return None
 
     def _ask_all(self, refused: dict[int, FxmemError]) -> list[_Question]:
         """The first proposals of all ways and strategies, the quickest by their planners' estimates first.
@@ -356,17 +358,19 @@ class PlanSearch:
         floor = self._find_floor()
         if floor is not None:
             return Shortfall(floor, None)
-        if STRATEGIES.get(self.strategy).falls_back:
-            self._analyse_smallest()
+        self._analyse_smallest()
         reached = min((self.propose_nothing(), *self.seen.values()), key=lambda each: each.peak_bytes)
         return Shortfall(reached.analysis.peak, reached)
 
     def _analyse_smallest(self, most: float = math.inf) -> list[Proposal]:
-        """The plan that frees most of each way that may be lowest, by its estimate.
+        """The plan that frees most of each way that may be lowest, by its estimate; none where the strategy is not
+        stood in for.
 
         Args:
             most: bytes of an estimate, above which a plan is not analysed.
         """
+        if not STRATEGIES.get(self.strategy).falls_back:
+            return []
         plans: list[tuple[int, PlannedWay, Plan]] = []
         self._done, self._parts = 0, len(self.ways)
         for way in self.ways:

@@ -93,7 +93,7 @@ def of_region(tables: Tables, stretch: Stretch) -> tuple[float, float, float]:
     again = units.recompute_peak[i, j] + units.gradients[j]
     backward = max(units.backward_peak[v, i] for v in range(i, j))
     passing = max(units.checkpointed_forward_peak[v, i] for v in range(i, j))
-    outputs, inputs = units.outputs()[i, j], units.inputs()[i, j]
+    outputs, inputs = units.outputs[i, j], units.inputs[i, j]
     spared, held, more = results_kept(tables, stretch)
     return (
         max(again + inputs + more, backward + inputs, passing + held),
@@ -480,6 +480,19 @@ def test_what_two_parts_of_a_region_read_is_kept_once(residual: Analysis, share:
     plan = planner.plan("flat", int(share * residual.peak.requested_bytes))
     real = apply_regions(residual, plan.regions, Application.MODULES).peak.requested_bytes
     assert plan.after.requested_bytes == pytest.approx(real, rel=1e-3)
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+@pytest.mark.parametrize("strategy", ["flat", "nested"])
+def test_the_estimate_of_regions_is_their_analysis_for_every_kernel_and_depth(target: str, strategy: str) -> None:
+    with torch.device("meta"):
+        model = torchvision.models.resnet50()
+    analysis = analyze(model, torch.zeros(32, 3, 128, 128, device="meta"), target=target, optimizer=None)
+    planner = Planner(analysis.profile, Application.MODULES)
+    for share in (0.8, 0.6):
+        plan = planner.plan(strategy, int(share * analysis.peak.requested_bytes))
+        real = apply_regions(analysis, plan.regions, Application.MODULES).peak.requested_bytes
+        assert plan.after.requested_bytes == pytest.approx(real, rel=1e-3), share
 
 
 @pytest.mark.parametrize("share", [0.8, 0.6, 0.4])

@@ -31,7 +31,7 @@ _NESTED_SHARES = (1.05, 1.0, 0.95, 0.9), (1.0, 0.9)
 _NEARLY_LOWEST = 1.01
 """Times the lowest peak."""
 _IN_REACH = 1.02
-"""Times a budget, above which the lowest peak is not brought within it by single changes."""
+"""Times a budget, above which the lowest peak found is taken to be out of its reach."""
 _POINTS = 12
 """Budgets on a curve."""
 

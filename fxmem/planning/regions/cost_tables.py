@@ -145,6 +145,7 @@ class CostTables:
                 kept[self.unit_of[made.node]] += made.nbytes
         return kept
 
+    @cached_property
     def outputs(self) -> Floats:
         """`[i, j]`: bytes that units `i` to `j - 1` make and later units read or keep: what stays when they are
         checkpointed.
@@ -166,6 +167,7 @@ class CostTables:
             table[i, i:] = np.diagonal(from_first)[i:] - from_first[i, i:]
         return table
 
+    @cached_property
     def inputs(self) -> Floats:
         """`[i, j]`: bytes made before cut `i` that units `i` to `j - 1` read, and that nothing keeps unless they are
         checkpointed.

@@ -75,13 +75,9 @@ class Tables:
         self._solved: dict[bool, _Nested] = {}
 
     @cached_property
-    def _inputs(self) -> Floats:
-        return self.units.inputs()
-
-    @cached_property
     def kept_bytes(self) -> Floats:
         """`[i, j]`: bytes that stay when units `i` to `j - 1` are checkpointed."""
-        return self.units.outputs() + self._inputs
+        return self.units.outputs + self.units.inputs
 
     @cached_property
     def stored_peak(self) -> Floats:
@@ -96,12 +92,12 @@ class Tables:
     @cached_property
     def backward_peak(self) -> Floats:
         """`[i, j]`: bytes that the backward of a region of units `i` to `j - 1` needs beyond what older units keep."""
-        return self.stored_peak + self._inputs
+        return self.stored_peak + self.units.inputs
 
     @cached_property
     def recomputing_peak(self) -> Floats:
         """`[i, j]`: the same of its recomputation before that."""
-        return self.units.recompute_peak + self.units.gradients[None, :] + self._inputs
+        return self.units.recompute_peak + self.units.gradients[None, :] + self.units.inputs
 
     @cached_property
     def forward_peak(self) -> Floats:
@@ -188,7 +184,7 @@ class Tables:
             offer = self.offers[stretch.level]
             if stretch.inner:
                 gradients = float(units.gradients[j]) - units.resident
-                inputs = self._inputs[i, j] - max(self._inputs[inner.first, inner.last] for inner in stretch.inner)
+                inputs = units.inputs[i, j] - max(units.inputs[inner.first, inner.last] for inner in stretch.inner)
                 need = self._estimate(i, j, stretch.inner, gradients) + max(inputs, 0.0)  # which none of those keeps
                 most = max(most, kept + need, kept + self.forward_peak[i, j] + beside)
             else:

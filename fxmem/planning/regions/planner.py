@@ -34,7 +34,7 @@ from fxmem.records.units import exact_bytes
 
 _NESTED_UNITS = 128
 """Units that the nested planner tells apart; its time grows with their cube."""
-_ROUNDED = 1.03
+_IN_STEPS = 1.03
 """How many times a budget is asked for where no regions within regions keep it in whole steps of memory."""
 _ASKED = 3
 """Times that a strategy is asked again for what its regions leave unused of a budget."""
@@ -86,7 +86,7 @@ class Planner:
             tables = self._tables(worthwhile_cuts(self.profile))
         if tables.units.count <= _NESTED_UNITS:
             return tables
-        crossing = dict(zip(tables.units.cuts, tables.units.outputs()[0].tolist(), strict=True))
+        crossing = dict(zip(tables.units.cuts, tables.units.outputs[0].tolist(), strict=True))
         inner = tables.units.cuts[1:-1]
         # The narrowest cut of each of as many equal stretches of kept bytes.
         kept = np.concatenate([[0.0], np.cumsum(tables.units.keeps)])
@@ -174,7 +174,7 @@ class Planner:
             return None
         found, asked = strategy.propose(tables, budget), budget
         if found is None and strategy.nests:
-            found = strategy.propose(tables, _ROUNDED * budget)
+            found = strategy.propose(tables, _IN_STEPS * budget)
             return found if found is not None and tables.estimate(found) <= budget else None
         for _ in range(_ASKED if found and strategy.has_curve else 0):
             spare = budget - tables.estimate(found or ())
