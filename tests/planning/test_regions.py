@@ -482,12 +482,13 @@ def test_what_two_parts_of_a_region_read_is_kept_once(residual: Analysis, share:
     assert plan.after.requested_bytes == pytest.approx(real, rel=1e-3)
 
 
-@pytest.mark.parametrize("target", ["cpu", "h100"])
+@pytest.mark.parametrize(("target", "optimizer"), [("cpu", None), ("h100", "adamw")])
 @pytest.mark.parametrize("strategy", ["flat", "nested"])
-def test_the_estimate_of_regions_is_their_analysis_for_every_kernel_and_depth(target: str, strategy: str) -> None:
+def test_the_estimate_of_regions_is_their_analysis(target: str, optimizer: str | None, strategy: str) -> None:
+    """Also where the peak comes after backward has freed what an older part made: a downsampling branch's."""
     with torch.device("meta"):
         model = torchvision.models.resnet50()
-    analysis = analyze(model, torch.zeros(32, 3, 128, 128, device="meta"), target=target, optimizer=None)
+    analysis = analyze(model, torch.zeros(32, 3, 224, 224, device="meta"), target=target, optimizer=optimizer)
     planner = Planner(analysis.profile, Application.MODULES)
     for share in (0.8, 0.6):
         plan = planner.plan(strategy, int(share * analysis.peak.requested_bytes))
