@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault(
@@ -17,3 +20,29 @@ os.environ["FXMEM_NO_CACHE"] = "1"  # nor on a result that an earlier one has ke
 # The same examples on every run, and none judged by the clock.
 settings.register_profile("fxmem", derandomize=True, deadline=None, database=None)
 settings.load_profile("fxmem")
+
+
+class _WokenError(Exception):
+    """Torch asked for the card to be woken."""
+
+
+@pytest.fixture(autouse=True)
+def _card_sleeps() -> Iterator[None]:
+    """After every test torch still knows that no card works: what asks for one wakes it first.
+
+    `device_lazy_init` (torch/csrc/utils/device_lazy_init.cpp) keeps in C++ that a card has been woken, where nothing
+    restores it; threads of a program then reach the driver, and no line of fxmem.
+    """
+    import torch  # after the settings above
+
+    yield
+
+    def wake() -> Any:
+        raise _WokenError
+
+    if torch.cuda.is_available():
+        return
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.cuda, "_lazy_init", wake)
+        with pytest.raises(_WokenError):
+            torch.ones(1).to("cuda")

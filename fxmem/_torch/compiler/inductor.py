@@ -326,12 +326,14 @@ def copy_constants(copied: Callable[[torch.Tensor], None]) -> Iterator[None]:
             if device is None or real.device == device or isinstance(real, FakeTensor):
                 return original(self, name, device)
             with V.fake_mode:
-                self.constants[name] = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+                copy = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=device)
+            # `.to` of any tensor, out of all modes, would have torch take the card for one that works from then on.
+            self.constants[name] = SimpleNamespace(device=real.device, to=lambda _: copy)
             try:
                 made = original(self, name, device)
             finally:
                 self.constants[name] = real
-            copied(self.constants[made])
+            copied(copy)
             return made
 
         return name_copy

@@ -24,7 +24,7 @@ _STEPS: Final = 6
 NUMBER: Final = 4
 """Bytes of a number on the host that is read a moment earlier or later."""
 _MEASURE: Final = """
-import contextlib, multiprocessing, os, pathlib, sys, time
+import contextlib, multiprocessing, os, pathlib, sys, threading, time
 import torch._dynamo, torch.distributed.tensor, torch.distributed.fsdp, torch.distributed.pipelining  # once for all
 import tests.sharded_models
 from fxmem._torch.compiler.dynamo import load_compiler
@@ -54,6 +54,16 @@ def settled(wait):  # one of gloo's threads drops its work a moment after that i
         return result
     wait_settled.default = getattr(wait, "default", None)  # which the compiler's partitioner looks for
     return wait_settled
+
+def unseen(function):  # the profiler sees one thread; one of gloo's may drop what DDP broadcasts before the first step
+    def call(*args, **kwargs):
+        thread = threading.Thread(target=function, args=args, kwargs=kwargs)
+        thread.start()
+        thread.join()
+    return call
+
+for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
+    setattr(torch.nn.parallel.distributed, name, unseen(getattr(torch.nn.parallel.distributed, name)))
 
 collectives = torch.ops._c10d_functional
 plain = torch.distributed.Work.wait, collectives.wait_tensor
