@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
 
-from fxmem import checkpointing
-from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
+from fxmem.errors import ExceededError, FxmemError
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.memory.budget import Budget
@@ -18,15 +15,19 @@ from fxmem.planning import STRATEGIES, OperatorPlanner, Planner
 from fxmem.records.names import Application
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import CurvePoint, Plan, Region
-from fxmem.records.profile import Assumption, Kind, Peak, Phase, Profile
+from fxmem.records.profile import Assumption, Kind, Peak, Phase
 from fxmem.records.units import exact_bytes, format_bytes, sum_known, to_words
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.budget_bracket import BudgetBracket
+from fxmem.whatif.proposals import (
+    REFUSALS,
+    PlannedWay,
+    Proposal,
+    Shortfall,
+    count_extra_flops,
+    find_cheaper,
+)
 
-REFUSALS = (UsageError, AnalysisError)
-"""What applying a plan raises where its application does not go with the model; some only the planned step shows."""
 _ATTEMPTS = 8
 """Times a planner is asked for less before its proposals count as not reaching the budget."""
 _OTHERS = ("nested", "chen", "norms", "sqrt")
@@ -45,74 +46,6 @@ _POINTS = 12
 """Plans on a curve that are analysed, at most, for each application."""
 _FIXED = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
 """What no plan frees."""
-
-
-def apply_regions(analysis: Analysis, regions: Iterable[Region], application: Application, **changes: Any) -> Analysis:
-    """Analyse the same step with these regions checkpointed; the analysed model itself stays as it is.
-
-    `changes` are those of `Analysis.vary`.
-    """
-    return analysis.vary(checkpointing.apply(shadow_model(analysis.model), tuple(regions), application), **changes)
-
-
-def check_training(step: ProfiledStep) -> None:
-    """Raise UsageError where there is nothing to checkpoint."""
-    if step.profile.step.mode != "train":
-        raise UsageError(
-            "expected the analysis of a training step: at inference nothing is saved for backward, so there is "
-            "nothing to checkpoint"
-        )
-
-
-@dataclass(frozen=True)
-class PlannedWay:
-    """A way of applying plans, and the planner for it."""
-
-    application: Application
-    planner: Planner | OperatorPlanner
-    names: tuple[str | None, ...] = ()
-    """The names of the profile's nodes in the symbolic graph; of a GRAPH only."""
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A plan that has been applied and analysed."""
-
-    way: PlannedWay
-    chosen: str
-    regions: tuple[Region, ...]
-    analysis: ProfiledStep
-    host_bytes: int = 0
-    """As `Plan.host_bytes`."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """The bytes that a budget bounds."""
-        return self.analysis.peak.counted_bytes
-
-    @cached_property
-    def seconds(self) -> float | None:
-        """The estimated time of the step; None where the card's rates are not known."""
-        taped = bool(self.regions) and self.way.application is Application.OPERATORS
-        return step_seconds(self.analysis.profile, taped=taped)
-
-    @cached_property
-    def cost(self) -> tuple[float, int, int, bool]:
-        """What a cheaper plan has less of: time where that is known, then FLOPs, then ops; of equals, one that keeps
-        the user's program is cheaper."""
-        profile = self.analysis.profile
-        flops, is_graph = _count_flops(profile)[0], self.way.application is Application.GRAPH
-        return self.seconds or 0, flops, len(profile.ops), is_graph
-
-
-class Shortfall(NamedTuple):
-    """Why no plan keeps a budget."""
-
-    peak: Peak
-    """The lowest that was reached; where no plan was tried, the lowest that any could."""
-    reached: Proposal | None
-    """What has that peak; None: no plan was tried, as none changes it."""
 
 
 @dataclass(frozen=True)
@@ -228,13 +161,13 @@ class PlanSearch:
         for question in questions:
             if question.index not in refused:
                 try:
-                    best = _cheaper(best, self._answer(question, best))
+                    best = find_cheaper(best, self._answer(question, best))
                 except REFUSALS as error:
                     refused[question.index] = error
             self._done += 1
         if best is None and len(refused) == len(self.ways):
             raise refused[len(self.ways) - 1]
-        return best or _cheaper(*map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit)))
+        return best or find_cheaper(*map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit)))
 
     def find_any(self) -> Proposal | None:
         """A proposal that keeps the budget, the soonest found; None if there is none."""
@@ -323,7 +256,7 @@ class PlanSearch:
                 if not self.keeps(proposal.analysis):
                     bracket = bracket.after_excess(-spare)
                 else:
-                    best = _cheaper(best, proposal)
+                    best = find_cheaper(best, proposal)
                     unused = bracket.ask - proposed.after.requested_bytes  # which the planner has no use for
                     if not proposal.regions or spare - max(unused, 0) <= bracket.tolerance:
                         break
@@ -466,22 +399,6 @@ class PlanSearch:
             operators=planner.operators if isinstance(planner, OperatorPlanner) and proposal.regions else {},
             assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *after.assumptions),
         )
-
-
-def count_extra_flops(before: ProfiledStep, after: ProfiledStep) -> int | None:
-    """FLOPs of what is recomputed; None if an op without a formula is among it."""
-    (least, unknown), (most, still_unknown) = _count_flops(before.profile), _count_flops(after.profile)
-    return most - least if unknown == still_unknown else None
-
-
-def _count_flops(profile: Profile) -> tuple[int, int]:
-    """FLOPs of all ops that have a formula, and how many ops have none."""
-    return sum(op.flops or 0 for op in profile.ops), sum(op.flops is None for op in profile.ops)
-
-
-def _cheaper(*proposals: Proposal | None) -> Proposal | None:
-    """The cheapest of them; of equals, the first."""
-    return min((each for each in proposals if each is not None), key=lambda each: each.cost, default=None)
 
 
 def _name_nodes(region: Region, names: tuple[str | None, ...]) -> Region:

@@ -28,7 +28,7 @@ from fxmem.records.sizes import NEAR_BEST, CardFits, SizeCurve, SizePoint, find_
 from fxmem.show.plots import sizes_svg
 from fxmem.show.text import sizes as size_reporting
 from fxmem.simulation.analysis import Analysis, analyze
-from fxmem.whatif import card_fit, max_batch, plan_search, size_search, verified_plan
+from fxmem.whatif import card_fit, max_batch, proposals, size_search, verified_plan
 from fxmem.whatif.resize import find_resizing
 from tests import ROOT
 
@@ -557,7 +557,7 @@ def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: C
         alone = verified_plan.plan(analysis, budget=card.target.memory_bytes)
         # Of plans that cost the same, the search for several cards may find another one.
         assert card.plan.extra_flops == alone.extra_flops
-        carried_out = plan_search.apply_regions(analysis, card.plan.regions, card.plan.application)
+        carried_out = proposals.apply_regions(analysis, card.plan.regions, card.plan.application)
         assert carried_out.peak.fits
         assert (analysis.peak.model_dump(), carried_out.peak.model_dump()) == (
             card.plan.before.model_dump(),
