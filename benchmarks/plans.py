@@ -53,7 +53,7 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import default_loss
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif.proposals import apply_regions
+from fxmem.whatif.plans.proposals import apply_regions
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torchvision", "timm", "transformers")

@@ -22,7 +22,7 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.generation import AnyAnalysis, analyze_any
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif import verified_plan
-from fxmem.whatif.proposals import check_training
+from fxmem.whatif.plans.proposals import check_training
 
 
 def cards(

@@ -17,7 +17,7 @@ from fxmem.records.plan import BudgetPoint, CompilePlan, Plan
 from fxmem.records.units import exact_bytes
 from fxmem.simulation.analysis import Analysis
 from fxmem.whatif import verified_plan
-from fxmem.whatif.proposals import REFUSALS
+from fxmem.whatif.plans.proposals import REFUSALS
 
 _PARTS: Final = 32
 """Shares are whole numbers of this part."""

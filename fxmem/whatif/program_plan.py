@@ -11,9 +11,9 @@ from fxmem.planning import Planner, allowed_applications, estimate
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 from fxmem.simulation.profiled_step import ProfiledStep
-from fxmem.whatif.plan_search import PlanSearch
+from fxmem.whatif.plans.plan_search import PlanSearch
+from fxmem.whatif.plans.proposals import PlannedWay, check_training
 from fxmem.whatif.program_edits import AS_IT_IS, ProgramEdits
-from fxmem.whatif.proposals import PlannedWay, check_training
 
 
 def plan_program(

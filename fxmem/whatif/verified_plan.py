@@ -31,11 +31,11 @@ from fxmem.records.plan import Plan
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.profiled_step import ProfiledStep
-from fxmem.whatif import remedies
-from fxmem.whatif.plan_search import PlanSearch
+from fxmem.whatif.plans import remedies
+from fxmem.whatif.plans.plan_search import PlanSearch
+from fxmem.whatif.plans.proposals import REFUSALS, PlannedWay, apply_regions, check_training
 from fxmem.whatif.program_plan import plan_program
 from fxmem.whatif.program_step import record_function
-from fxmem.whatif.proposals import REFUSALS, PlannedWay, apply_regions, check_training
 
 Survey = tuple[Sequence[OperatorCall], Sequence[OperatorValue]]
 """What a model's forward comes down to: its calls of operators, and what they make."""

@@ -23,7 +23,7 @@ from fxmem.planning.lower_bound import relax
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Phase, Profile
-from fxmem.whatif.proposals import apply_regions
+from fxmem.whatif.plans.proposals import apply_regions
 from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.small_steps import every_outcome, small_step
 

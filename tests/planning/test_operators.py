@@ -22,7 +22,8 @@ from fxmem.records.profile import Phase
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif import proposals, verified_plan
+from fxmem.whatif import verified_plan
+from fxmem.whatif.plans import proposals
 from tests.small_steps import without_hidden_memory
 
 

@@ -26,7 +26,7 @@ from fxmem.records.names import Application
 from fxmem.records.plan import Region
 from fxmem.records.profile import ModuleCall, Profile, SourceLine
 from fxmem.simulation.analysis import Analysis
-from fxmem.whatif.proposals import apply_regions
+from fxmem.whatif.plans.proposals import apply_regions
 from tests.random_models import BATCH, WIDTH, RandomModel
 
 UNITS = 7

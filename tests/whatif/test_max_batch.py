@@ -28,7 +28,8 @@ from fxmem.records.sizes import NEAR_BEST, CardFits, SizeCurve, SizePoint, find_
 from fxmem.show.plots import sizes_svg
 from fxmem.show.text import sizes as size_reporting
 from fxmem.simulation.analysis import Analysis, analyze
-from fxmem.whatif import card_fit, max_batch, proposals, size_search, verified_plan
+from fxmem.whatif import card_fit, max_batch, size_search, verified_plan
+from fxmem.whatif.plans import proposals
 from fxmem.whatif.resize import find_resizing
 from tests import ROOT
 

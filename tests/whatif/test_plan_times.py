@@ -17,7 +17,7 @@ from fxmem.planning import STRATEGIES, OperatorPlanner, Planner
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan
 from fxmem.simulation.analysis import Analysis
-from fxmem.whatif.proposals import apply_regions
+from fxmem.whatif.plans.proposals import apply_regions
 from fxmem.whatif.verified_plan import survey
 
 

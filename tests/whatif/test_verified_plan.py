@@ -34,7 +34,8 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.observe.fx_writer import GraphWriter
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif import proposals, verified_plan
+from fxmem.whatif import verified_plan
+from fxmem.whatif.plans import proposals
 from tests.profiles import Log
 
 

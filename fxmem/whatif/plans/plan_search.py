@@ -18,8 +18,8 @@ from fxmem.records.plan import CurvePoint, Plan, Region
 from fxmem.records.profile import Assumption, Kind, Peak, Phase
 from fxmem.records.units import exact_bytes, format_bytes, sum_known, to_words
 from fxmem.simulation.profiled_step import ProfiledStep
-from fxmem.whatif.budget_bracket import BudgetBracket
-from fxmem.whatif.proposals import (
+from fxmem.whatif.plans.budget_bracket import BudgetBracket
+from fxmem.whatif.plans.proposals import (
     REFUSALS,
     PlannedWay,
     Proposal,

@@ -15,8 +15,8 @@ from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.request import OptimizerSpec
 from fxmem.simulation.step import in_backward
 from fxmem.whatif import max_batch
-from fxmem.whatif.plan_search import PlanSearch
-from fxmem.whatif.proposals import Shortfall, apply_regions
+from fxmem.whatif.plans.plan_search import PlanSearch
+from fxmem.whatif.plans.proposals import Shortfall, apply_regions
 from fxmem.whatif.resize import find_resizing
 
 _OF_NO_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
