@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -187,6 +199,24 @@ def fsdp(
     return parallelize
 
 
+def fsdp1(device: str, *, checkpoint: bool = False, half: bool = False, **settings: Any) -> Callable[[Any], Any]:
+    """FullyShardedDataParallel by layer over all ranks."""
+    if half:
+        settings["mixed_precision"] = MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16)
+
+    def parallelize(model: Any) -> Any:
+        policy = ModuleWrapPolicy({Block})
+        wrapped = FullyShardedDataParallel(
+            model, auto_wrap_policy=policy, device_id=torch.device(device, 0 if device == "cuda" else None), **settings
+        )
+        if checkpoint:
+            wrap = functools.partial(checkpoint_wrapper, preserve_rng_state=False)
+            apply_activation_checkpointing(wrapped, wrap, lambda module: isinstance(module, Block))
+        return wrapped
+
+    return parallelize
+
+
 def hsdp(device: str) -> Callable[[Any], Any]:
     """FSDP2 over half of the ranks, replicated over two."""
 
@@ -282,6 +312,12 @@ CONFIGURATIONS: Final[dict[str, Configuration]] = {
     "fsdp, accumulation": (2, 1, fsdp, {"accumulate": 2}),
     "fsdp, uneven, accumulation": (3, 2, lambda device: fsdp(device, half=True), {"accumulate": 3}),
     "fsdp, inference": (2, 0, fsdp, {"mode": "infer"}),
+    "fsdp1": (2, 1, fsdp1, {}),
+    "fsdp1, bf16 with fp32 reduction": (3, 2, lambda device: fsdp1(device, half=True, use_orig_params=True), {}),
+    "fsdp1, no resharding": (2, 0, lambda device: fsdp1(device, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP), {}),
+    "fsdp1, checkpointed": (2, 0, lambda device: fsdp1(device, checkpoint=True, use_orig_params=True), {}),
+    "fsdp1, accumulation": (2, 1, fsdp1, {"accumulate": 2}),
+    "fsdp1, inference": (2, 0, fsdp1, {"mode": "infer"}),
     "hsdp": (4, 2, hsdp, {}),
     "tp": (2, 1, lambda device: tp(device, sequence=False), {}),
     "tp with sequence parallel": (2, 0, tp, {}),
@@ -308,6 +344,7 @@ COMPILED: Final[dict[str, Configuration]] = {
 HALF: Final = (
     *("fsdp, bf16 with fp32 reduction", "fsdp, uneven shards, the last rank", "fsdp, uneven, accumulation"),
     *("fsdp, checkpointed", "fsdp x tp, checkpointed", "mesh of fsdp", "fsdp, compiled layers, bf16"),
+    "fsdp1, bf16 with fp32 reduction",
 )
 """Those that compute in bfloat16."""
 PRODUCTS: Final = "aten.mm.default", "aten.bmm.default"

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from fxmem._torch.common import FakeTensor, no_modes, patch, storage_key
+from fxmem._torch.common import FakeTensor, no_modes, patch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,15 +112,15 @@ _MESH_METHODS: Final = (
 
 @contextlib.contextmanager
 def fakes_are_sharded() -> Iterator[None]:
-    """FSDP2, DTensor and DeviceMesh work on FakeTensors; nothing is allocated that a real rank would not."""
+    """FSDP, DTensor and DeviceMesh work on FakeTensors; nothing is allocated that a real rank would not."""
+    from fxmem._torch import fsdp  # imports both generations of it, which takes long
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(group_of_its_own())
         stack.enter_context(_layouts_checked_once())
         stack.enter_context(_real_meshes())
         stack.enter_context(_unseen_propagation())
-        stack.enter_context(_one_chunk())
-        stack.enter_context(_shards_padded_once())
-        stack.enter_context(_nothing_pinned())
+        stack.enter_context(fsdp.fakes_are_sharded())
         stack.enter_context(_stages_ask())
         stack.enter_context(_stages_release())
         yield
@@ -229,76 +229,6 @@ def _metadata(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_metadata, value))
     return type(value), value
-
-
-class _Chunks:
-    """The chunks of a tensor, made when asked for."""
-
-    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
-        self._tensor, self._count, self._dim = tensor, count, dim
-        self._length = -(-tensor.size(dim) // count)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index >= self._count:
-            raise IndexError(index)
-        size, begin = self._tensor.size(self._dim), index * self._length
-        if begin >= size and index:
-            return self._tensor.new_empty(0)
-        return self._tensor.narrow(self._dim, begin, min(self._length, size - begin))
-
-
-@contextlib.contextmanager
-def _one_chunk() -> Iterator[None]:
-    """FSDP2 makes a view of each parameter for every rank to take one (`_chunk_with_empty`, since 2.4): that one alone
-    is made, so that the world's size costs nothing."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda tensor, num_chunks, dim: _Chunks(tensor, num_chunks, dim)
-
-    with patch(_fsdp_param, "_chunk_with_empty", make):
-        yield
-
-
-@contextlib.contextmanager
-def _shards_padded_once() -> Iterator[None]:
-    """FSDP2 pads unpadded shards before its first forward (`FSDPParam.reset_sharded_param`, since 2.4).
-
-    It tells them by their addresses, which fakes do not have: those in the storage that it knows stay as they are."""
-    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def reset_sharded_param(self: Any) -> None:
-            known: Any = self._sharded_param_data
-            local: Any = getattr(self.sharded_param, "_local_tensor", None)
-            are_fake = isinstance(known, FakeTensor) and isinstance(local, FakeTensor)
-            if are_fake and storage_key(known) == storage_key(local):
-                self._sharding_spec = self.sharded_param._spec
-            else:
-                original(self)
-
-        return reset_sharded_param
-
-    with patch(FSDPParam, "reset_sharded_param", make):
-        yield
-
-
-@contextlib.contextmanager
-def _nothing_pinned() -> Iterator[None]:
-    """Shards of fakes that are offloaded to the host stay where they are: fakes have no pages to pin
-    (`aten._pin_memory` has no fake form, as of 2.11)."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return self if isinstance(self, FakeTensor) else original(self, *args, **kwargs)
-
-        return pin_memory
-
-    with patch(torch.Tensor, "pin_memory", make):
-        yield
 
 
 @contextlib.contextmanager
@@ -491,5 +421,5 @@ def refuse_by_name(refuse: Callable[[str], None]) -> Iterator[None]:
 
 def find_cpp_hooks(module: torch.nn.Module) -> str:
     """The name of what hangs on hooks in C++, which no Python engine runs; empty for none."""
-    kinds = {"FullyShardedDataParallel": "FSDP1", "DeepSpeedEngine": "DeepSpeed"}
+    kinds = {"DeepSpeedEngine": "DeepSpeed"}
     return next((kinds[type(each).__name__] for each in module.modules() if type(each).__name__ in kinds), "")

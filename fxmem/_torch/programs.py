@@ -37,7 +37,7 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     uses it). `other` is used up. Attributes that the program gave the tensor stay with it.
     """
     is_parameter = isinstance(tensor, torch.nn.Parameter)
-    needs_gradient, before = tensor.requires_grad, dict(vars(tensor)) if not isinstance(tensor, FakeTensor) else {}
+    needs_gradient, before = tensor.requires_grad, _find_attributes(tensor)
     with torch.no_grad(), torch._C.DisableTorchFunction():
         moved: Any = other.detach()
         if is_parameter and not isinstance(moved, FakeTensor):
@@ -52,12 +52,32 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
         tensor.__dict__.setdefault(name, value)
 
 
+def _find_attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """What a program gave a tensor, beside what a FakeTensor keeps there: the attributes it declares and memos of its
+    shape's (since 2.0)."""
+    if not isinstance(tensor, FakeTensor):
+        return dict(vars(tensor))
+    kept = {"_is_param", "fake_device", *FakeTensor.__annotations__}
+    return {name: value for name, value in vars(tensor).items() if name not in kept and "_memo" not in name}
+
+
+def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """`tensor.data = value`; either may be fake."""
+    if not isinstance(tensor, FakeTensor) and not isinstance(value, FakeTensor):
+        SET_DATA(tensor, value)
+    elif isinstance(tensor, FakeTensor) and isinstance(value, FakeTensor):
+        SET_DATA(tensor, value)
+        tensor.fake_device = value.fake_device  # an attribute of its own (since 2.0)
+    else:
+        become(tensor, value)
+
+
 def moving(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """`torch.utils.swap_tensors` that moves real tensors to a pretended card and back; `original` swaps two fakes."""
 
     def swap(t1: torch.Tensor, t2: torch.Tensor) -> None:
         if type(t1) is FakeTensor and type(t2) is FakeTensor:
-            own = {name: value for name, value in vars(t1).items() if name not in vars(t2) and name[0] != "_"}
+            own = _find_attributes(t1)
             original(t1, t2)
             vars(t1).update(own)
         elif isinstance(t1, FakeTensor) or isinstance(t2, FakeTensor) or type(t1) is not type(t2):

@@ -93,6 +93,8 @@ class StepLog:
         self.stream: list[int] = []
         self.used_on: dict[int, dict[int, None]] = {}
         """By storage, the further streams that the program said use it."""
+        self.grown: set[int] = set()
+        """Storages that took their memory back in place."""
         self.communication: set[int] = set()
         """Storages that a collective reads or writes."""
         self.results: dict[int, list[tuple[tuple[int, ...], str, int | None]]] = {}
@@ -239,6 +241,7 @@ class StepLog:
             return
         old = self._shrunk.pop(address)[1]
         new = self.enter(storage, after, self.shape[old], self.dtype[old])
+        self.grown.add(new)
         self.kind[new], self.name[new] = self.kind[old], self.name[old]
         self.note_op("torch.UntypedStorage.resize_", begin, 0)
 
@@ -248,6 +251,10 @@ class StepLog:
             index = self.note_storage(tensor)
             if index is not None and self.birth[index] > 0:
                 self.kind[index] = kind
+
+    def mark_grown(self, value: Any, kind: Kind) -> None:
+        """Set the kind of tensors that took their memory back in place."""
+        self.mark([each for each in torch_common.iterate_tensors(value) if self._note_storage(each) in self.grown], kind)
 
     def note_communication(self, value: Any) -> None:
         """Note that a collective reads or writes these tensors."""

@@ -47,7 +47,7 @@ class TensorReads:
         }
         # Hashed by value: torch makes these objects anew at each look.
         self._answers = {function: _of_fakes(function, answer) for function, answer in answers.items()}
-        self._answers[torch_programs.SET_DATA] = _set_data
+        self._answers[torch_programs.SET_DATA] = torch_programs.set_data
         if device.type == "cuda":
             self._answers |= _ON_CARD
 
@@ -124,14 +124,6 @@ def _of_fakes(function: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
         return (answer if isinstance(tensor, torch_common.FakeTensor) else function)(tensor, *args, **kwargs)
 
     return run
-
-
-def _set_data(tensor: Tensor, value: Tensor) -> None:
-    fakes = [isinstance(each, torch_common.FakeTensor) for each in (tensor, value)]
-    if fakes[0] == fakes[1]:
-        torch_programs.SET_DATA(tensor, value)
-    else:
-        torch_programs.become(tensor, value)
 
 
 def _cuda(

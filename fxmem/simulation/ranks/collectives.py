@@ -30,7 +30,8 @@ _KINDS: Final[dict[str, CollectiveKind]] = {
 _TIMES: Final = {"all-reduce": 2}
 """How often a ring passes the whole tensor."""
 _UNSHARDED: Final = "fsdp.split_with_sizes_copy"
-"""Copies what was gathered into the parameters, whole."""
+"""Copies what was gathered into the parameters, whole, as FSDP2 has them. FSDP1 gathers into flat parameters that take
+their memory back for it."""
 
 
 class Collectives:
@@ -74,6 +75,8 @@ class Collectives:
             if kind is not None:
                 self._note(kind, args, result)
                 self._log.note_communication(result if space == "_c10d_functional" else args)
+                if kind == "all-gather":
+                    self._log.mark_grown(args, Kind.UNSHARDED)
         return space in ("c10d", "_c10d_functional", "fsdp")
 
     def _note(self, kind: CollectiveKind, args: tuple[Any, ...], result: Any) -> None:

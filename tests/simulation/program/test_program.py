@@ -376,6 +376,21 @@ def test_parameters_keep_their_identity() -> None:
         assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
 
 
+def test_parameters_move_by_their_data() -> None:
+    with fxmem.record("h100", steps=1) as run:
+        model = nn.Linear(2048, 1024)  # its weight is made without memory, its bias on the host
+        model.weight.tag = model.bias.tag = "mine"  # type: ignore[attr-defined, assignment]
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to("cuda")
+        assert all(each.is_cuda and each.tag == "mine" for each in model.parameters())  # type: ignore[attr-defined]
+        model(torch.zeros(4, 2048, device="cuda")).sum().backward()
+        for parameter in model.parameters():
+            parameter.data = parameter.data.cpu()
+        assert not any(each.is_cuda for each in model.parameters())
+        assert model.weight.tag == "mine"  # type: ignore[attr-defined]
+    assert run.peak.by_kind[Kind.PARAMETER] == (2048 + 1) * 1024 * 4
+
+
 def test_torch_cuda_answers_with_the_prediction() -> None:
     with fxmem.record("h100") as recorded:
         assert torch.cuda.is_available()

@@ -42,13 +42,17 @@ def measured_and_predicted(name: str) -> tuple[int, int]:
         request = StepRequest(args=(tokens(),), loss=loss, target="cpu", **settings)
         set_aside = (*(SET_ASIDE if compiles else WORKSPACE_KERNELS), *(PRODUCTS if name in HALF else ()))
         measured = measure_cpu(model, request, set_aside=set_aside)
-    ranks_of_the_mesh = measured.resident_by_kind.get(Kind.BUFFER, 0)  # on the host, whatever the device
+    # A mesh's ranks are on the host, whatever the device. FSDP1 has none; what it keeps between steps is the card's.
+    ranks_of_the_mesh = 0 if name.startswith("fsdp1") else measured.resident_by_kind.get(Kind.BUFFER, 0)
     return measured.peak_without_kernel_scratch_bytes - ranks_of_the_mesh, analysis.peak.requested_bytes
 
 
 CHEAPEST = (
     "fsdp, uneven shards, the last rank",
     "fsdp, accumulation",
+    "fsdp1, bf16 with fp32 reduction",
+    "fsdp1, checkpointed",
+    "fsdp1, accumulation",
     "tp with sequence parallel",
     "mesh of replicate, fsdp and tp",
 )

@@ -1,0 +1,132 @@
+"""Private names of both generations of FSDP, each with why and since when.
+
+Checked on torch 2.11 and 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import _flat_param, _init_utils, _runtime_utils
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+from fxmem._torch.common import FakeTensor, patch, storage_key
+
+
+@contextlib.contextmanager
+def fakes_are_sharded() -> Iterator[None]:
+    """Both work on FakeTensors; nothing is allocated that a real rank would not."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_one_chunk())
+        stack.enter_context(_shards_padded_once())
+        stack.enter_context(_flat_parameters())
+        stack.enter_context(_machines_of_all_their_cards())
+        stack.enter_context(_nothing_pinned())
+        yield
+
+
+class _Chunks:
+    """The chunks of a tensor, made when asked for."""
+
+    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, count, dim
+        self._length = -(-tensor.size(dim) // count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index >= self._count:
+            raise IndexError(index)
+        size, begin = self._tensor.size(self._dim), index * self._length
+        if begin >= size and index:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, begin, min(self._length, size - begin))
+
+
+@contextlib.contextmanager
+def _one_chunk() -> Iterator[None]:
+    """FSDP2 makes a view of each parameter for every rank to take one (`_chunk_with_empty`, since 2.4): that one alone
+    is made, so that the world's size costs nothing."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda tensor, num_chunks, dim: _Chunks(tensor, num_chunks, dim)
+
+    with patch(_fsdp_param, "_chunk_with_empty", make):
+        yield
+
+
+@contextlib.contextmanager
+def _shards_padded_once() -> Iterator[None]:
+    """FSDP2 pads unpadded shards before its first forward (`FSDPParam.reset_sharded_param`, since 2.4).
+
+    It tells them by their addresses, which fakes do not have: those in the storage that it knows stay as they are."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def reset_sharded_param(self: Any) -> None:
+            known: Any = self._sharded_param_data
+            local: Any = getattr(self.sharded_param, "_local_tensor", None)
+            are_fake = isinstance(known, FakeTensor) and isinstance(local, FakeTensor)
+            if are_fake and storage_key(known) == storage_key(local):
+                self._sharding_spec = self.sharded_param._spec
+            else:
+                original(self)
+
+        return reset_sharded_param
+
+    with patch(_fsdp_param.FSDPParam, "reset_sharded_param", make):
+        yield
+
+
+@contextlib.contextmanager
+def _flat_parameters() -> Iterator[None]:
+    """FSDP1's flat parameters are told of their gradients, and stay fake where they are offloaded.
+
+    Its hooks are on `AccumulateGrad` nodes, which keep them in C++, where no Python engine sees them
+    (`_register_post_backward_hook`, torch/distributed/fsdp/_runtime_utils.py, since 1.13). Here they are on the
+    parameters, where torch itself has them under dynamo; of the pair that is kept only the last is used.
+    `FlatParamHandle.flat_param_to` (since 1.13) moves shards to the host, where a program's tensors are real: one that
+    goes to and fro has to stay itself.
+    """
+
+    def register(state: Any, handle: Any) -> None:
+        if handle is None or not torch.is_grad_enabled() or not handle.flat_param.requires_grad:
+            return
+        flat = handle.flat_param
+        if not hasattr(flat, "_post_backward_hook_state"):
+            hook = functools.partial(_runtime_utils._post_backward_hook, state, handle)
+            flat._post_backward_hook_state = None, flat.register_post_accumulate_grad_hook(hook)
+
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def move(self: Any, *args: Any, **kwargs: Any) -> None:
+            with self.flat_param.fake_mode if isinstance(self.flat_param, FakeTensor) else contextlib.nullcontext():
+                original(self, *args, **kwargs)
+
+        return move
+
+    with (
+        patch(_runtime_utils, "_register_post_backward_hook", lambda _: register),
+        patch(_flat_param.FlatParamHandle, "flat_param_to", make),
+    ):
+        yield
+
+
+def _machines_of_all_their_cards() -> contextlib.AbstractContextManager[None]:
+    """FSDP1 that shards within machines asks how many ranks one has, and not how many cards a rank finds
+    (`_init_intra_and_inter_node_groups`, torch/distributed/fsdp/_init_utils.py, since 2.0)."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda group, found: original(group, int(os.environ.get("LOCAL_WORLD_SIZE") or found))
+
+    return patch(_init_utils, "_init_intra_and_inter_node_groups", make)
+
+
+def _nothing_pinned() -> contextlib.AbstractContextManager[None]:
+    """Shards that are offloaded to the host stay where they are: fakes have no pages to pin (`aten._pin_memory` has no
+    fake form, as of 2.11), and those of real tensors the driver would pin."""
+    return patch(torch.Tensor, "pin_memory", lambda _: lambda tensor, *args, **kwargs: tensor)
