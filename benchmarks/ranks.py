@@ -33,9 +33,10 @@ _OVER_GLOO: Final = {
     2: (
         *("fsdp", "fsdp, accumulation", "fsdp, no resharding", "fsdp, selectively checkpointed", "fsdp, checkpointed"),
         *("fsdp, compiled layers", "fsdp, compiled layers, no resharding", "fsdp, compiled checkpoints"),
+        *("fsdp1", "fsdp1, no resharding", "fsdp1, checkpointed", "fsdp1, accumulation"),
         *("tp", "tp with sequence parallel", "ddp", "ddp, views", "zero-1", "1f1b", "gpipe"),
     ),
-    3: ("fsdp, uneven shards, the last rank", "fsdp, uneven, accumulation"),
+    3: ("fsdp, uneven shards, the last rank", "fsdp, uneven, accumulation", "fsdp1, bf16 with fp32 reduction"),
     4: (
         *("fsdp", "fsdp, bf16 with fp32 reduction", "hsdp", "fsdp x tp, checkpointed", "mesh of tp"),
         *("ddp", "zero-1", "1f1b", "gpipe"),

@@ -117,7 +117,7 @@ def _flat_parameters() -> Iterator[None]:
 
 
 def _machines_of_all_their_cards() -> contextlib.AbstractContextManager[None]:
-    """FSDP1 that shards within machines asks how many ranks one has, and not how many cards a rank finds
+    """FSDP1 shards within machines by how many ranks one has, not by the cards that a rank finds
     (`_init_intra_and_inter_node_groups`, torch/distributed/fsdp/_init_utils.py, since 2.0)."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -254,7 +254,9 @@ class StepLog:
 
     def mark_grown(self, value: Any, kind: Kind) -> None:
         """Set the kind of tensors that took their memory back in place."""
-        self.mark([each for each in torch_common.iterate_tensors(value) if self._note_storage(each) in self.grown], kind)
+        self.mark(
+            [each for each in torch_common.iterate_tensors(value) if self._note_storage(each) in self.grown], kind
+        )
 
     def note_communication(self, value: Any) -> None:
         """Note that a collective reads or writes these tensors."""

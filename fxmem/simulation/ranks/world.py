@@ -120,7 +120,7 @@ def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
     refused = torch_distributed.find_cpp_hooks(made)
     if refused:
         raise AnalysisError(
-            f"expected a model that is sharded by fully_shard (FSDP2), DTensor or DistributedDataParallel; this one is "
+            f"expected a model that is sharded by FSDP, DTensor or DistributedDataParallel; this one is "
             f"sharded by {refused}, which works in hooks that no Python engine runs. Shard it with fully_shard."
         )
     return made

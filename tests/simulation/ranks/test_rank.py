@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import ScheduleInterleavedZeroBubble
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.experimental import context_parallel
@@ -158,8 +158,12 @@ def reads_a_sum(model: nn.Module) -> None:
     fsdp("cuda", reshard=bool(total.item() > 4))(model)
 
 
-def wraps_in_fsdp1(model: nn.Module) -> nn.Module:
-    return FullyShardedDataParallel(model)
+class DeepSpeedEngine(nn.Module):
+    """Known by its name."""
+
+
+def wraps_in_deepspeed(model: nn.Module) -> nn.Module:
+    return DeepSpeedEngine()
 
 
 def imports_deepspeed(model: nn.Module) -> None:
@@ -184,7 +188,7 @@ REFUSED = [
     ({"ranks": 4, "parallelize": too_few}, AnalysisError, "in too_few"),
     ({"parallelize": asks_others}, AnalysisError, "to need no values, such as other ranks send"),
     ({"parallelize": reads_a_sum}, AnalysisError, "in reads_a_sum: `fsdp("),
-    ({"parallelize": wraps_in_fsdp1}, AnalysisError, "sharded by FSDP1"),
+    ({"parallelize": wraps_in_deepspeed}, AnalysisError, "sharded by DeepSpeed"),
     ({"parallelize": imports_deepspeed}, AnalysisError, "ZeRO-3 is fully_shard"),
     ({"parallelize": splits_sequences}, AnalysisError, "got context_parallel"),
     ({"parallelize": bubbles_to_zero}, AnalysisError, "Use ScheduleInterleaved1F1B"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,10 +39,35 @@ def process_patches(notes: MadeUpNotes, world: World | None) -> Iterator[context
 
         return forward
 
+    yield _process_of_its_own()
     yield torch_common.patch(torch.multiprocessing, "spawn", spawning)
     yield torch_common.patch(torch.nn.DataParallel, "forward", forwarding)
     if torch.distributed.is_available():
         yield from _distributed(notes, world)
+
+
+@contextlib.contextmanager
+def _process_of_its_own() -> Iterator[None]:
+    """Accelerate finds no state of the process, as in a new one.
+
+    It keeps that in a dictionary of each of three classes (accelerate/state.py): what it knows of one rank it would
+    take for the next one's. What was there before is back afterwards.
+    """
+    before = {id(each): dict(each) for each in _shared_states()}
+    for each in _shared_states():
+        each.clear()
+    try:
+        yield
+    finally:
+        for each in _shared_states():
+            each.clear()
+            each.update(before.get(id(each), {}))
+
+
+def _shared_states() -> list[dict[str, Any]]:
+    state = sys.modules.get("accelerate.state")
+    kinds = (getattr(state, name, None) for name in ("PartialState", "AcceleratorState", "GradientState"))
+    return [kind._shared_state for kind in kinds if kind is not None]
 
 
 def _distributed(notes: MadeUpNotes, world: World | None) -> Iterator[contextlib.AbstractContextManager[Any]]:
@@ -55,6 +81,15 @@ def _distributed(notes: MadeUpNotes, world: World | None) -> Iterator[contextlib
 
         return init_process_group
 
+    def counting(original: Callable[..., int]) -> Callable[..., int]:
+        def device_count() -> int:
+            asks_for_all = sys._getframe(1).f_code.co_name == "num_cuda_devices"
+            return int(place.variables["LOCAL_WORLD_SIZE"]) if asks_for_all else original()
+
+        return device_count
+
+    # Of a machine's cards a rank finds its own alone, but Lightning compares the devices it is to use with all of them.
+    yield torch_common.patch(torch.cuda, "device_count", counting)
     yield place.prepared() if world is not None else torch_distributed.group_of_its_own()
     yield torch_distributed.default_device(torch.device("cuda"))
     for owner in (torch.distributed, torch.distributed.distributed_c10d, torch.distributed.device_mesh):
