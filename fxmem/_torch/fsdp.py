@@ -117,8 +117,11 @@ def _flat_parameters() -> Iterator[None]:
 
 
 def _machines_of_all_their_cards() -> contextlib.AbstractContextManager[None]:
-    """FSDP1 shards within machines by how many ranks one has, not by the cards that a rank finds
-    (`_init_intra_and_inter_node_groups`, torch/distributed/fsdp/_init_utils.py, since 2.0)."""
+    """FSDP1 shards within machines by how many ranks these have.
+
+    It asks for the cards that a rank finds, which is one here (`_init_intra_and_inter_node_groups`,
+    torch/distributed/fsdp/_init_utils.py, since 2.0).
+    """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda group, found: original(group, int(os.environ.get("LOCAL_WORLD_SIZE") or found))
