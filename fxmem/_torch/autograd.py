@@ -275,6 +275,7 @@ def route_engine(
     run_backward: Callable[..., tuple[Any, ...]],
     task_id: Callable[[], int],
     node: Callable[[], Any],
+    will_execute: Callable[[Any], bool | None],
     queue_callback: Callable[[Callable[[], None]], bool],
     takes: Callable[[Any], bool] = lambda roots: True,
 ) -> Iterator[None]:
@@ -285,8 +286,9 @@ def route_engine(
     All three call `torch.autograd._engine_run_backward(roots, grads, retain_graph, create_graph, inputs,
     allow_unreachable, accumulate_grad)` (since 2.2). `torch._C._current_graph_task_id` is how
     `torch.utils.checkpoint` tells one backward from the next (since 1.11), and `torch._C._current_autograd_node` how
-    an unpack hook asks which node it unpacks for (since 2.1); `queue_callback(f) -> bool` takes what a hook wants run
-    at the end, or answers False when no walk of ours is under way.
+    an unpack hook asks which node it unpacks for (since 2.1); `torch._C._will_engine_execute_node(node)` is how
+    `register_multi_grad_hook` learns how many gradients will come (since 2.0); `queue_callback(f) -> bool` takes what
+    a hook wants run at the end, or answers False when no walk of ours is under way.
     """
     me = threading.get_ident()
 
@@ -311,6 +313,13 @@ def route_engine(
 
         return current
 
+    def executing(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        def will(asked: Any) -> bool:
+            mine = will_execute(asked) if threading.get_ident() == me else None
+            return original(asked) if mine is None else mine
+
+        return will
+
     class Callbacks:
         """Stands in for the C++ engine object; everything but `queue_callback` is the original's."""
 
@@ -328,6 +337,7 @@ def route_engine(
         patch(torch.autograd, "_engine_run_backward", route),
         patch(torch._C, "_current_graph_task_id", task),
         patch(torch._C, "_current_autograd_node", running),
+        patch(torch._C, "_will_engine_execute_node", executing),
         patch(torch.autograd.Variable, "_execution_engine", Callbacks),
     ):
         yield

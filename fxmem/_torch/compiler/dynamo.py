@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from fxmem._torch.common import FakeTensor, patch, set_environment
+from fxmem._torch.common import patch, set_environment
 from fxmem._torch.compiler import inlined
 
 
@@ -324,7 +324,7 @@ def _find_numbers(owner: Any) -> list[torch.Tensor]:
     if not isinstance(owner, torch.Tensor):
         return [owner.example_strong_ref]
     saved = (getattr(owner.grad_fn, name) for name in dir(owner.grad_fn) if name.startswith("_saved_"))
-    return [each for each in saved if isinstance(each, torch.Tensor) and not isinstance(each, FakeTensor)]
+    return [each for each in saved if type(each) is torch.Tensor]  # what dynamo traces is fake, within DTensors, too
 
 
 _CALL: Final = "compile_wrapper"

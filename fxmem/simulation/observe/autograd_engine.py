@@ -85,7 +85,8 @@ class AutogradEngine:
         self.hooks = BackwardHooks(self._run)
         self.keeps_graph = False
         """Whether the backward that runs leaves what is saved for another."""
-        self._tasks: list[int] = []
+        self._tasks: list[tuple[int, GraphTask]] = []
+        """Backwards under way by their numbers, each begun within the one before."""
         self._running: list[Any] = []
         """Nodes, each called within the one before."""
         self._next_task = 1 << 40  # far from the C++ engine's own small numbers
@@ -110,8 +111,9 @@ class AutogradEngine:
         with (
             torch_autograd.route_engine(
                 self.run_backward,
-                lambda: self._tasks[-1] if self._tasks else -1,
+                lambda: self._tasks[-1][0] if self._tasks else -1,
                 lambda: self._running[-1] if self._running else None,
+                lambda node: self._tasks[-1][1].will_execute(node) if self._tasks else None,
                 self._queue_callback,
                 self.takes,
             ),
@@ -173,7 +175,7 @@ class AutogradEngine:
             task.check_inputs_are_used()
         task.start(gradients)
         self.keeps_graph = retain_graph
-        with self._current_task(), torch.set_grad_enabled(create_graph):
+        with self._current_task(task), torch.set_grad_enabled(create_graph):
             walk = functools.partial(self._walk, task, retain_graph, create_graph)
             with self._streams.keep():
                 if inputs or len(self._tasks) > 1:  # in another backward, what that one leaves out must not count here
@@ -203,9 +205,9 @@ class AutogradEngine:
             task.deliver(node, results)
 
     @contextlib.contextmanager
-    def _current_task(self) -> Iterator[None]:
+    def _current_task(self, task: GraphTask) -> Iterator[None]:
         """A number for the backward that runs, which checkpoint asks for."""
-        self._tasks.append(self._next_task)
+        self._tasks.append((self._next_task, task))
         self._next_task += 1
         try:
             yield

@@ -37,6 +37,7 @@ class GraphTask:
         self.captured: list[torch.Tensor | None] = [None] * len(inputs)
         """The gradients of `inputs`, as far as they are known."""
         producers = _producers([node for node, _ in self._roots])
+        self._reached = {node for node, _ in self._roots} | producers.keys()
         self._missing = {node: len(before) for node, before in producers.items()}
         """How many gradients each node still waits for."""
         self._needed: set[Any] | None = None
@@ -50,8 +51,7 @@ class GraphTask:
 
     def _restrict(self, producers: dict[Any, list[Any]]) -> None:
         """Keep to the nodes that lead to a captured input."""
-        reached = {node for node, _ in self._roots} | self._missing.keys()
-        needed = {node for node, _ in self._captures} & reached
+        needed = {node for node, _ in self._captures} & self._reached
         stack = list(needed)
         while stack:
             for node in producers.get(stack.pop(), ()):
@@ -111,6 +111,10 @@ class GraphTask:
         for (captured, index), position in self._captures.items():
             if captured is node:
                 self.captured[position] = received[index]
+
+    def will_execute(self, node: Any) -> bool:
+        """Whether a node of any graph runs before this is over or has its gradients captured, or has."""
+        return node in (self._reached if self._needed is None else self._needed)
 
     def executes(self, node: Any) -> bool:
         """Whether a node runs, or only has its gradients captured."""

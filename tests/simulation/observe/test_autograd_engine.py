@@ -217,6 +217,31 @@ def test_hooks_run_where_the_cpp_engine_runs_them():
     assert came.index("full") < came.index("tensor") < came.index("accumulated")
 
 
+@pytest.mark.parametrize("only", [False, True])
+def test_a_hook_waits_for_all_gradients_that_will_come(only):
+    """Of tensors that are used, before and within backward, of leaves, and of one that no gradient reaches."""
+
+    def program(log):
+        leaf = torch.ones(3, requires_grad=True)
+        first, unused = leaf.sin(), leaf.cos()
+        second = first.exp()
+        seen = torch.autograd.graph.register_multi_grad_hook
+        seen([first, second, unused], lambda found: log.append([each is not None for each in found]))
+        if only:
+            torch.autograd.grad(second.sum(), [first])
+        else:
+            seen([first, leaf], lambda found: log.append([each.sum() for each in found]))
+            second.sum().backward()
+
+    expected, came = [], []
+    program(expected)
+    engine = AutogradEngine(Watching())
+    with engine.route(lambda cls, args, apply: apply(*args)), _Methods(engine):
+        program(came)
+    assert came == expected
+    assert len(came) == (1 if only else 2)
+
+
 def test_an_unpack_hook_may_ask_which_node_it_unpacks_for():
     """As hooks that offload do, to free in time (OffloadActivations of torchtune)."""
 

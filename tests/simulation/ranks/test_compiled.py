@@ -50,8 +50,9 @@ def test_a_rank_of_compiled_layers_takes_what_real_ranks_took() -> None:
         assert by_layer == [len(kernels) // 3] * 3
 
 
-def test_a_rank_of_compiled_checkpoints_takes_what_its_real_tensors_take() -> None:
-    measured, predicted = measured_and_predicted("fsdp, compiled checkpoints")
+@pytest.mark.parametrize("kind", ["fsdp, compiled checkpoints", "tp with sequence parallel, compiled layers"])
+def test_a_compiled_rank_takes_what_its_real_tensors_take(kind: str) -> None:
+    measured, predicted = measured_and_predicted(kind)
     assert predicted == measured
 
 
