@@ -7,6 +7,7 @@ Checked on torch 2.11.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as _UTILITY_TYPE
 from torch.utils.data import dataloader
 
 from fxmem._torch.common import FakeTensor, patch
+from fxmem._torch.wrappers import is_wrapper
 
 LOADER_ITERATOR: Final[Any] = dataloader._BaseDataLoaderIter
 """The iterator of a `DataLoader` in this process; its `__next__` hands out a batch (since 1.2)."""
@@ -47,6 +49,8 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     moved.requires_grad_(needs_gradient and (moved.is_floating_point() or moved.is_complex()))
     tensor.__class__, moved.__class__ = type(moved), type(tensor)
     tensor.__dict__, moved.__dict__ = moved.__dict__, tensor.__dict__
+    if is_wrapper(tensor) and is_wrapper(moved):
+        _swap_slots(tensor, moved)
     torch._C._swap_tensor_impl(tensor, moved)
     for name, value in before.items():
         tensor.__dict__.setdefault(name, value)
@@ -72,6 +76,14 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         become(tensor, value)
 
 
+def _swap_slots(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Exchange what is in slots, as a DTensor's shard."""
+    for name in copyreg._slotnames(type(tensor)):  # type: ignore[attr-defined] # as `swap_tensors` finds them
+        own = getattr(tensor, name)
+        setattr(tensor, name, getattr(other, name))
+        setattr(other, name, own)
+
+
 def moving(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """`torch.utils.swap_tensors` that moves real tensors to a pretended card and back; `original` swaps two fakes."""
 
@@ -80,7 +92,7 @@ def moving(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
             own = _find_attributes(t1)
             original(t1, t2)
             vars(t1).update(own)
-        elif isinstance(t1, FakeTensor) or isinstance(t2, FakeTensor) or type(t1) is not type(t2):
+        elif type(t1) is not type(t2) or isinstance(t1, FakeTensor) or is_wrapper(t1):
             become(t1, t2)
         else:
             with torch.no_grad():

@@ -104,6 +104,26 @@ def test_a_script_without_a_mesh_shards_over_all_ranks(ranks: int) -> None:
     assert shards == [64 * 64 * 4 // ranks]
 
 
+def test_a_model_may_be_sharded_on_meta_and_then_made_on_the_card() -> None:
+    found = []
+    for device in ("meta", "cuda"):
+        with fxmem.record(ranks=4, rank=1, steps=2) as recorded:
+            torch.distributed.init_process_group("nccl")
+            with torch.device(device):
+                model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(2)))
+            for each in (*model, model):
+                fully_shard(each)
+            optimizer = torch.optim.AdamW(model.to_empty(device="cuda").parameters(), foreach=True)
+            while True:
+                model(torch.randn(4096, 64, device="cuda")).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        shards = [each.nbytes for each in recorded.profile.storages if each.kind is Kind.PARAMETER]
+        assert sorted(shards) == [64, 64, 64 * 64, 64 * 64]
+        found.append(recorded.rounds[-1].requested_bytes)
+    assert found[0] == found[1]
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.distributed.optim's own
 def test_zero_shares_the_optimizers_state_step_by_step() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
