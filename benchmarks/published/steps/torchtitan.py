@@ -5,7 +5,8 @@ in float32, computation in bfloat16, gradients reduced in float32, AdamW, 8,192 
 Checkpoints are its "selective op": attention, reduce-scatter and every other product are kept. The last block stays
 whole between forward and backward, as the root does; the logits are deleted before backward. "Memory" is the peak of
 reserved bytes, the largest of all ranks. With float8 all linear layers but the output compute in it by torchao, scaled
-by tensor, and their weights are gathered in it. Since 2025 the loss is compiled as well.
+by tensor, and their weights are gathered in it. Since 2025 the loss is compiled as well. RMS norm is written out
+(torchtitan/models/norms.py), until 3b39d7ab took torch's own in March 2025.
 Tensor parallel has sequence parallel between the blocks' parts and parallel logits and loss.
 """
 
@@ -34,7 +35,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from . import Step
-from .loops import linear, meta
+from .loops import leaf, linear, meta
 
 HEAD, WORDS, TOKENS = 128, 128256, 8192
 
@@ -105,13 +106,36 @@ class FeedForward(nn.Module):
         return output
 
 
+class RootNorm(nn.Module):
+    """RMS norm in float32, written out."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = leaf(width)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Divide by the root of the mean square."""
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return self.normalise(x.float()).type_as(x) * self.weight
+
+
+Norm = Callable[[int], nn.Module]
+"""Makes a norm of this width."""
+
+own_norm: Norm = partial(nn.RMSNorm, eps=1e-5, device="meta")
+"""Torch's."""
+
+
 class Block(nn.Module):
     """A layer."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, norm: Norm) -> None:
         super().__init__()
         self.attention, self.feed_forward = Attention(size), FeedForward(size)
-        self.attention_norm, self.ffn_norm = (nn.RMSNorm(size.width, eps=1e-5, device="meta") for _ in range(2))
+        self.attention_norm, self.ffn_norm = norm(size.width), norm(size.width)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """Apply attention and MLP."""
@@ -128,13 +152,13 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 class Llama(nn.Module):
     """Ends with the loss, so that nothing keeps the logits over backward."""
 
-    def __init__(self, size: Size, tokens: int = TOKENS) -> None:
+    def __init__(self, size: Size, tokens: int = TOKENS, norm: Norm = RootNorm) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(WORDS, size.width, device="meta")
         table = torch.empty(tokens, HEAD // 2, dtype=torch.complex64, device="meta")
         self.register_buffer("table", table, persistent=False)
-        self.layers = nn.ModuleList(Block(size) for _ in range(size.layers))
-        self.norm = nn.RMSNorm(size.width, eps=1e-5, device="meta")
+        self.layers = nn.ModuleList(Block(size, norm) for _ in range(size.layers))
+        self.norm = norm(size.width)
         self.output = linear(size.width, WORDS, dtype=torch.float32)
         self.loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
 
@@ -227,6 +251,8 @@ class Way(NamedTuple):
     """Whether selective checkpoints keep cuDNN's attention, as they keep flash attention."""
     splits_ends: bool = False
     """Embeddings and head are sharded by themselves, every block is whole for its own time only (since 83e69410)."""
+    torch_norm: bool = False
+    """RMS norm is torch's own (since 3b39d7ab)."""
 
 
 def shard(model: nn.Module, way: Way) -> nn.Module:
@@ -275,4 +301,5 @@ def train(ranks: int, batch: int = 2, tokens: int = TOKENS, size: str = "8B", **
         "parallelize": partial(shard, way=way),
         "compile": "as-is" if way.compiled else None,
     }
-    return Step(Llama(SIZES[size], tokens), (ids, ids), {**options, "loss": lambda output: output})
+    model = Llama(SIZES[size], tokens, own_norm if way.torch_norm else RootNorm)
+    return Step(model, (ids, ids), {**options, "loss": lambda output: output})
