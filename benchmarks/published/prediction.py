@@ -55,7 +55,7 @@ def _peaks(
 def _analyse(step: str, target: str, settings: tuple[tuple[str, Any], ...]) -> dict[str, int]:
     built = build_step(step, dict(settings))
     if isinstance(built, Program):
-        return dict(_run_program(built.run, target, built.compile)[built.case])
+        return dict(_run_program(built.run, target, built.compile, built.ranks)[built.case])
     peak = fxmem.analyze(built.model, built.inputs, target=target, **built.options).peak
     peaks = {}
     for statistic in STATISTICS:
@@ -67,6 +67,8 @@ def _analyse(step: str, target: str, settings: tuple[tuple[str, Any], ...]) -> d
 
 
 @lru_cache(maxsize=4)
-def _run_program(run: Callable[[], Mapping[str, Peaks]], target: str, compile: str | None) -> Mapping[str, Peaks]:
-    with fxmem.record(target, out_of_memory="continue", compile=compile):
+def _run_program(
+    run: Callable[[], Mapping[str, Peaks]], target: str, compile: str | None, ranks: int | None
+) -> Mapping[str, Peaks]:
+    with fxmem.record(target, out_of_memory="continue", compile=compile, ranks=ranks):
         return run()

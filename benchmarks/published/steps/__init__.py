@@ -33,6 +33,8 @@ class Program:
     case: str
     compile: str | None = None
     """How `fxmem.record` runs what the program compiles."""
+    ranks: int | None = None
+    """Of how many ranks the program is the first."""
 
 
 def build_step(name: str, settings: Mapping[str, Any]) -> Step | Program:
