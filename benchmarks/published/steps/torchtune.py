@@ -168,7 +168,7 @@ class Decoder(nn.Module):
         """Compute the logits."""
         h = self.words(tokens)
         for layer in self.layers:
-            h = layer(h, mask, positions)
+            h = layer(h, mask=mask, positions=positions)
         h = self.norm(h)
         with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
             if self.chunked:
