@@ -41,6 +41,17 @@ def is_wrapper_type(kind: type) -> bool:
     return not issubclass(kind, FakeTensor) and hasattr(kind, "__tensor_flatten__")
 
 
+@functools.cache
+def runs_own_way(kind: type) -> bool:
+    """Whether tensors of a class, no FakeTensors, say themselves how operators run on them.
+
+    `x.data` hands any class to dispatch modes, `Parameter` among them (`Tensor.__torch_dispatch__`, which a class
+    without a way of its own inherits, since 1.11).
+    """
+    way = vars(torch.Tensor)["__torch_dispatch__"]
+    return not issubclass(kind, FakeTensor) and getattr(kind, "__torch_dispatch__", way) is not way
+
+
 def is_fake(value: Any) -> bool:
     """Whether a value is a FakeTensor, or a wrapper of one."""
     if type(value) is FakeTensor or not isinstance(value, torch.Tensor):

@@ -18,6 +18,7 @@ import torch
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Phase
 from fxmem.simulation import known_values
@@ -156,7 +157,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if func is torch_fakes.DEVICE_OF:
             return args[0].fake_device
         for kind in types:
-            if kind is not torch_common.FakeTensor and not issubclass(kind, torch_common.FakeTensor):
+            if kind is not torch_common.FakeTensor and torch_wrappers.runs_own_way(kind):
                 return NotImplemented  # a wrapper takes itself apart; what it then calls comes here
         if func is torch_fakes.NUMBER_OF and (number := torch_fakes.constant_number(args[0])) is not None:
             return number

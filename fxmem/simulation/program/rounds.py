@@ -179,7 +179,8 @@ class Rounds(RoundRule):
             )
 
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
-        return any(map(torch_wrappers.is_fake, stepped_parameters(optimizer)))
+        # Where the CPU is the target, so are the real tensors of a model that was made before the recording.
+        return any(not self._on_card or torch_wrappers.is_fake(each) for each in stepped_parameters(optimizer))
 
     # --- the ends of set-up and rounds --------------------------------------------------------------------------------
 

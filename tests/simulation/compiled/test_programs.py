@@ -135,6 +135,20 @@ def test_numbers_that_dynamo_keeps_are_in_the_memory_of_a_program_on_the_cpu() -
     assert run.peak.requested_bytes == analysed.peak.requested_bytes
 
 
+def test_a_model_compiled_before_the_recording_trains_on_the_cpu() -> None:
+    model = nn.Linear(64, 64)
+    compiled, optimizer = torch.compile(model), torch.optim.SGD(model.parameters(), momentum=0.9)
+    with fxmem.record("cpu", steps=2, compile="as-is") as run:
+        while True:
+            compiled(torch.zeros(16, 64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    made = run.profile.step.compiled
+    assert made is not None
+    assert made.graphs == 2
+    assert len(run.rounds) == 2
+
+
 PADDED = """
 import torch
 weight = torch.zeros(1024, 1023, device="cuda", dtype=torch.bfloat16)

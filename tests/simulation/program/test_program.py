@@ -634,6 +634,27 @@ def test_a_program_for_the_cpu() -> None:
     assert recorded.rounds[-1].requested_bytes == recorded.peak.requested_bytes
 
 
+def test_a_model_made_before_the_recording_trains_on_the_cpu() -> None:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = Mlp()
+        return model, torch.optim.AdamW(model.parameters())
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        while True:
+            model(torch.randn(16, 256)).sum().backward()
+            assert all(each.data.shape == each.shape for each in model.parameters())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    before = make()
+    with fxmem.record("cpu", steps=2) as recorded:
+        train(*before)
+    with fxmem.record("cpu", steps=2) as within:
+        train(*make())
+    assert [each.requested_bytes for each in recorded.rounds] == [each.requested_bytes for each in within.rounds]
+    assert recorded.profile.step.optimizer == "AdamW"
+
+
 def test_a_round_on_the_cpu_counts_what_a_kernel_has_for_itself() -> None:
     """`_log_softmax` copies an input that is not contiguous."""
     layer = torch.nn.Linear(8, 64)
