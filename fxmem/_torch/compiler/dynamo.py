@@ -23,6 +23,8 @@ import torch
 from fxmem._torch.common import patch, set_environment
 from fxmem._torch.compiler import inlined
 
+_CPU: Final = torch.device("cpu")
+
 
 @contextlib.contextmanager
 def fresh_dynamo(note_break: Callable[[str], None]) -> Iterator[None]:
@@ -159,20 +161,24 @@ def load_compiler() -> None:
     """Import dynamo and inductor while torch is as it is: they bind its functions.
 
     So do the tables that dynamo makes once, by the identity of functions: `trace_rules.get_torch_obj_rule_map` (since
-    2.2) and `TorchInGraphFunctionVariable._get_handlers` (since 2.3). To import inductor sets
-    `TORCHINDUCTOR_CACHE_DIR` and makes that folder.
+    2.2), `TorchInGraphFunctionVariable._get_handlers` (since 2.3) and `populate_builtin_to_tensor_fn_map` (since 2.6),
+    which asks tensors for their values. To import inductor sets `TORCHINDUCTOR_CACHE_DIR` and makes that folder.
     """
     with (
         warnings.catch_warnings(action="ignore"),
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         set_environment({"TORCHINDUCTOR_CACHE_DIR": folder}),
+        _CPU,
     ):
         import torch._inductor.compile_fx  # noqa: F401
         from torch._dynamo import trace_rules
+        from torch._dynamo.variables import builtin
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
         trace_rules.get_torch_obj_rule_map()
         TorchInGraphFunctionVariable._get_handlers()
+        if hasattr(builtin, "populate_builtin_to_tensor_fn_map"):
+            builtin.populate_builtin_to_tensor_fn_map()
 
 
 @contextlib.contextmanager

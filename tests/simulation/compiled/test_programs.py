@@ -6,10 +6,12 @@ import contextlib
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import fxmem
 from fxmem._torch.compiler import dynamo as torch_dynamo
@@ -156,6 +158,20 @@ product = torch.compile(lambda x: x @ weight)
 with torch.inference_mode():
     out = product(torch.zeros(2048, 1024, device="cuda", dtype=torch.bfloat16))
 """
+
+
+def test_flex_attention_is_compiled_with_its_mask() -> None:
+    def is_before(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return query >= key
+
+    with fxmem.record("h100", compile="as-is") as run:
+        mask = torch.compile(create_block_mask)(is_before, None, None, 256, 256, device="cuda")
+        x = torch.zeros(1, 2, 256, 64, device="cuda", dtype=torch.bfloat16)
+        with torch.no_grad():
+            torch.compile(flex_attention)(x, x, x, block_mask=mask)
+    assert run.profile.step.compiled is not None
+    assert run.profile.step.compiled.graphs == 2
+    assert any(node.name.startswith("triton_tem_fused_flex_attention") for node in run.profile.nodes)
 
 
 def test_what_is_decided_by_timing_has_two_answers_in_a_program(tmp_path: Path) -> None:
