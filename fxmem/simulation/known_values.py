@@ -136,9 +136,9 @@ def replacement(function: Any) -> Callable[..., Any] | None:
     return None
 
 
-def _of_numbers(data: Any, **kwargs: Any) -> torch.Tensor:
+def _of_numbers(data: Any, *, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
     """`torch.tensor` of a list with scalar tensors in it, whose memory it would read: their numbers, which may be
-    known, in their place."""
+    known, in their place. Pinned memory it would ask the driver for, beneath all operators."""
     if isinstance(data, (list, tuple)):
         data = torch_common.tree_map_only(
             torch_common.FakeTensor, lambda each: each if each.dim() else each.item(), data

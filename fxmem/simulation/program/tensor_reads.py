@@ -132,14 +132,7 @@ def _cuda(
     return tensor.to("cuda", non_blocking=non_blocking, memory_format=memory_format)
 
 
-def _unpinned(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes a tensor of Python's numbers; pinned memory it asks the driver for beneath all operators."""
-    return lambda *args, pin_memory=False, **kwargs: function(*args, **kwargs)
-
-
 _ON_CARD: Final[dict[Any, Callable[..., Any]]] = {
-    torch.tensor: _unpinned(torch.tensor),
-    Tensor.new_tensor: _unpinned(Tensor.new_tensor),
     Tensor.cuda: _cuda,
     Tensor.type: convert,
     Tensor.pin_memory: lambda tensor, *_, **__: tensor,

@@ -285,9 +285,7 @@ def test_labels_from_a_loader_keep_their_values_on_the_card() -> None:
 def test_numbers_in_pinned_memory_keep_their_values_on_the_card() -> None:
     with fxmem.record("h100") as recorded:
         window = torch.tensor(3, dtype=torch.int32, pin_memory=True).cuda(non_blocking=True)
-        sizes = torch.zeros(1).new_tensor([1.0, 2.0], pin_memory=True).cuda()
         assert window.item() == 3
-        assert sizes.tolist() == [1, 2]
     assert not recorded.made_up
 
 
