@@ -78,3 +78,9 @@ def linked_errors(error: BaseException) -> Iterator[BaseException]:
             seen.add(id(link))
             yield link
             pending += [link.__context__, link.__cause__]
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of what an error leads to: one that a variable of its own frames has would keep the program's alive."""
+    for each in list(linked_errors(error)):
+        each.__traceback__ = None

@@ -53,12 +53,28 @@ CALL_SITES: Final[tuple[tuple[Any, str, Callable[..., Any]], ...]] = (
 """
 
 
+_MOVES: Final = frozenset({torch.ops.aten.to.device, torch.ops.aten.to.dtype_layout})
+_dispatch: Final[Callable[..., Any]] = fake_tensor.FakeTensorMode.dispatch
+
+
+def _dispatch_taken_apart(
+    self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    if func in _MOVES:
+        with self:
+            return func.decompose(*args, **(kwargs or {}))
+    return _dispatch(self, func, types, args, kwargs)
+
+
 DEVICE_TOUCHING: Final[tuple[tuple[Any, str, Any], ...]] = (
     # FakeTensor allocates one real byte on the device as soon as `torch.cuda.is_available()` (since 2.0).
     (fake_tensor, "init_gpu_context", lambda *_: None),
     # What FakeTensorMode does about devices that are not there: nothing is moved to them, and the CUDA device guard is
     # a no-op (since 2.1).
     (fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda _: True)),
+    # It does not know them as moves where they come whole, as within a custom operator's kernel (`dispatch`, since
+    # 1.13).
+    (fake_tensor.FakeTensorMode, "dispatch", _dispatch_taken_apart),
     # `with torch.cuda.device(...)` and `device_of` (public) end in these two (since 1.13).
     (torch.cuda, "_exchange_device", lambda device: 0),
     (torch.cuda, "_maybe_exchange_device", lambda device: 0),

@@ -27,6 +27,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch.compiler.inlined import outside_compiler
+from fxmem.errors import forget_frames
 
 aten = torch.ops.aten
 
@@ -403,5 +404,6 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             options = {**options, "device": torch.device("cpu")}
         try:
             return func(*arguments, **options)
-        except Exception:  # an op without a CPU kernel: unknown, and the fake run goes on
+        except Exception as error:  # an op without a CPU kernel: unknown, and the fake run goes on
+            forget_frames(error)
             return None

@@ -290,10 +290,13 @@ class _OnCpu(DispatchMode):  # type: ignore[no-untyped-call]
 def fold_on_cpu() -> Iterator[None]:
     """Constant folding runs `aten.full(device="cuda")` for real; here on the CPU.
 
-    `ConstantFolder._deduce_value` and that of `UniformValueConstantFolder` (since 2.1).
+    `ConstantFolder._deduce_value` and that of `UniformValueConstantFolder` (since 2.1). So does AOTAutograd what it
+    traces of single numbers, `x.new_tensor(0.5)`, inside `unset_fake_temporarily` of
+    torch/fx/experimental/proxy_tensor.py (since 2.5).
     """
     from torch._inductor import constant_folding
     from torch._inductor.fx_passes import joint_graph
+    from torch.fx.experimental import proxy_tensor
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def deduce(self: Any, node: Any) -> Any:
@@ -302,7 +305,17 @@ def fold_on_cpu() -> Iterator[None]:
 
         return deduce
 
+    def unset(original: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[], Any]:
+        @contextlib.contextmanager
+        def unset_on_cpu() -> Iterator[Any]:
+            with original() as mode, _OnCpu():  # type: ignore[no-untyped-call]
+                yield mode
+
+        return unset_on_cpu
+
     with contextlib.ExitStack() as stack:
+        if hasattr(proxy_tensor, "unset_fake_temporarily"):
+            stack.enter_context(patch(proxy_tensor, "unset_fake_temporarily", unset))
         for owner in (constant_folding.ConstantFolder, joint_graph.UniformValueConstantFolder):
             if "_deduce_value" in vars(owner):
                 stack.enter_context(patch(owner, "_deduce_value", make))

@@ -17,6 +17,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
+from fxmem.errors import forget_frames
 from fxmem.hardware.workspaces import CONVOLUTIONS, HiddenEvent, HiddenMemory, alloc, free, output
 from fxmem.simulation.kernels.fake_kernels import run_kernel
 
@@ -55,8 +56,9 @@ def inner_memory(
     try:
         with inside:
             result = kernel(*args, **kwargs)
-    except (RuntimeError, *torch_common.DATA_DEPENDENT):
+    except (RuntimeError, *torch_common.DATA_DEPENDENT) as error:
         # The op itself has run on fakes; what its kernel asks besides is an unknown and no error of the program's.
+        forget_frames(error)
         return HiddenMemory(events=(output("result"), alloc("temporaries that depend on the data", None)))
     events = inside.finish(result)
     if all(event.action == "output" for event in events):

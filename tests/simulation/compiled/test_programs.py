@@ -17,6 +17,7 @@ import fxmem
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
+from fxmem.records.profile import Kind
 from fxmem.records.validation import ProgramMeasurement
 from fxmem.simulation.program import Launch, RecordedProgram, launch
 from fxmem.validation.measure_program import measure_program
@@ -158,6 +159,34 @@ product = torch.compile(lambda x: x @ weight)
 with torch.inference_mode():
     out = product(torch.zeros(2048, 1024, device="cuda", dtype=torch.bfloat16))
 """
+
+
+@torch.library.custom_op("fxmem_tests::scaled_twice", mutates_args=())
+def scaled_twice(x: torch.Tensor) -> torch.Tensor:
+    """An operator whose kernel is compiled."""
+
+    @torch.compile
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0).cumsum(1) * x.new_tensor(0.5)
+
+    return scale(x)
+
+
+@scaled_twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_numbers_in_compiled_code_and_kernels_need_no_driver() -> None:
+    scale = torch.compile(lambda x: x * x.new_tensor(0.5))
+    with fxmem.record("h100", compile="as-is") as run:
+        x = torch.zeros(256, 1024, device="cuda")
+        out = scale(x)
+        scaled_twice(out)
+    assert run.profile.step.compiled is not None
+    assert run.profile.step.compiled.graphs == 2
+    assert Kind.WORKSPACE in {each.kind for each in run.profile.storages}  # of the kernel, between its two sums
+    assert not [each for each in run.profile.unknowns if each.topic == "memory"]
 
 
 def test_flex_attention_is_compiled_with_its_mask() -> None:

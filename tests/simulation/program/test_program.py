@@ -687,6 +687,27 @@ def test_integers_are_real_on_the_cpu_and_counted() -> None:
     assert recorded.rounds[0].requested_bytes == 8000 + 4000
 
 
+@torch.library.custom_op("fxmem_tests::failing", mutates_args=())
+def failing(x: torch.Tensor) -> torch.Tensor:
+    """An operator whose kernel keeps its frames, and with them all around it, in a cycle."""
+    error = RuntimeError("no data")
+    raise error
+
+
+failing.register_fake(torch.empty_like)
+
+
+def test_a_kernel_that_fails_within_keeps_nothing_of_the_program() -> None:
+    def run() -> None:
+        batch = torch.zeros(1 << 20, device="cuda")
+        failing(batch)
+
+    with fxmem.record("h100") as recorded:
+        run()
+        torch.zeros(1 << 20, device="cuda")
+    assert recorded.peak.requested_bytes == 2 * (4 << 20)
+
+
 def test_what_a_function_drops_is_freed_although_its_module_was_named() -> None:
     def train(model: nn.Module) -> None:
         batch = torch.randn(1 << 20, 1, device="cuda")
