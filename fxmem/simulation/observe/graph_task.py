@@ -113,7 +113,7 @@ class GraphTask:
                 self.captured[position] = received[index]
 
     def will_execute(self, node: Any) -> bool:
-        """Whether a node of any graph runs before this is over, or has its gradients captured."""
+        """Whether a node of any graph is run by this, or has its gradients captured."""
         return node in (self._reached if self._needed is None else self._needed)
 
     def executes(self, node: Any) -> bool:
