@@ -270,7 +270,7 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
             facts.append((label, f"{exact_bytes(nbytes)} {meaning}"))
     if peak.reserved_high_bytes is not None:
         most = exact_bytes(peak.reserved_high_bytes)
-        facts.append(("", f"{most} where blocks wait for a stream until the step ends"))
+        facts.append(("", f"{most} where blocks wait for a stream as long as they can"))
     if (process := peak.process_bytes) is not None:
         size = format_range(process.low, process.high)
         facts.append(("Process", f"{size} with the CUDA context (nvidia-smi), a range: {process.grounds}"))

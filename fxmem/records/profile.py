@@ -254,6 +254,9 @@ class Storage(Record):
     """The CUDA stream that was current when it was allocated; 0 is the default one, `GRAPH_POOL` CUDA graphs' pool."""
     used_on: Many[int] = Field(default=(), exclude_if=lambda value: not value)
     """Other streams that `record_stream` named: once freed, its block waits for them."""
+    free_by: Tick | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The tick by which such a block is free at the latest, as the host has waited for these streams; None: the
+    step's end."""
 
 
 class PhaseSpan(Record):
@@ -509,8 +512,8 @@ class Peak(Record):
     reserved_bytes: Bytes | None = None
     """Held by the caching allocator; `torch.cuda.max_memory_reserved()`. None: not modelled for this target."""
     reserved_high_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
-    """The same if the blocks that wait for another stream (`record_stream`) wait until the step ends; `reserved_bytes`
-    is then if none waits. None: nothing waits."""
+    """The same if the blocks that wait for another stream (`record_stream`) wait until the host has waited for it, or
+    the step ends; `reserved_bytes` is then if none waits. None: nothing waits."""
     process_bytes: ProcessBytes | None = None
     """Reserved plus the CUDA context; what nvidia-smi shows. None: not modelled for this target."""
     fits: bool | None = None

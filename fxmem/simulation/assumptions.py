@@ -114,7 +114,7 @@ def _streams(log: StepLog) -> Iterator[Assumption]:
         yield Assumption(
             topic="streams",
             text=f"{count} tensors were given to another stream (record_stream): reserved bytes are a range, from no "
-            f"block that waits for that stream to all that wait until the step ends",
+            f"block that waits for that stream to all that wait until the host has waited for it or the step ends",
         )
 
 

@@ -124,6 +124,7 @@ def _build_storages(
                 dtype=str(log.dtype[index])[6:],
                 stream=log.stream[index],
                 used_on=tuple(log.used_on.get(index, ())),
+                free_by=moved[log.free_by[index]] if index in log.free_by else None,
             )
         )
     return tuple(storages), renumbered

@@ -45,11 +45,12 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], reserved_byt
     )
     context = context_range(profile.target)
     reserved = None if free.reserved_bytes is None else max(free.reserved_bytes, reserved_bytes)
+    waiting = _reserved_if_all_wait(profile, settings)
     peak = timeline.peak.model_copy(
         update={
             "allocated_bytes": free.allocated_bytes,
             "reserved_bytes": reserved,
-            "reserved_high_bytes": _reserved_if_all_wait(profile, settings),
+            "reserved_high_bytes": None if waiting is None else max(waiting, reserved or 0),
             "process_bytes": None
             if context is None or reserved is None
             else ProcessBytes(low=reserved + context.low, high=reserved + context.high, grounds=context.grounds),
@@ -61,13 +62,14 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], reserved_byt
 
 
 def _reserved_if_all_wait(profile: Profile, settings: AllocatorSettings) -> int | None:
-    """Reserved bytes if each block that `record_stream` has named waits until the step ends; None without any.
+    """Reserved bytes if each block that `record_stream` has named waits as long as it can; None without any.
 
     A freed block waits for the streams that used it (`insert_events`, `process_events` in
-    c10/cuda/CUDACachingAllocator.cpp): how long hangs on the time their kernels take.
+    c10/cuda/CUDACachingAllocator.cpp): how long hangs on the time their kernels take. It ends when the host has waited
+    for these streams, at the latest with the step.
     """
     storages = tuple(
-        each.model_copy(update={"death": profile.ticks}) if each.used_on and each.birth else each
+        each.model_copy(update={"death": each.free_by or profile.ticks}) if each.used_on and each.birth else each
         for each in profile.storages
     )
     if storages == profile.storages:

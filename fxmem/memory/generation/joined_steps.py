@@ -129,13 +129,15 @@ class _Joined:
         else:
             raise AnalysisError("expected decode steps that free what the step before has left")
         node = None if storage.node is None else min(storage.node, self._nodes - 1)
-        return storage.model_copy(update={"death": death, "node": node})
+        free_by = storage.free_by and storage.free_by + death - storage.death
+        return storage.model_copy(update={"death": death, "free_by": free_by, "node": node})
 
     def _move_storage(self, storage: Storage) -> Storage:
         later = self._cut - self._from
         changes = {
             "birth": storage.birth and storage.birth + later,
             "death": storage.death + later,
+            "free_by": storage.free_by and storage.free_by + later,
             "op": None if storage.op is None else storage.op - self._from_op + self._ops,
             "node": None if storage.node is None else self._move(storage.node),
         }

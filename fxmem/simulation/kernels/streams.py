@@ -4,6 +4,9 @@ A stream is a number: 0 is the default one, 1 to 32 are torch's pool of ordinary
 priority, taken in turn and from the first again after the last (`kStreamsPerPool` in c10/cuda/CUDAStream.cpp); streams
 from elsewhere follow. A node of autograd's graph runs on the stream that was current when forward made it
 (`Node::stream` in torch/csrc/autograd/function.h); a leaf's gradient is added on the default stream.
+
+What a stream was given is done once the host has waited for it, or for another stream that had (`cudaEventSynchronize`,
+`cudaStreamWaitEvent`): blocks that `record_stream` holds back are free then at the latest.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ import bisect
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -25,21 +28,34 @@ _POOL: Final = 32
 _ELSEWHERE: Final = 1 + 2 * _POOL
 
 
+Done = Mapping[int, int]
+"""By stream, the moment up to which what it was given is done."""
+
+
+class StreamObserver(Protocol):
+    """What streams report to."""
+
+    def note_use(self, tensor: torch.Tensor, stream: int) -> None:
+        """`record_stream` names a stream that uses a tensor."""
+
+    def note_wait(self, done: Done | None) -> None:
+        """The host has waited until this was done; None: until all was."""
+
+
 class Streams:
-    """The streams of one run on a pretended card.
+    """The streams of one run on a pretended card."""
 
-    Args:
-        note_use: called with a tensor and the number of the stream that `record_stream` names.
-    """
-
-    def __init__(self, note_use: Callable[[torch.Tensor, int], None]) -> None:
+    def __init__(self, observer: StreamObserver | None = None) -> None:
         self.current = 0
         """Number of the stream that allocations are for."""
         self._made = [0, 0]
         self._external: dict[int, int] = {}
         self._switches: list[tuple[int, int]] = [(-1, 0)]
         """Number of autograd's next node where a stream became current, and that stream."""
-        self._note_use = note_use
+        self._observer = observer
+        self._moment = 0
+        self._seen: dict[int, dict[int, int]] = {}
+        """By stream, what of others is done before what it is given next."""
         self.Stream: Any = type("Stream", (CardStream,), {"_streams": self})
         self.Event: Any = type("Event", (CardEvent,), {"_streams": self})
         self.Context: Any = type("StreamContext", (_Context,), {"_streams": self})
@@ -70,6 +86,28 @@ class Streams:
     def default_stream(self, *_: Any, **__: Any) -> Any:
         """The default stream."""
         return self.Stream(number=0)
+
+    def next_moment(self) -> int:
+        """A number for this moment, greater than all before."""
+        self._moment += 1
+        return self._moment
+
+    def given(self, number: int) -> Done:
+        """What is done once all is that a stream has been given."""
+        return {**self._seen.get(number, {}), number: self.next_moment()}
+
+    def wait(self, number: int, done: Done) -> None:
+        """Let a stream go on when this is done."""
+        seen = self._seen.setdefault(number, {})
+        seen.update({stream: moment for stream, moment in done.items() if moment > seen.get(stream, 0)})
+
+    def wait_on_host(self, done: Done | None = None) -> None:
+        """Let the host go on when this is done; None: when all is."""
+        if self._observer is not None:
+            self._observer.note_wait(done)
+
+    def _synchronize(self, *_: Any, **__: Any) -> None:
+        self.wait_on_host()
 
     def _enter(self, number: int) -> None:
         if number != self.current:
@@ -117,12 +155,13 @@ class Streams:
             "set_stream": self.set_current,
             "current_stream": self.current_stream,
             "default_stream": self.default_stream,
+            "synchronize": self._synchronize,
         }
         places: list[tuple[Any, str, Any]] = [(torch.cuda, name, answer) for name, answer in answers.items()]
-        places += [(torch.accelerator, name, answers[name]) for name in ("current_stream", "set_stream")]
+        places += [(torch.accelerator, name, answers[name]) for name in ("current_stream", "set_stream", "synchronize")]
         places += [(torch.accelerator, name, _zero) for name in ("current_device_index", "current_device_idx")]
-        places += [(torch.accelerator, "synchronize", _nothing), (torch, "Stream", self.Stream)]
-        places += [(torch, "Event", self.Event), (torch.Tensor, "record_stream", self._record_stream())]
+        places += [(torch, "Stream", self.Stream), (torch, "Event", self.Event)]
+        places += [(torch.Tensor, "record_stream", self._record_stream())]
         with contextlib.ExitStack() as stack:
             for owner, name, answer in places:
                 if hasattr(owner, name):
@@ -131,7 +170,8 @@ class Streams:
 
     def _record_stream(self) -> Callable[[torch.Tensor, Any], None]:
         def record_stream(tensor: torch.Tensor, stream: Any) -> None:
-            self._note_use(tensor, self.find_number(stream))
+            if self._observer is not None:
+                self._observer.note_use(tensor, self.find_number(stream))
 
         return record_stream
 
@@ -160,10 +200,17 @@ class CardStream:
     def __exit__(self, *_: Any) -> None:
         self._streams._enter(self._before.pop())
 
-    def wait_stream(self, *_: Any) -> None:
-        """Nothing is under way."""
+    def wait_stream(self, stream: Any) -> None:
+        """Go on after what another stream was given."""
+        self._streams.wait(self.stream_id, self._streams.given(self._streams.find_number(stream)))
 
-    wait_event = synchronize = wait_stream
+    def wait_event(self, event: Any) -> None:
+        """Go on after an event."""
+        event.wait(self)
+
+    def synchronize(self) -> None:
+        """Let the host wait."""
+        self._streams.wait_on_host(self._streams.given(self.stream_id))
 
     def is_capturing(self) -> bool:
         """No CUDA graph is captured. Optimizers ask since torch 2.15."""
@@ -176,10 +223,13 @@ class CardStream:
 
     def record_event(self, event: Any = None) -> Any:
         """An event that has come."""
-        return self._streams.Event() if event is None else event
+        event = self._streams.Event() if event is None else event
+        event.record(self)
+        return event
 
     def query(self) -> bool:
         """Whether all is done: always."""
+        self.synchronize()
         return True
 
     def __eq__(self, other: object) -> bool:
@@ -197,19 +247,28 @@ class CardEvent:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._recorded = 0.0
+        self._done: Done = {}
 
-    def record(self, *_: Any) -> None:
-        """Let it come."""
+    def record(self, stream: Any = None) -> None:
+        """Let it come, after what a stream, or the current one, was given."""
         self._recorded = time.perf_counter()
+        self._done = self._streams.given(self._find_number(stream))
 
-    def wait(self, *_: Any) -> None:
-        """It has come."""
+    def wait(self, stream: Any = None) -> None:
+        """Let a stream, or the current one, go on after it."""
+        self._streams.wait(self._find_number(stream), self._done)
 
-    synchronize = wait
+    def synchronize(self) -> None:
+        """Let the host wait for it."""
+        self._streams.wait_on_host(self._done)
 
     def query(self) -> bool:
         """Whether it has come: always."""
+        self.synchronize()
         return True
+
+    def _find_number(self, stream: Any) -> int:
+        return self._streams.current if stream is None else self._streams.find_number(stream)
 
     def elapsed_time(self, other: CardEvent) -> float:
         """Milliseconds to another event, as long as the pretended run took here."""
@@ -239,7 +298,3 @@ def _give(answer: Any, original: Any) -> Any:
 
 def _zero(*_: Any, **__: Any) -> int:
     return 0
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None

@@ -77,7 +77,7 @@ class AutogradEngine:
         streams: Streams | None = None,
     ) -> None:
         self._observer = observer
-        self._streams = streams or Streams(lambda tensor, stream: None)
+        self._streams = streams or Streams()
         self._around = around
         self.around_compiled: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Entered for the backward of a compiled graph, which calls nothing of the program."""

@@ -20,7 +20,7 @@ from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind, Phase, PhaseSpan
-from fxmem.simulation.kernels.streams import Streams
+from fxmem.simulation.kernels.streams import Done, Streams
 
 LOSS = -1
 """The node of everything between the model's forward and its backward."""
@@ -71,7 +71,7 @@ class StepLog:
 
     def __init__(self, device: torch.device) -> None:
         self.device_type = device.type
-        self.streams = Streams(self.note_use)
+        self.streams = Streams(self)
         """Of the card; the current one is what allocations are for."""
         self.setting_up = True
         """Whether what is allocated now counts as there before the step."""
@@ -93,6 +93,10 @@ class StepLog:
         self.stream: list[int] = []
         self.used_on: dict[int, dict[int, None]] = {}
         """By storage, the further streams that the program said use it."""
+        self._waiting: dict[int, tuple[frozenset[int], int]] = {}
+        """By freed storage, the streams that its block waits for, and since which moment of theirs."""
+        self.free_by: dict[int, int] = {}
+        """By freed storage whose block waited, the tick by which it was free."""
         self.grown: set[int] = set()
         """Storages that took their memory back in place."""
         self.communication: set[int] = set()
@@ -105,6 +109,8 @@ class StepLog:
         """Start the log anew: whatever is alive now was there before the step."""
         self.tick = 1
         self._over = False
+        self._waiting.clear()
+        self.free_by.clear()
         self.ops: list[LoggedOp] = []
         self.recomputed: dict[int, int] = {}
         """By op that recomputed what had been freed, bytes it read that no other such op had made."""
@@ -212,6 +218,18 @@ class StepLog:
             if index is not None and self.stream[index] != stream:
                 self.used_on.setdefault(index, {})[stream] = None
 
+    def note_wait(self, done: Done | None) -> None:
+        """Note that the host has waited for streams: blocks that waited for the same are free."""
+        tick, before = self.tick, len(self._waiting)
+        for index, (streams, moment) in list(self._waiting.items()):
+            left = frozenset(each for each in streams if done is not None and done.get(each, 0) < moment)
+            if left:
+                self._waiting[index] = left, moment
+            else:
+                del self._waiting[index]
+                self.free_by[index] = tick
+        self.tick += len(self._waiting) < before  # what is allocated next comes after
+
     def _on_death(self, watch: weakref.ref[Any]) -> None:
         assert isinstance(watch, _Watch)
         if self._watched.get(watch.address) is watch:
@@ -223,6 +241,8 @@ class StepLog:
         else:
             self.death[watch.index] = self.tick
             self.tick += 1
+            if watch.index in self.used_on:
+                self._waiting[watch.index] = frozenset(self.used_on[watch.index]), self.streams.next_moment()
             if self._freed is not None:
                 self._freed.append(watch.index)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 import pytest
 import torch
 from torch import nn
@@ -62,7 +65,7 @@ def test_a_recorded_stream_makes_reserved_bytes_a_range() -> None:
     used = [storage for storage in analysis.profile.storages if storage.used_on]
     assert [(each.nbytes, each.stream, each.used_on) for each in used] == [(4096 * 1024 * 4, 1, (0,))]
     assert analysis.peak.reserved_high_bytes > analysis.peak.reserved_bytes
-    assert "where blocks wait for a stream until the step ends" in analysis.table()
+    assert "where blocks wait for a stream as long as they can" in analysis.table()
     assert fxmem.analyze(TwoStreams(), torch.empty(4096, 1024)).peak.requested_bytes == analysis.peak.requested_bytes
 
 
@@ -89,3 +92,42 @@ def test_the_33rd_stream_is_the_first_again(priority: int, first: int) -> None:
         streams = [torch.cuda.Stream(priority=priority) for _ in range(33)]
         torch.empty(1, device="cuda")
     assert [each.stream_id for each in streams] == [*range(first, first + 32), first]
+
+
+def through_another() -> None:
+    """Wait for the default stream by an event of another, which goes on after it."""
+    other = torch.cuda.Stream()
+    other.wait_event(torch.cuda.current_stream().record_event())
+    last = torch.cuda.Stream()
+    last.wait_stream(other)
+    last.record_event().synchronize()
+
+
+WAITS: Final[dict[str, tuple[Callable[[], object], int]]] = {
+    "not at all": (lambda: None, 4),
+    "for another stream": (lambda: torch.cuda.Stream().synchronize(), 4),
+    "for an event before": (lambda: None, 2),
+    "for an event": (lambda: torch.cuda.current_stream().record_event().synchronize(), 1),
+    "until an event has come": (lambda: torch.cuda.current_stream().record_event().query(), 1),
+    "for the stream": (lambda: torch.cuda.current_stream().synchronize(), 1),
+    "for all": (lambda: torch.cuda.synchronize(), 1),
+    "for all by another name": (lambda: torch.accelerator.synchronize(), 1),
+    "for a stream that waited": (through_another, 1),
+}
+
+
+@pytest.mark.parametrize("how", WAITS)
+def test_a_block_waits_until_the_host_has_waited(how: str) -> None:
+    with fxmem.record("h100", steps=1) as run:
+        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+        for _ in range(4):
+            early = main.record_event()
+            with torch.cuda.stream(side):
+                given = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+            given.record_stream(main)
+            del given
+            if how == "for an event before":
+                early.synchronize()
+            WAITS[how][0]()
+    assert run.peak.reserved_bytes == 64 << 20
+    assert run.peak.reserved_high_bytes == WAITS[how][1] * (64 << 20)

@@ -159,7 +159,7 @@ def _quiet(capability: tuple[int, int]) -> dict[str, Any]:
 def _accelerator() -> dict[str, Any]:
     """By name in `torch.accelerator`."""
     device = torch.device("cuda")
-    silent = ("synchronize", "set_device_index", "set_device_idx")
+    silent = ("set_device_index", "set_device_idx")
     return {
         **dict.fromkeys(silent, _nothing),
         "is_available": lambda: True,
