@@ -40,6 +40,17 @@ _HIGHER_ORDER_ADVICE: Final = {
 }
 
 
+def describe_end(error: Exception) -> str:
+    """What ended a program of the user's own, in one line."""
+    higher = _HIGHER_ORDER.search(str(error))
+    if higher is None:
+        return one_line(error)
+    return (
+        f"{type(error).__name__}: torch's {higher[1]} is compiled or chosen at run time; where the program compiles "
+        "what calls it, --compile as-is follows it"
+    )
+
+
 def explain_error(error: Exception, model: torch.nn.Module) -> AnalysisError:
     """The error to raise in place of `error`, which running `model` on FakeTensors raised."""
     where = innermost_user_line(error)

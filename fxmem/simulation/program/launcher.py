@@ -16,10 +16,11 @@ import torch
 
 import fxmem
 from fxmem._torch import common as torch_common
-from fxmem.errors import FxmemError, UsageError, one_line
+from fxmem.errors import FxmemError, UsageError
 from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Target
 from fxmem.simulation.compiled.timed_answers import Answered, Answers, answer_all_ways
+from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.program.command import LAUNCHERS, Launch, find_started, notebook_cells
 from fxmem.simulation.program.recorded_program import RecordedProgram, read_program_compile, record_rank
 from fxmem.simulation.program.rounds import FinishedRound
@@ -157,7 +158,7 @@ def _run_recorded(
         return leaving.code not in (None, 0)
     except Exception as error:
         _print_traceback(error)
-        recorded.ending = f"raised {one_line(error)}"
+        recorded.ending = f"raised {describe_end(error)}"
         if isinstance(error, torch.cuda.OutOfMemoryError):
             recorded.note_shortage(error)
         return True

@@ -96,6 +96,20 @@ def test_a_program_that_compares_types_gets_plain_numbers() -> None:
     assert f"{Path(__file__).name}:" in run.made_up[1].what
 
 
+def test_what_is_compiled_at_run_time_is_said_with_a_way_out(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from torch.nn.attention.flex_attention import flex_attention\n"
+        "q = torch.zeros(1, 4, 128, 64, device='cuda')\n"
+        "flex_attention(q, q, q)\n"
+    )
+    launched = launch(Launch(str(script)), catalogue.target("h100"), enough=lambda rounds: False, max_operators=100)
+    assert launched.raised
+    assert "torch's flex_attention is compiled or chosen at run time" in launched.recorded.ending
+    assert "--compile as-is follows it" in launched.recorded.ending
+
+
 def test_nvidia_smi_speaks_of_the_pretended_card() -> None:
     with fxmem.record("h100") as run:
         kept = torch.zeros(1 << 20, 5, device="cuda")
