@@ -176,8 +176,7 @@ def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     if id(tensor) in memo:
         found: torch.Tensor = memo[id(tensor)]
         return found
-    with torch.no_grad():
-        made: Any = tensor.detach().clone()
+    made: Any = _copy_memory(tensor.detach(), memo)
     for name, value in vars(tensor).items():
         if name not in vars(made) or name == "_is_param":
             made.__dict__[name] = copy.deepcopy(value, memo)
@@ -186,6 +185,22 @@ def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     if tensor.grad is not None:
         made.grad = _copy_deeply(tensor.grad, memo)
     return made  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _copy_memory(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A copy of a tensor in one of its whole storage, which all that share it share."""
+    copies = memo.setdefault(id(_copy_memory), {})
+    key, count = torch_common.storage_key(tensor), tensor.untyped_storage().nbytes() // tensor.element_size()
+    if key not in copies and tensor.numel() == count:
+        copies[key] = tensor.clone()
+        return copies[key].detach()  # type: ignore[no-any-return]
+    whole = copies.setdefault(key, None)
+    if whole is None:
+        whole = copies[key] = tensor.as_strided((count,), (1,), 0).clone()
+    if whole.dtype is not tensor.dtype:
+        return tensor.clone()
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())  # type: ignore[no-any-return]
 
 
 _READ_NUMBERS: Final[dict[Any, Callable[..., Any]]] = {

@@ -398,6 +398,23 @@ def test_parameters_move_by_their_data() -> None:
     assert run.peak.by_kind[Kind.PARAMETER] == (2048 + 1) * 1024 * 4
 
 
+def test_a_deep_copy_shares_memory_where_the_original_does() -> None:
+    with fxmem.record("h100"):
+        whole = torch.arange(8 << 20, dtype=torch.int64, device="cuda").view(8, -1)
+        state = {"whole": whole, "rows": list(whole), "last": whole[-1:, ::2].t()}
+        one = torch.tensor([3], device="cuda")
+        before = torch.cuda.memory_allocated()
+        copied = copy.deepcopy(state)
+        assert torch.cuda.memory_allocated() - before == 64 << 20
+        assert [each.shape for each in copied["rows"]] == [each.shape for each in state["rows"]]
+        assert copied["last"].stride() == state["last"].stride()
+        del copied["whole"], copied["last"]
+        alone = copy.deepcopy(copied["rows"][3])  # a card copies the whole storage as well
+        assert torch.cuda.memory_allocated() - before == 128 << 20
+        assert alone.shape == (1 << 20,)
+        assert copy.deepcopy(one).item() == 3
+
+
 def test_torch_cuda_answers_with_the_prediction() -> None:
     with fxmem.record("h100") as recorded:
         assert torch.cuda.is_available()
