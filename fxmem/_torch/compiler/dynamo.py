@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from fxmem._torch.common import patch, set_environment
+from fxmem._torch.common import no_modes, patch, set_environment
 from fxmem._torch.compiler import inlined
 
 _CPU: Final = torch.device("cpu")
@@ -196,8 +196,9 @@ def observe_compiled_calls(
 
     What `torch.compile` returns calls `eval_frame._callback_from_stance` when it begins and `_maybe_set_eval_frame`
     then and when it is over (since 2.6), in one frame. Dynamo calls `convert_frame.CatchErrorsWrapper` (since 2.2) for
-    each frame that has to be compiled. `force_non_lazy_backward_lowering` of torch._functorch.config is there since
-    2.9.
+    each frame that has to be compiled; it traces without modes, but not what is in a DistributedDataParallel, where
+    views of fakes would be those of the mode. `force_non_lazy_backward_lowering` of torch._functorch.config is there
+    since 2.9.
     """
     from torch._dynamo import convert_frame, eval_frame
     from torch._functorch import config
@@ -246,7 +247,8 @@ def observe_compiled_calls(
         contextlib.ExitStack() as stack,
     ):
         if compiling is not None:
-            stack.enter_context(patch(convert_frame.CatchErrorsWrapper, "__call__", inside(compiling)))
+            for around in (no_modes, compiling):  # the last is entered first
+                stack.enter_context(patch(convert_frame.CatchErrorsWrapper, "__call__", inside(around)))
             stack.enter_context(config.patch(force_non_lazy_backward_lowering=True))
         yield
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
+import torch
 
 import fxmem
 from fxmem._torch.compiler import dynamo as torch_dynamo
@@ -78,6 +79,22 @@ def test_a_mesh_compiles_the_blocks_and_shards_them_then() -> None:
     texts = {each.text for each in analysis.profile.assumptions}
     assert "torch.compile on each of 3 Block, before it is sharded; the rest is eager code" in texts
     assert any("fused" in node.name and node.module == "layers.1" for node in analysis.profile.nodes)
+
+
+def test_a_compiled_replica_takes_views() -> None:
+    """As micro-batches are: of a fake, dynamo made fakes of the recording's."""
+    with fxmem.record("h100", ranks=2, rank=0, steps=1, compile="as-is") as recorded:
+        torch.distributed.init_process_group("nccl")
+        model = torch.nn.parallel.DistributedDataParallel(torch.compile(torch.nn.Linear(8, 4).cuda()))
+        optimizer = torch.optim.SGD(model.parameters())
+        while True:
+            for part in torch.zeros(64, 8, device="cuda").split(32):
+                model(part).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    made = recorded.profile.step.compiled
+    assert made is not None
+    assert made.graphs == 2  # forward and backward
 
 
 @pytest.mark.parametrize(
