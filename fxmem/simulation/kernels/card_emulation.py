@@ -243,6 +243,7 @@ def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
         "set_rng_state": do_nothing,
         "set_rng_state_all": do_nothing,
         "set_device": do_nothing,
+        "synchronize": do_nothing,
         "reset_peak_memory_stats": do_nothing,
     }
 
