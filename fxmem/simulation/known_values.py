@@ -189,7 +189,7 @@ def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 @torch.no_grad()
 def _copy_memory(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """Copy a tensor within a copy of its whole storage, which all that share it share."""
+    """Copy a tensor within a copy of its whole storage, made once for all."""
     copies = memo.setdefault(id(_copy_memory), {})
     key, count = torch_common.storage_key(tensor), tensor.untyped_storage().nbytes() // tensor.element_size()
     if key not in copies and tensor.numel() == count:
