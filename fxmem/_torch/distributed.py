@@ -417,9 +417,3 @@ def refuse_by_name(refuse: Callable[[str], None]) -> Iterator[None]:
             if hasattr(schedules, name):
                 stack.enter_context(patch(getattr(schedules, name), "__init__", refusing(name)))
         yield
-
-
-def find_cpp_hooks(module: torch.nn.Module) -> str:
-    """The name of what hangs on hooks in C++, which no Python engine runs; empty for none."""
-    kinds = {"DeepSpeedEngine": "DeepSpeed"}
-    return next((kinds[type(each).__name__] for each in module.modules() if type(each).__name__ in kinds), "")

@@ -67,13 +67,12 @@ def _find_attributes(tensor: torch.Tensor) -> dict[str, Any]:
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """`tensor.data = value`; either may be fake."""
-    if not isinstance(tensor, FakeTensor) and not isinstance(value, FakeTensor):
-        SET_DATA(tensor, value)
-    elif isinstance(tensor, FakeTensor) and isinstance(value, FakeTensor):
-        SET_DATA(tensor, value)
-        tensor.fake_device = value.fake_device  # an attribute of its own (since 2.0)
-    else:
+    if isinstance(tensor, FakeTensor) != isinstance(value, FakeTensor):
         become(tensor, value)
+        return
+    SET_DATA(tensor, value)
+    if isinstance(tensor, FakeTensor) and isinstance(value, FakeTensor):
+        tensor.fake_device = value.fake_device  # an attribute of its own (since 2.0)
 
 
 def _swap_slots(tensor: torch.Tensor, other: torch.Tensor) -> None:

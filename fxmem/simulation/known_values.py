@@ -191,16 +191,14 @@ def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 def _copy_memory(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     """Copy a tensor within a copy of its whole storage, made once for all."""
     copies = memo.setdefault(id(_copy_memory), {})
-    key, count = torch_common.storage_key(tensor), tensor.untyped_storage().nbytes() // tensor.element_size()
-    if key not in copies and tensor.numel() == count:
-        copies[key] = tensor.clone()
-        return copies[key].detach()  # type: ignore[no-any-return]
-    whole = copies.setdefault(key, None)
-    if whole is None:
-        whole = copies[key] = tensor.as_strided((count,), (1,), 0).clone()
+    key = torch_common.storage_key(tensor)
+    if key not in copies:
+        count = tensor.untyped_storage().nbytes() // tensor.element_size()
+        copies[key] = (tensor if tensor.numel() == count else tensor.as_strided((count,), (1,), 0)).clone()
+    whole: torch.Tensor = copies[key]
     if whole.dtype is not tensor.dtype:
         return tensor.clone()
-    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())  # type: ignore[no-any-return]
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 _READ_NUMBERS: Final[dict[Any, Callable[..., Any]]] = {

@@ -228,7 +228,8 @@ class StepLog:
             else:
                 del self._waiting[index]
                 self.free_by[index] = tick
-        self.tick += len(self._waiting) < before  # what is allocated next comes after
+        if len(self._waiting) < before:
+            self.tick += 1  # what is allocated next comes after
 
     def _on_death(self, watch: weakref.ref[Any]) -> None:
         assert isinstance(watch, _Watch)

@@ -117,11 +117,10 @@ def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
     made = model if made is None else made
     if not isinstance(made, torch.nn.Module):
         raise UsageError(f"expected parallelize to return a module, or None, got {type(made).__name__}")
-    refused = torch_distributed.find_cpp_hooks(made)
-    if refused:
+    if any(type(each).__name__ == "DeepSpeedEngine" for each in made.modules()):
         raise AnalysisError(
-            f"expected a model that is sharded by FSDP, DTensor or DistributedDataParallel; this one is "
-            f"sharded by {refused}, which works in hooks that no Python engine runs. Shard it with fully_shard."
+            "expected a model that is sharded by FSDP, DTensor or DistributedDataParallel; this one is sharded by "
+            "DeepSpeed, which works in hooks that no Python engine runs. Shard it with fully_shard."
         )
     return made
 

@@ -9,29 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, ShardingStrategy
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp import CPUOffload, ShardingStrategy
 
 import fxmem
 from fxmem.cli.verbs import run as run_verb
 from fxmem.memory.report_reader import load_report
 from fxmem.records.profile import Kind
 from fxmem.simulation.program import RecordedProgram
-from tests.sharded_models import Block, Llama, loss, tokens
+from tests.sharded_models import Llama, fsdp1, loss, tokens
 from tests.verbs import called
 
 WHOLE = sum(each.numel() * 4 for each in Llama().parameters())
 
 
-def wrap(model: torch.nn.Module, **settings: Any) -> FullyShardedDataParallel:
-    policy = ModuleWrapPolicy({Block})
-    return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=0, **settings)
-
-
 def train(ranks: int, rank: int, *, clips: bool = False, waits: bool = False, **settings: Any) -> RecordedProgram:
     with fxmem.record("h100", ranks=ranks, rank=rank, steps=2) as recorded:
         torch.distributed.init_process_group("nccl")
-        model = wrap(Llama(), **settings)
+        model = fsdp1("cuda", **settings)(Llama())
         optimizer = torch.optim.AdamW(model.parameters())
         while True:
             if waits:
@@ -55,13 +49,10 @@ def calls(recorded: RecordedProgram) -> dict[tuple[str, int], int]:
 def test_flat_parameters_are_gathered_and_their_gradients_scattered() -> None:
     found = train(8, 3, clips=True)
     assert calls(found) == {("all-gather", 8): 7, ("reduce-scatter", 8): 4, ("all-reduce", 8): 1}
-    kinds = found.peak.by_kind
-    assert kinds[Kind.PARAMETER] == WHOLE // 8
-    assert (
-        kinds[Kind.UNSHARDED] == max(each.nbytes for each in found.profile.storages if each.kind is Kind.UNSHARDED) * 2
-    )
-    streams = {each.stream for each in found.profile.storages if each.kind is Kind.UNSHARDED}
-    assert 0 not in streams
+    assert found.peak.by_kind[Kind.PARAMETER] == WHOLE // 8
+    gathered = [each for each in found.profile.storages if each.kind is Kind.UNSHARDED]
+    assert found.peak.by_kind[Kind.UNSHARDED] == max(each.nbytes for each in gathered) * 2
+    assert 0 not in {each.stream for each in gathered}
     assert found.peak.reserved_high_bytes is not None  # what is freed waits for the stream that used it
 
 
