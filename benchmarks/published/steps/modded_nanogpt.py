@@ -135,14 +135,13 @@ class Attention(nn.Module):
         return output
 
 
-class Block(nn.Module):
-    """A layer, which adds the embedding once more."""
+class Layer(nn.Module):
+    """A layer, which adds the embedding once more. Records differ in the order of its parameters."""
 
-    def __init__(self, recipe: Recipe, index: int) -> None:
-        super().__init__()
-        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))
-        self.attention = None if index == recipe.skipped else Attention(recipe)
-        self.inner, self.outer = Cast(WIDTH, 4 * WIDTH), Cast(4 * WIDTH, WIDTH)
+    lambdas: nn.Parameter
+    attention: nn.Module | None
+    inner: nn.Module
+    outer: nn.Module
 
     def forward(self, x: Tensor, value: Tensor | None, first: Tensor, mask: BlockMask) -> Tensor:
         """Apply attention and the MLP of a squared ReLU."""
@@ -151,6 +150,16 @@ class Block(nn.Module):
             x = x + self.attention(norm(x), value, mask)
         output: Tensor = x + self.outer(F.relu(self.inner(norm(x))).square())
         return output
+
+
+class Block(Layer):
+    """A layer with the parameters of these records."""
+
+    def __init__(self, recipe: Recipe, index: int) -> None:
+        super().__init__()
+        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))
+        self.attention = None if index == recipe.skipped else Attention(recipe)
+        self.inner, self.outer = Cast(WIDTH, 4 * WIDTH), Cast(4 * WIDTH, WIDTH)
 
 
 def order(mask: Tensor) -> tuple[Tensor, Tensor]:

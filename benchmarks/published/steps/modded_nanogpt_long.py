@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from . import Peaks, Program
 from .loops import measure
-from .modded_nanogpt import BLOCK, END, HEAD, HEADS, LAYERS, RANKS, WIDTH, WORDS, Cast, Muon, Rotary, load, norm
+from .modded_nanogpt import BLOCK, END, HEAD, HEADS, LAYERS, RANKS, WIDTH, WORDS, Cast, Layer, Muon, Rotary, load, norm
 
 TOKENS, VALIDATED, ROWS = 49152, 262144, 50257
 WINDOWS = "lssslsslsssl"
@@ -131,7 +131,7 @@ class Attention(nn.Module):
         return output
 
 
-class Block(nn.Module):
+class Block(Layer):
     """A layer, which adds the embedding once more; the eighth has no attention."""
 
     def __init__(self, index: int) -> None:
@@ -139,14 +139,6 @@ class Block(nn.Module):
         self.attention = None if index == 7 else Attention()
         self.inner, self.outer = Cast(WIDTH, 4 * WIDTH), Cast(4 * WIDTH, WIDTH)
         self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))
-
-    def forward(self, x: Tensor, value: Tensor | None, first: Tensor, mask: BlockMask) -> Tensor:
-        """Apply attention and the MLP of a squared ReLU."""
-        x = self.lambdas[0] * x + self.lambdas[1] * first
-        if self.attention is not None:
-            x = x + self.attention(norm(x), value, mask)
-        output: Tensor = x + self.outer(F.relu(self.inner(norm(x))).square())
-        return output
 
 
 def order(mask: Tensor) -> tuple[Tensor, Tensor]:
