@@ -14,8 +14,9 @@ import functools
 import logging
 import operator
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -68,6 +69,7 @@ __all__ = [
     "detached_sharing_version",
     "device_type",
     "explicit_kernel",
+    "find_holders",
     "has_program_mode",
     "is_composite",
     "is_function_mode_active",
@@ -246,6 +248,17 @@ def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
             setattr(owner, name, raw)
         else:
             delattr(owner, name)
+
+
+def find_holders(values: Iterable[Any]) -> list[tuple[Any, str, Any]]:
+    """Modules that have one of these values, under which names: who has imported it by name keeps it."""
+    wanted = {id(each) for each in values}
+    return [
+        (module, name, value)
+        for module in list(sys.modules.values())
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if id(value) in wanted
+    ]
 
 
 def op_arguments(func: OpOverload) -> Any:

@@ -14,7 +14,7 @@ Checked on torch 2.11 and 2.15.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Final
 
 import torch
@@ -113,6 +113,23 @@ def forget(ops: Iterable[Any]) -> None:
     for op in ops:
         for known in _shared_tables.values():
             known.pop(op, None)
+
+
+@contextlib.contextmanager
+def fakes_have_addresses() -> Iterator[None]:
+    """Let each fake storage have an address of its own. By these libraries find tied weights.
+
+    It is 0 for all of them, as they are on meta (`UntypedStorage._cdata` tells them apart, since 1.0).
+    """
+
+    def asking(original: Callable[[Any], int]) -> Callable[[Any], int]:
+        def data_ptr(storage: Any) -> int:
+            return int(storage._cdata) if storage.device.type == "meta" else original(storage)
+
+        return data_ptr
+
+    with patch(torch.UntypedStorage, "data_ptr", asking):
+        yield
 
 
 class Maker:

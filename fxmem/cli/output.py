@@ -59,6 +59,15 @@ def check_writable(option: str, name: str, or_else: str = "") -> None:
         raise UsageError(f"expected {option} to name a file in a folder that can be written, got {name!r}")
 
 
+def check_folder(option: str, name: str) -> None:
+    """Refuse a folder that is there and holds something, or that cannot be made."""
+    path = Path(name).absolute()
+    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+        raise UsageError(f"expected {option} to name a new or an empty folder, got {name!r}")
+    if not os.access(path if path.is_dir() else path.parent, os.W_OK):
+        raise UsageError(f"expected {option} to name a folder that can be made, got {name!r}")
+
+
 def check_file(option: str, name: str, endings: Sequence[str]) -> None:
     """Refuse a file with another ending, or one that cannot be written."""
     if Path(name).suffix not in endings:

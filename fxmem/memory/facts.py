@@ -7,6 +7,7 @@ for a markup language is the layout's business.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -18,12 +19,14 @@ from fxmem.memory.module_tree import call_name
 from fxmem.records.names import NO_LOSS, OWN_LOSS, TimedQuestion
 from fxmem.records.parts import GenerationPeak, GenerationRun, TimedChoice
 from fxmem.records.profile import (
+    FileChange,
     Headed,
     InputTensor,
     Kind,
     Node,
     Peak,
     Profile,
+    ProgramFiles,
     ProgramRun,
     Round,
     Step,
@@ -168,7 +171,32 @@ def program_facts(profile: Profile) -> Facts:
         facts.append((each.label, _describe_round(each.round) + mark))
     if program.steady is not None:
         facts.append(("Steady", _STEADY[program.steady]))
+    if program.files is not None and (program.files.written or program.files.native != "held"):
+        facts.append(("Files", _describe_files(program.files)))
     return _make_printable(facts)
+
+
+_MOST_NAMED = 3
+"""Files that are named; all others are counted."""
+
+
+def _describe_files(files: ProgramFiles) -> str:
+    """What became of the files that a program wrote."""
+    counts = Counter(each.change for each in files.written)
+    parts = [f"{counts[change]} {words}" for change, words in _CHANGES.items() if counts[change]]
+    end = "dropped" if files.kept_in is None else f"kept in {files.kept_in}"
+    names = [each.path for each in files.written[:_MOST_NAMED]] + ["..."] * (len(files.written) > _MOST_NAMED)
+    found = f"{', '.join(parts)}, apart from yours and {end}: {', '.join(names)}" if parts else "none written"
+    return found + _NATIVE[files.native]
+
+
+_NATIVE: Final = {
+    "held": "",
+    "refused": "; what a library's own code or a child process writes is refused: only Python's own ways are held",
+    "real": "; what a library's own code or a child process writes is real: only Python's own ways are held",
+}
+_CHANGES: Final[dict[FileChange, str]] = {"new": "written", "changed": "changed", "removed": "removed"}
+"""By what became of a file, the word for it."""
 
 
 def describe_generation(run: GenerationRun) -> str:
@@ -256,6 +284,7 @@ _MADE_UP = {
     "shape": "a shape that hangs on data, at its largest",
     "file": "a file",
     "answered": "an answer",
+    "sent": "not sent",
 }
 
 

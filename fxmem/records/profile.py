@@ -37,6 +37,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Assumption",
     "Bytes",
+    "FileChange",
     "Flops",
     "FlopsChange",
     "Headed",
@@ -56,6 +57,7 @@ __all__ = [
     "PhaseSpan",
     "ProcessBytes",
     "Profile",
+    "ProgramFiles",
     "ProgramRun",
     "RecomputedOp",
     "RecomputedRegion",
@@ -72,6 +74,7 @@ __all__ = [
     "Timeline",
     "Unknown",
     "Versioned",
+    "WrittenFile",
 ]
 
 SCHEMA_VERSION = "1"
@@ -361,9 +364,9 @@ class Round(Record):
     """In the order they came."""
 
 
-MadeUpKind = Literal["read", "decided", "shape", "file", "answered"]
-"""A number read back; a decision by such a number; a shape that hangs on data; a file not written; an answer of a
-library that was not there."""
+MadeUpKind = Literal["read", "decided", "shape", "file", "answered", "sent"]
+"""A number read back; a decision by such a number; a shape that hangs on data; a file without values; an answer of a
+library that was not there; what would have been sent."""
 
 
 class MadeUp(Record):
@@ -374,6 +377,30 @@ class MadeUp(Record):
     place: str
     """`file:line` of the program; empty where none of its lines ran."""
     count: int
+
+
+FileChange = Literal["new", "changed", "removed"]
+"""What became of a file."""
+
+
+class WrittenFile(Record):
+    """A file that a program wrote or removed, as the program sees it."""
+
+    path: str
+    """From the working directory where it lies below it, else absolute."""
+    nbytes: int | None = None
+    """How long it is; None where it is removed."""
+    change: FileChange
+
+
+class ProgramFiles(Record):
+    """What a program did to files; the user's own are as they were."""
+
+    written: Many[WrittenFile] = ()
+    kept_in: str | None = None
+    """The folder to which they were moved; None where they are dropped."""
+    native: Literal["held", "refused", "real"] = "held"
+    """What became of what libraries and child processes write by themselves: apart as well, refused, or written."""
 
 
 class ProgramRun(Record):
@@ -392,6 +419,8 @@ class ProgramRun(Record):
     optimizers: Many[str] = ()
     """Class names of the optimizers that stepped, in order."""
     made_up: Many[MadeUp] = ()
+    files: ProgramFiles | None = Field(default=None, exclude_if=lambda value: value is None)
+    """None where the program wrote its own files itself."""
 
 
 class Step(Record):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxmem.hardware import step_time
-from fxmem.memory import allocator
+from fxmem.memory import allocator, report_reader
 from fxmem.memory.budget import MemoryFit, peak_in_memory
 from fxmem.records.files import write_text
 from fxmem.records.profile import Peak, Profile, Report, StepTime, Target, Timeline
@@ -101,3 +101,21 @@ class ProfiledStep:
         from fxmem.show.html import notebook_html
 
         return notebook_html(self.profile, self.timeline)
+
+
+class ReportedStep(ProfiledStep):
+    """A step as its report has it."""
+
+    profile: Report
+
+    def __init__(self, report: Report) -> None:
+        self.profile = report
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """Bytes alive at every moment; the peak is the report's."""
+        return report_reader.timeline(self.profile)
+
+    def report(self) -> Report:
+        """The report itself."""
+        return self.profile

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.names import MAX_OPERATORS, STEPS, MeasuredDevice
-from fxmem.records.profile import Peak, Round, Target
+from fxmem.records.names import STEPS, MeasuredDevice
+from fxmem.records.profile import Peak, Report, Round, Target
 from fxmem.records.validation import (
     ComparedQuantity,
     ComparedRound,
@@ -17,7 +17,7 @@ from fxmem.records.validation import (
     ProgramVerdict,
     Quantity,
 )
-from fxmem.simulation.program import Launch, RecordedProgram, check_program, launch
+from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, check_program, launch_apart
 from fxmem.validation.measure_cuda import card_target, require_card
 from fxmem.validation.measure_program import measure_program
 
@@ -33,9 +33,9 @@ def validate_program(
 ) -> ProgramVerdict:
     """Run a program for real and on a pretended machine, and compare its rounds.
 
-    The real run is in a process of its own and the program's files are real: this is trusted code. It comes first; then
-    the program runs again, as `fxmem run` runs it. Judged are, on a card, the bytes allocated; on the CPU, the bytes
-    requested with the scratch of some kernels set aside, of which fxmem has none for the CPU.
+    The real run comes first, in a process of its own, and its files are real: this is trusted code. Then the program
+    runs again, as `fxmem run` runs it, apart from them. Judged are, on a card, the bytes allocated; on the CPU, the
+    bytes requested with the scratch of some kernels set aside, of which fxmem has none for the CPU.
 
     Args:
         program: as it is typed after `python`: the script, then its own arguments.
@@ -66,10 +66,9 @@ def validate_program(
     tell(f"running the program on the {'card' if device == 'cuda' else 'CPU'}")
     measured = measure_program(launched, steps=steps, device=device)
     tell("predicting it")
-    recorded = launch(
-        launched, _target(measured.machine), enough=lambda rounds: len(rounds) >= steps, max_operators=MAX_OPERATORS
-    ).recorded
-    return program_verdict(recorded, measured, tolerance)
+    target = _target(measured.machine)
+    predicted, _ = launch_apart(launched, target, RunSettings(steps), IsolationSettings())
+    return program_verdict(predicted.report(), measured, tolerance)
 
 
 def _target(machine: Machine) -> Target:
@@ -78,27 +77,28 @@ def _target(machine: Machine) -> Target:
     return card_target(machine.name, machine.capability, machine.memory_bytes)
 
 
-def program_verdict(recorded: RecordedProgram, measured: ProgramMeasurement, tolerance: float) -> ProgramVerdict:
-    """Compare a recorded program with its measurement.
+def program_verdict(predicted: Report, measured: ProgramMeasurement, tolerance: float) -> ProgramVerdict:
+    """Compare the report of a program with its measurement.
 
     Raises:
         AnalysisError: nothing of the program ran on the pretended machine.
     """
+    recorded, target = predicted.step.program, predicted.target.name
+    if recorded is None:
+        raise AnalysisError("expected the report of a program, got that of a step of a model")
     rounds = tuple(
         ComparedRound(number=number, predicted=mine, measured=theirs, comparisons=compare_round(mine, theirs))
         for number, (mine, theirs) in enumerate(zip(recorded.rounds, measured.rounds, strict=False), 1)
     )
     if not rounds:
-        raise AnalysisError(
-            f"expected a program that trains on {recorded.profile.target.name}; predicted, it {recorded.ending}"
-        )
+        raise AnalysisError(f"expected a program that trains on {target}; predicted, it {recorded.ending}")
     on_card = measured.machine.device == "cuda"
     judged = Quantity.ALLOCATED if on_card else Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH
     errors = [each.error for found in rounds for each in found.comparisons if each.quantity is judged]
     within = len(recorded.rounds) == len(measured.rounds) and all(abs(each) <= tolerance for each in errors)
     return ProgramVerdict(
         program=measured.program,
-        target=recorded.profile.target.name,
+        target=target,
         ending=recorded.ending,
         measurement=measured,
         rounds=rounds,

@@ -12,10 +12,9 @@ import pytest
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.names import MAX_OPERATORS
 from fxmem.records.profile import Phase
 from fxmem.records.validation import ProgramMeasurement, ProgramVerdict, Quantity
-from fxmem.simulation.program import Launch, launch
+from fxmem.simulation.program import Launch, RunSettings, launch
 from fxmem.validation.validate_program import program_verdict, validate_program
 
 PROGRAMS = Path(__file__).parent.parent / "simulation" / "program" / "programs"
@@ -61,10 +60,9 @@ def test_a_program_takes_what_is_predicted(name: str, measured: Mapping[str, Pro
     recorded = launch(
         Launch(str(PROGRAMS / f"{name}.py")),
         catalogue.target("cpu"),
-        enough=lambda rounds: len(rounds) >= STEPS,
-        max_operators=MAX_OPERATORS,
+        RunSettings(STEPS),
     ).recorded
-    verdict = program_verdict(recorded, measured[name], TOLERANCE.get(name, 1e-4))
+    verdict = program_verdict(recorded.report(), measured[name], TOLERANCE.get(name, 1e-4))
     assert recorded.ending == measured[name].ending == "stopped after step 3"
     assert verdict.judged is Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH
     errors = {each.number: {found.quantity.value: found.error for found in each.comparisons} for each in verdict.rounds}

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fxmem.cli.next_command import next_for_program
 from fxmem.cli.options import RANKS, REPORT_OUTPUT, TARGET
-from fxmem.cli.output import check_output, write_report
+from fxmem.cli.output import check_folder, check_output, write_report
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import read_ranks, require_torch
 from fxmem.errors import UsageError
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEPS
 
+if TYPE_CHECKING:
+    from fxmem.simulation.program import RecordedProgram
+
 BRIEF = "your own training script, untouched, on a card that is not there"
 DESCRIPTION = (
     "Run a Python program as it is on a pretended card, stop it after a few optimizer steps, and say how much memory "
-    "each step takes. The program is trusted code and its files are real; checkpoints it saves are kept in memory."
+    "each step takes. The program is trusted code. What it writes it reads back, but your files stay as they are, and "
+    "what it would send is not sent."
 )
 
 EXAMPLES = (
@@ -54,6 +57,9 @@ ARGUMENTS = (
         metavar="N",
         help="stop within a step of more operators than this",
     ),
+    argument("--keep-files", metavar="DIR", help="move what the program wrote to this folder, instead of dropping it"),
+    flag("--write", "let the program write its files for real"),
+    flag("--network", "let the program send what it would send: pushes to a hub, trackers, posts"),
     *RANKS,
     *REPORT_OUTPUT,
     flag("-m", "PROGRAM is a module's name, as for python -m"),
@@ -72,39 +78,35 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     for name, value in (("--steps", options.steps), ("--max-operators", options.max_operators)):
         if value is not None and value < 1:
             raise UsageError(f"expected {name} of at least 1, got {value}")
+    if options.keep_files is not None:
+        if options.write:
+            raise UsageError("expected --keep-files or --write, not both: what is written for real is not moved")
+        check_folder("--keep-files", options.keep_files)
     ranks, rank = read_ranks(options)
     card = catalogue.target(options.target)
     require_torch()
-    from fxmem.simulation.program import Launch, launch
+    from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, launch_apart
 
-    launched = launch(
+    step, raised = launch_apart(
         Launch(options.program, tuple(options.arguments), options.m, ranks, rank),
         card,
-        enough=_stopping(options.steps, options.until),
-        out_of_memory=options.oom,
-        max_operators=options.max_operators,
-        watch=lambda recorded: StatusLine(recorded.progress),
-        compile=options.compile,
+        RunSettings(options.steps, options.until, options.oom, options.max_operators, options.compile, watch=_watch),
+        IsolationSettings(options.write, options.network, options.keep_files),
     )
-    recorded = launched.recorded
     words = (*(["-m"] if options.m else []), options.program, *options.arguments)
     # Which runs the program by itself, as eager code.
     following = "" if options.compile else next_for_program(card.name, words, (ranks, rank))
-    code, text = write_report(options, recorded.report(), recorded.timeline, following)
-    if recorded.shortage and options.oom == "raise":
+    code, text = write_report(options, step.report(), step.timeline, following)
+    if step.peak.shortage and options.oom == "raise":
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")
         return 4, text
-    decided = [each for each in recorded.made_up if each.kind == "decided"]
+    run = step.profile.step.program
+    decided = [each for each in (run.made_up if run else ()) if each.kind == "decided"]
     if options.strict and decided:
         say(f"the program decides by made-up numbers: {decided[0].what} at {decided[0].place or 'no line of its own'}")
         return 1, text
-    return int(launched.raised) or code, text
+    return int(raised) or code, text
 
 
-def _stopping(steps: int | None, until: str | None) -> Callable[[Sequence[Any]], bool]:
-    """When to stop, asked after each round with all of them."""
-    if until == "end":
-        return lambda rounds: False
-    if until == "steady":
-        return lambda rounds: len(rounds) > 1 and rounds[-1].sizes == rounds[-2].sizes
-    return lambda rounds: len(rounds) >= (steps or STEPS)
+def _watch(recorded: RecordedProgram) -> StatusLine:
+    return StatusLine(recorded.progress)

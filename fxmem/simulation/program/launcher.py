@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import json
 import os
 import runpy
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +21,21 @@ import fxmem
 from fxmem._torch import common as torch_common
 from fxmem.errors import FxmemError, UsageError
 from fxmem.records.parts import CompileSettings
-from fxmem.records.profile import Target
+from fxmem.records.pause_gc import pause_gc
+from fxmem.records.profile import Report, Target
 from fxmem.simulation.compiled.timed_answers import Answered, Answers, answer_all_ways
 from fxmem.simulation.error_advice import describe_end
+from fxmem.simulation.profiled_step import ReportedStep
 from fxmem.simulation.program.command import LAUNCHERS, Launch, find_started, notebook_cells
-from fxmem.simulation.program.recorded_program import RecordedProgram, read_program_compile, record_rank
-from fxmem.simulation.program.rounds import FinishedRound
+from fxmem.simulation.program.recorded_program import (
+    RecordedProgram,
+    RunSettings,
+    read_program_compile,
+    record,
+    record_rank,
+)
+from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings
+from fxmem.simulation.program.sandbox.process import run_apart
 from fxmem.simulation.ranks.classes import find_classes
 from fxmem.simulation.ranks.mailbox import Mailbox, MissingMail
 from fxmem.simulation.ranks.world import World
@@ -41,44 +53,96 @@ class LaunchResult:
     """Whether it ended with an error of its own."""
 
 
-def launch(
-    program: Launch,
-    target: Target,
-    *,
-    enough: Callable[[Sequence[FinishedRound]], bool],
-    out_of_memory: str = "raise",
-    max_operators: int,
-    watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-    prepare: Callable[[str, torch.nn.Module], None] | None = None,
-    compile: str | None = None,
-) -> LaunchResult:
+def launch(program: Launch, target: Target, settings: RunSettings, isolation: Isolation | None = None) -> LaunchResult:
     """Run a program until it ends, raises, or has run long enough. Its standard output goes to standard error.
 
-    It runs inside what `watch` returns. Where it is a rank that waits for objects of another, the program runs as that
-    one first, as far as it sends them. Of ranks without a number each class of equal ones runs, and the largest is the
-    result, with all of them beside it. Where the compiler decides by timing on the card, the program runs once more
-    with each other answer. The other arguments are those of `record`.
+    Where it is a rank that waits for objects of another, the program runs as that one first, as far as it sends them.
+    Of ranks without a number each class of equal ones runs, and the largest is the result, with all of them beside it.
+    Where the compiler decides by timing on the card, the program runs once more with each other answer.
+
+    Args:
+        program: what is run.
+        target: the machine to pretend.
+        settings: how long, and how.
+        isolation: what keeps its files apart; None where they are real.
 
     Raises:
         UsageError: the program cannot be found.
         AnalysisError: ranks wait for each other.
     """
     check_program(program)
-    settings = read_program_compile(compile)
-    fields = {"out_of_memory": out_of_memory, "max_operators": max_operators, "watch": watch, "prepare": prepare}
-    launched = _launch(program, target, enough, settings, fields)
-    made = None if settings is None or launched.raised or launched.recorded.shortage else launched.recorded
-    if made is None or settings is None:
+    compiling = read_program_compile(settings.compile)
+    launched = _launch(program, target, settings, compiling, isolation)
+    made = None if compiling is None or launched.raised or launched.recorded.shortage else launched.recorded
+    if made is None or compiling is None:
         return launched
 
     def rerun(answers: Answers) -> Answered | None:
-        other = _launch(program, target, enough, settings.model_copy(update={"answers": answers}), fields)
+        again = compiling.model_copy(update={"answers": answers})
+        other = _launch(program, target, settings, again, isolation)
         return None if other.raised else _find_answered(other.recorded)
 
     first = _find_answered(made)
     if first.made is not None and first.made.timed:
         made.note_peaks(answer_all_ways(first, rerun))
     return launched
+
+
+def launch_apart(
+    program: Launch,
+    target: Target,
+    settings: RunSettings,
+    isolation: IsolationSettings,
+    *,
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    output: Path | None = None,
+) -> tuple[ReportedStep, bool]:
+    """Run a program as `launch` does, in a process apart from the user's files.
+
+    Args:
+        program, target, settings: as for `launch`; where processes cannot be forked, they are pickled.
+        isolation: what it may do for real.
+        around: what it runs inside, beside the recording.
+        output: the file to which all goes that it prints.
+
+    Returns:
+        Its step, and whether it ended with an error of its own.
+
+    Raises:
+        FxmemError: as `launch`, or the program's process ended by itself.
+    """
+    check_program(program)
+    _import_for_recordings()
+    work = functools.partial(_report, program, target, settings, around)
+    text, files = run_apart(work, isolation, [os.getcwd(), _first_folder(program)], output)
+    found = json.loads(text)
+    with pause_gc():
+        report = Report.model_validate_json(found["report"])
+    run = report.step.program
+    if run is not None:
+        step = report.step.model_copy(update={"program": run.model_copy(update={"files": files})})
+        report = report.model_copy(update={"step": step})
+    return ReportedStep(report), found["raised"]
+
+
+def _report(
+    program: Launch,
+    target: Target,
+    settings: RunSettings,
+    around: Callable[[], contextlib.AbstractContextManager[Any]],
+    isolation: Isolation,
+) -> str:
+    """Run a program; its report, and whether it raised, as JSON."""
+    with around():
+        launched = launch(program, target, settings, isolation)
+    return json.dumps({"report": launched.recorded.to_json(), "raised": launched.raised})
+
+
+@functools.cache
+def _import_for_recordings() -> None:
+    """Import what torch imports when it first runs on fakes: that takes several times as long as a small program."""
+    with record("cpu"):
+        torch.zeros(1)
 
 
 def _find_answered(recorded: RecordedProgram) -> Answered:
@@ -89,42 +153,37 @@ def _find_answered(recorded: RecordedProgram) -> Answered:
 def _launch(
     program: Launch,
     target: Target,
-    enough: Callable[[Sequence[FinishedRound]], bool],
-    settings: CompileSettings | None,
-    fields: Mapping[str, Any],
+    settings: RunSettings,
+    compiling: CompileSettings | None,
+    isolation: Isolation | None,
 ) -> LaunchResult:
     """As `launch`, with one answer to what the compiler decides by timing."""
-    mailbox, further = Mailbox(), dict(fields)
-    watch = further.pop("watch")
+    mailbox = Mailbox()
 
     def run_class(rank: int) -> RecordedProgram:
-        launched = run_rank(rank, enough)
+        launched = run_rank(rank, settings)
         if launched.raised:
             raise _RankFailedError(launched)
         return launched.recorded
 
-    def run_rank(rank: int, enough: Callable[[Sequence[FinishedRound]], bool]) -> LaunchResult:
+    def run_rank(rank: int, settings: RunSettings) -> LaunchResult:
         while True:
             mailbox.begin(rank)
             try:
                 world = None if program.ranks is None else World(program.ranks, rank, mailbox)
-                with record_rank(
-                    target,
-                    world,
-                    name=program.command,
-                    enough=enough,
-                    compile=settings,
-                    **further,
-                ) as recorded:
+                recording = record_rank(
+                    target, world, settings, name=program.command, compiling=compiling, isolation=isolation
+                )
+                with recording as recorded:
                     raised = False
-                    raised = _run_recorded(program, recorded, world, watch)
+                    raised = _run_recorded(program, recorded, world, settings.watch)
                 return LaunchResult(recorded, raised)
             except MissingMail as missing:
                 with mailbox.awaiting(missing.source, rank):
-                    run_rank(missing.source, lambda rounds: False)
+                    run_rank(missing.source, dataclasses.replace(settings, until="end"))
 
     if program.ranks is None or program.rank is not None:
-        return run_rank(program.rank or 0, enough)
+        return run_rank(program.rank or 0, settings)
     try:
         found = find_classes(program.ranks, run_class)
     except _RankFailedError as failed:

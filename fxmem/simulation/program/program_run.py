@@ -32,6 +32,7 @@ from fxmem.simulation.program.program_recorder import ProgramRecorder
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
 from fxmem.simulation.program.rounds import FinishedRound, Rounds
+from fxmem.simulation.program.sandbox.isolation import Isolation
 from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.program.stand_ins.cuda import stand_ins
 from fxmem.simulation.program.stand_ins.host import loader_patches, trace_patches
@@ -77,6 +78,7 @@ class ProgramRecording(Recording):
         max_operators: how many operators a round may have before the program is ended.
         prepare: called with name and module of each model of the program before its first call.
         world: whose rank the program is; None for one that is alone.
+        isolation: what keeps its files apart; None where they are real.
     """
 
     log: ProgramLog
@@ -91,6 +93,7 @@ class ProgramRecording(Recording):
         max_operators: int = MAX_OPERATORS,
         prepare: Callable[[str, torch.nn.Module], None] | None = None,
         world: World | None = None,
+        isolation: Isolation | None = None,
     ) -> None:
         on_card = target.device == "cuda"
         self.name = name
@@ -110,7 +113,8 @@ class ProgramRecording(Recording):
             max_operators=max_operators,
         )
         self._reads = TensorReads(self._border, self.notes, self.device)
-        self._checkpoints = Checkpoints(self.notes, self.device)
+        self._isolation = isolation or Isolation()
+        self._checkpoints = Checkpoints(self.notes, self.device, self._isolation)
         self.attach(torch.nn.Module())
 
     def _make_mode(self) -> torch_common.FakeTensorMode:
@@ -183,6 +187,7 @@ class ProgramRecording(Recording):
 
     def _stand_ins(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
         on_card = self.memory is not None
+        yield from self._isolation.patches(self.notes)
         yield from self._checkpoints.patches()
         yield from loader_patches(self._border, on_card=on_card)
         yield from trace_patches(self.notes)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.allocator import complete_timeline
-from fxmem.records.names import AS_IS, MAX_OPERATORS
+from fxmem.records.names import AS_IS, MAX_OPERATORS, STEPS
 from fxmem.records.parts import CompileRecord, CompileSettings, RankClass
-from fxmem.records.profile import MadeUp, Phase, Profile, ProgramRun, Round, Target, Timeline
+from fxmem.records.profile import MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.observe.source_lines import error_place
 from fxmem.simulation.process_guard import postpone_interrupts
@@ -22,10 +24,39 @@ from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program.card_memory import describe_shortage
 from fxmem.simulation.program.program_run import ProgramRecording
 from fxmem.simulation.program.rounds import FinishedRound
+from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, isolate_block
 from fxmem.simulation.ranks.classes import with_classes
 from fxmem.simulation.ranks.world import World
 from fxmem.simulation.round_rule import Enough
 from fxmem.simulation.run import require_device
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """How long a program runs, and how."""
+
+    steps: int | None = None
+    """Optimizer steps after which it is ended; `STEPS` where nothing is said."""
+    until: str | None = None
+    """"steady" ends it when two steps allocate the same, "end" never does; None after so many steps."""
+    out_of_memory: str = "raise"
+    """"raise" or "continue", as of `record`."""
+    max_operators: int = MAX_OPERATORS
+    """Operators of one round after which it is ended."""
+    compile: str | None = None
+    """"as-is" compiles what it compiles; None runs that as eager code."""
+    prepare: Callable[[str, torch.nn.Module], None] | None = None
+    """Called with name and module of each of its models before the first call."""
+    watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    """What the program runs inside."""
+
+    def is_enough(self, rounds: Sequence[FinishedRound]) -> bool:
+        """Whether the program has run long enough, asked after each round with all of them."""
+        if self.until == "end":
+            return False
+        if self.until == "steady":
+            return len(rounds) > 1 and rounds[-1].sizes == rounds[-2].sizes
+        return len(rounds) >= (self.steps or STEPS)
 
 
 class RecordedProgram(ProfiledStep):
@@ -41,6 +72,8 @@ class RecordedProgram(ProfiledStep):
         self._shortage = ""
         self._classes: tuple[RankClass, ...] = ()
         self._compiled: CompileRecord | None = None
+        self.files: ProgramFiles | None = None
+        """What the block wrote, which is dropped; None where it wrote nothing, or for real."""
 
     @functools.cached_property
     def timeline(self) -> Timeline:
@@ -77,7 +110,8 @@ class RecordedProgram(ProfiledStep):
     @property
     def program(self) -> ProgramRun:
         """The record of the whole run."""
-        return self._recording.program(self.ending, self._largest()[0])
+        run = self._recording.program(self.ending, self._largest()[0])
+        return run if self.files is None else run.model_copy(update={"files": self.files})
 
     @functools.cached_property
     def profile(self) -> Profile:  # type: ignore[override]
@@ -94,6 +128,10 @@ class RecordedProgram(ProfiledStep):
     def note_answer(self, what: str) -> None:
         """Note what the program is told otherwise than its launcher would say."""
         self._recording.notes.note("answered", what)
+
+    def note_files(self, files: ProgramFiles | None) -> None:
+        """Note what the program wrote."""
+        self.files = files if files is not None and files.written else None
 
     def note_classes(self, classes: tuple[RankClass, ...]) -> None:
         """Note the classes of all ranks, of which this is one."""
@@ -170,12 +208,18 @@ def record(  # noqa: PLR0913 - the settings of the public API, by keyword
     ranks: int | None = None,
     rank: int = 0,
     compile: str | None = None,
+    write: bool = False,
+    network: bool = False,
 ) -> Iterator[RecordedProgram]:
     """Run a block of code on a pretended card, and record its memory.
 
-    Inside, `torch.cuda` speaks of one card, the target. Tensors there have no values, all else is real: data, files,
-    random numbers on the host. Optimizers end rounds; `torch.save` of what is on the card is kept in memory. Torch is
-    put back as it was at the end, whatever is raised. Numbers that the code reads back are made up, and listed.
+    Inside, `torch.cuda` speaks of one card, the target. Tensors there have no values, all else is real: data, random
+    numbers on the host. Optimizers end rounds. Torch is put back as it was at the end, whatever is raised. Numbers that
+    the code reads back are made up, and listed.
+
+    What the block writes by Python's own ways goes to a folder apart, is read back from there, and is dropped at the
+    end: `open`, `os`, and what is built on them, `torch.save`, safetensors. Libraries that write by themselves, and
+    child processes, are not held in a live process; `fxmem run` holds them. What would be sent is not.
 
     Args:
         target: a name from the catalogue ("h100", "cpu"), or a `Target`.
@@ -192,6 +236,8 @@ def record(  # noqa: PLR0913 - the settings of the public API, by keyword
         rank: which of them.
         compile: "as-is" compiles what the code compiles, as inductor would run it on the target; None runs that as the
             eager code it was made from.
+        write: whether the block writes its files for real.
+        network: whether it sends what it would send.
 
     Yields:
         The record, to be read after the block: `peak`, `rounds`, `profile`, `table()`, `to_json()`, ...
@@ -204,46 +250,50 @@ def record(  # noqa: PLR0913 - the settings of the public API, by keyword
     if steps is not None and steps < 1:
         raise UsageError(f"expected steps of at least 1, got {steps}")
 
-    def over(rounds: Sequence[FinishedRound]) -> bool:
-        return len(rounds) >= steps if steps is not None else False
-
-    with record_rank(
-        catalogue.target(target) if isinstance(target, str) else target,
-        None if ranks is None else World(ranks, rank),
-        name=name,
-        out_of_memory=out_of_memory,
-        max_operators=max_operators,
-        enough=enough or over,
-        prepare=prepare,
-        compile=read_program_compile(compile),
-    ) as recorded:
-        yield recorded
+    isolating = IsolationSettings(write=write, network=network)
+    with (
+        isolate_block(isolating) as isolation,
+        record_rank(
+            catalogue.target(target) if isinstance(target, str) else target,
+            None if ranks is None else World(ranks, rank),
+            RunSettings(steps, None if steps else "end", out_of_memory, max_operators, compile, prepare),
+            name=name,
+            enough=enough,
+            compiling=read_program_compile(compile),
+            isolation=isolation,
+        ) as recorded,
+    ):
+        try:
+            yield recorded
+        finally:
+            recorded.note_files(isolation.find_written(isolating))
 
 
 @contextlib.contextmanager
 def record_rank(
     target: Target,
     world: World | None,
+    settings: RunSettings,
     *,
     name: str,
-    out_of_memory: str,
-    max_operators: int,
-    enough: Callable[[Sequence[FinishedRound]], bool],
-    prepare: Callable[[str, torch.nn.Module], None] | None,
-    compile: CompileSettings | None = None,
+    compiling: CompileSettings | None = None,
+    isolation: Isolation | None = None,
+    enough: Callable[[Sequence[FinishedRound]], bool] | None = None,
 ) -> Iterator[RecordedProgram]:
-    """As `record`, of a rank of a world, or of None."""
+    """As `record`, of a rank of a world, or of None. The settings' compiler is read already."""
+    out_of_memory, max_operators = settings.out_of_memory, settings.max_operators
     if out_of_memory not in ("raise", "continue"):
         raise UsageError(f"expected out_of_memory 'raise' or 'continue', got {out_of_memory!r}")
     require_device(target)
-    recording = _kind_of_recording(compile)(
+    recording = _kind_of_recording(compiling)(
         target,
         name=name,
         raises=out_of_memory == "raise",
-        enough=enough,
+        enough=enough or settings.is_enough,
         max_operators=max_operators,
-        prepare=prepare,
+        prepare=settings.prepare,
         world=world,
+        isolation=isolation,
     )
     recorded = RecordedProgram(recording)
     with one_at_a_time(), postpone_interrupts(), contextlib.ExitStack() as stack:

@@ -19,7 +19,7 @@ from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Kind
 from fxmem.records.validation import ProgramMeasurement
-from fxmem.simulation.program import Launch, RecordedProgram, launch
+from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
 from fxmem.validation.measure_program import measure_program
 from tests.simulation.compiled.models import CASES
 from tests.simulation.compiled.real import predict_compiled
@@ -45,9 +45,7 @@ def predict_program(name: str, target: str = "cpu", steps: int = 3) -> RecordedP
         result = launch(
             program,
             catalogue.target(target),
-            enough=lambda rounds: len(rounds) >= steps,
-            max_operators=100_000,
-            compile="as-is",
+            RunSettings(steps, max_operators=100_000, compile="as-is"),
         )
     assert not result.raised, result.recorded.ending
     return result.recorded
@@ -209,9 +207,7 @@ def test_what_is_decided_by_timing_has_two_answers_in_a_program(tmp_path: Path) 
     launched = launch(
         Launch(str(script)),
         catalogue.target("h100"),
-        enough=lambda rounds: False,
-        max_operators=1000,
-        compile="as-is",
+        RunSettings(until="end", max_operators=1000, compile="as-is"),
     )
     recorded, made = launched.recorded, launched.recorded.profile.step.compiled
     assert ran.read_text() == "xx"
@@ -239,9 +235,7 @@ def test_a_program_that_decides_nothing_by_timing_runs_once(tmp_path: Path) -> N
     launch(
         Launch(str(script)),
         catalogue.target("h100"),
-        enough=lambda rounds: False,
-        max_operators=1000,
-        compile="as-is",
+        RunSettings(until="end", max_operators=1000, compile="as-is"),
     )
     assert ran.read_text() == "x"
 

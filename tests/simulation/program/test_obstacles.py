@@ -27,7 +27,7 @@ import fxmem
 from fxmem.__main__ import _unwind_on_sigterm
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
-from fxmem.simulation.program import Launch, launch
+from fxmem.simulation.program import Launch, RunSettings, launch
 
 
 def test_types_of_tensors_name_the_card() -> None:
@@ -82,7 +82,7 @@ def test_processes_that_a_program_forks_can_be_terminated() -> None:
 def test_a_program_that_fails_before_it_uses_the_card_is_quoted(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import a_package_that_is_not_there\n")
-    launched = launch(Launch(str(script)), catalogue.target("h100"), enough=lambda rounds: False, max_operators=100)
+    launched = launch(Launch(str(script)), catalogue.target("h100"), RunSettings(until="end", max_operators=100))
     assert launched.raised
     with pytest.raises(AnalysisError, match=r"raised ModuleNotFoundError: .*, before anything ran on h100"):
         launched.recorded.report()
@@ -104,7 +104,7 @@ def test_what_is_compiled_at_run_time_is_said_with_a_way_out(tmp_path: Path) -> 
         "q = torch.zeros(1, 4, 128, 64, device='cuda')\n"
         "flex_attention(q, q, q)\n"
     )
-    launched = launch(Launch(str(script)), catalogue.target("h100"), enough=lambda rounds: False, max_operators=100)
+    launched = launch(Launch(str(script)), catalogue.target("h100"), RunSettings(until="end", max_operators=100))
     assert launched.raised
     assert "torch's flex_attention is compiled or chosen at run time" in launched.recorded.ending
     assert "--compile as-is follows it" in launched.recorded.ending
@@ -215,8 +215,7 @@ def test_what_starts_a_program_starts_it_here(
     launched = launch(
         Launch(program, (*arguments, "--lr", "1"), is_module),
         catalogue.target("h100"),
-        enough=lambda rounds: False,
-        max_operators=100,
+        RunSettings(until="end", max_operators=100),
     )
     assert not launched.raised
     assert launched.recorded.ending == "ran to its end"
@@ -232,9 +231,7 @@ def test_what_starts_a_program_starts_it_here(
 )
 def test_what_starts_no_program_of_python_is_refused(command: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="expected"):
-        launch(
-            Launch(command[0], command[1:]), catalogue.target("h100"), enough=lambda rounds: False, max_operators=100
-        )
+        launch(Launch(command[0], command[1:]), catalogue.target("h100"), RunSettings(until="end", max_operators=100))
 
 
 def test_a_program_says_what_it_waits_for() -> None:

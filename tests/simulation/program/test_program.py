@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -26,6 +26,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.memory.allocator import CachingAllocator, known_levels, read_settings, replay
 from fxmem.planning.estimate import estimate
 from fxmem.records.profile import Kind, Phase
+from fxmem.simulation.program.stand_ins import checkpoints
 
 
 class Mlp(nn.Module):
@@ -289,16 +290,48 @@ def test_numbers_in_pinned_memory_keep_their_values_on_the_card() -> None:
     assert not recorded.made_up
 
 
-def test_checkpoints_are_kept_in_memory(tmp_path: Path) -> None:
+def test_checkpoints_are_files_without_values_that_read_back_as_fakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "model.pt"
+    monkeypatch.chdir(tmp_path)
     with fxmem.record("h100") as recorded:
         model = Mlp().cuda()
         torch.save({"model": model.state_dict(), "step": 3}, file)
         found = torch.load(file)
         model.load_state_dict(found["model"])
         assert found["step"] == 3
+        assert file.stat().st_size > sum(each.nbytes for each in model.parameters())
+        other = torch.load(shutil.copy(file, tmp_path / "best.pt"))
+        assert isinstance(other["model"]["first.weight"], FakeTensor)
     assert not file.exists()
     assert [each.kind for each in recorded.made_up] == ["file"]
+    assert recorded.files is not None
+    assert [each.path for each in recorded.files.written] == ["best.pt", "model.pt"]
+
+
+def test_a_checkpoint_kept_by_someone_who_has_no_fxmem_is_one_of_zeros(tmp_path: Path) -> None:
+    with fxmem.record("h100", write=True):
+        model, counter = Mlp().cuda(), torch.arange(3).cuda()
+        torch.save({"model": model.state_dict(), "counter": counter, "step": 3}, tmp_path / "model.pt")
+        save_file({**model.state_dict(), "counter": counter}, tmp_path / "model.safetensors")
+    assert (tmp_path / "model.pt").stat().st_blocks * 512 < 100_000  # of two megabytes
+    found = torch.load(tmp_path / "model.pt", "cpu")
+    assert (found["step"], found["model"]["first.weight"].shape) == (3, (1024, 256))
+    assert not found["model"]["first.weight"].any()
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors["counter"].tolist() == [0, 1, 2]  # what is known stands there
+    assert not tensors["second.weight"].any()
+
+
+def test_a_mark_that_someone_else_has_written_is_none(tmp_path: Path) -> None:
+    """Only what this process has pickled is unpickled without `weights_only`."""
+    with fxmem.record("h100", write=True):
+        torch.save({"x": torch.ones(2, device="cuda")}, tmp_path / "model.pt")
+        assert torch.load(tmp_path / "model.pt")["x"].is_cuda
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(checkpoints, "_TOKEN", b"another process.")
+            assert torch.load(tmp_path / "model.pt", "cpu")["x"].tolist() == [0, 0]
 
 
 def test_what_a_checkpoint_keeps_takes_no_memory_on_the_card_until_it_is_loaded(tmp_path: Path) -> None:
@@ -317,6 +350,13 @@ def test_what_a_checkpoint_keeps_takes_no_memory_on_the_card_until_it_is_loaded(
         assert found["step"].item() == 3
 
 
+def test_tied_weights_are_found_by_their_addresses() -> None:
+    with fxmem.record("h100"):
+        one, other = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")
+        address = one.untyped_storage().data_ptr()
+        assert address == one[1:].untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+
+
 def test_nothing_is_written_in_the_format_of_safetensors_or_as_a_whole_module(tmp_path: Path) -> None:
     file, whole, real = tmp_path / "model.safetensors", tmp_path / "whole.pt", tmp_path / "real.safetensors"
     file.write_bytes(b"an earlier one")
@@ -331,7 +371,7 @@ def test_nothing_is_written_in_the_format_of_safetensors_or_as_a_whole_module(tm
         save_model(nn.Linear(2, 2), str(real))
     assert file.read_bytes() == b"an earlier one"
     assert not whole.exists()
-    assert real.exists()  # what is on the host is real
+    assert not real.exists()
     assert [each.kind for each in recorded.made_up] == ["file", "file", "file"]
 
 

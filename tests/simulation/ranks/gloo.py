@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from fxmem.hardware import catalogue
-from fxmem.records.names import MAX_OPERATORS
 from fxmem.records.validation import ProgramMeasurement
-from fxmem.simulation.program import Launch, RecordedProgram, launch
+from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
 from tests.sharded_models import COMPILED
 
 SPREAD: Final = str(Path(__file__).parent / "programs" / "spread.py")
@@ -123,9 +122,7 @@ def predict(kind: str, world: int, rank: int) -> RecordedProgram:
     return launch(
         Launch(SPREAD, (kind,), ranks=world, rank=rank),
         catalogue.target("cpu"),
-        enough=lambda rounds: len(rounds) >= 2,
-        max_operators=MAX_OPERATORS,
-        compile="as-is" if kind in COMPILED else None,
+        RunSettings(2, compile="as-is" if kind in COMPILED else None),
     ).recorded
 
 

@@ -1,7 +1,9 @@
-"""Checkpoints of a program that runs on a pretended card, kept in memory.
+"""Checkpoints of a program that runs on a pretended card.
 
-What would be written holds no values, and must not lie over a real one. A checkpoint is kept as its file would keep it:
-the tensors of the card as sizes, which take no memory there until they are loaded.
+What is on the card has no values. A checkpoint of it is a file as torch would write it, of the same length and with
+zeros that take no room on the disk, so that the program can measure, copy, rename and list it. At the end of what it
+pickles stands what `torch.load` gives back meanwhile: the tensors of the card as sizes, which take no memory until they
+are loaded, and all else as it was.
 """
 
 from __future__ import annotations
@@ -10,40 +12,66 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import json
 import os
 import pickle
-import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+import secrets
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, Final
 
 import torch
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import fakes as torch_fakes
 from fxmem.simulation import known_values
 from fxmem.simulation.program.border import has_fake_inside, move_to_card
 from fxmem.simulation.program.made_up import MadeUpNotes
+from fxmem.simulation.program.sandbox.isolation import Isolation
 
-_MARK = "fxmem kept in memory what a program saved on a pretended card"
-"""The key of what stands in an open file in the place of a checkpoint."""
+_TOKEN: Final = secrets.token_bytes(16)
+"""Ends what is ours in a file: a pickle that this process, or one that it was forked from, has written itself."""
+_SIZE: Final = 8
+"""Bytes of the length that stands before it."""
+_SAFETENSORS: Final = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.float32: "F32",
+    torch.complex64: "C64",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+}
+"""Names of dtypes in the format of safetensors."""
 
 
 class Checkpoints:
-    """What a program saved, by file, instead of the files.
+    """What saves and loads a program's checkpoints.
 
     Args:
         notes: of what is made up.
         device: the target's.
+        isolation: where files lie.
     """
 
-    def __init__(self, notes: MadeUpNotes, device: torch.device) -> None:
+    def __init__(self, notes: MadeUpNotes, device: torch.device, isolation: Isolation) -> None:
         self._notes = notes
         self._device = device
-        self._kept: list[_Checkpoint] = []
-        self._numbers: dict[str, int] = {}
-        """Of what is kept, by file."""
+        self._isolation = isolation
 
     def patches(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
         """The patches of `torch.save`, `torch.load` and, where it is installed, `safetensors.torch`."""
+        yield torch_fakes.fakes_have_addresses()
         yield torch_common.patch(torch, "save", self._saving)
         yield torch_common.patch(torch, "load", self._loading)
         try:
@@ -51,63 +79,153 @@ class Checkpoints:
             safetensors = importlib.import_module("safetensors.torch")
         except ImportError:
             return
-        for function, make in (
-            (safetensors.save_file, self._saving_tensors),
-            (safetensors.save_model, self._saving_tensors),
-            (safetensors.load_file, self._loading_tensors),
-        ):
-            for holder, name in _find_holders(function):
-                yield torch_common.patch(holder, name, make)
+        ways = {
+            safetensors.save_file: self._saving_tensors,
+            safetensors.save_model: self._saving_tensors,
+            safetensors.save: self._serializing,
+            safetensors.load_file: self._loading_file,
+            safetensors.safe_open: self._loading_file,
+        }
+        for holder, name, function in torch_common.find_holders(ways):
+            yield torch_common.patch(holder, name, ways[function])
+
+    # --- torch.save ---------------------------------------------------------------------------------------------------
 
     def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+            is_path = isinstance(f, (str, os.PathLike))
+            file = self._isolation.place_to_write(f) if is_path else f
             if not has_fake_inside(obj):
-                original(obj, f, *args, **kwargs)
-            elif isinstance(f, (str, os.PathLike)):
-                self._keep(obj, f)
-            else:
-                self._notes.note("file", "a checkpoint to an open file: kept in memory, only its mark is written")
-                original({_MARK: self._add(obj)}, f)
+                original(obj, file, *args, **kwargs)
+                return
+            self._note(f, is_path)
+            known = _Checkpoint(obj).dump(original)
+            settings = {"pickle_module": _pickle_module(known + len(known).to_bytes(_SIZE, "big") + _TOKEN)}
+            with (
+                torch_common.no_modes(),
+                torch_common.pause_observers(),
+                torch.serialization.skip_data(materialize_fake_tensors=True),
+            ):
+                original(obj, file, **settings)
 
         return save
-
-    def _saving_tensors(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
-            if has_fake_inside(tensors):
-                self._keep(tensors.state_dict() if isinstance(tensors, torch.nn.Module) else tensors, filename)
-            else:
-                original(tensors, filename, *args, **kwargs)
-
-        return save
-
-    def _keep(self, value: Any, file: Any) -> None:
-        self._numbers[os.path.abspath(os.fspath(file))] = self._add(value)
-        self._notes.note("file", f"{os.path.basename(os.fspath(file))}: not written, kept in memory")
-
-    def _add(self, value: Any) -> int:
-        self._kept.append(_Checkpoint(value))
-        return len(self._kept) - 1
-
-    def _loading_tensors(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load(filename: Any, device: Any = "cpu") -> Any:
-            number = self._numbers.get(os.path.abspath(os.fspath(filename)))
-            return original(filename, device) if number is None else self._kept[number].load(device, self._device)
-
-        return load
 
     def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            number = self._numbers.get(os.path.abspath(os.fspath(f))) if isinstance(f, (str, os.PathLike)) else None
-            if number is None:
+            file = self._isolation.place_to_read(f) if isinstance(f, (str, os.PathLike)) else f
+            if (known := _find_known(file)) is not None:
                 with torch_common.no_modes(), torch_common.pause_observers():
-                    found = original(f, "cpu", *args, **kwargs)
-                if not (isinstance(found, dict) and _MARK in found):
-                    on_card = isinstance(map_location, (str, torch.device)) and torch.device(map_location).type
-                    return move_to_card(found) if on_card == "cuda" else found
-                number = found[_MARK]
-            return self._kept[number].load(map_location, self._device)
+                    checkpoint = _Checkpoint.restore(known, original)
+                return checkpoint.load(map_location, self._device)
+            with torch_common.no_modes(), torch_common.pause_observers():
+                found = original(file, "cpu", *args, **kwargs)
+            on_card = isinstance(map_location, (str, torch.device)) and torch.device(map_location).type
+            return move_to_card(found) if on_card == "cuda" else found
 
         return load
+
+    def _note(self, file: Any, is_path: bool) -> None:
+        name = os.path.basename(os.fspath(file)) if is_path else "a checkpoint to an open file"
+        self._notes.note("file", f"{name}: of the right length, without values")
+
+    # --- safetensors --------------------------------------------------------------------------------------------------
+
+    def _saving_tensors(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def save(tensors: Any, filename: Any, metadata: Any = None, *args: Any, **kwargs: Any) -> None:
+            if not has_fake_inside(tensors):
+                original(tensors, self._isolation.place_to_write(filename), metadata, *args, **kwargs)
+                return
+            self._note(filename, True)
+            named = _once(tensors.state_dict()) if isinstance(tensors, torch.nn.Module) else tensors
+            with open(filename, "wb") as file:
+                _write_safetensors(named, metadata, file)
+
+        return save
+
+    def _serializing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def serialize(tensors: Any, metadata: Any = None) -> Any:
+            if not has_fake_inside(tensors):
+                return original(tensors, metadata)
+            file = io.BytesIO()
+            _write_safetensors(tensors, metadata, file)
+            return file.getvalue()
+
+        return serialize
+
+    def _loading_file(self, original: Any) -> Any:
+        if self._isolation.redirect is None:
+            return original
+
+        def load(filename: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(self._isolation.place_to_read(filename), *args, **kwargs)
+
+        return load
+
+
+def _once(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each tensor under its first name, as `safetensors.torch.save_model` has it."""
+    found: dict[tuple[int, int], str] = {}
+    for name, tensor in tensors.items():
+        found.setdefault((torch_common.storage_key(tensor), int(tensor.storage_offset())), name)
+    return {name: tensors[name] for name in found.values()}
+
+
+def _write_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Any, file: Any) -> None:
+    """Write the format of safetensors (its README, "Format"), with zeros where no value is known."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    at = 0
+    for name, tensor in tensors.items():
+        end = at + tensor.numel() * tensor.element_size()
+        kind = _SAFETENSORS[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    begin = file.write(len(text).to_bytes(8, "little") + text)
+    with torch_common.no_modes(), torch_common.pause_observers():
+        for name, tensor in tensors.items():
+            value = known_values.find_value(tensor) if isinstance(tensor, torch_common.FakeTensor) else tensor
+            if value is not None:
+                file.seek(begin + header[name]["data_offsets"][0])
+                file.write(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    file.truncate(begin + at)
+
+
+# --- what is saved ----------------------------------------------------------------------------------------------------
+
+
+def _pickle_module(end: bytes) -> Any:
+    """The module `pickle`, whose pickler writes some bytes behind its pickle, which no unpickler reads."""
+
+    class Pickler(pickle.Pickler):
+        def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(file, *args, **kwargs)
+            self._file = file
+
+        def dump(self, obj: Any) -> None:
+            super().dump(obj)
+            self._file.write(end)
+
+    return SimpleNamespace(**{**vars(pickle), "Pickler": Pickler})
+
+
+def _find_known(file: Any) -> bytes | None:
+    """What is ours in a file; None where nothing is, or where it cannot be looked at."""
+    try:
+        before = file.tell() if hasattr(file, "tell") else None
+        try:
+            with zipfile.ZipFile(file) as archive:
+                name = next(each for each in archive.namelist() if each.endswith("/data.pkl"))
+                text = archive.read(name)
+        finally:
+            if before is not None:
+                file.seek(before)
+    except (OSError, ValueError, StopIteration, AttributeError, zipfile.BadZipFile, NotImplementedError):
+        return None
+    if not text.endswith(_TOKEN):
+        return None
+    end = len(text) - len(_TOKEN) - _SIZE
+    return text[end - int.from_bytes(text[end : end + _SIZE], "big") : end]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,18 +265,18 @@ def _find_device(device: torch.device, map_location: Any) -> torch.device:
 
 
 class _Checkpoint:
-    """A pickled value, with the tensors of the card beside it, each once."""
+    """A pickled value, with its tensors beside it, each once."""
 
     def __init__(self, value: Any) -> None:
-        self._tensors: list[_KeptTensor] = []
+        self._tensors: list[_KeptTensor | torch.Tensor] = []
         numbers: dict[int, int] = {}
 
         def number(part: Any) -> int | None:
-            if not isinstance(part, torch_common.FakeTensor):
+            if not isinstance(part, torch.Tensor):
                 return None
             if id(part) not in numbers:
                 numbers[id(part)] = len(self._tensors)
-                self._tensors.append(_keep_tensor(part))
+                self._tensors.append(_keep_tensor(part) if isinstance(part, torch_common.FakeTensor) else part)
             return numbers[id(part)]
 
         stream = io.BytesIO()
@@ -167,13 +285,28 @@ class _Checkpoint:
         pickler.dump(value)
         self._pickled = stream.getvalue()
 
+    def dump(self, save: Callable[..., Any]) -> bytes:
+        """This in bytes, by torch's own `save`."""
+        stream = io.BytesIO()
+        with torch_common.no_modes(), torch_common.pause_observers():
+            save((self._pickled, self._tensors), stream)
+        return stream.getvalue()
+
+    @classmethod
+    def restore(cls, text: bytes, load: Callable[..., Any]) -> _Checkpoint:
+        """What `dump` has written, by torch's own `load`."""
+        checkpoint = cls.__new__(cls)
+        checkpoint._pickled, checkpoint._tensors = load(io.BytesIO(text), "cpu", weights_only=False)
+        return checkpoint
+
     def load(self, map_location: Any, target: torch.device) -> Any:
         """The value, its tensors anew where `torch.load` would put them."""
         made: dict[int, torch.Tensor] = {}
 
         def tensor(number: Any) -> torch.Tensor:
             if number not in made:
-                made[number] = self._tensors[number].load(map_location, target)
+                kept = self._tensors[number]
+                made[number] = kept.load(map_location, target) if isinstance(kept, _KeptTensor) else kept
             return made[number]
 
         unpickler = pickle.Unpickler(io.BytesIO(self._pickled))
@@ -191,13 +324,3 @@ def _keep_tensor(tensor: torch_common.FakeTensor) -> _KeptTensor:
         is_parameter=isinstance(tensor, torch.nn.Parameter),
         requires_grad=tensor.requires_grad,
     )
-
-
-def _find_holders(function: Any) -> list[tuple[Any, str]]:
-    """Modules that have a function, and under which names: who has imported it by name keeps it."""
-    return [
-        (module, name)
-        for module in list(sys.modules.values())
-        for name, value in list(getattr(module, "__dict__", {}).items())
-        if value is function
-    ]

@@ -1,0 +1,1 @@
+"""Keeps what a program writes, or would send, apart from all that is the user's."""

@@ -1,0 +1,160 @@
+"""How a program is kept apart from the user's files and from the network."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dataclasses
+import errno
+import io
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from fxmem._torch import common as torch_common
+from fxmem.records.profile import ProgramFiles, WrittenFile
+from fxmem.simulation.program.made_up import MadeUpNotes
+from fxmem.simulation.program.sandbox.network import network_patches
+from fxmem.simulation.program.sandbox.redirect import Redirect
+from fxmem.simulation.program.sandbox.written_files import (
+    PREFIX,
+    Written,
+    keep_downloads,
+    keep_files,
+    list_files,
+    name_from_here,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class IsolationSettings:
+    """What a program may do for real."""
+
+    write: bool = False
+    """Whether it writes its own files; else what it writes is kept apart from what is there."""
+    network: bool = False
+    """Whether it sends what it has made; else it only downloads."""
+    keep_files: str | None = None
+    """The folder to which what it wrote is moved; None drops it."""
+
+
+class Isolation:
+    """What the program runs inside.
+
+    Args:
+        redirect: where Python's ways to files lead; None where the process has a view of its own, or writes for real.
+        in_overlay: whether the process has such a view.
+        network: whether the program may send.
+    """
+
+    def __init__(self, redirect: Redirect | None = None, *, in_overlay: bool = False, network: bool = True) -> None:
+        self.redirect = redirect
+        self._in_overlay = in_overlay
+        self._network = network
+
+    def place_to_read(self, path: Any) -> Any:
+        """Where a library that opens files by itself finds one."""
+        return path if self.redirect is None else self.redirect.place_to_read(path)
+
+    def place_to_write(self, path: Any) -> Any:
+        """Where a library that opens files by itself writes one."""
+        return path if self.redirect is None else self.redirect.place_to_write(path)
+
+    def patches(self, notes: MadeUpNotes) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        """Patches of Python's ways to files and of libraries that send; what is not sent is noted."""
+        if self.redirect is not None:
+            yield from self.redirect.patches()
+        if self._in_overlay:
+            yield from _overlay_patches()
+        if not self._network:
+            yield from network_patches(notes)
+
+    def find_written(self, settings: IsolationSettings, folders: Sequence[str] = ()) -> ProgramFiles | None:
+        """What was written by the ways that are redirected, which may be so no longer; None where none are."""
+        if self.redirect is None:
+            return None
+        redirect = self.redirect
+        with redirect.pause():
+            found = find_written(redirect.written, settings, folders or (os.getcwd(),))
+        there = {each.path for each in found.written}
+        names = map(name_from_here, redirect.removed)
+        gone = tuple(WrittenFile(path=each, change="removed") for each in names if each not in there)
+        native = "refused" if redirect.is_guarded else "real"
+        return found.model_copy(update={"written": (*found.written, *gone), "native": native})
+
+
+@contextlib.contextmanager
+def isolate_block(settings: IsolationSettings) -> Iterator[Isolation]:
+    """What a block of a live process is isolated by; what it has written goes with it."""
+    if settings.write:
+        yield Isolation(network=settings.network)
+        return
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder:
+        yield Isolation(Redirect(folder), network=settings.network)
+
+
+def find_written(written: Callable[[], Written], settings: IsolationSettings, folders: Sequence[str]) -> ProgramFiles:
+    """List what a program wrote, and move what is to stay: downloads, and what the settings ask for.
+
+    Args:
+        written: lists each file.
+        settings: where they are kept.
+        folders: the user's, whose temporary files are files like others.
+    """
+    files = list_files(written(), folders)
+    keep_downloads(written())
+    if settings.keep_files is not None:
+        keep_files(written(), files, settings.keep_files)
+    return ProgramFiles(written=files, kept_in=settings.keep_files)
+
+
+# --- what works on a plain file system and not on an ordinary user's overlay ------------------------------------------
+
+
+def _overlay_patches() -> Iterator[contextlib.AbstractContextManager[Any]]:
+    for name in ("rename", "replace"):
+        yield torch_common.patch(os, name, _moving)
+    for owner, name in ((builtins, "open"), (io, "open"), (os, "open")):
+        yield torch_common.patch(owner, name, _opening)
+
+
+def _moving(original: Callable[..., None]) -> Callable[..., None]:
+    """A folder that was there before cannot be moved (EXDEV), nor a file to another overlay: they are copied."""
+
+    def move(src: Any, dst: Any, **folders: Any) -> None:
+        try:
+            original(src, dst, **folders)
+        except OSError as error:
+            if error.errno != errno.EXDEV or folders:
+                raise
+            beside = f"{os.fsdecode(dst)}.{secrets.token_hex(4)}"
+            if os.path.isdir(src) and not os.path.islink(src):
+                shutil.copytree(src, beside, symlinks=True)
+                original(beside, dst)
+                shutil.rmtree(src)
+            else:
+                shutil.copy2(src, beside, follow_symlinks=False)
+                original(beside, dst)
+                os.unlink(src)
+
+    return move
+
+
+def _opening(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A file of another group cannot be copied up with that group (EOVERFLOW): a copy of the user's own replaces it."""
+
+    def open_(file: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(file, *args, **kwargs)
+        except OSError as error:
+            if error.errno != errno.EOVERFLOW or isinstance(file, int) or not os.path.isfile(file):
+                raise
+            beside = f"{os.fsdecode(file)}.{secrets.token_hex(4)}"
+            shutil.copy(file, beside)
+            os.rename(beside, file)
+            return original(file, *args, **kwargs)
+
+    return open_

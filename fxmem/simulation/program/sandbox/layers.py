@@ -1,0 +1,102 @@
+"""Folders in which a program's writes lie, outside its view: what it wrote, and what becomes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from fxmem.simulation.program.sandbox.overlay import ROOT, UPPER
+from fxmem.simulation.program.sandbox.written_files import PREFIX, Written
+
+_PLACES: Final = ("/var/tmp", "/tmp")
+"""Folders for layers beside the one for temporary files: two that do not lie below each other are needed."""
+
+
+class Layers:
+    """The folders of one program, each on a disk of this machine; removed by `close`.
+
+    Folders whose process was killed are removed by the next one of the same user. A lock says whose process lives.
+    """
+
+    def __init__(self) -> None:
+        self.folders: list[str] = []
+        self._locks: list[int] = []
+        for place in dict.fromkeys(os.path.realpath(each) for each in (*_PLACES, tempfile.gettempdir())):
+            if os.path.isdir(place) and os.access(place, os.W_OK):
+                _remove_abandoned(place)
+                self.folders.append(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+                self._locks.append(_lock(self.folders[-1]))
+        self._free_bytes = self.free_bytes()
+
+    def free_bytes(self) -> int:
+        """What is free on the fullest of the disks that they lie on."""
+        statuses = [os.statvfs(folder) for folder in self.folders]
+        return min((each.f_bavail * each.f_frsize for each in statuses), default=0)
+
+    @property
+    def are_full(self) -> bool:
+        """Whether half of what was free is taken."""
+        return self.free_bytes() < self._free_bytes // 2
+
+    def written(self) -> Written:
+        """Place and path of each file that was written."""
+        for folder in self.folders:
+            for name in os.listdir(folder):
+                base = os.path.join(folder, name)
+                if name == ROOT:
+                    yield from _walk(base, "/")
+                elif os.path.isfile(os.path.join(base, "path")):
+                    yield from _walk(os.path.join(base, UPPER), os.fsdecode(Path(base, "path").read_bytes()))
+
+    def close(self) -> None:
+        """Remove all of it."""
+        for folder in self.folders:
+            _remove(folder)
+        for lock in self._locks:
+            os.close(lock)
+
+
+# --- the folders ------------------------------------------------------------------------------------------------------
+
+
+def _lock(folder: str) -> int:
+    """Lock a folder until this process and those that it forks are over."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _remove_abandoned(place: str) -> None:
+    for entry in list(os.scandir(place)):
+        if entry.name.startswith(PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+            with contextlib.suppress(OSError):
+                os.close(_lock(entry.path))
+                _remove(entry.path)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder, what an overlay has left in it without rights included."""
+
+    def allow(remove: object, path: str, _: object) -> None:
+        with contextlib.suppress(OSError):
+            os.chmod(path, 0o700)
+            os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(folder, onexc=allow)
+    else:
+        shutil.rmtree(folder, onerror=allow)
+
+
+def _walk(folder: str, path: str) -> Iterator[tuple[str, str]]:
+    for inside, _, names in os.walk(folder, onerror=None):
+        for name in names:
+            place = os.path.join(inside, name)
+            yield place, os.path.normpath(os.path.join(path, os.path.relpath(place, folder)))

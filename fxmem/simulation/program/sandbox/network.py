@@ -1,0 +1,325 @@
+"""Keeps what a program has made from leaving the machine: pushes, trackers, posts. Downloads go on.
+
+Held are Python's libraries and the command-line tools that send. What a library's own code or another child process
+sends is not.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import http.client
+import importlib
+import importlib.abc
+import io
+import os
+import shlex
+import subprocess
+import sys
+import types
+import urllib.parse
+import urllib.request
+import urllib.response
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from email.message import Message
+from importlib.machinery import ModuleSpec
+from typing import Any, Final
+
+from fxmem._torch import common as torch_common
+from fxmem.simulation.program.made_up import MadeUpNotes
+
+_READS: Final = frozenset({"GET", "HEAD", "OPTIONS", "CONNECT", "PROPFIND"})
+_ASKS: Final = ("/paths-info/", "/info/lfs/objects/batch")
+"""Parts of addresses that are posted to in order to download (huggingface_hub, git lfs)."""
+_LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+_OFFLINE: Final = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "COMET_START_ONLINE": "0"}
+_UPLOADERS: Final = frozenset(
+    ("aws", "azcopy", "dvc", "gcloud", "gsutil", "mc", "rclone", "s3cmd", "s5cmd", "sftp", "ssh")
+)
+_COPIERS: Final = ("rsync", "scp")
+"""Send where an argument names another machine, `host:path`."""
+_UPLOADS: Final = {
+    "git": {"push"},
+    "hf": {"upload", "upload-large-folder", "repo", "repos"},
+    "huggingface-cli": {"upload", "upload-large-folder", "repo"},
+    "wandb": {"sync"},
+    "curl": {
+        *("-d", "--data", "--data-binary", "--data-raw", "-F", "--form", "--json", "-T", "--upload-file"),
+        *("POST", "PUT", "-XPOST", "-XPUT"),
+    },
+}
+"""By tool, words with which it sends."""
+_HUB_CHANGES: Final = (
+    *("create_repo", "delete_repo", "move_repo", "update_repo_settings", "super_squash_history"),
+    *("create_commit", "upload_file", "upload_folder", "upload_large_folder", "delete_file", "delete_folder"),
+    *("create_branch", "delete_branch", "create_tag", "delete_tag", "create_pull_request", "create_discussion"),
+)
+_OBJECT_READS: Final = ("Get", "Head", "List", "Describe")
+
+
+def network_patches(notes: MadeUpNotes) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    """Patches of what sends. It gets an answer of success, empty where possible; an unknown library gets an error."""
+    gate = _Gate(notes)
+    yield torch_common.set_environment(_OFFLINE)
+    yield torch_common.patch(http.client.HTTPConnection, "putrequest", gate.put_request)
+    yield torch_common.patch(urllib.request.OpenerDirector, "open", gate.open_address)
+    yield torch_common.patch(subprocess.Popen, "__init__", gate.start_process)
+    yield torch_common.patch(os, "system", gate.call_shell)
+    libraries = {
+        "requests.sessions": gate.patch_requests,
+        "httpx": gate.patch_httpx,
+        "aiohttp.client": gate.patch_aiohttp,
+        "botocore.client": gate.patch_botocore,
+        "huggingface_hub.hf_api": gate.patch_hub,
+        "wandb": gate.patch_wandb,
+    }
+    yield _patch_when_imported(libraries)
+
+
+class _Gate:
+    """Decides what is sent, and notes what is not."""
+
+    def __init__(self, notes: MadeUpNotes) -> None:
+        self._notes = notes
+
+    def _is_held(self, method: str, address: str) -> bool:
+        """Whether a request is not sent; it is noted."""
+        host = urllib.parse.urlsplit(address).hostname or ""
+        if method.upper() in _READS or host in _LOCAL or any(each in address for each in _ASKS):
+            return False
+        self._notes.note("sent", f"{method.upper()} {urllib.parse.urlsplit(address)._replace(query='').geturl()}")
+        return True
+
+    # --- the standard library -----------------------------------------------------------------------------------------
+
+    def put_request(self, original: Callable[..., None]) -> Callable[..., None]:
+        """`http.client`, below libraries that are not known here."""
+
+        def putrequest(connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> None:
+            address = url if "://" in url else f"http://{connection.host}{url}"
+            if self._is_held(method, address):
+                raise ConnectionRefusedError(f"fxmem sends nothing that a prediction has made: {method} {address}")
+            original(connection, method, url, *args, **kwargs)
+
+        return putrequest
+
+    def open_address(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`urllib.request.urlopen`."""
+
+        def open_(opener: Any, fullurl: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+            is_request = isinstance(fullurl, urllib.request.Request)
+            address = fullurl.full_url if is_request else fullurl
+            method = fullurl.get_method() if is_request and data is None else "GET" if data is None else "POST"
+            if address.startswith("http") and self._is_held(method, address):
+                return urllib.response.addinfourl(io.BytesIO(b"{}"), Message(), address, 200)
+            return original(opener, fullurl, data, *args, **kwargs)
+
+        return open_
+
+    def start_process(self, original: Callable[..., None]) -> Callable[..., None]:
+        """`subprocess`: a tool that sends is not started, and has succeeded."""
+
+        def init(process: Any, args: Any, *further: Any, **settings: Any) -> None:
+            if self._is_held_command(args):
+                args, settings["shell"] = [sys.executable, "-S", "-c", ""], False
+            original(process, args, *further, **settings)
+
+        return init
+
+    def call_shell(self, original: Callable[..., int]) -> Callable[..., int]:
+        """`os.system`."""
+        return lambda command: 0 if self._is_held_command(command) else original(command)
+
+    def _is_held_command(self, args: Any) -> bool:
+        if not sends(args):
+            return False
+        self._notes.note("sent", " ".join(_words(args)[:3]))
+        return True
+
+    # --- libraries ----------------------------------------------------------------------------------------------------
+
+    def patch_requests(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        """`requests`."""
+
+        def sending(original: Callable[..., Any]) -> Callable[..., Any]:
+            def send(session: Any, request: Any, **kwargs: Any) -> Any:
+                if not self._is_held(request.method, request.url):
+                    return original(session, request, **kwargs)
+                answer = importlib.import_module("requests.models").Response()
+                answer.status_code, answer.url, answer.request = 200, request.url, request
+                answer.raw = io.BytesIO(b"{}")
+                return answer
+
+            return send
+
+        yield torch_common.patch(module.Session, "send", sending)
+
+    def patch_httpx(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        """`httpx`, with which huggingface_hub works since 1.0."""
+
+        def answer(request: Any) -> Any:
+            return module.Response(200, json={}, request=request)
+
+        def sending(original: Callable[..., Any]) -> Callable[..., Any]:
+            def send(client: Any, request: Any, **kwargs: Any) -> Any:
+                held = self._is_held(request.method, str(request.url))
+                return answer(request) if held else original(client, request, **kwargs)
+
+            return send
+
+        def sending_later(original: Callable[..., Any]) -> Callable[..., Any]:
+            async def send(client: Any, request: Any, **kwargs: Any) -> Any:
+                held = self._is_held(request.method, str(request.url))
+                return answer(request) if held else await original(client, request, **kwargs)
+
+            return send
+
+        yield torch_common.patch(module.Client, "send", sending)
+        yield torch_common.patch(module.AsyncClient, "send", sending_later)
+
+    def patch_aiohttp(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        """`aiohttp`, which has no answer to make up."""
+
+        def requesting(original: Callable[..., Any]) -> Callable[..., Any]:
+            async def request(session: Any, method: str, url: Any, **kwargs: Any) -> Any:
+                if self._is_held(method, str(url)):
+                    raise ConnectionRefusedError(f"fxmem sends nothing that a prediction has made: {method} {url}")
+                return await original(session, method, url, **kwargs)
+
+            return request
+
+        yield torch_common.patch(module.ClientSession, "_request", requesting)
+
+    def patch_botocore(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        """`boto3`: what is stored has been stored."""
+
+        def calling(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(client: Any, operation: str, parameters: Mapping[str, Any]) -> Any:
+                if operation.startswith(_OBJECT_READS):
+                    return original(client, operation, parameters)
+                where = "/".join(str(parameters[key]) for key in ("Bucket", "Key") if key in parameters)
+                self._notes.note("sent", f"{operation} {where}".strip())
+                return {"ETag": '""', "UploadId": "0", "ResponseMetadata": {"HTTPStatusCode": 200}}
+
+            return call
+
+        yield torch_common.patch(module.BaseClient, "_make_api_call", calling)
+
+    def patch_hub(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        """`huggingface_hub`: `push_to_hub` of all that is built on it."""
+        changed = [name for name in _HUB_CHANGES if hasattr(module.HfApi, name)]
+        functions = {id(getattr(module, name)): name for name in changed if hasattr(module, name)}
+        holders = torch_common.find_holders(getattr(module, name) for name in functions.values())
+        for name in changed:
+            yield torch_common.patch(module.HfApi, name, functools.partial(self._hub_change, module, name))
+        api = module.HfApi()
+        for holder, alias, function in holders:
+            changed_too = getattr(api, functions[id(function)])
+            yield torch_common.patch(holder, alias, functools.partial(_instead, changed_too))
+
+    def _hub_change(self, module: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def change(api: Any, repo_id: str = "", *args: Any, **kwargs: Any) -> Any:
+            repo = str(kwargs.get("repo_id") or repo_id)
+            self._notes.note("sent", f"{name} {repo}".strip())
+            address = f"{module.ENDPOINT if hasattr(module, 'ENDPOINT') else 'https://huggingface.co'}/{repo}"
+            made: Any = None
+            if name == "create_repo":
+                made = module.RepoUrl(address)
+            elif name in ("create_commit", "upload_file", "upload_folder"):
+                made = module.CommitInfo(address, str(kwargs.get("commit_message", "")), "", "0" * 40)
+            if not kwargs.get("run_as_future"):
+                return made
+            later: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            later.set_result(made)
+            return later
+
+        return functools.wraps(original)(change)
+
+    def patch_wandb(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        """`wandb`: a program that asks for the online mode gets the offline one."""
+
+        def beginning(original: Callable[..., Any]) -> Callable[..., Any]:
+            def init(*args: Any, **kwargs: Any) -> Any:
+                if kwargs.get("mode") != "disabled":
+                    self._notes.note("sent", "wandb.init: offline")
+                    kwargs["mode"] = "offline"
+                return original(*args, **kwargs)
+
+            return init
+
+        yield torch_common.patch(module, "init", beginning)
+
+
+def _instead(value: Any, _: Any) -> Any:
+    """Put a value in the place of another."""
+    return value
+
+
+def sends(args: Any) -> bool:
+    """Whether a command, as text for a shell or as words, sends something away."""
+    words = _words(args)
+    starts = range(len(words)) if isinstance(args, str) else range(min(1, len(words)))
+    for at in starts:
+        name, further = os.path.basename(words[at]), words[at + 1 :]
+        if name in _UPLOADERS or (name in _UPLOADS and _UPLOADS[name] & set(further)):
+            return True
+        if name in _COPIERS and any(":" in each for each in further):
+            return True
+    return False
+
+
+def _words(args: Any) -> Sequence[str]:
+    """A command line in words; none where it is no plain command."""
+    try:
+        return shlex.split(args) if isinstance(args, str) else [os.fsdecode(each) for each in args]
+    except (TypeError, ValueError):
+        return ()
+
+
+# --- libraries that are imported later --------------------------------------------------------------------------------
+
+_Patches = Callable[[Any], Iterator[contextlib.AbstractContextManager[Any]]]
+
+
+@contextlib.contextmanager
+def _patch_when_imported(libraries: Mapping[str, _Patches]) -> Iterator[None]:
+    """Patch modules that are there already, and others right after their import."""
+    with contextlib.ExitStack() as stack:
+
+        def patch(module: types.ModuleType) -> None:
+            for each in libraries[module.__name__](module):
+                stack.enter_context(each)
+
+        for name in libraries:
+            if name in sys.modules:
+                patch(sys.modules[name])
+        finder = _Finder(libraries, patch)
+        sys.meta_path.insert(0, finder)
+        stack.callback(sys.meta_path.remove, finder)
+        yield
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds modules as others do; calls a function after the import of some."""
+
+    def __init__(self, names: Mapping[str, Any], imported: Callable[[types.ModuleType], None]) -> None:
+        self._names = names
+        self._imported = imported
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """As `importlib.abc.MetaPathFinder.find_spec`."""
+        if fullname not in self._names:
+            return None
+        others = (each for each in sys.meta_path if each is not self)
+        found = (each.find_spec(fullname, path, target) for each in others)
+        spec = next((each for each in found if each is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                execute(module)
+                self._imported(module)
+
+            vars(spec.loader)["exec_module"] = exec_module
+        return spec

@@ -1,0 +1,297 @@
+"""Runs work in a process of its own, apart from the user's files."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import json
+import logging
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from fxmem import errors
+from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError
+from fxmem.records.profile import ProgramFiles
+from fxmem.simulation.program.made_up import MadeUpNotes
+from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, find_written
+from fxmem.simulation.program.sandbox.landlock import refuse_writes
+from fxmem.simulation.program.sandbox.layers import Layers
+from fxmem.simulation.program.sandbox.overlay import enter_overlay
+from fxmem.simulation.program.sandbox.redirect import Redirect
+from fxmem.simulation.program.sandbox.written_files import PREFIX, download_folders
+
+_NO_VIEW: Final = 97
+"""Exit code of a process that got no view of its own, before any work."""
+_PATIENCE: Final = 10.0
+"""Seconds that a process has to end by itself once its work is done: a program's thread may wait for ever."""
+_INTERVAL: Final = 1.0
+"""Seconds between looks at a process that works."""
+_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+def run_apart(
+    work: Callable[[Isolation], str], settings: IsolationSettings, folders: list[str], output: Path | None = None
+) -> tuple[str, ProgramFiles | None]:
+    """Run work in another process; what it returns, and what it wrote, which is None where it writes for real.
+
+    Where this process can be forked, nothing has to be imported again. On Linux the other one has a view of the file
+    system of its own; where that is not to be had, Python's ways to files are redirected.
+
+    Args:
+        work: called there; with the spawn method of multiprocessing it is pickled.
+        settings: what it may do for real.
+        folders: the user's, whose temporary files are listed.
+        output: the file to which all goes that it prints; None leaves it where it goes here.
+
+    Raises:
+        FxmemError: as the work raised it; AnalysisError where the process ended before the work did.
+        KeyboardInterrupt: here, or in the work.
+    """
+    with contextlib.ExitStack() as stack:
+        answer = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fxmem-answer-")), "answer")
+
+        def run(layers: Layers | None, redirect: Redirect | None) -> int:
+            upper = None if layers is None else layers.folders
+            start = functools.partial(_work, work, settings, answer, output, upper, redirect)
+            return _wait((_Forked if hasattr(os, "fork") else _Spawned)(start), answer, layers)
+
+        if settings.write:
+            code = run(None, None)
+            return _read(answer, code)["text"], None
+        if sys.platform == "linux":
+            layers = Layers()
+            stack.callback(layers.close)
+            code = run(layers, None)
+            if code != _NO_VIEW:
+                text = _read(answer, code)["text"]
+                return text, find_written(layers.written, settings, folders)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True))
+        redirect = Redirect(folder)
+        found = _read(answer, run(None, redirect))
+        redirect.adopt(found["removed"], is_guarded=found["is_guarded"])
+        return found["text"], Isolation(redirect).find_written(settings, folders)
+
+
+def _read(answer: Path, code: int) -> dict[str, Any]:
+    """What the work answered, or what it raised."""
+    found = _parse(answer)
+    if found is None:
+        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        raise AnalysisError(f"the program's process {ended} before there was a prediction; its output says why")
+    kind = found.get("error")
+    if kind is None:
+        return found
+    if kind == KeyboardInterrupt.__name__:
+        raise KeyboardInterrupt
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, FxmemError):
+        raise known(found["text"])
+    raise RuntimeError(f"{kind}: {found['text']}")
+
+
+def _parse(answer: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(answer.read_text(encoding="utf-8")))
+    return None
+
+
+# --- the other process, seen from here --------------------------------------------------------------------------------
+
+
+def _wait(process: _Forked | _Spawned, answer: Path, layers: Layers | None) -> int:
+    """Wait until it is over; its exit code, negative for a signal. It is ended where this process is."""
+    answered_at: float | None = None
+    try:
+        while (code := process.wait(_INTERVAL)) is None:
+            if layers is not None and layers.are_full:
+                raise EnvironmentLacksError(
+                    f"expected room for what the program writes: it is kept apart in {layers.folders[0]} and has taken "
+                    "half of what was free there. Free some, or let the program write its own files (--write)"
+                )
+            if answered_at is None and _parse(answer) is not None:
+                answered_at = time.monotonic()
+            if answered_at is not None and time.monotonic() - answered_at > _PATIENCE:
+                break
+    except KeyboardInterrupt:
+        # A terminal sends the signal to both; whoever sends it to this process alone means both.
+        process.wait(_INTERVAL)
+        process.signal(signal.SIGINT)
+        process.wait(_PATIENCE)
+        raise
+    except BaseException:
+        process.signal(signal.SIGTERM)
+        process.wait(_INTERVAL)
+        raise
+    finally:
+        process.kill()
+    return 0 if code is None else code
+
+
+class _Forked:
+    """A fork of this process that runs a function and ends with what it returns."""
+
+    def __init__(self, start: Callable[[], int]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # threads; none is needed there
+            self._pid = os.fork()
+        if self._pid == 0:
+            _run_forked(start, parent)
+        self._code: int | None = None
+        self._descriptor = os.pidfd_open(self._pid) if hasattr(os, "pidfd_open") else None
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code as soon as it is over; None after so many seconds."""
+        until = time.monotonic() + seconds
+        while self._code is None:
+            left = until - time.monotonic()
+            if self._descriptor is None:
+                time.sleep(min(0.02, max(left, 0)))
+            else:
+                select.select([self._descriptor], [], [], max(left, 0))
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+            elif left <= 0:
+                break
+        return self._code
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it is still there."""
+        if self._code is None:
+            os.kill(self._pid, number)
+
+    def kill(self) -> None:
+        """End it, if it is still there."""
+        self.signal(signal.SIGKILL)
+        while self.wait(_INTERVAL) is None:
+            pass
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class _Spawned:
+    """As `_Forked`, where processes cannot be forked."""
+
+    def __init__(self, start: Callable[[], int]) -> None:
+        self._process = multiprocessing.get_context("spawn").Process(target=_run_spawned, args=(start,))
+        self._process.start()
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code as soon as it is over; None after so many seconds."""
+        self._process.join(seconds)
+        return self._process.exitcode
+
+    def signal(self, number: int) -> None:
+        """End it: such systems have no other signal."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it, if it is still there."""
+        self._process.kill()
+        self._process.join()
+
+
+# --- in the other process ---------------------------------------------------------------------------------------------
+
+
+def _run_forked(start: Callable[[], int], parent: int) -> NoReturn:
+    """Run a function in a fork."""
+    code = 1
+    try:
+        _end_with_parent(parent)
+        atexit._clear()  # what the process that is forked from does at its end is its own
+        code = start()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _run_spawned(start: Callable[[], int]) -> NoReturn:
+    sys.exit(start())
+
+
+def _end_with_parent(parent: int) -> None:
+    """Let Linux end this process when its parent is."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _work(
+    work: Callable[[Isolation], str],
+    settings: IsolationSettings,
+    answer: Path,
+    output: Path | None,
+    layers: list[str] | None,
+    redirect: Redirect | None,
+) -> int:
+    """Do the work and write its answer; the exit code."""
+    with open(answer, "w", encoding="utf-8") as stream:  # before the view, which has another file there
+        if output is not None:
+            _redirect_output(output)
+        if layers is not None:
+            try:
+                enter_overlay(layers)
+            except (OSError, AttributeError):  # AttributeError: a C library without these calls
+                return _NO_VIEW
+        elif redirect is not None:
+            _guard(redirect)
+        isolation = Isolation(redirect, in_overlay=layers is not None, network=settings.network)
+        found = _answer(work, isolation)
+        if redirect is not None:
+            found |= {"removed": redirect.removed, "is_guarded": redirect.is_guarded}
+        stream.write(json.dumps(found))
+    with contextlib.ExitStack() as stack:  # for what the program does at its end, and its threads
+        for patch in isolation.patches(MadeUpNotes()):
+            stack.enter_context(patch)
+        atexit._run_exitfuncs()
+        logging.shutdown()
+    return 0
+
+
+def _answer(work: Callable[[Isolation], str], isolation: Isolation) -> dict[str, Any]:
+    try:
+        return {"text": work(isolation)}
+    except FxmemError as error:
+        return {"error": type(error).__name__, "text": str(error)}
+    except KeyboardInterrupt:
+        return {"error": KeyboardInterrupt.__name__}
+    except BaseException as error:
+        traceback.print_exc()
+        return {"error": type(error).__name__, "text": str(error)}
+
+
+def _guard(redirect: Redirect) -> None:
+    """Refuse what is not redirected, where the system can; temporary files go where they may be written."""
+    tempfile.tempdir = os.environ["TMPDIR"] = redirect.make_temporary()
+    with contextlib.suppress(OSError, AttributeError):
+        refuse_writes((redirect.folder, "/dev", "/proc", "/run", *download_folders()))
+        redirect.is_guarded = True
+
+
+def _redirect_output(file: Path) -> None:
+    """Send all that this process prints, and those that it starts, to a file."""
+    with file.open("wb") as stream:
+        for number in (1, 2):
+            os.dup2(stream.fileno(), number)

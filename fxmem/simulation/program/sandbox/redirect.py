@@ -1,0 +1,406 @@
+"""Python's ways to files, redirected: what is written goes to a folder of its own, and is read from there.
+
+Where a process has no view of its own (`overlay`): in a live process, and on systems without such namespaces. Held are
+`open`, `os` and all that is built on them (pathlib, shutil, glob, tempfile, numpy, pickle), `torch.save` and
+safetensors. Libraries that write by themselves, and child processes, are not, unless Landlock refuses them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import functools
+import io
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from fxmem._torch import common as torch_common
+from fxmem.simulation.program.sandbox.written_files import Written
+
+_AS_THEY_ARE: Final = ("/dev", "/proc", "/run", "/sys")
+_COMPILERS: Final = ("torchinductor_",)
+"""How folders of compilers begin, below the one for temporary files."""
+_READING: Final = ("stat", "lstat", "access", "readlink", "statvfs", "chdir", "pathconf", "getxattr", "listxattr")
+_CHANGING: Final = ("chmod", "lchmod", "chown", "lchown", "utime", "truncate", "setxattr")
+_MAKING: Final = ("mkdir", "mkfifo", "mknod")
+_REMOVING: Final = ("remove", "unlink", "rmdir")
+_WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+class Redirect:
+    """A folder that lies over the file system, for this process's Python.
+
+    Args:
+        folder: an empty one, of this process alone.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = os.path.realpath(folder)
+        self._here = threading.local()
+        self._temporary = os.devnull
+        self.is_guarded = False
+        """Whether what is not redirected is refused."""
+        self._removed: set[str] = set()
+        self._made: set[str] = set()
+        """New temporary files and folders, which are where the program made them: compilers read them there."""
+
+    def written(self) -> Written:
+        """Place and path of each file that was written."""
+        for inside, _, names in os.walk(self.folder):
+            for name in () if (inside + "/").startswith(self._temporary + "/") else names:
+                place = os.path.join(inside, name)
+                yield place, place[len(self.folder) :]
+
+    def make_temporary(self) -> str:
+        """Make a folder for temporary files, which are not redirected: compilers read them where they are."""
+        self._temporary = os.path.join(self.folder, "tmp")
+        os.mkdir(self._temporary)
+        return self._temporary
+
+    @property
+    def removed(self) -> list[str]:
+        """Files that were there and are no longer, as the program sees it."""
+        return sorted(path for path in self._removed if os.path.lexists(path) and not os.path.isdir(path))
+
+    def adopt(self, removed: Iterable[str], *, is_guarded: bool) -> None:
+        """Take over what was found in another process: what is gone, and whether writes were refused."""
+        self._removed.update(removed)
+        self.is_guarded = is_guarded
+
+    def patches(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        """What the program runs inside."""
+        ways: dict[str, Callable[..., Any]] = {
+            **dict.fromkeys(_READING, functools.partial(self._with_path, self.find)),
+            **dict.fromkeys(_CHANGING, functools.partial(self._with_path, self.claim)),
+            **dict.fromkeys(_MAKING, functools.partial(self._with_path, self._claim_new)),
+            **{name: functools.partial(self._with_path, functools.partial(self._drop, name)) for name in _REMOVING},
+            **dict.fromkeys(("rename", "replace"), self._move),
+            "link": functools.partial(self._link, self.claim),
+            "symlink": functools.partial(self._link, lambda path: path),
+            "open": self._open_descriptor,
+            "listdir": self._listdir,
+            "scandir": self._scandir,
+        }
+        for name, way in ways.items():
+            if hasattr(os, name):
+                yield torch_common.patch(os, name, functools.partial(self._redirecting, way))
+        for owner in (builtins, io):
+            yield torch_common.patch(owner, "open", functools.partial(self._redirecting, self._open))
+
+    def _redirecting(self, way: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        """A function in the place of one of `os`; what this class itself calls meanwhile is the original."""
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._here, "is_at_work", False):
+                return original(*args, **kwargs)
+            with self._at_work():
+                try:
+                    return way(original, *args, **kwargs)
+                except OSError as error:
+                    if error.filename is not None and args and not isinstance(args[0], int):
+                        error.filename = args[0]  # the path that the program has
+                    raise
+
+        return call
+
+    def pause(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, paths lead where they lead without this."""
+        return self._at_work()
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        before = getattr(self._here, "is_at_work", False)
+        self._here.is_at_work = True
+        try:
+            yield
+        finally:
+            self._here.is_at_work = before
+
+    def place_to_read(self, path: Any) -> Any:
+        """The place of a path, for a library that reads by itself."""
+        with self._at_work():
+            return self.find(path)
+
+    def place_to_write(self, path: Any) -> Any:
+        """The place of a path, for a library that writes by itself; what was there before is not kept."""
+        with self._at_work():
+            return self.claim(path, keep=False)
+
+    # --- where a path leads -------------------------------------------------------------------------------------------
+
+    def find(self, path: Any, dir_fd: int | None = None) -> Any:
+        """The place of a path that is read: where it was written to, else the path itself."""
+        known = self._name(path, dir_fd)
+        if known is None:
+            return path
+        place = self.folder + known
+        return place if os.path.lexists(place) or self._is_removed(known) else known
+
+    def claim(self, path: Any, dir_fd: int | None = None, *, keep: bool = True) -> Any:
+        """The place of a path that is written: in the folder; what was there before is copied there, if it is kept."""
+        known = self._name(path, dir_fd)
+        if known is None:
+            return path
+        place, parent = self.folder + known, os.path.dirname(known)
+        if self._is_made(known):
+            return known
+        if os.path.lexists(place):
+            return place
+        is_there = not self._is_removed(known) and os.path.lexists(known)
+        if not os.path.isdir(self.find(parent)):
+            return place  # which fails as the path itself would
+        if not is_there and parent == os.path.realpath(tempfile.gettempdir()):
+            self._made.add(known)
+            return known
+        self._make_folders(parent)
+        if is_there and os.path.isdir(known) and not os.path.islink(known):
+            self._make_folders(known)
+        elif is_there and keep:
+            _check_writable(known)
+            shutil.copy2(known, place, follow_symlinks=False)
+        elif is_there:
+            _check_writable(known)
+        return place
+
+    def _claim_new(self, path: Any, dir_fd: int | None = None) -> Any:
+        """The place of a path that must not be there yet."""
+        known = self._name(path, dir_fd)
+        if known is not None and not self._is_made(known) and os.path.lexists(self.find(known)):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(path))
+        return self.claim(path, dir_fd)
+
+    def _drop(self, name: str, path: Any, dir_fd: int | None = None) -> Any:
+        """The place of a path that is removed: a file that stays is taken for gone."""
+        known = self._name(path, dir_fd)
+        if known is None:
+            return path
+        if self._is_made(known):
+            self._made.discard(known)
+            return known
+        place = self.folder + known
+        if not os.path.lexists(self.find(known)):
+            return place
+        if name == "rmdir" and self._names(known):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.fsdecode(path))
+        if not os.path.lexists(place):
+            self._make_folders(os.path.dirname(known))
+            if name == "rmdir":
+                os.mkdir(place)
+            elif os.path.isdir(known) and not os.path.islink(known):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(path))
+            else:
+                with io.FileIO(place, "w"):
+                    pass
+        self._removed.add(known)
+        return place
+
+    def _name(self, path: Any, dir_fd: int | None = None) -> str | None:
+        """The absolute path that a program means; None for what is redirected nowhere."""
+        if isinstance(path, int) or path is None:
+            return None
+        name = os.fsdecode(path)
+        if dir_fd is not None and not os.path.isabs(name):
+            name = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)
+        name = os.path.abspath(name)
+        folder, last = os.path.split(name)
+        name = os.path.join(os.path.realpath(folder), last)
+        if name.startswith(self._temporary + "/"):
+            return None
+        if name.startswith(self.folder + "/"):
+            name = name[len(self.folder) :]
+        return None if name.startswith(tuple(each + "/" for each in _AS_THEY_ARE)) else name
+
+    def _is_removed(self, known: str) -> bool:
+        """Whether the real file there is gone, by itself or with a folder. It stays so."""
+        while known not in self._removed:
+            if known == "/":
+                return False
+            known = os.path.dirname(known)
+        return True
+
+    def _is_made(self, known: str) -> bool:
+        """Whether it is a temporary file that the program or a compiler has made."""
+        folder = os.path.realpath(tempfile.gettempdir()) + "/"
+        if not known.startswith(folder):
+            return False
+        first = known[len(folder) :].partition("/")[0]
+        return first.startswith(_COMPILERS) or folder + first in self._made
+
+    def _make_folders(self, known: str) -> None:
+        """Make a folder in ours that the program sees there, with its mode."""
+        place = self.folder + known
+        if not os.path.isdir(place):
+            self._make_folders(os.path.dirname(known))
+            os.mkdir(place)
+            shutil.copymode(known, place)
+
+    def _names(self, known: str) -> list[str]:
+        """The names in a folder, as the program sees it."""
+        ours = _list(self.folder + known)
+        real = (each for each in _list(known) if not self._is_removed(os.path.join(known, each)))
+        return [*ours, *(each for each in real if each not in ours)]
+
+    # --- the functions ------------------------------------------------------------------------------------------------
+
+    def _with_path(
+        self, place: Callable[..., Any], original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any
+    ) -> Any:
+        """A function whose first argument is a path."""
+        return original(place(path, dir_fd), *args, **kwargs)
+
+    def _open(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("opener") is not None:  # opens what it is given by other ways: tempfile's gets a folder
+            self._here.is_at_work = False
+            return original(file, mode, *args, **kwargs)
+        if "x" in mode:
+            place = self._claim_new(file)
+        elif set(mode) & set("wa+"):
+            place = self.claim(file, keep="w" not in mode)
+        else:
+            place = self.find(file)
+        return original(place, mode, *args, **kwargs)
+
+    def _open_descriptor(
+        self, original: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
+    ) -> Any:
+        if flags & os.O_CREAT and flags & os.O_EXCL:
+            place = self._claim_new(path, dir_fd)
+        elif flags & _WRITES:
+            is_there = os.path.exists(self.find(path, dir_fd))
+            place = self.claim(path, dir_fd, keep=not flags & os.O_TRUNC)
+            flags |= os.O_CREAT if is_there else 0  # an empty one of ours, in the place of what is cut
+        else:
+            place = self.find(path, dir_fd)
+        return original(place, flags, mode)
+
+    def _move(
+        self, original: Any, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+    ) -> None:
+        place, known = self.find(src, src_dir_fd), self._name(src, src_dir_fd)
+        if known is not None and os.path.isdir(place) and not os.path.islink(place):
+            self._here.is_at_work = False  # each file of the folder by itself
+            shutil.copytree(src, dst, symlinks=True)
+            shutil.rmtree(src)
+            return
+        if known is None or not os.path.lexists(place):
+            original(place, dst)
+            return
+        place, target = self.claim(src, src_dir_fd), self.claim(dst, dst_dir_fd, keep=False)
+        if self._is_made(known):
+            shutil.move(place, target)
+            self._made.discard(known)
+        else:
+            original(place, target)
+            self._removed.add(known)
+
+    def _link(
+        self, find_target: Callable[[Any], Any], original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """A symbolic link leads where the program says; of a hard link's file, a copy is linked."""
+        original(find_target(src), self._claim_new(dst, kwargs.pop("dir_fd", None)), *args, **kwargs)
+
+    def _listdir(self, original: Any, path: Any = None) -> list[Any]:
+        known = self._name(_find_listed(path))
+        if known is None or not self._is_changed(known):
+            return list(original(path))
+        original(self.find(known))  # raises where it is no folder
+        names = self._names(known)
+        return [os.fsencode(each) for each in names] if isinstance(path, bytes) else names
+
+    def _scandir(self, original: Any, path: Any = None) -> Any:
+        known = self._name(_find_listed(path))
+        if known is None or not self._is_changed(known):
+            return original(path)
+        original(self.find(known)).close()
+        shown = known if isinstance(path, int) else os.fspath("." if path is None else path)
+        return _Entries([_Entry(each, shown, self.find(os.path.join(known, each))) for each in self._names(known)])
+
+    def _is_changed(self, known: str) -> bool:
+        """Whether the program sees a folder otherwise than it is."""
+        return os.path.lexists(self.folder + known) or self._is_removed(known)
+
+
+class _Entry:
+    """As `os.DirEntry`."""
+
+    def __init__(self, name: str, folder: Any, place: str) -> None:
+        is_bytes = isinstance(folder, bytes)
+        self.name: Any = os.fsencode(name) if is_bytes else name
+        self.path: Any = os.path.join(folder, self.name)
+        self._place = place
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """As `os.stat`."""
+        return os.stat(self._place, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        """The number of its inode."""
+        return os.lstat(self._place).st_ino
+
+    def is_symlink(self) -> bool:
+        """Whether it is a symbolic link."""
+        return os.path.islink(self._place)
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a folder."""
+        return os.path.isdir(self._place) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a file."""
+        return os.path.isfile(self._place) and (follow_symlinks or not self.is_symlink())
+
+    def is_junction(self) -> bool:
+        """No; Windows has those."""
+        return False
+
+
+class _Entries:
+    """As what `os.scandir` returns."""
+
+    def __init__(self, entries: list[_Entry]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return self._entries
+
+    def __next__(self) -> _Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _find_listed(path: Any) -> Any:
+    """The folder that `os.listdir` is asked for: this one, or that of a descriptor."""
+    if isinstance(path, int):
+        return os.readlink(f"/proc/self/fd/{path}")
+    return "." if path is None else path
+
+
+def _list(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _check_writable(path: str) -> None:
+    """Refuse what the program might not write itself."""
+    if not os.access(path, os.W_OK) and not stat.S_ISLNK(os.lstat(path).st_mode):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)

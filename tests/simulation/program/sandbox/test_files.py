@@ -1,0 +1,182 @@
+"""What programs write, in every way there is: the user's files stay as they are, and the program reads back its own."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from fxmem.__main__ import main
+from fxmem.simulation.program.sandbox import process
+from fxmem.simulation.program.sandbox.written_files import PREFIX
+
+PROGRAM = Path(__file__).parent / "writes.py"
+NATIVE = {
+    **dict.fromkeys(("write_database", "write_in_c", "remove_in_c", "rename_in_c"), "C"),
+    **dict.fromkeys(("run_cp", "run_rm", "run_shell", "run_git", "run_python"), "a child process"),
+}
+"""Ways that no Python of this process goes."""
+HAS_VIEW = shutil.which("unshare") is not None and not subprocess.call(["unshare", "-Urm", "true"])
+needs_view = pytest.mark.skipif(not HAS_VIEW, reason="this machine gives a process no view of its own")
+
+
+def way_names() -> list[str]:
+    """The names of the program's functions that return whether they worked."""
+    functions = [each for each in ast.parse(PROGRAM.read_text()).body if isinstance(each, ast.FunctionDef)]
+    return [each.name for each in functions if isinstance(each.returns, ast.Name) and each.returns.id == "bool"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of the user's: a file for each way, older than anything that is written now."""
+    place = tmp_path / "mine"
+    for name in (*way_names(), "old/file", "old/other", "kept/file"):
+        file = place / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"kept" if file.parent.name == "kept" else f"the user's own {name}".encode() * 10)
+    for each in [*place.rglob("*"), place]:
+        os.utime(each, (1_000_000_000, 1_000_000_000))
+    return place
+
+
+def state(folder: Path) -> dict[str, tuple[Any, ...]]:
+    """Bytes, times, rights and inode of each file; names and times of each folder."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for each in sorted([folder, *folder.rglob("*")]):
+        status = each.lstat()
+        content = each.read_bytes() if stat.S_ISREG(status.st_mode) else sorted(os.listdir(each))
+        found[str(each)] = (content, status.st_mtime_ns, status.st_mode, status.st_ino, status.st_nlink)
+    return found
+
+
+class Done(NamedTuple):
+    """A command that is over."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def ways(self) -> dict[str, str]:
+        """What the program said of each way."""
+        found: dict[str, str] = json.loads(re.search(r"^WAYS (.*)$", self.err, re.MULTILINE)[1])  # type: ignore[index]
+        return found
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run `fxmem run` in the folder; the program's process is forked from this one."""
+    monkeypatch.chdir(folder)
+
+    def call(*words: str) -> Done:
+        code = main(["run", "--target", "rtx3080", "--until", "end", *words])
+        return Done(code, *capfd.readouterr())
+
+    return call
+
+
+def refuse(*_: object) -> None:
+    """What a system says that has no namespaces, or no Landlock."""
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+@needs_view
+def test_every_way_is_held_and_read_back(run: Run, folder: Path, tmp_path: Path) -> None:
+    before, kept = state(folder), tmp_path / "kept"
+    done = run("--keep-files", str(kept), str(PROGRAM), str(folder), "clean")
+    assert done.code == 0, done.err
+    assert len(done.ways) >= 40
+    assert {name: said for name, said in done.ways.items() if said != "ok"} == {}
+    assert state(folder) == before
+    assert re.search(r"^Files +\d+ written, \d+ changed, \d+ removed, apart from yours and kept in", done.out, re.M)
+    assert (kept / "write_at_exit").read_bytes() == b"new"  # after the report was made
+    assert (kept / "write_in_c").read_bytes() == b"from C"
+    assert (kept / "old/inner/file").read_bytes() == b"again"
+
+
+@needs_view
+def test_an_ordinary_users_files_are_held(folder: Path) -> None:
+    """In a user namespace, folders cannot be moved and file systems within others cannot be below an overlay."""
+    before = state(folder)
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-m", "fxmem", "run", "--target", "rtx3080"]
+    words = ["--until", "end", str(PROGRAM), str(folder), "clean"]
+    ended = subprocess.run([*command, *words], cwd=folder, capture_output=True, text=True, check=False)
+    done = Done(ended.returncode, ended.stdout, ended.stderr)
+    assert done.code == 0, done.err
+    assert {name: said for name, said in done.ways.items() if said != "ok"} == {}
+    assert state(folder) == before
+
+
+ENDINGS = {
+    "exception": (1, "the program's own"),
+    "interrupt": (130, "interrupted"),
+    "kill": (1, "SIGKILL"),
+    "memory": (4, "out of memory"),
+}
+
+
+@needs_view
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_files_are_held_however_the_program_ends(run: Run, folder: Path, ending: str) -> None:
+    before, aside = state(folder), set(find_aside())
+    done = run(str(PROGRAM), str(folder), ending)
+    code, said = ENDINGS[ending]
+    assert (done.code, said in done.err) == (code, True), done.err
+    assert set(done.ways.values()) == {"ok"}
+    assert state(folder) == before
+    assert set(find_aside()) <= aside
+
+
+def find_aside() -> list[str]:
+    """Folders of this process in which writes lie."""
+    return [each for place in ("/tmp", "/var/tmp") for each in os.listdir(place) if each.startswith(PREFIX)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
+def test_without_a_view_python_is_redirected_and_all_else_refused(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = state(folder)
+    monkeypatch.setattr(process, "enter_overlay", refuse)
+    done = run(str(PROGRAM), str(folder), "clean")
+    assert done.code == 0, done.err
+    assert {name for name, said in done.ways.items() if said != "ok"} == set(NATIVE)
+    assert state(folder) == before
+    assert "a child process writes is refused" in " ".join(done.out.split())
+
+
+def test_without_a_guard_python_is_redirected(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS: what no Python of this process writes is real, and the report says so."""
+    ways = [name for name in way_names() if name not in NATIVE]
+    program = folder.parent / "train.py"
+    listed = f"WAYS = [globals()[name] for name in {ways}]"
+    program.write_text(re.sub(r"^WAYS = .*$", listed, PROGRAM.read_text(), flags=re.M))
+    before = state(folder)
+    monkeypatch.setattr(process, "enter_overlay", refuse)
+    monkeypatch.setattr(process, "refuse_writes", refuse)
+    done = run(str(program), str(folder), "clean")
+    assert done.code == 0, done.err
+    assert {name: said for name, said in done.ways.items() if said != "ok"} == {}
+    assert state(folder) == before
+    assert "a child process writes is real" in " ".join(done.out.split())
+
+
+def test_a_program_that_may_write_does(run: Run, folder: Path) -> None:
+    done = run("--write", str(PROGRAM), str(folder), "clean")
+    assert done.code == 0, done.err
+    assert (folder / "write_in_c").read_bytes() == b"from C"
+    assert "Files" not in done.out

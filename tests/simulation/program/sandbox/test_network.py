@@ -1,0 +1,205 @@
+"""What a program has made does not leave the machine; downloads and servers of this machine are reached."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import http.server
+import os
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import huggingface_hub
+import pytest
+import requests
+import transformers
+
+import fxmem
+from fxmem.simulation.program.sandbox.network import sends
+
+AWAY = "http://hooks.example.invalid/x"  # RFC 2606: no such host, ever
+
+
+def said(recorded: fxmem.RecordedProgram) -> list[str]:
+    """What was not sent."""
+    return [each.what for each in recorded.made_up if each.kind == "sent"]
+
+
+def test_posts_get_an_answer_and_are_listed() -> None:
+    with fxmem.record("cpu") as recorded:
+        assert requests.post(AWAY, json={"loss": 0.0}, timeout=1).json() == {}
+        assert requests.Session().put(f"{AWAY}?key=secret", timeout=1).status_code == 200
+        assert httpx.post(AWAY, json={}).json() == {}
+        with urllib.request.urlopen(urllib.request.Request(AWAY, data=b"{}"), timeout=1) as answer:
+            assert answer.read() == b"{}"
+        with pytest.raises(ConnectionRefusedError, match="fxmem sends nothing"):
+            http.client.HTTPConnection("hooks.example.invalid").request("POST", "/x")
+    assert said(recorded) == [
+        "POST http://hooks.example.invalid/x",
+        "PUT http://hooks.example.invalid/x",  # without the query, in which keys stand
+        "POST http://hooks.example.invalid/x",
+        "POST http://hooks.example.invalid/x",
+        "POST http://hooks.example.invalid/x",
+    ]
+
+
+def test_posts_of_event_loops_are_refused() -> None:
+    async def post(method: str) -> None:
+        async with aiohttp.ClientSession() as session, session.request(method, AWAY):
+            pass
+
+    async def later() -> int:
+        async with httpx.AsyncClient() as client:
+            return (await client.post(AWAY)).status_code
+
+    with fxmem.record("cpu") as recorded:
+        with pytest.raises(ConnectionRefusedError, match="fxmem sends nothing"):
+            asyncio.run(post("POST"))
+        with pytest.raises(aiohttp.ClientError, match="Cannot connect"):
+            asyncio.run(post("GET"))
+        assert asyncio.run(later()) == 200
+    assert len(said(recorded)) == 2
+
+
+def test_reads_go_out() -> None:
+    with fxmem.record("cpu") as recorded:
+        with pytest.raises(requests.ConnectionError):
+            requests.get(AWAY, timeout=1)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(AWAY)
+        with pytest.raises(urllib.error.URLError):
+            urllib.request.urlopen(AWAY, timeout=1)
+    assert said(recorded) == []
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[str]]]:
+    """A server of this machine, and what was posted to it."""
+    posted: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(self.path)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as served:
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{served.server_port}", posted
+        served.shutdown()
+        thread.join()
+
+
+def test_servers_of_this_machine_are_reached(server: tuple[str, list[str]]) -> None:
+    address, posted = server
+    with fxmem.record("cpu") as recorded:
+        assert requests.post(f"{address}/one", timeout=5).status_code == 204
+        assert httpx.post(f"{address}/two").status_code == 204
+        assert urllib.request.urlopen(urllib.request.Request(f"{address}/three", data=b""), timeout=5).status == 204
+    assert (posted, said(recorded)) == (["/one", "/two", "/three"], [])
+
+
+def test_a_program_that_may_send_does(server: tuple[str, list[str]]) -> None:
+    before = requests.Session.send
+    with fxmem.record("cpu", network=True):
+        assert requests.Session.send is before
+        assert "WANDB_MODE" not in os.environ
+    with fxmem.record("cpu"):
+        assert requests.Session.send is not before
+        assert os.environ["WANDB_MODE"] == "offline"
+    assert requests.Session.send is before
+    assert "WANDB_MODE" not in os.environ
+
+
+def test_nothing_is_pushed_to_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x")
+    with fxmem.record("cpu") as recorded:
+        assert huggingface_hub.create_repo("me/model", exist_ok=True).repo_id == "me/model"
+        assert huggingface_hub.upload_folder(repo_id="me/model", folder_path=tmp_path).oid == "0" * 40
+        later = huggingface_hub.HfApi().upload_file(
+            path_or_fileobj=tmp_path / "x", path_in_repo="x", repo_id="me/model", run_as_future=True
+        )
+        assert later.result().oid == "0" * 40
+        config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=8)
+        transformers.GPT2LMHeadModel(config).push_to_hub("me/model")
+    assert {each.split()[0] for each in said(recorded)} >= {"create_repo", "upload_folder", "upload_file"}
+    assert all(each.endswith("me/model") for each in said(recorded))
+
+
+LIBRARIES = {
+    "wandb/__init__.py": "def init(**settings):\n    return settings\n",
+    "botocore/__init__.py": "",
+    "botocore/client.py": "class BaseClient:\n    def _make_api_call(self, name, given):\n        return {name: 1}\n",
+}
+
+
+def test_trackers_and_object_stores_that_are_imported_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in LIBRARIES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with fxmem.record("cpu") as recorded:
+        import botocore.client  # type: ignore[import-not-found]
+        import wandb  # type: ignore[import-not-found]
+
+        assert wandb.init(mode="online")["mode"] == "offline"
+        assert wandb.init(mode="disabled")["mode"] == "disabled"
+        client = botocore.client.BaseClient()
+        assert client._make_api_call("PutObject", {"Bucket": "b", "Key": "best.pt"})["ETag"] == '""'
+        assert client._make_api_call("GetObject", {}) == {"GetObject": 1}
+    assert said(recorded) == ["wandb.init: offline", "PutObject b/best.pt"]
+    assert wandb.init(mode="online")["mode"] == "online"
+    assert client._make_api_call("PutObject", {}) == {"PutObject": 1}
+
+
+SENDING = (
+    "aws s3 cp best.pt s3://b/best.pt",
+    "cd out && gsutil cp best.pt gs://b",
+    ["rsync", "-a", "out/", "host:out/"],
+    ["scp", "best.pt", "host:"],
+    ["git", "push", "origin", "main"],
+    "curl -X POST -d @metrics.json https://example.com",
+    ["huggingface-cli", "upload", "me/model", "."],
+    ["/usr/bin/rclone", "copy", "out", "remote:out"],
+    "wandb sync wandb/offline-run-1",
+)
+STAYING = (
+    ["rsync", "-a", "out/", "backup/"],
+    ["git", "clone", "https://example.com/x"],
+    "curl -O https://example.com/data.zip",
+    ["wget", "https://example.com/data.zip"],
+    ["python", "aws"],
+    "echo 'unbalanced",
+    [],
+)
+
+
+@pytest.mark.parametrize("command", SENDING, ids=str)
+def test_commands_that_send(command: Any) -> None:
+    assert sends(command)
+
+
+@pytest.mark.parametrize("command", STAYING, ids=str)
+def test_commands_that_do_not(command: Any) -> None:
+    assert not sends(command)
+
+
+def test_tools_that_send_are_not_started() -> None:
+    with fxmem.record("cpu") as recorded:
+        assert subprocess.run(["aws", "s3", "cp", "best.pt", "s3://b"], check=True, capture_output=True).stdout == b""
+        assert subprocess.check_output("gsutil cp best.pt gs://b", shell=True) == b""
+        assert os.system("scp best.pt host:") == 0
+        assert subprocess.check_output([sys.executable, "-S", "-c", "print(3)"]).split() == [b"3"]
+    assert said(recorded) == ["aws s3 cp", "gsutil cp best.pt", "scp best.pt host:"]
