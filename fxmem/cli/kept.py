@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fxmem import __version__
 from fxmem.cli.options import ANALYSIS, GENERATION
+from fxmem.cli.output import named_files
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import analyze_generation, analyze_model, is_report
 from fxmem.errors import UsageError
@@ -184,9 +185,7 @@ class _Reads:
     """A context that notes which files are read, and what makes a result doubtful."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        words = [str(word) for value in given.values() for word in (value if isinstance(value, list) else [value])]
-        named = {part for word in words for part in (word, word.partition(":")[0])}
-        self.files = {os.path.abspath(name) for name in named if name and os.path.isfile(name)}
+        self.files = named_files(given)
         self.doubts: list[str] = []
         self._written: set[str] = set()
 

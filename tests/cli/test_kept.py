@@ -218,7 +218,7 @@ def test_a_cache_that_cannot_be_cleared_says_so(
     report(capsys)
     monkeypatch.setattr(Path, "unlink", refuse)
     assert main(["cache", "clear"]) == 2
-    assert "results' to be a folder that can be written: Permission denied" in capsys.readouterr().err
+    assert "results' to be a folder to write in: Permission denied" in capsys.readouterr().err
 
 
 def test_a_cache_that_cannot_be_written(analyses: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

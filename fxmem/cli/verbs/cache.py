@@ -35,6 +35,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             for path in found:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise UsageError(f"expected {str(folder)!r} to be a folder that can be written: {error.strerror}") from error
+            raise UsageError(f"expected {str(folder)!r} to be a folder to write in: {error.strerror}") from error
         return 0, f"removed {count} from {folder}"
     return 0, f"{count} in {folder}"

@@ -5,7 +5,6 @@ cuDNN's own figures are pinned to the version they were seen on; on another one 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -609,9 +608,7 @@ def test_estimates_are_not_kept(cache_in_tmp: Path) -> None:
     assert not cache_in_tmp.exists()
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[1, 2]", '{"format": 2, "workspaces": {}}', "\x00" * 64, "\udcff"]
-)
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"format": 2, "workspaces": {}}', "\x00" * 64, "\udcff"])
 def test_a_corrupted_cache_is_ignored_and_rewritten(content: str, cache_in_tmp: Path, tmp_path: Path) -> None:
     answering = child(tmp_path, "answer(42)")
     conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=answering)
