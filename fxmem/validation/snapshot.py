@@ -252,7 +252,9 @@ def measured_step(profile: Profile, snapshot: Snapshot) -> MeasuredStep:
             peak_by_phase=peaks,
             peak_without_kernel_scratch_bytes=max(live),
             peak_without_scratch_bytes=max(live),
-            reserved_bytes=max(accumulate((request.reserved for request in snapshot.history[begin:end]), initial=reserved)),
+            reserved_bytes=max(
+                accumulate((request.reserved for request in snapshot.history[begin:end]), initial=reserved)
+            ),
             events=tuple(events),
             events_by_phase=by_phase,
             segments=tuple(sorted(snapshot.segments, reverse=True)),

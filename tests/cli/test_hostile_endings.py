@@ -172,6 +172,57 @@ def test_a_full_disk_leaves_what_was_there(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+# --- no memory --------------------------------------------------------------------------------------------------------
+
+SHORTAGES = [
+    MemoryError(),
+    OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    RuntimeError("std::bad_alloc"),
+    RuntimeError("can't start new thread"),
+]
+
+
+@pytest.mark.parametrize("shortage", SHORTAGES)
+@pytest.mark.parametrize("around", [None, ImportError("see the manual"), UsageError("expected torchvision")])
+def test_a_machine_without_memory_is_said_to_be_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shortage: Exception, around: Exception | None
+) -> None:
+    def fail(*arguments: Any) -> None:
+        if around is None:
+            raise shortage
+        raise around from shortage
+
+    monkeypatch.setattr("fxmem.memory.report_reader.load_report", fail)
+    assert main(["show", "good.json"]) == 3
+    err = capsys.readouterr().err
+    assert re.fullmatch(r"fxmem: expected more memory than this process may take.*, got [^\n]*\n", err)
+    assert type(shortage).__name__ in err
+
+
+def test_a_file_s_name_is_no_shortage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "std::bad_alloc"]) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of the address space that holds")
+@pytest.mark.parametrize("limit", [300_000_000, 1_500_000_000])
+def test_a_limit_of_memory_is_named(limit: int) -> None:
+    import resource
+
+    done = subprocess.run(
+        [sys.executable, "-m", "fxmem", "analyze", "torch.nn:Identity", "--input", "2x3", "--target", "cpu"],
+        env={**os.environ, "PYTHONPATH": str(Path(fxmem.__file__).parent.parent), "FXMEM_CACHE_DIR": ""},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 3)
+    if done.returncode == 3:
+        assert "RLIMIT_AS (ulimit -v) is " in done.stderr.splitlines()[-1]
+
+
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 OTHER_INPUTS = {

@@ -354,7 +354,9 @@ NUMBERS = st.one_of(st.integers(0, 3), st.sampled_from([-1, 512, 1 << 49, 1 << 5
 FRAMES = st.sampled_from([None, [], [{"name": "f", "filename": "x.py", "line": 1}], [{"name": 1}], [3], 7])
 EVENTS = st.fixed_dictionaries(
     {
-        "action": st.sampled_from(["alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom"]),
+        "action": st.sampled_from(
+            ["alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom"]
+        ),
         "addr": st.integers(0, 3),
         "size": NUMBERS,
     },
