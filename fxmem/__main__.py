@@ -86,7 +86,7 @@ def _explain(error: Exception, debug: bool) -> tuple[str, int]:
 
 
 def _is_host_shortage(error: BaseException) -> bool:
-    """Whether this machine, not the card, had no memory left for Python, the loader or torch's kernels."""
+    """Whether this machine, not the card, had no memory left."""
     if isinstance(error, FxmemError):
         return False
     if isinstance(error, OSError) and error.errno is not None:
