@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,9 +21,13 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from fxmem.cli.verbs import build_parser
-from fxmem.errors import FxmemError
-from fxmem.records.units import printable
+from fxmem.errors import AnalysisError, FxmemError, linked_errors, one_line
+from fxmem.records.units import format_bytes, printable
 
+_SHORTAGE = re.compile(
+    r"failed to map segment|can(no|')t allocate memory|std::bad_alloc|can't start new thread", re.IGNORECASE
+)
+"""What the loader of libraries, libc, torch's CPU allocator, C++ and Python say where no memory is left."""
 _SIGPIPE = 128 + 13
 """Windows has no such signal, but a reader of stdout may leave there, too."""
 
@@ -62,13 +68,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("interrupted", 128 + signal.SIGINT, debug)
     except _TerminatedError:
         return _fail("terminated", 128 + signal.SIGTERM, debug)
-    except FxmemError as error:
-        return _fail(str(error), error.exit_code, debug)
     except SystemExit as error:
         return _fail(f"the model's own code called sys.exit({error.code!r}) while it ran", 1, debug)
     except Exception as error:
-        advice = "" if debug else "; run it again with --debug to see where"
-        return _fail(f"fxmem itself failed, please report it: {type(error).__name__}: {error}{advice}", 1, debug)
+        return _fail(*_explain(error, debug), debug)
+
+
+def _explain(error: Exception, debug: bool) -> tuple[str, int]:
+    """The line and the exit code of what ended the command."""
+    if shortages := [each for each in linked_errors(error) if _is_host_shortage(each)]:
+        got = str(error) if isinstance(error, AnalysisError) else one_line(shortages[-1])
+        return f"expected more memory than this process may take{_host_limits()}, got {got}", 3
+    if isinstance(error, FxmemError):
+        return str(error), error.exit_code
+    advice = "" if debug else "; run it again with --debug to see where"
+    return f"fxmem itself failed, please report it: {type(error).__name__}: {error}{advice}", 1
+
+
+def _is_host_shortage(error: BaseException) -> bool:
+    """Whether this machine, not the card, had no memory left."""
+    if isinstance(error, FxmemError):
+        return False
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or _SHORTAGE.search(str(error)) is not None
+
+
+def _host_limits() -> str:
+    """The limits of this process's memory that are set, in parentheses; empty where none is."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return ""
+    kinds = {"RLIMIT_AS (ulimit -v)": resource.RLIMIT_AS, "RLIMIT_DATA (ulimit -d)": resource.RLIMIT_DATA}
+    soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    found = [f"{name} is {format_bytes(n)}" for name, n in soft.items() if n != resource.RLIM_INFINITY]
+    return f" ({', '.join(found)})" if found else ""
 
 
 @contextlib.contextmanager

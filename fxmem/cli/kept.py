@@ -3,8 +3,8 @@
 A result is found by the options that decide it, the versions of Python and of every installed package, fxmem's own
 files, the environment, and the folder. With it stand the files that were read while it was made (the user's modules,
 configurations, data), each with a hash of its content, and the folders that they lie in, each with the names of its
-Python files. What is read back is JSON, checked as any report is. Any doubt is a miss: a file that cannot be read, a
-file that was written, a connection that was opened. Whatever cannot be written is not kept.
+Python files. Any doubt is a miss: a result that cannot be read or was changed, that is a link or no file, a file that
+was written, a connection that was opened. Whatever cannot be written is not kept.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -23,9 +24,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fxmem import __version__
 from fxmem.cli.options import ANALYSIS, GENERATION
+from fxmem.cli.output import named_files
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import analyze_generation, analyze_model, is_report
 from fxmem.errors import UsageError
+from fxmem.records.files import read_kept, write_kept
 
 if TYPE_CHECKING:
     from fxmem.records.profile import Record, Report, Timeline
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 _Kept = TypeVar("_Kept", bound="Record")
 
 _ANALYSIS = tuple(each.dest for each in ANALYSIS if each.dest not in ("quiet", "cache", "download"))
-_FORMAT = 1
+_FORMAT = 2
 """One more where the entry's layout or what it depends on changes."""
 _MAX_BYTES = 256 << 20
 """Of all entries together; the oldest go first."""
@@ -68,14 +71,14 @@ def keep(
     if options.mode == "generate":
         given |= {each.dest: getattr(options, each.dest) for each in GENERATION}
     path = folder / f"{_PREFIX}{_name(given, what)}.json"
-    with contextlib.suppress(OSError, ValueError, RecursionError):
+    with contextlib.suppress(OSError, ValueError):
         if (found := _read(path, what)) is not None:
             if not options.quiet:
                 say(f"nothing has changed since this {what.__name__.lower()} was made; --no-cache makes it anew")
             return found
     with _Reads(given) as reads:
         result = make()
-    with contextlib.suppress(OSError, UsageError):
+    with contextlib.suppress(OSError, ValueError, UsageError):
         if not reads.doubts:
             _write(path, result, reads)
     return result
@@ -137,10 +140,14 @@ def cache_folder() -> Path | None:
 
 
 def entries(folder: Path) -> list[Path]:
-    """The files of kept results, the one used last first."""
+    """The files of kept results, the one used last first; links and pipes in their place among them."""
     try:
         found = [path for path in folder.iterdir() if path.name.startswith(_PREFIX)]
-        return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+        return sorted(
+            (path for path in found if not stat.S_ISDIR(path.lstat().st_mode)),
+            key=lambda path: path.lstat().st_mtime,
+            reverse=True,
+        )
     except OSError:
         return []
 
@@ -171,16 +178,14 @@ def _own_files() -> list[tuple[str, int, int]]:
     """fxmem's files, as an installation from a clone may change without its version."""
     root = Path(__file__).parents[1]
     files = [path for path in root.rglob("*") if path.suffix in (".py", ".json")]
-    return sorted((str(path), (status := path.stat()).st_mtime_ns, status.st_size) for path in files)
+    return sorted((str(path), (status := path.lstat()).st_mtime_ns, status.st_size) for path in files)
 
 
 class _Reads:
     """A context that notes which files are read, and what makes a result doubtful."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        words = [str(word) for value in given.values() for word in (value if isinstance(value, list) else [value])]
-        named = {part for word in words for part in (word, word.partition(":")[0])}
-        self.files = {os.path.abspath(name) for name in named if name and os.path.isfile(name)}
+        self.files = named_files(given)
         self.doubts: list[str] = []
         self._written: set[str] = set()
 
@@ -275,23 +280,20 @@ def _hash(name: str) -> str:
 
 def _read(path: Path, what: type[_Kept]) -> _Kept | None:
     """The result in a file, if all that it depends on is as it was."""
-    with open(path, encoding="utf-8") as file:
-        depends = json.loads(file.readline())
-        if not isinstance(depends, dict) or any(_hash(name) != value for name, value in depends.items()):
-            return None
-        found = what.model_validate_json(file.read())
+    depends, _, result = read_kept(path).partition("\n")
+    if any(_hash(name) != value for name, value in json.loads(depends).items()):
+        return None
+    found = what.model_validate_json(result)
     with contextlib.suppress(OSError):
         os.utime(path)
     return found
 
 
 def _write(path: Path, result: Record, reads: _Reads) -> None:
-    from fxmem.records.files import write_text
-
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_text(path, json.dumps(reads.hashes()) + "\n" + result.model_dump_json() + "\n")
+    write_kept(path, json.dumps(reads.hashes()) + "\n" + result.model_dump_json() + "\n")
     total = 0
     for each in entries(path.parent):
-        total += each.stat().st_size
+        total += each.lstat().st_size
         if total > _MAX_BYTES:
             each.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -42,13 +42,13 @@ def check_output(options: argparse.Namespace) -> None:
     if depth is not None and depth < 0:
         raise UsageError(f"expected --depth of at least 0, got {depth}")
     if options.json is not None and options.json != "-":
-        check_writable("--json", options.json, ", or - for stdout")
+        check_writable(options, "--json", options.json, ", or - for stdout")
     if getattr(options, "svg", None) is not None:
-        check_file("--svg", options.svg, (".svg",))
+        check_file(options, "--svg", options.svg, (".svg",))
 
 
-def check_writable(option: str, name: str, or_else: str = "") -> None:
-    """Refuse a file that cannot be written."""
+def check_writable(options: argparse.Namespace, option: str, name: str, or_else: str = "") -> None:
+    """Refuse a file that cannot be written, or that another of the options names: what is read is never replaced."""
     path = Path(name).absolute()
     if not os.path.isdir(path.parent):
         raise UsageError(f"expected {option} to name a file in a folder that exists, got {name!r}")
@@ -57,6 +57,9 @@ def check_writable(option: str, name: str, or_else: str = "") -> None:
         raise UsageError(f"expected {option} to name a file{or_else}, got {name!r}")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"expected {option} to name a file in a folder that can be written, got {name!r}")
+    others = named_files({dest: value for dest, value in vars(options).items() if dest != option.lstrip("-")})
+    if os.path.exists(path) and any(os.path.samefile(path, each) for each in others):
+        raise UsageError(f"expected {option} to name a file that no other argument names, got {name!r}")
 
 
 def check_folder(option: str, name: str) -> None:
@@ -68,11 +71,19 @@ def check_folder(option: str, name: str) -> None:
         raise UsageError(f"expected {option} to name a folder that can be made, got {name!r}")
 
 
-def check_file(option: str, name: str, endings: Sequence[str]) -> None:
-    """Refuse a file with another ending, or one that cannot be written."""
+def named_files(options: Mapping[str, object]) -> set[str]:
+    """The absolute paths of files that options name: whole, as FILE.py:NAME, hf:FILE or KEY=FILE; stdin for `-`."""
+    values = [each for value in options.values() for each in (value if isinstance(value, list) else [value])]
+    words = ["/dev/stdin" if each == "-" else each for each in values if isinstance(each, str)]
+    names = {part for word in words for part in (word, word.rpartition(":")[0], *re.split("[:=]", word))}
+    return {os.path.abspath(name) for name in names if name and os.path.isfile(name)}
+
+
+def check_file(options: argparse.Namespace, option: str, name: str, endings: Sequence[str]) -> None:
+    """Refuse a file with another ending, or what `check_writable` refuses."""
     if Path(name).suffix not in endings:
         raise UsageError(f"expected {option} to name a file that ends in {' or '.join(endings)}, got {name!r}")
-    check_writable(option, name)
+    check_writable(options, option, name)
 
 
 def write_report(options: argparse.Namespace, report: Report, timeline: Timeline, following: str) -> tuple[int, str]:

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import sys
+import time
 import typing
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,8 @@ _LIMIT = "FXMEM_MAX_FILE_BYTES"
 _DEFAULT_LIMIT = 256 << 20
 _MOST_FIELDS = 100
 """Keys of an object that is no mapping, at most. No record has half as many fields."""
+_PATIENCE_S, _PAUSE_S = 5.0, 0.02
+"""How long a pipe may be without a writer, and how often that is looked at."""
 _ITEM = "an item"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a surrogate pair, escaped: two make a character, one alone makes text that cannot be written."""
@@ -53,10 +56,11 @@ def max_bytes() -> int:
 def read(path: Path, expected: str) -> bytes:
     """The content of a file, or of standard input for `-`; `expected` opens the sentence of what is wrong with it.
 
-    A pipe is read to its end, however long its writer takes.
+    A pipe is read to its end, however long its writer takes once there is one.
 
     Raises:
-        UsageError: there is no such file, it is a directory or a device, or it is longer than `max_bytes()`.
+        UsageError: there is no such file, it is a directory, a device or a pipe that nobody writes to, or it is longer
+            than `max_bytes()`.
     """
     try:
         if str(path) == "-":
@@ -65,6 +69,8 @@ def read(path: Path, expected: str) -> bytes:
         mode = path.stat().st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
             raise UsageError(f"{expected}, got {_quote(path)}, which is a device or a socket")
+        if stat.S_ISFIFO(mode):
+            return _read_pipe(path, expected)
         with path.open("rb") as file:
             return _read_bounded(file, path, expected)
     except OSError as error:
@@ -130,9 +136,21 @@ def validate(kind: type[_Record], content: Any, path: Path, expected: str) -> _R
         raise UsageError(f"{expected}, got {_quote(path)}, in which {where} is wrong: {first['msg']}") from error
 
 
-def _read_bounded(file: BinaryIO, path: Path, expected: str) -> bytes:
+def _read_pipe(path: Path, expected: str) -> bytes:
+    """The content of a pipe that is written to within `_PATIENCE_S`; opened as a file, it would wait for ever."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as pipe:
+        for _ in range(int(_PATIENCE_S / _PAUSE_S)):
+            if (first := pipe.read(1)) != b"":  # None where it has a writer that has written nothing yet
+                os.set_blocking(pipe.fileno(), True)
+                with open(pipe.fileno(), "rb", closefd=False) as file:
+                    return _read_bounded(file, path, expected, first or b"")
+            time.sleep(_PAUSE_S)
+    raise UsageError(f"{expected}, got {_quote(path)}, a pipe that nobody writes to")
+
+
+def _read_bounded(file: BinaryIO, path: Path, expected: str, first: bytes = b"") -> bytes:
     limit = max_bytes()
-    text = file.read(limit + 1)
+    text = first + file.read(limit + 1)
     if len(text) > limit:
         raise UsageError(
             f"{expected}, of at most {limit} bytes, got {_quote(path)}, which is longer; {_LIMIT} sets another limit"

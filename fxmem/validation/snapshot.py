@@ -22,6 +22,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic import ValidationError
+
 from fxmem.errors import UsageError
 from fxmem.memory.log_diff import LogEvent, count_by_phase, predicted_events
 from fxmem.records import json_reader
@@ -207,6 +209,9 @@ def measured_step(profile: Profile, snapshot: Snapshot) -> MeasuredStep:
 
     The phases are those of the predicted blocks that the history has as well. Of the card, only what the file says is
     in the record.
+
+    Raises:
+        UsageError: by the file, the step takes no memory, or less than none.
     """
     predicted = predicted_events(profile)
     begin, end, notes = _find_step(predicted, snapshot.history)
@@ -230,28 +235,37 @@ def measured_step(profile: Profile, snapshot: Snapshot) -> MeasuredStep:
     if not any(request.frames for request in requests):
         notes.append("no stacks: recorded with context=None")
     notes.append("allocated bytes and the process's: a history has what is requested and what is reserved")
-    measurement = Measurement(
-        model=profile.model,
-        step=profile.step,
-        machine=Machine(
-            device="cuda", name=f"the card of {snapshot.name}", allocator_settings=snapshot.allocator_settings
-        ),
-        resident_bytes=live[0],
-        resident_by_kind={},
-        resident_sizes=tuple(sorted(start.values(), reverse=True)),
-        retained_bytes=live[-1] - live[0],
-        peak_bytes=max(live),
-        peak_phase=phases[top] if top >= 0 else Phase.FORWARD,
-        peak_op="",
-        peak_by_phase=peaks,
-        peak_without_kernel_scratch_bytes=max(live),
-        peak_without_scratch_bytes=max(live),
-        reserved_bytes=max(accumulate((request.reserved for request in snapshot.history[begin:end]), initial=reserved)),
-        events=tuple(events),
-        events_by_phase=by_phase,
-        segments=tuple(sorted(snapshot.segments, reverse=True)),
-        notes=(*snapshot.notes, *notes),
-    )
+    try:
+        measurement = Measurement(
+            model=profile.model,
+            step=profile.step,
+            machine=Machine(
+                device="cuda", name=f"the card of {snapshot.name}", allocator_settings=snapshot.allocator_settings
+            ),
+            resident_bytes=live[0],
+            resident_by_kind={},
+            resident_sizes=tuple(sorted(start.values(), reverse=True)),
+            retained_bytes=live[-1] - live[0],
+            peak_bytes=max(live),
+            peak_phase=phases[top] if top >= 0 else Phase.FORWARD,
+            peak_op="",
+            peak_by_phase=peaks,
+            peak_without_kernel_scratch_bytes=max(live),
+            peak_without_scratch_bytes=max(live),
+            reserved_bytes=max(
+                accumulate((request.reserved for request in snapshot.history[begin:end]), initial=reserved)
+            ),
+            events=tuple(events),
+            events_by_phase=by_phase,
+            segments=tuple(sorted(snapshot.segments, reverse=True)),
+            notes=(*snapshot.notes, *notes),
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise UsageError(
+            f"{_EXPECTED}, got {snapshot.name!r}, whose history and segments contradict each other: "
+            f"{'.'.join(map(str, first['loc']))} would be no number of bytes above zero"
+        ) from error
     return MeasuredStep(measurement, tuple(request.frames for request in requests))
 
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,117 @@ def test_a_full_disk_leaves_what_was_there(
     assert out == ""
     assert re.fullmatch(r"fxmem: expected a file that can be written, got 'out\.\w+': No space left on device\n", err)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+# --- no memory --------------------------------------------------------------------------------------------------------
+
+SHORTAGES = [
+    MemoryError(),
+    OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    RuntimeError("std::bad_alloc"),
+    RuntimeError("can't start new thread"),
+]
+
+
+@pytest.mark.parametrize("shortage", SHORTAGES)
+@pytest.mark.parametrize("around", [None, ImportError("see the manual"), UsageError("expected torchvision")])
+def test_a_machine_without_memory_is_said_to_be_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shortage: Exception, around: Exception | None
+) -> None:
+    def fail(*arguments: Any) -> None:
+        if around is None:
+            raise shortage
+        raise around from shortage
+
+    monkeypatch.setattr("fxmem.memory.report_reader.load_report", fail)
+    assert main(["show", "good.json"]) == 3
+    err = capsys.readouterr().err
+    assert re.fullmatch(r"fxmem: expected more memory than this process may take.*, got [^\n]*\n", err)
+    assert type(shortage).__name__ in err
+
+
+def test_a_file_s_name_is_no_shortage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "std::bad_alloc"]) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of the address space that holds")
+@pytest.mark.parametrize("limit", [300_000_000, 1_500_000_000])
+def test_a_limit_of_memory_is_named(limit: int) -> None:
+    import resource
+
+    done = subprocess.run(
+        [sys.executable, "-m", "fxmem", "analyze", "torch.nn:Identity", "--input", "2x3", "--target", "cpu"],
+        env={**os.environ, "PYTHONPATH": str(Path(fxmem.__file__).parent.parent), "FXMEM_CACHE_DIR": ""},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 3)
+    if done.returncode == 3:
+        assert "RLIMIT_AS (ulimit -v) is " in done.stderr.splitlines()[-1]
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+OTHER_INPUTS = {
+    "a plan": "report good.json --plan in.json -o out.html",
+    "a report under a plan": "timeline good.json --after in.json -o out.svg",
+    "a second report": "compare good.json in.json --markdown out.json",
+    "a target": "analyze slow.py:Slow --target in.json --json out.json",
+    "a snapshot": "validate slow.py:Slow --target h100 --snapshot in.json --json out.json",
+    "a configuration": "analyze hf:in.json --json out.json",
+    "a batch": "analyze slow.py:Slow --input x:in.json:make --svg out.svg",
+    "a setting": "analyze slow.py:Slow --set file=in.json --json out.json",
+    "a program": "run --json out.json in.json",
+    "a program's argument": "run --json out.json slow.py in.json",
+    "another output": "show good.json --json in.json --svg out.svg",
+}
+LINKS: dict[str, Callable[[str, str], object]] = {"a link": os.symlink, "a hard link": os.link}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links as a Unix has them")
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("command", [*WRITERS.values(), *OTHER_INPUTS.values()])
+def test_what_is_read_is_never_overwritten(
+    capsys: pytest.CaptureFixture[str], folder: Path, command: str, link: str
+) -> None:
+    (name,) = (word for word in command.split() if word.startswith("out."))
+    read = "in.json" if "in.json" in command else "good.json"
+    shutil.copy("good.json", "in.json")
+    os.unlink(name)
+    LINKS[link](read, name)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert main(command.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"fxmem: expected --\w+ to name a file that no other argument names, got '\w+\.\w+'\n", err)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("output", ["good.json", "./good.json", "../{}/good.json", "{}"])
+def test_a_report_is_not_overwritten_by_what_is_made_of_it(
+    capsys: pytest.CaptureFixture[str], folder: Path, output: str
+) -> None:
+    before = (folder / "good.json").read_bytes()
+    name = output.format(folder / "good.json" if output == "{}" else folder.name)
+    assert main(["export", "good.json", "--to", "csv", "-o", name]) == 2
+    assert "that no other argument names" in capsys.readouterr().err
+    assert (folder / "good.json").read_bytes() == before
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+def test_a_report_on_stdin_is_not_overwritten(folder: Path) -> None:
+    command = f"'{sys.executable}' -m fxmem show - --json good.json < good.json"
+    environment = {**os.environ, "PYTHONPATH": str(Path(fxmem.__file__).parent.parent)}
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"that no other argument names" in done.stderr
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
 
 
 def test_what_is_written_is_whole_readable_by_others_and_alone(folder: Path) -> None:

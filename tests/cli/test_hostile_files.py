@@ -8,6 +8,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fxmem.records import json_reader
 from fxmem.records.profile import Record, Report
 from fxmem.testing.peak_checks import load_baseline
 from tests.memory.test_report_reader import small_report
+from tests.no_files import NO_FILES
 from tests.profiles import small_profile
 from tests.show.test_html import small_plan
 
@@ -177,14 +179,6 @@ def test_a_bad_report_is_refused_by_every_reader(
     assert complaint in refused(capsys, *READERS[reader].replace("BAD", "bad.json").split())
 
 
-def device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def loop(path: Path) -> None:
-    path.symlink_to(path)
-
-
 def listener(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
@@ -192,10 +186,14 @@ def listener(path: Path) -> None:
 
 PLACES: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing there": (lambda path: None, "No such file"),
-    "a directory": (lambda path: path.mkdir(), "Is a directory"),
-    "a link to a device that never ends": (device, "a device or a socket"),
-    "a link to itself": (loop, "symbolic links"),
+    "a pipe that nothing writes to": (NO_FILES["a pipe that nothing writes to"], "a pipe that nobody writes to"),
+    "a directory": (NO_FILES["a directory"], "Is a directory"),
+    "a link to a device that never ends": (NO_FILES["a link to a device that never ends"], "a device or a socket"),
+    "a link to an empty device": (NO_FILES["a link to an empty device"], "a device or a socket"),
+    "a link to nothing": (NO_FILES["a link to nothing"], "No such file"),
+    "a link to itself": (NO_FILES["a link to itself"], "symbolic links"),
     "a socket": (listener, "a device or a socket"),
+    "a file that may not be read": (lambda path: path.touch(0), "ermission denied" if os.geteuid() else "is empty"),
 }
 
 
@@ -203,11 +201,23 @@ PLACES: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("what", PLACES)
 def test_what_is_no_file_is_refused_by_every_reader(
-    capsys: pytest.CaptureFixture[str], folder: Path, reader: str, what: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path, reader: str, what: str
 ) -> None:
+    monkeypatch.setattr(json_reader, "_PATIENCE_S", 0.1)
     make, complaint = PLACES[what]
     make(folder / "bad.json")
     assert complaint in refused(capsys, *READERS[reader].replace("BAD", "bad.json").split())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the pipes of a Unix")
+@pytest.mark.parametrize("pause", [0.0, 0.3])
+def test_a_pipe_is_read_to_its_end(capsys: pytest.CaptureFixture[str], pause: float) -> None:
+    os.mkfifo("pipe.json")
+    command = f"sleep {pause}; exec > pipe.json; sleep {pause}; cat good.json"
+    with subprocess.Popen(["sh", "-c", command]) as writer:
+        assert main(["show", "pipe.json", "--json", "-"]) == 0
+    assert writer.returncode == 0
+    assert capsys.readouterr().out == Path("good.json").read_text(encoding="utf-8") + "\n"
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -330,6 +340,35 @@ OTHERS = {
 )
 def test_bad_plans_targets_and_baselines_are_refused(folder: Path, kind: str, what: str) -> None:
     OTHERS[kind](folder / "file.json", what)
+
+
+OTHER_READERS = {
+    "plan": "report good.json --plan BAD -o out.html",
+    "target": "analyze torch.nn:Identity --input 2 --target BAD",
+    "configuration": "analyze hf:BAD",
+    "snapshot": "validate torch.nn:Identity --input 2 --target h100 --snapshot BAD",
+    "model": "analyze BAD:make",
+    "batch": "analyze torch.nn:Identity --input BAD:make",
+    "loss": "analyze torch.nn:Identity --input 2 --loss BAD:loss",
+    "program": "run BAD",
+    "planned program": "plan --budget 60% --run BAD",
+}
+"""Every way of the command line to another file."""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the files of a Unix")
+@pytest.mark.parametrize("reader", OTHER_READERS)
+@pytest.mark.parametrize("what", NO_FILES)
+def test_what_is_no_file_is_refused_whatever_it_is_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reader: str, what: str
+) -> None:
+    monkeypatch.setattr(json_reader, "_PATIENCE_S", 0.1)
+    words = OTHER_READERS[reader]
+    name = "bad.json" if reader in ("plan", "target", "configuration", "snapshot") else "bad.py"
+    NO_FILES[what](Path(name))
+    options = [] if reader in ("plan", "program") else ["--quiet"]
+    verb, *rest = words.replace("BAD", name).split()
+    assert name in refused(capsys, verb, *options, *rest)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ import pytest
 import fxmem.simulation.analysis
 from fxmem.__main__ import main
 from fxmem.cli import kept
+from tests.no_files import NO_FILES
 
 Capture = pytest.CaptureFixture[str]
 
@@ -166,6 +168,57 @@ def test_what_cannot_be_read_is_made_anew(analyses: list[str], capsys: Capture, 
     path.write_text(text, encoding="utf-8")
     assert report(capsys) == first
     assert len(analyses) == 2
+
+
+@pytest.mark.parametrize("written", ['"nbytes":48', '"ticks":', "own.py"])
+def test_a_result_that_was_changed_is_made_anew(analyses: list[str], capsys: Capture, written: str) -> None:
+    first = report(capsys)
+    (path,) = kept.entries(Path("cache/results"))
+    text = path.read_text(encoding="utf-8")
+    assert written in text
+    path.write_text(text.replace(written, written[:-1] + "9", 1), encoding="utf-8")
+    assert [report(capsys), report(capsys)] == [first] * 2
+    assert len(analyses) == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the files of a Unix")
+@pytest.mark.parametrize("what", [*NO_FILES, "a link to a file"])
+def test_what_is_no_file_is_never_followed(analyses: list[str], capsys: Capture, what: str) -> None:
+    first = report(capsys)
+    (path,) = kept.entries(Path("cache/results"))
+    elsewhere = path.rename("elsewhere").absolute()
+    before = elsewhere.read_bytes()
+    NO_FILES.get(what, lambda path: path.symlink_to(elsewhere))(path)
+    assert main(["cache", "show"]) == 0
+    assert report(capsys) == first
+    assert len(analyses) == 2
+    assert path.is_dir() or not path.is_symlink()
+    assert main(["cache", "clear"]) == 0
+    assert kept.entries(path.parent) == []
+    assert elsewhere.read_bytes() == before
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the files of a Unix")
+@pytest.mark.parametrize("what", NO_FILES)
+def test_what_is_no_folder_keeps_nothing(
+    analyses: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    NO_FILES[what](Path("place"))
+    monkeypatch.setenv("FXMEM_CACHE_DIR", str(Path("place").absolute()))
+    assert json.loads(report(capsys))["model"] == "own.py:build"
+    assert [main(["cache", action]) for action in ("show", "clear")] == [0, 0]
+
+
+def test_a_cache_that_cannot_be_cleared_says_so(
+    analyses: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    report(capsys)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert main(["cache", "clear"]) == 2
+    assert "results' to be a folder to write in: Permission denied" in capsys.readouterr().err
 
 
 def test_a_cache_that_cannot_be_written(analyses: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.published.traces import TRACES
@@ -29,6 +31,7 @@ from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.validation.plain_pickle import PlainPickleError, load
 from fxmem.validation.snapshot import measured_step, read_snapshot
 from fxmem.validation.validate import validate
+from fxmem.validation.verdict import verdict
 from tests.profiles import small_profile
 
 Content = dict[str, Any]
@@ -345,6 +348,56 @@ def test_a_changed_file_is_read_or_refused(tmp_path: Path, content: Content) -> 
         except UsageError:
             refused += 1
     assert refused > 10
+
+
+NUMBERS = st.one_of(st.integers(0, 3), st.sampled_from([-1, 512, 1 << 49, 1 << 50, 1 << 64, True, None, "1"]))
+FRAMES = st.sampled_from([None, [], [{"name": "f", "filename": "x.py", "line": 1}], [{"name": 1}], [3], 7])
+EVENTS = st.fixed_dictionaries(
+    {
+        "action": st.sampled_from(
+            ["alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom"]
+        ),
+        "addr": st.integers(0, 3),
+        "size": NUMBERS,
+    },
+    optional={"frames": FRAMES},
+)
+BLOCKS = st.fixed_dictionaries(
+    {"size": NUMBERS, "state": st.sampled_from(["active_allocated", "inactive", 1])},
+    optional={"address": NUMBERS, "requested_size": NUMBERS},
+)
+SEGMENTS = st.fixed_dictionaries(
+    {"address": st.integers(0, 3), "total_size": NUMBERS, "blocks": st.lists(BLOCKS, max_size=3)},
+    optional={"device": st.integers(0, 1)},
+)
+
+
+@given(
+    content=st.fixed_dictionaries(
+        {"device_traces": st.lists(st.lists(EVENTS, max_size=6), max_size=2)},
+        optional={"segments": st.lists(SEGMENTS, max_size=3), "allocator_settings": st.just({})},
+    )
+)
+def test_odd_allocations_are_compared_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, analysis: Analysis, content: Content
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "odd.pickle"
+    path.write_bytes(pickle.dumps(content))
+    try:
+        step = measured_step(analysis.profile, read_snapshot(path))
+        found = verdict(analysis.profile, analysis.timeline.peak, step.measurement, 0.01, step.frames)
+    except UsageError:
+        return
+    assert table(found)
+    assert found.model_dump_json()
+
+
+@pytest.mark.parametrize("history", [[EVENT], [{**EVENT, "action": "free_completed"}, EVENT, EVENT]])
+def test_a_history_that_takes_nothing_is_refused(tmp_path: Path, analysis: Analysis, history: list[Content]) -> None:
+    path = tmp_path / "nothing.pickle"
+    path.write_bytes(pickle.dumps({"device_traces": [history], "segments": []}))
+    with pytest.raises(UsageError, match="reserved_bytes would be no number of bytes above zero"):
+        measured_step(analysis.profile, read_snapshot(path))
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

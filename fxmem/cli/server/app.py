@@ -20,6 +20,8 @@ from fxmem.errors import FxmemError
 
 _KEPT = 32
 """Pages kept in memory."""
+_WAITING = 8
+"""Requests that wait for a page, at most: each keeps one of the server's forty threads."""
 _MOST_FILES = 500
 
 _Scope = MutableMapping[str, Any]
@@ -49,6 +51,7 @@ class PageKeeper:
         self._watched = watched
         self._pages: OrderedDict[tuple[str, StepChoice], str] = OrderedDict()
         self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(_WAITING)
 
     def stamp(self) -> str:
         """Another text whenever a watched file was saved."""
@@ -65,8 +68,16 @@ class PageKeeper:
         """The page of these settings, kept or made now.
 
         Raises:
-            FxmemError: it cannot be made.
+            FxmemError: it cannot be made, or too many wait for theirs.
         """
+        if not self._places.acquire(blocking=False):
+            raise FxmemError(f"expected at most {_WAITING} pages to be made at a time; ask again when one is there")
+        try:
+            return self._kept_or_made(choice)
+        finally:
+            self._places.release()
+
+    def _kept_or_made(self, choice: StepChoice) -> str:
         with self._lock:
             key = (self.stamp(), choice)
             if key in self._pages:

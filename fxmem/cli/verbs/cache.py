@@ -6,6 +6,7 @@ import argparse
 
 from fxmem.cli.kept import cache_folder, entries
 from fxmem.cli.parser import argument
+from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
 
 BRIEF = "results kept from earlier commands: show or clear"
@@ -28,9 +29,12 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if folder is None:
         return 0, "nothing is kept: FXMEM_CACHE_DIR is empty, or there is no home directory"
     found = entries(folder)
-    count = f"{len(found)} result{'s' * (len(found) != 1)}, {format_bytes(sum(path.stat().st_size for path in found))}"
+    count = f"{len(found)} result{'s' * (len(found) != 1)}, {format_bytes(sum(path.lstat().st_size for path in found))}"
     if options.action == "clear":
-        for path in found:
-            path.unlink(missing_ok=True)
+        try:
+            for path in found:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise UsageError(f"expected {str(folder)!r} to be a folder to write in: {error.strerror}") from error
         return 0, f"removed {count} from {folder}"
     return 0, f"{count} in {folder}"

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     if options.markdown not in (None, "-"):
-        check_writable("--markdown", options.markdown, ", or - for stdout")
+        check_writable(options, "--markdown", options.markdown, ", or - for stdout")
     if options.markdown == "-" and options.json == "-":
         raise UsageError("expected stdout (-) for one of --json and --markdown, got it for both")
     if options.top < 0:

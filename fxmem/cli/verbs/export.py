@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     to, settings = options.to, read_settings(os.environ)
     if options.output != "-":
-        check_writable("--output", options.output, ", or - for stdout")
+        check_writable(options, "--output", options.output, ", or - for stdout")
         report, timeline = load_or_analyze(options)
         export.save(report, timeline, Path(options.output), to, settings=settings)
         report_written(options, options.output)

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.memory import report_reader
     from fxmem.show import graph
 
-    check_file("--output", options.output, (".svg", ".png", ".pdf", ".dot"))
+    check_file(options, "--output", options.output, (".svg", ".png", ".pdf", ".dot"))
     ending = Path(options.output).suffix
     form: Format | None = "png" if ending == ".png" else "pdf" if ending == ".pdf" else None
     if form is not None:

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     if options.html is not None:
-        check_file("--html", options.html, (".html", ".htm"))
+        check_file(options, "--html", options.html, (".html", ".htm"))
     if options.tensors < 0:
         raise UsageError(f"expected --tensors of at least 0, got {options.tensors}")
     if options.all and options.file:

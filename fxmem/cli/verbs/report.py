@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.memory.allocator import read_settings
     from fxmem.show.html import PageOptions, report_html
 
-    check_file("--output", options.output, (".html", ".htm"))
+    check_file(options, "--output", options.output, (".html", ".htm"))
     if options.max_boxes < 0:
         raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
     budget = read_budget(options)

@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((ADDRESS, options.port))
+            listener.listen()  # whoever reads the address may come at once
         except OSError as error:
             raise UsageError(f"expected --port to be free, got {options.port}: {error.strerror}") from error
         port, token = listener.getsockname()[1], secrets.token_urlsafe(24)

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.memory.allocator import known_levels, read_settings
     from fxmem.show import plots
 
-    check_file("--output", options.output, (".svg",))
+    check_file(options, "--output", options.output, (".svg",))
     if options.width < 280:
         raise UsageError(f"expected --width of at least 280 pixels, got {options.width}")
     if options.by == "modules" and (options.budget is not None or options.after is not None):

@@ -158,6 +158,11 @@ class RecordedProgram(ProfiledStep):
         target = self._recording.target.name
         if self.ending.startswith("raised"):
             raise AnalysisError(f"the program {self.ending}, before anything ran on {target}")
+        if self.ending.startswith("stopped") and not self._recording.rounds.finished:
+            raise AnalysisError(
+                f"the program {self.ending}, before its first step on {target} ended; a higher max_operators "
+                f"(--max-operators) lets it go on"
+            )
         raise AnalysisError(
             f"expected a program that uses the card; nothing ran on {target}. Let it move its model and data there "
             f"(.to('cuda')), or use target 'cpu'."

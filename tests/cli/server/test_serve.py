@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,29 @@ def test_what_cannot_be_analysed_is_text(client: Any) -> None:
     answer = client.get(f"/{TOKEN}/report?batch=13")
     assert (answer.status_code, answer.headers["content-type"]) == (422, "text/plain; charset=utf-8")
     assert answer.text == "<b>expected</b> another batch"
+
+
+def test_pages_that_wait_leave_the_rest_answered(tmp_path: Path) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def write(choice: StepChoice) -> str:
+        go_on.wait()
+        return "page"
+
+    def watched() -> Iterator[Path]:
+        begun.release()
+        return iter(())
+
+    app = make_app(PageKeeper(write, watched), "<p>live</p>", TOKEN, [HOST])
+    with testclient.TestClient(app, base_url=HERE) as client, ThreadPoolExecutor(60) as pool:
+        waiting = [pool.submit(client.get, f"/{TOKEN}/report?batch={batch}") for batch in range(1, 61)]
+        begun.acquire()
+        refused = [each.result() for each in islice(as_completed(waiting), 52)]
+        assert client.get(f"/{TOKEN}/").text == "<p>live</p>"
+        go_on.set()
+    assert {answer.status_code for answer in refused} == {422}
+    assert "expected at most 8 pages to be made at a time" in refused[0].text
+    assert sum(each.result().status_code == 200 for each in waiting) == 8
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

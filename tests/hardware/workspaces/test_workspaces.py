@@ -5,7 +5,6 @@ cuDNN's own figures are pinned to the version they were seen on; on another one 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -59,6 +58,7 @@ from fxmem.hardware.workspaces.other_kernels import recurrent_memory
 from fxmem.hardware.workspaces.reductions import reduction_events
 from fxmem.hardware.workspaces.tensor_layouts import dense_strides, fix_size_one_strides
 from fxmem.records.profile import Phase, Target
+from tests.no_files import NO_FILES
 
 MIB = 1 << 20
 H100, A100, T4, V100 = target("h100"), target("a100"), target("t4"), target("v100")
@@ -608,27 +608,39 @@ def test_estimates_are_not_kept(cache_in_tmp: Path) -> None:
     assert not cache_in_tmp.exists()
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[1, 2]", '{"format": 99, "workspaces": {}}', '{"format": 1, "workspaces": [1]}', "\x00" * 64]
-)
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"format": 2, "workspaces": {}}', "\x00" * 64, "\udcff"])
 def test_a_corrupted_cache_is_ignored_and_rewritten(content: str, cache_in_tmp: Path, tmp_path: Path) -> None:
     answering = child(tmp_path, "answer(42)")
     conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=answering)
     (file,) = cache_in_tmp.iterdir()
-    file.write_text(content)
+    file.write_text(content, errors="surrogateescape")
     assert conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=answering)[FIVE[0]] == Workspace(
         nbytes=42, source="cudnn 9.19.0"
     )
     assert conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=["/nonexistent"])[FIVE[0]].nbytes is not None
 
 
-def test_entries_of_a_wrong_kind_are_dropped(tmp_path: Path) -> None:
-    cudnn_cache.store(tmp_path, "name", {"good": 1, "none": None})
-    (file,) = tmp_path.iterdir()
-    content = json.loads(file.read_text())
-    content["workspaces"].update({"text": "1", "negative": -1, "true": True})
-    file.write_text(json.dumps(content))
-    assert cudnn_cache.load(tmp_path, "name") == {"good": 1, "none": None}
+def test_an_answer_that_was_changed_is_asked_again(cache_in_tmp: Path, tmp_path: Path) -> None:
+    answering = child(tmp_path, "answer(42)")
+    conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=answering)
+    (file,) = cache_in_tmp.iterdir()
+    file.write_text(file.read_text().replace(": 42", ": 43"))
+    assert conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=answering)[FIVE[0]].nbytes == 42
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the files of a Unix")
+@pytest.mark.parametrize("what", [*NO_FILES, "a link to a file"])
+def test_what_is_no_file_in_the_cache_is_replaced(what: str, cache_in_tmp: Path, tmp_path: Path) -> None:
+    answering = child(tmp_path, "answer(42)")
+    conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=answering)
+    (file,) = cache_in_tmp.iterdir()
+    elsewhere = file.rename(tmp_path / "elsewhere")
+    before = elsewhere.read_text()
+    NO_FILES.get(what, lambda path: path.symlink_to(elsewhere))(file)
+    conv_workspaces(FIVE[1:2], H100, library=LIBRARY, child=answering)
+    assert elsewhere.read_text() == before
+    assert file.is_dir() or (file.is_file() and not file.is_symlink())
+    assert list(cudnn_cache.load(cache_in_tmp, file.stem.partition("-3-")[2])) == [FIVE[1].key] * (not file.is_dir())
 
 
 def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -657,7 +669,7 @@ def test_the_cache_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for number in range(5):
         cudnn_cache.store(tmp_path, "one", {f"key{number}": number})
         cudnn_cache.store(tmp_path, f"file{number}", {"key": number})
-        os.utime(tmp_path / f"cudnn-file{number}.json", (number, number))
+        os.utime(tmp_path / f"cudnn-{cudnn_cache._FORMAT}-file{number}.json", (number, number))
     assert cudnn_cache.load(tmp_path, "one") == {"key2": 2, "key3": 3, "key4": 4}
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -644,6 +644,17 @@ def test_torch_is_as_it_was_afterwards(
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+def test_a_program_that_is_stopped_before_its_first_step_ends_is_told_so() -> None:
+    with fxmem.record("h100", max_operators=2) as recorded:
+        layer = torch.nn.Linear(3, 3, device="cuda")
+        for _ in range(5):
+            layer(torch.ones(2, 3, device="cuda")).sum().backward()
+    with pytest.raises(
+        AnalysisError, match=r"stopped after 2 operators, before its first step on h100 ended; a higher"
+    ):
+        _ = recorded.profile
+
+
 def test_a_program_that_never_uses_the_card_is_told_so() -> None:
     with fxmem.record("h100") as recorded:
         torch.zeros(3)
