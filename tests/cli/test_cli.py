@@ -636,7 +636,7 @@ def test_stdout_may_be_closed(report: Path) -> None:
     assert (done.returncode, done.stderr) == (1, b"fxmem: expected a stdout to write the result to, but it is closed\n")
 
 
-def test_a_program_runs_on_a_card_that_is_not_there_and_for_real(tmp_path, monkeypatch, capsys):
+def test_a_program_runs_on_a_card_that_is_not_there_and_for_real(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.py").write_text(
         "import sys, torch\n"
@@ -651,20 +651,20 @@ def test_a_program_runs_on_a_card_that_is_not_there_and_for_real(tmp_path, monke
         "    print('loss', loss.item() > 0)\n"
     )
     assert main(["run", "--steps", "2", "--json", "report.json", "small.py", "512"]) == 0
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert "Run         stopped after step 2" in out
     assert "loss" in err
     report = json.loads(Path("report.json").read_text())
     assert report["step"]["program"]["optimizers"] == ["SGD"]
     assert main(["show", "report.json"]) == 0
     assert main(["run", "--strict", "--steps", "2", "small.py", "512"]) == 1
-    assert "decides by made-up numbers: gt 0 at small.py:10" in capsys.readouterr().err
+    assert "decides by made-up numbers: gt 0 at small.py:10" in capfd.readouterr().err
     assert main(["run", "--target", "rtx3080", "small.py", "20000000"]) == 4
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert "torch.OutOfMemoryError" in err
     assert "does NOT fit" in out
     assert main(["validate", "--steps", "2", "--run", "small.py", "512"]) == 0
-    assert "Verdict     within tolerance" in capsys.readouterr().out
+    assert "Verdict     within tolerance" in capfd.readouterr().out
     for wrong in (["run", "no.py"], ["run", "--steps", "0", "small.py"], ["validate", "m:f", "--run", "small.py"]):
         assert main(wrong) == 2
 

@@ -10,6 +10,8 @@ import io
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,11 +19,13 @@ from typing import Any
 from fxmem._torch import common as torch_common
 from fxmem.records.profile import ProgramFiles, WrittenFile
 from fxmem.simulation.program.made_up import MadeUpNotes
+from fxmem.simulation.program.sandbox.landlock import command_that_refuses
 from fxmem.simulation.program.sandbox.network import network_patches
 from fxmem.simulation.program.sandbox.redirect import Redirect
 from fxmem.simulation.program.sandbox.written_files import (
     PREFIX,
     Written,
+    download_folders,
     keep_downloads,
     keep_files,
     list_files,
@@ -67,6 +71,9 @@ class Isolation:
         """Patches of Python's ways to files and of libraries that send; what is not sent is noted."""
         if self.redirect is not None:
             yield from self.redirect.patches()
+            if not self.redirect.is_guarded and sys.platform == "linux":
+                yield torch_common.patch(subprocess.Popen, "__init__", _guarding)
+                yield torch_common.patch(os, "system", lambda _: _call_shell)
         if self._in_overlay:
             yield from _overlay_patches()
         if not self._network:
@@ -79,8 +86,8 @@ class Isolation:
         redirect = self.redirect
         with redirect.pause():
             found = find_written(redirect.written, settings, folders or (os.getcwd(),))
+            names = [name_from_here(each) for each in redirect.removed]
         there = {each.path for each in found.written}
-        names = map(name_from_here, redirect.removed)
         gone = tuple(WrittenFile(path=each, change="removed") for each in names if each not in there)
         native = "refused" if redirect.is_guarded else "real"
         return found.model_copy(update={"written": (*found.written, *gone), "native": native})
@@ -109,6 +116,27 @@ def find_written(written: Callable[[], Written], settings: IsolationSettings, fo
     if settings.keep_files is not None:
         keep_files(written(), files, settings.keep_files)
     return ProgramFiles(written=files, kept_in=settings.keep_files)
+
+
+def _guarding(original: Callable[..., None]) -> Callable[..., None]:
+    """A child process of a live process may write temporary files alone, where the system has Landlock."""
+
+    def init(process: Any, args: Any, *further: Any, **settings: Any) -> None:
+        words = list(args) if isinstance(args, (list, tuple)) else [args]
+        if settings.pop("shell", False):
+            words = ["/bin/sh", "-c", *words]
+        if not further and settings.get("executable") is None and shutil.which(os.fsdecode(words[0])):
+            folders = (tempfile.gettempdir(), "/dev", "/proc", "/run", *download_folders())
+            words = command_that_refuses(folders, list(map(os.fsdecode, words)))
+        original(process, words, *further, **settings)
+
+    return init
+
+
+def _call_shell(command: Any) -> int:
+    """`os.system`, by `subprocess`."""
+    code = subprocess.call(command, shell=True)
+    return -code if code < 0 else code << 8
 
 
 # --- what works on a plain file system and not on an ordinary user's overlay ------------------------------------------

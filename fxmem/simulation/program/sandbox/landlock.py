@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # syscalls of every machine (asm-generic/unistd.h)
@@ -51,9 +52,21 @@ def refuse_writes(outside: Iterable[str]) -> None:
         os.close(ruleset)
 
 
+def command_that_refuses(outside: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The command line of a process that refuses writes outside these folders, then becomes another program."""
+    return [sys.executable, "-I", "-S", __file__, *outside, "--", *words]
+
+
 def _call(number: int, *arguments: object) -> int:
     answer = int(ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *arguments))
     if answer < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return answer
+
+
+if __name__ == "__main__":
+    cut = sys.argv.index("--")
+    with contextlib.suppress(OSError):
+        refuse_writes(sys.argv[1:cut])
+    os.execvp(sys.argv[cut + 1], sys.argv[cut + 1 :])

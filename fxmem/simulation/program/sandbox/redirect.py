@@ -92,6 +92,7 @@ class Redirect:
                 yield torch_common.patch(os, name, functools.partial(self._redirecting, way))
         for owner in (builtins, io):
             yield torch_common.patch(owner, "open", functools.partial(self._redirecting, self._open))
+        yield torch_common.patch(io, "FileIO", self._opening_raw)
 
     def _redirecting(self, way: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         """A function in the place of one of `os`; what this class itself calls meanwhile is the original."""
@@ -266,6 +267,19 @@ class Redirect:
         else:
             place = self.find(file)
         return original(place, mode, *args, **kwargs)
+
+    def _opening_raw(self, original: type[io.FileIO]) -> type[io.FileIO]:
+        opening = functools.partial(self._redirecting, self._open)
+
+        class OfOriginals(type(original)):  # type: ignore[misc]
+            def __instancecheck__(cls, value: object) -> bool:
+                return isinstance(value, original)
+
+        class FileIO(original, metaclass=OfOriginals):  # type: ignore[valid-type, misc]
+            def __init__(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
+                opening(super().__init__)(file, mode, *args, **kwargs)
+
+        return FileIO
 
     def _open_descriptor(
         self, original: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None

@@ -63,9 +63,15 @@ def keep_files(written: Written, files: Sequence[WrittenFile], folder: str) -> N
 
 
 def keep_downloads(written: Written) -> None:
-    """Move new files of download caches to where they belong; what was there before stays as it is."""
+    """Move new files of download caches to where they belong.
+
+    What was there before stays as it is, but for fxmem's own cache.
+    """
+    ours = cache_directory()
     for place, path in list(written):
-        if _is_cached(path) and not os.path.lexists(path) and not stat.S_ISCHR(os.lstat(place).st_mode):
+        is_ours = ours is not None and _is_below(path, str(ours.absolute()))
+        is_new = is_ours or (_is_cached(path) and not os.path.lexists(path))
+        if is_new and not stat.S_ISCHR(os.lstat(place).st_mode):
             with contextlib.suppress(OSError):
                 _move(place, path)
 

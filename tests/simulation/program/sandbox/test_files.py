@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import io
 import json
 import os
 import re
@@ -11,12 +12,15 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
+import fxmem
 from fxmem.__main__ import main
 from fxmem.simulation.program.sandbox import process
 from fxmem.simulation.program.sandbox.written_files import PREFIX
@@ -173,6 +177,43 @@ def test_without_a_guard_python_is_redirected(run: Run, folder: Path, monkeypatc
     assert {name: said for name, said in done.ways.items() if said != "ok"} == {}
     assert state(folder) == before
     assert "a child process writes is real" in " ".join(done.out.split())
+
+
+def test_in_a_live_process_python_is_redirected_and_child_processes_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder.parent / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder.parent / "temporary"))
+    before = state(folder)
+    with fxmem.record("rtx3080") as recorded:
+        model = torch.nn.Linear(8, 8).cuda()
+        torch.save(model.state_dict(), "save_card")
+        assert torch.load("save_card")["weight"].is_cuda
+        with io.FileIO("open_to_write", "w") as raw:
+            assert isinstance(raw, io.FileIO)
+        with pytest.raises(FileExistsError):
+            io.FileIO("open_to_append", "x")
+        assert Path("open_to_write").read_bytes() == b""
+        os.remove("remove")
+        with tempfile.NamedTemporaryFile("w+") as file:
+            file.write("3")
+            file.flush()
+            assert subprocess.check_output(["cat", file.name]) == b"3"
+        if sys.platform == "linux":
+            assert subprocess.run(["rm", "run_rm"], capture_output=True, check=False).returncode == 1
+            assert os.system("echo shell > run_shell 2>/dev/null") != 0
+            assert os.system("exit 3") >> 8 == 3
+            with pytest.raises(FileNotFoundError):
+                subprocess.run(["no-such-program"], check=False)
+    assert state(folder) == before
+    assert recorded.files is not None
+    assert {(each.path, each.change) for each in recorded.files.written} == {
+        ("open_to_write", "changed"),
+        ("remove", "removed"),
+        ("save_card", "changed"),
+    }
+    assert not list((folder.parent / "temporary").iterdir())
 
 
 def test_a_program_that_may_write_does(run: Run, folder: Path) -> None:
