@@ -119,7 +119,7 @@ def find_written(written: Callable[[], Written], settings: IsolationSettings, fo
 
 
 def _guarding(original: Callable[..., None]) -> Callable[..., None]:
-    """A child process of a live process may write temporary files alone, where the system has Landlock."""
+    """A child of a live process may write temporary files alone (Landlock)."""
 
     def init(process: Any, args: Any, *further: Any, **settings: Any) -> None:
         words = list(args) if isinstance(args, (list, tuple)) else [args]

@@ -53,7 +53,7 @@ def refuse_writes(outside: Iterable[str]) -> None:
 
 
 def command_that_refuses(outside: Sequence[str], words: Sequence[str]) -> list[str]:
-    """The command line of a process that refuses writes outside these folders, then becomes another program."""
+    """The command of a process that refuses writes outside folders, then becomes another."""
     return [sys.executable, "-I", "-S", __file__, *outside, "--", *words]
 
 
