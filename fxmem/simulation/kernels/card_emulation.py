@@ -306,7 +306,9 @@ def target_kernels(target: Target) -> Iterator[None]:
         for owner, name in torch_kernels.CONVOLUTION_CHOICES:
             stack.enter_context(torch_common.patch(owner, name, functools.partial(_as_half, card)))
         for name, answer in _answers(card).items():
-            stack.enter_context(torch_common.patch(torch.cuda, name, _only_here(answer)))
+            for owner in (torch.cuda, torch.cuda.random):  # Trainer saves `torch.cuda.random.get_rng_state()`
+                if hasattr(owner, name):
+                    stack.enter_context(torch_common.patch(owner, name, _only_here(answer)))
         # Imported as a name of its own by torch.amp.
         stack.enter_context(
             torch_common.patch(torch.cuda.amp.common, "amp_definitely_not_available", _only_here(lambda: False))

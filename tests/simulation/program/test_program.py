@@ -350,6 +350,16 @@ def test_what_a_checkpoint_keeps_takes_no_memory_on_the_card_until_it_is_loaded(
         assert found["step"].item() == 3
 
 
+def test_a_state_of_the_cards_generator_is_saved_and_put_back(tmp_path: Path) -> None:
+    """As transformers' Trainer does, by the module's own name."""
+    with fxmem.record("h100"):
+        torch.save({"cuda": torch.cuda.random.get_rng_state(), "cpu": torch.get_rng_state()}, tmp_path / "rng.pt")
+        found = torch.load(tmp_path / "rng.pt")
+        torch.cuda.random.set_rng_state(found["cuda"])
+        torch.cuda.random.set_rng_state_all(torch.cuda.get_rng_state_all())
+        assert torch.equal(found["cpu"], torch.get_rng_state())
+
+
 def test_tied_weights_are_found_by_their_addresses() -> None:
     with fxmem.record("h100"):
         one, other = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")

@@ -216,6 +216,33 @@ def test_in_a_live_process_python_is_redirected_and_child_processes_refused(
     assert not list((folder.parent / "temporary").iterdir())
 
 
+TRAINER = """
+import os
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+config = GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=8, bos_token_id=1, eos_token_id=1)
+data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
+settings = dict(save_steps=1, save_total_limit=1, eval_strategy="steps", eval_steps=1, load_best_model_at_end=True)
+arguments = TrainingArguments("out", per_device_train_batch_size=4, num_train_epochs=1, report_to="none", **settings)
+for resume in (False, True):
+    trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, eval_dataset=data)
+    trainer.train(resume_from_checkpoint=resume)
+trainer.save_model("final")
+print("SAVED", sorted(os.listdir("out")), os.path.getsize("final/model.safetensors") > 1000)
+"""
+
+
+def test_a_trainer_saves_rotates_and_resumes(run: Run, folder: Path) -> None:
+    (folder / "train.py").write_text(TRAINER)
+    before = state(folder)
+    done = run("train.py")
+    assert done.code == 0, done.err
+    assert re.search(r"^SAVED \['checkpoint-\d'.*\] True$", done.err, re.M)
+    assert state(folder) == before
+    assert "final/model.safetensors" in run("--json", "-", "train.py").out
+
+
 def test_a_program_that_may_write_does(run: Run, folder: Path) -> None:
     done = run("--write", str(PROGRAM), str(folder), "clean")
     assert done.code == 0, done.err
