@@ -19,7 +19,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from fxmem import errors
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError
@@ -27,10 +27,12 @@ from fxmem.records.profile import ProgramFiles
 from fxmem.simulation.program.made_up import MadeUpNotes
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, find_written
 from fxmem.simulation.program.sandbox.landlock import refuse_writes
-from fxmem.simulation.program.sandbox.layers import Layers
 from fxmem.simulation.program.sandbox.overlay import enter_overlay
 from fxmem.simulation.program.sandbox.redirect import Redirect
 from fxmem.simulation.program.sandbox.written_files import PREFIX, download_folders
+
+if TYPE_CHECKING:
+    from fxmem.simulation.program.sandbox.layers import Layers
 
 _NO_VIEW: Final = 97
 """Exit code of a process that got no view of its own, before any work."""
@@ -71,6 +73,8 @@ def run_apart(
             code = run(None, None)
             return _read(answer, code)["text"], None
         if sys.platform == "linux":
+            from fxmem.simulation.program.sandbox.layers import Layers  # locks files as no Windows does
+
             layers = Layers()
             stack.callback(layers.close)
             code = run(layers, None)

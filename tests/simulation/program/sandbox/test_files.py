@@ -22,8 +22,13 @@ import torch
 
 import fxmem
 from fxmem.__main__ import main
+from fxmem.hardware import catalogue
+from fxmem.simulation.program import Launch
 from fxmem.simulation.program.sandbox import process
+from fxmem.simulation.program.sandbox.layers import Layers
 from fxmem.simulation.program.sandbox.written_files import PREFIX
+from fxmem.validation.validate_program import validate_program
+from fxmem.whatif.program_step import ProgramCommand
 
 PROGRAM = Path(__file__).parent / "writes.py"
 NATIVE = {
@@ -114,7 +119,11 @@ def test_every_way_is_held_and_read_back(run: Run, folder: Path, tmp_path: Path)
 
 @needs_view
 def test_an_ordinary_users_files_are_held(folder: Path) -> None:
-    """In a user namespace, folders cannot be moved and file systems within others cannot be below an overlay."""
+    """In a user namespace, folders cannot be moved, and others' files not be copied up with their owner."""
+    if os.getuid() == 0:
+        for name, mode in (("open_to_append", 0o666), ("kept/file", 0o666), ("kept", 0o777)):
+            os.chown(folder / name, 1234, 1234)
+            os.chmod(folder / name, mode)
     before = state(folder)
     command = ["unshare", "--user", "--map-root-user", sys.executable, "-m", "fxmem", "run", "--target", "rtx3080"]
     words = ["--until", "end", str(PROGRAM), str(folder), "clean"]
@@ -241,6 +250,78 @@ def test_a_trainer_saves_rotates_and_resumes(run: Run, folder: Path) -> None:
     assert re.search(r"^SAVED \['checkpoint-\d'.*\] True$", done.err, re.M)
     assert state(folder) == before
     assert "final/model.safetensors" in run("--json", "-", "train.py").out
+
+
+SLEEPER = """
+import time
+import torch
+
+torch.nn.Linear(8, 8).cuda()
+open("write_at_exit", "w").close()
+print("ASLEEP", flush=True)
+time.sleep(600)
+"""
+
+
+@needs_view
+def test_files_are_held_when_fxmem_itself_is_killed(run: Run, folder: Path) -> None:
+    (folder / "sleep.py").write_text(SLEEPER)
+    before = state(folder)
+    command = [sys.executable, "-m", "fxmem", "run", "--target", "rtx3080", "sleep.py"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as fxmem_:
+        assert fxmem_.stderr is not None
+        assert any("ASLEEP" in line for line in fxmem_.stderr)
+        fxmem_.kill()
+        assert fxmem_.stderr.read() == ""  # until the program's process, which has it too, is over
+    assert state(folder) == before
+    left = set(find_aside())
+    assert left
+    (folder / "train.py").write_text("import torch; torch.nn.Linear(8, 8).cuda()")
+    run("train.py")
+    assert not left & set(find_aside())
+
+
+@needs_view
+def test_what_is_written_is_bounded(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "sleep.py").write_text(SLEEPER)
+    before = state(folder)
+    monkeypatch.setattr(Layers, "are_full", True)
+    done = run("sleep.py")
+    assert done.code == 3
+    assert "has taken half of what was free there. Free some, or" in done.err.splitlines()[-1]
+    assert state(folder) == before
+
+
+TRAINING = """
+import os, sys, torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Linear(int(sys.argv[1]), 8).to(device)
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(3):
+    model(torch.randn(8, int(sys.argv[1])).to(device)).sum().backward()
+    optimizer.step()
+    assert len(open("open_to_append").read()) > 99
+    open("open_to_append", "a").write("x")
+    torch.save(model.state_dict(), "open_to_write")
+    os.remove("remove")
+    open("remove", "w").close()
+"""
+
+
+def test_questions_that_run_a_program_leave_files_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    program = folder.parent / "train.py"
+    program.write_text(TRAINING)
+    before = state(folder)
+    command = ProgramCommand(Launch(str(program), ("{}",)), catalogue.target("rtx3080"), 2)
+    for size in (8, 16):
+        step = command.at_size(size, command.target).run().profile.step.program
+        assert step is not None
+        assert step.files is not None
+        assert [each.change for each in step.files.written] == ["changed", "changed", "changed"]
+    assert state(folder) == before
+    validate_program([str(program), "8"], steps=2)
+    assert state(folder) != before  # the real run's own
 
 
 def test_a_program_that_may_write_does(run: Run, folder: Path) -> None:
