@@ -138,8 +138,11 @@ def peak_in_memory(profile: Profile, peak: Peak, memory_bytes: int, environ: Map
         shortage = f"Its peak, in {peak.phase}, is {format_bytes(used - memory_bytes)} more"
     else:
         settings = allocator.read_settings(os.environ if environ is None else environ)
-        found = allocator.replay(profile, settings=settings, capacity_bytes=memory_bytes).shortage
-        shortage = "" if found is None else found.sentence
+        found = allocator.replay(profile, settings=settings, capacity_bytes=memory_bytes)
+        shortage = "" if found.shortage is None else found.shortage.sentence
+        if not shortage:
+            counts = {"allocated_bytes": found.allocated_bytes, "reserved_bytes": found.reserved_bytes}
+            peak = peak.model_copy(update=counts)
     return peak.model_copy(update={"fits": not shortage, "shortage": shortage})
 
 

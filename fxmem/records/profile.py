@@ -359,6 +359,10 @@ class Round(Record):
     """How many ran on the target."""
     phases: Many[Phase] = ()
     """In the order they came."""
+    retained_bytes: Bytes | None = None
+    """Requested bytes alive when it is over. None: not known (a file of an older fxmem)."""
+    is_whole: bool = True
+    """Whether its optimizers stepped. False: what ran after the last step, or all of a program without one."""
 
 
 MadeUpKind = Literal["read", "decided", "shape", "file", "answered"]
@@ -381,17 +385,26 @@ class ProgramRun(Record):
 
     ending: str
     """How the run ended, in words."""
+    failed: bool = False
+    """Whether an error of the program's own ended it; that the card had no more memory is none."""
     setup: Round | None = None
     """What came before the first round; None where nothing ran on the target then."""
     rounds: Many[Round]
     shown: int
-    """Number of the round that the profile is of, from 1; 0 for a program without a whole round, whose profile is of
-    all that it did."""
+    """Number of the round that the profile is of, from 1; 0 for what came before the first."""
     steady: bool | None = None
-    """Whether the last two rounds allocate the same; None with fewer than two."""
+    """Whether the last two whole rounds allocate the same and leave as much alive; None with fewer than two."""
+    growth_bytes: Bytes | None = None
+    """How many bytes more are alive after each step than after the one before: 0 for none. None: not known, as with
+    fewer than two steps, or steps that differ."""
     optimizers: Many[str] = ()
     """Class names of the optimizers that stepped, in order."""
     made_up: Many[MadeUp] = ()
+
+    @property
+    def steps(self) -> tuple[Round, ...]:
+        """The rounds that are whole."""
+        return tuple(each for each in self.rounds if each.is_whole)
 
 
 class Step(Record):
@@ -521,6 +534,8 @@ class Peak(Record):
     CUDA context is not counted. None: not modelled, or the memory is not known."""
     shortage: str = ""
     """Where it runs out, in words; empty when it fits."""
+    at_least: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether the program ended where it ran out: allocated and reserved bytes are then what it held and asked for."""
     phase: Phase
     tick: Tick
     op: int | None = None

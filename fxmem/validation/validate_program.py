@@ -86,7 +86,7 @@ def program_verdict(recorded: RecordedProgram, measured: ProgramMeasurement, tol
     """
     rounds = tuple(
         ComparedRound(number=number, predicted=mine, measured=theirs, comparisons=compare_round(mine, theirs))
-        for number, (mine, theirs) in enumerate(zip(recorded.rounds, measured.rounds, strict=False), 1)
+        for number, (mine, theirs) in enumerate(zip(recorded.program.steps, measured.rounds, strict=False), 1)
     )
     if not rounds:
         raise AnalysisError(
@@ -95,7 +95,7 @@ def program_verdict(recorded: RecordedProgram, measured: ProgramMeasurement, tol
     on_card = measured.machine.device == "cuda"
     judged = Quantity.ALLOCATED if on_card else Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH
     errors = [each.error for found in rounds for each in found.comparisons if each.quantity is judged]
-    within = len(recorded.rounds) == len(measured.rounds) and all(abs(each) <= tolerance for each in errors)
+    within = len(recorded.program.steps) == len(measured.rounds) and all(abs(each) <= tolerance for each in errors)
     return ProgramVerdict(
         program=measured.program,
         target=recorded.profile.target.name,

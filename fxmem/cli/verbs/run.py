@@ -13,7 +13,7 @@ from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import read_ranks, require_torch
 from fxmem.errors import UsageError
-from fxmem.records.names import AS_IS, MAX_OPERATORS, STEPS
+from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
 
 BRIEF = "your own training script, untouched, on a card that is not there"
 DESCRIPTION = (
@@ -32,7 +32,8 @@ ARGUMENTS = (
     argument(
         "--until",
         choices=("steady", "end"),
-        help="stop when two steps allocate the same, or let the program run to its end",
+        help="stop when two steps allocate the same and leave as much alive, at the latest after --steps (default "
+        f"{STEADY}); or let the program run to its end",
     ),
     argument(
         "--oom",
@@ -67,8 +68,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.hardware import catalogue
 
     check_output(options)
-    if options.steps is not None and options.until is not None:
-        raise UsageError("expected --steps or --until, not both")
+    if options.steps is not None and options.until == "end":
+        raise UsageError("expected --steps or --until end, not both")
     for name, value in (("--steps", options.steps), ("--max-operators", options.max_operators)):
         if value is not None and value < 1:
             raise UsageError(f"expected {name} of at least 1, got {value}")
@@ -93,12 +94,11 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     code, text = write_report(options, recorded.report(), recorded.timeline, following)
     if recorded.shortage and options.oom == "raise":
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")
-        return 4, text
     decided = [each for each in recorded.made_up if each.kind == "decided"]
     if options.strict and decided:
         say(f"the program decides by made-up numbers: {decided[0].what} at {decided[0].place or 'no line of its own'}")
         return 1, text
-    return int(launched.raised) or code, text
+    return code, text
 
 
 def _stopping(steps: int | None, until: str | None) -> Callable[[Sequence[Any]], bool]:
@@ -106,5 +106,5 @@ def _stopping(steps: int | None, until: str | None) -> Callable[[Sequence[Any]],
     if until == "end":
         return lambda rounds: False
     if until == "steady":
-        return lambda rounds: len(rounds) > 1 and rounds[-1].sizes == rounds[-2].sizes
+        return lambda rounds: (len(rounds) > 1 and rounds[-1].repeats(rounds[-2])) or len(rounds) >= (steps or STEADY)
     return lambda rounds: len(rounds) >= (steps or STEPS)

@@ -154,13 +154,15 @@ def _run_recorded(
     except (Enough, KeyboardInterrupt, FxmemError):
         raise
     except SystemExit as leaving:
-        recorded.ending = f"called sys.exit({leaving.code!r})" if leaving.code else "ran to its end"
-        return leaving.code not in (None, 0)
+        if leaving.code:
+            recorded.note_error(f"called sys.exit({leaving.code!r})")
+        return bool(leaving.code)
     except Exception as error:
         _print_traceback(error)
-        recorded.ending = f"raised {describe_end(error)}"
         if isinstance(error, torch.cuda.OutOfMemoryError):
             recorded.note_shortage(error)
+        else:
+            recorded.note_error(f"raised {describe_end(error)}")
         return True
     return False
 
