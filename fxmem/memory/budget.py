@@ -135,7 +135,7 @@ def peak_in_memory(profile: Profile, peak: Peak, memory_bytes: int, environ: Map
     if used <= memory_bytes:
         shortage = ""
     elif peak.reserved_bytes is None:
-        shortage = f"Its peak, in {peak.phase}, is {format_bytes(used - memory_bytes)} more"
+        shortage = f"Its peak, {profile.step.describe_phase(peak.phase)}, is {format_bytes(used - memory_bytes)} more"
     else:
         settings = allocator.read_settings(os.environ if environ is None else environ)
         found = allocator.replay(profile, settings=settings, capacity_bytes=memory_bytes)

@@ -280,7 +280,9 @@ _MADE_UP = {
 
 def peak_facts(profile: Profile, peak: Peak) -> Facts:
     """How high the peak is, in every count that is known, and where it falls."""
-    facts = [("Peak", f"{exact_bytes(peak.requested_bytes)} requested at once, in {peak.phase}")]
+    facts = [
+        ("Peak", f"{exact_bytes(peak.requested_bytes)} requested at once, {profile.step.describe_phase(peak.phase)}")
+    ]
     for label, nbytes, meaning in (
         ("Allocated", peak.allocated_bytes, "in the allocator's blocks (torch.cuda.max_memory_allocated)"),
         ("Reserved", peak.reserved_bytes, "held by the allocator (torch.cuda.max_memory_reserved)"),
@@ -419,7 +421,7 @@ def describe_peak(profile: Profile, peak: Peak) -> list[str]:
         return [f"{format_bytes(peak.counted_bytes)} before the first operator"]
     counted = "requested" if peak.allocated_bytes is None else "allocated"
     node = profile.nodes[profile.ops[peak.op].node]
-    where = printable(f"in {peak.phase} at {describe(node)}")
+    where = printable(f"{profile.step.describe_phase(peak.phase)} at {describe(node)}")
     size = format_bytes(peak.counted_bytes)
     if node.source is None:
         return [f"{size} {counted}, {where}", f"{size} {where}"]

@@ -436,6 +436,11 @@ class Step(Record):
     compiled: CompileRecord | None = Field(default=None, exclude_if=lambda value: value is None)
     """How the model was compiled; None for eager code."""
 
+    def describe_phase(self, phase: Phase) -> str:
+        """The phase in words: of a program's set-up, that it is before the first step."""
+        is_setup = self.program is not None and self.program.shown == 0
+        return "before its first step" if is_setup else f"in {phase}"
+
 
 class Heading(TypedDict):
     """The fields of `Headed`, to make another record with."""
