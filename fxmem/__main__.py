@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+from fxmem.cli.own_options import check_own_options, without_separator
 from fxmem.cli.verbs import build_parser
 from fxmem.errors import FxmemError
 from fxmem.records.units import printable
@@ -117,9 +118,10 @@ def _fail(message: str, code: int, debug: bool) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser, _ = build_parser()
-    options, rest = parser.parse_known_args(arguments or ["--help"])
+    options, rest = parser.parse_known_args(without_separator(arguments) or ["--help"])
     if rest:
         options.parser.refuse(rest)
+    check_own_options(options, arguments)
     return options
 
 

@@ -85,6 +85,8 @@ def write_report(
 
         write_file(options, options.svg, graph.render(report, timeline).svg)
 
+    following = "" if fit.is_failed else following
+
     def overview() -> str:
         return reporting.overview(
             report, timeline, fit, following=following, full=options.full, depth=options.depth, **layout(options)
