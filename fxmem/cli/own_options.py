@@ -76,7 +76,7 @@ def _knows(file: Path | None, name: str) -> bool:
 
 
 def _find_sources(file: Path) -> Iterator[Path]:
-    """The file, and those that it imports from its folder or this one, theirs as well."""
+    """The file, and those that it imports from here, theirs as well."""
     waiting, seen = [file], {file}
     while waiting:
         found = waiting.pop()

@@ -126,7 +126,8 @@ class RecordedProgram(ProfiledStep):
     def _largest(self) -> Profile:
         shown, target = self._recording.rounds.shown, self._recording.target.name
         if self._failed and not self.program.steps:
-            when = f"before anything ran on {target}" if shown is None else "before its first step was over"
+            has_run = shown is not None or self._recording.log.ops
+            when = "before its first step was over" if has_run else f"before anything ran on {target}"
             raise AnalysisError(f"the program {self.ending}, {when}")
         if shown is not None:
             return shown.profile
