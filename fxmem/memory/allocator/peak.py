@@ -26,7 +26,7 @@ class CardRun(NamedTuple):
     """What a program's own allocator says, which was driven while it ran."""
 
     allocated_bytes: int
-    """What was allocated at the least: of a round that is no loop's, the most it had."""
+    """The most that was allocated in the profile's round, where that is no loop's; else 0."""
     reserved_bytes: int
     """The most it had reserved: set-up may have left more than the step needs."""
     shortage: str
@@ -63,7 +63,8 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
     allocated, reserved = found.allocated_bytes, found.reserved_bytes
     waiting = _reserved_if_all_wait(profile, settings)
     if run is not None:
-        allocated, reserved = max(allocated or 0, run.allocated_bytes), max(reserved or 0, run.reserved_bytes)
+        replayed = 0 if run.allocated_bytes else reserved or 0
+        allocated, reserved = max(allocated or 0, run.allocated_bytes), max(replayed, run.reserved_bytes)
     most = math.inf if memory is None or shortage else memory  # where it fits, what is cached makes room
     context = context_range(profile.target)
 
