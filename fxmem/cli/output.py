@@ -92,7 +92,7 @@ def write_report(
             report, timeline, fit, following=following, full=options.full, depth=options.depth, **layout(options)
         )
 
-    if fit.exit_code and options.json == "-":
+    if fit.exit_code and (options.check or budget is not None or options.json == "-"):
         say(fit.verdict)
     return fit.exit_code, write_json(options, report.model_dump_json(), overview)
 

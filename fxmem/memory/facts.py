@@ -415,14 +415,14 @@ def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
 
 def describe_peak(profile: Profile, peak: Peak) -> list[str]:
     """How high the peak is and where it falls, in a line: in full, then shorter."""
-    if peak.at_least:
-        return [f"at least {format_bytes(peak.counted_bytes)}, where it runs out"]
+    nbytes, counted = peak.counted_bytes, "requested" if peak.allocated_bytes is None else "allocated"
+    if peak.at_least:  # what it was refused is in the verdict
+        nbytes, counted = peak.requested_bytes, "requested until then"
+    size = format_bytes(nbytes)
     if peak.op is None:
-        return [f"{format_bytes(peak.counted_bytes)} before the first operator"]
-    counted = "requested" if peak.allocated_bytes is None else "allocated"
+        return [f"{size} before the first operator"]
     node = profile.nodes[profile.ops[peak.op].node]
     where = printable(f"{profile.step.describe_phase(peak.phase)} at {describe(node)}")
-    size = format_bytes(peak.counted_bytes)
     if node.source is None:
         return [f"{size} {counted}, {where}", f"{size} {where}"]
     place = printable(node.source.place)
