@@ -1,8 +1,9 @@
 """The command line. Nothing here imports torch until a command needs it.
 
-Exit codes: 0 ok; 1 the analysis failed; 2 usage; 3 the environment lacks something; 4 a budget or tolerance was
-exceeded; as in a shell, 130 interrupted, 143 terminated and 141 stdout closed by its reader. Results go to stdout and
-are written last, all at once; progress, warnings, errors (one line each) and what the model itself prints go to stderr.
+Exit codes: 0 ok; 1 the analysis failed; 2 usage; 3 the environment lacks something; 4 the answer is no, as it does not
+fit or a budget or tolerance was exceeded; as in a shell, 130 interrupted, 143 terminated and 141 stdout closed by its
+reader. Results go to stdout and are written last, all at once; progress, warnings, errors (one line each) and what the
+model itself prints go to stderr.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+from fxmem.cli.own_options import check_own_options, without_separator
 from fxmem.cli.verbs import build_parser
 from fxmem.errors import AnalysisError, FxmemError, linked_errors, one_line
 from fxmem.records.units import format_bytes, printable
@@ -152,9 +154,10 @@ def _fail(message: str, code: int, debug: bool) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser, _ = build_parser()
-    options, rest = parser.parse_known_args(arguments or ["--help"])
+    options, rest = parser.parse_known_args(without_separator(arguments) or ["--help"])
     if rest:
         options.parser.refuse(rest)
+    check_own_options(options, arguments)
     return options
 
 

@@ -18,7 +18,7 @@ class FxmemError(Exception):
 
 
 class AnalysisError(FxmemError):
-    """The model raised, or does something no run without data can follow (exit 1)."""
+    """The model or program raised, or does something no run without data can follow (exit 1)."""
 
     exit_code = 1
 

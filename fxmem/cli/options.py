@@ -301,7 +301,7 @@ REPORT_OUTPUT = grouped(
     _OUTPUT,
     flag("--full", "everything: each count of the peak, its split, the largest tensors, what is assumed and unknown"),
     argument("--depth", type=int, metavar="N", help="levels of the module tree to show (default: 2; with --full all)"),
-    flag("--check", "exit code 4 if the step does not fit the target's memory"),
+    flag("--check", "refuse a target whose memory is not known, which no step can be said to fit"),
     *text_output("report"),
     argument("--svg", metavar="FILE.svg", help="also write the annotated graph; `fxmem graph` has more to choose"),
 )

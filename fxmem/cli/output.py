@@ -15,6 +15,7 @@ from fxmem.errors import UsageError
 from fxmem.show.terminal import columns, why_plain
 
 if TYPE_CHECKING:
+    from fxmem.memory.budget import Budget
     from fxmem.records.profile import Report, Timeline
 
 _NARROWEST = 60
@@ -86,37 +87,34 @@ def check_file(options: argparse.Namespace, option: str, name: str, endings: Seq
     check_writable(options, option, name)
 
 
-def write_report(options: argparse.Namespace, report: Report, timeline: Timeline, following: str) -> tuple[int, str]:
-    """Write the files that `REPORT_OUTPUT` names; return the exit code of `--check` and the text for stdout.
+def write_report(
+    options: argparse.Namespace, report: Report, timeline: Timeline, following: str, budget: Budget | None = None
+) -> tuple[int, str]:
+    """Write the files that `REPORT_OUTPUT` names; return the exit code of the verdict and the text for stdout.
 
     `following` is the command that answers the next question.
     """
+    from fxmem.memory.facts import find_fit
     from fxmem.show import text as reporting
 
+    fit = find_fit(report, timeline.peak, budget)
+    if options.check and report.target.memory_bytes is None:
+        raise UsageError(f"expected --check with a target whose memory is known, got {report.target.name!r}")
     if options.svg is not None:
         from fxmem.show import graph
 
         write_file(options, options.svg, graph.render(report, timeline).svg)
 
+    following = "" if fit.is_failed else following
+
     def overview() -> str:
         return reporting.overview(
-            report, timeline, following=following, full=options.full, depth=options.depth, **layout(options)
+            report, timeline, fit, following=following, full=options.full, depth=options.depth, **layout(options)
         )
 
-    return _check_fit(options, report, timeline), write_json(options, report.model_dump_json(), overview)
-
-
-def _check_fit(options: argparse.Namespace, report: Report, timeline: Timeline) -> int:
-    from fxmem.memory.facts import find_fit
-
-    if not options.check:
-        return 0
-    fit = find_fit(report, timeline.peak)
-    if fit.is_fitting is None:
-        raise UsageError(f"expected --check with a target whose memory is known, got {report.target.name!r}")
-    if not fit.is_fitting:
-        say(f"the step {fit.verdict}")
-    return 0 if fit.is_fitting else 4
+    if fit.exit_code and (options.check or budget is not None or options.json == "-"):
+        say(fit.verdict)
+    return fit.exit_code, write_json(options, report.model_dump_json(), overview)
 
 
 def write_file(options: argparse.Namespace, name: str, content: str | bytes) -> None:

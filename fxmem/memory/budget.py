@@ -23,6 +23,7 @@ from fxmem.records.units import format_bytes
 _UNITS = {"": 1, "b": 1, **{f"{prefix}ib": 1 << shift for prefix, shift in zip("kmgt", (10, 20, 30, 40), strict=True)}}
 _UNITS |= {f"{prefix}b": 10**power for prefix, power in zip("kmgt", (3, 6, 9, 12), strict=True)}
 _DIGITS = 40
+_SEGMENT = 2 << 20
 _EXPECTED = "expected a budget as bytes (8589934592), with a unit (8GiB, 500MB) or as a share of the peak (60%, 0.6)"
 
 
@@ -135,12 +136,26 @@ def peak_in_memory(profile: Profile, peak: Peak, memory_bytes: int, environ: Map
     if used <= memory_bytes:
         shortage = ""
     elif peak.reserved_bytes is None:
-        shortage = f"Its peak, in {peak.phase}, is {format_bytes(used - memory_bytes)} more"
+        shortage = f"Its peak, {profile.step.describe_phase(peak.phase)}, is {format_bytes(used - memory_bytes)} more"
     else:
         settings = allocator.read_settings(os.environ if environ is None else environ)
-        found = allocator.replay(profile, settings=settings, capacity_bytes=memory_bytes).shortage
-        shortage = "" if found is None else found.sentence
+        found = allocator.replay(profile, settings=settings, capacity_bytes=memory_bytes)
+        shortage = "" if found.shortage is None else found.shortage.sentence
+        if not shortage:
+            counts = {"allocated_bytes": found.allocated_bytes, "reserved_bytes": found.reserved_bytes}
+            peak = peak.model_copy(update=counts)
     return peak.model_copy(update={"fits": not shortage, "shortage": shortage})
+
+
+def find_least_budget(profile: Profile, peak: Peak) -> int:
+    """The smallest budget in bytes that a step keeps, to a segment of the allocator (2 MiB)."""
+    low, high = peak.counted_bytes, max(peak.counted_bytes, peak.reserved_bytes or 0)
+    if Budget(low).keeps(profile, peak):
+        return low
+    while high - low > _SEGMENT:
+        middle = (low + high) // 2
+        low, high = (low, middle) if Budget(middle).keeps(profile, peak) else (middle, high)
+    return high
 
 
 def _budget(nbytes: int, spec: object) -> Budget:

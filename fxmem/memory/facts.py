@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 
 from fxmem.hardware.context import describe_uncounted, format_range
 from fxmem.hardware.step_time import estimate
+from fxmem.memory.allocator import DEFAULT_SETTINGS
+from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
 from fxmem.records.names import NO_LOSS, OWN_LOSS, TimedQuestion
@@ -164,13 +166,15 @@ def program_facts(profile: Profile) -> Facts:
         return [] if profile.step.generation is None else _generation_facts(profile.step.generation)
     facts = [("Run", program.ending)]
     if program.setup is not None:
-        facts.append(("Set-up", _describe_round(program.setup, "")))
+        facts.append(("Set-up", _describe_round(program.setup, "") + (_SHOWN if program.shown == 0 else "")))
     groups = equal_rounds(program)
     for each in groups:
-        mark = "; the table is of this one" if each.is_shown and len(groups) > 1 else ""
+        mark = _SHOWN if each.is_shown and len(groups) > 1 else ""
         facts.append((each.label, _describe_round(each.round) + mark))
     if program.steady is not None:
-        facts.append(("Steady", _STEADY[program.steady]))
+        facts.append(
+            ("Steady", f"no: it {growth}" if (growth := describe_growth(profile)) else _STEADY[program.steady])
+        )
     if program.files is not None and (program.files.written or program.files.native != "held"):
         facts.append(("Files", _describe_files(program.files)))
     return _make_printable(facts)
@@ -250,14 +254,29 @@ def equal_rounds(program: ProgramRun) -> list[EqualRounds]:
         numbers = [number for number, _ in group]
         if index in ends or program.shown in numbers:
             label = f"Step {numbers[0]}" if len(numbers) == 1 else f"Steps {numbers[0]}-{numbers[-1]}"
+            if not group[0][1].is_whole and numbers[0] > 1:
+                label = "Afterwards"
             found.append(EqualRounds(label, group[0][1], program.shown in numbers))
     return found
 
 
+_SHOWN: Final = "; the table is of this one"
 _STEADY = {
     True: "yes: the last two steps allocate the same",
     False: "no: the last two steps allocate differently; more steps (--steps, --until steady) may be higher",
 }
+
+
+def describe_growth(profile: Profile) -> str:
+    """By how much a program grows with each step, and until when; empty where it does not."""
+    program, memory = profile.step.program, profile.target.memory_bytes
+    if program is None or not program.growth_bytes:
+        return ""
+    words, last = f"grows by {program.growth_bytes:,} bytes a step", program.steps[-1]
+    if memory is None or last.allocated_bytes is None:
+        return words
+    left = (memory - last.allocated_bytes) // DEFAULT_SETTINGS.round_size(program.growth_bytes)
+    return f"{words}, out of memory at about step {len(program.steps) + left + 1:,}"
 
 
 def _describe_round(about: Round, phase: str | None = None) -> str:
@@ -290,7 +309,9 @@ _MADE_UP = {
 
 def peak_facts(profile: Profile, peak: Peak) -> Facts:
     """How high the peak is, in every count that is known, and where it falls."""
-    facts = [("Peak", f"{exact_bytes(peak.requested_bytes)} requested at once, in {peak.phase}")]
+    facts = [
+        ("Peak", f"{exact_bytes(peak.requested_bytes)} requested at once, {profile.step.describe_phase(peak.phase)}")
+    ]
     for label, nbytes, meaning in (
         ("Allocated", peak.allocated_bytes, "in the allocator's blocks (torch.cuda.max_memory_allocated)"),
         ("Reserved", peak.reserved_bytes, "held by the allocator (torch.cuda.max_memory_reserved)"),
@@ -342,47 +363,76 @@ def _time_facts(profile: Profile) -> Facts:
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a step fits its target, and how that was found."""
+    """Whether a step fits its target and keeps a budget, and how that was found."""
 
     is_fitting: bool | None
-    """None where the target's memory is not known."""
+    """None where the target's memory is not known, or the program did not get so far."""
     verdict: str
     """In a few words, with the bytes."""
     shortage: str = ""
     """Where it runs out; empty when it fits, or where the allocator is not replayed."""
     counted: str = ""
     """What the bytes count, and what they do not."""
+    keeps_budget: bool | None = None
+    """None without a budget."""
+    is_failed: bool = False
+    """Whether an error of its own ended the program."""
+    is_growing: bool = False
+    """Whether the program takes more with each step."""
+
+    @property
+    def exit_code(self) -> int:
+        """1: a program's own error; 4: a card or a budget that is too small; else 0."""
+        return 1 if self.is_failed else 4 if False in (self.is_fitting, self.keeps_budget) else 0
 
 
-def find_fit(profile: Profile, peak: Peak) -> Fit:
-    """Compare the step with the target's memory.
+def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
+    """Compare the step with the target's memory, and with a budget if one is given.
 
     Where the allocator was replayed, its answer; else requested bytes are compared, a lower bound: not fitting is then
     certain, fitting is not.
     """
-    memory = profile.target.memory_bytes
-    name = printable(profile.target.name)
-    if memory is None:
-        return Fit(None, f"not compared, because the memory of target {name} is not known")
-    if peak.fits is not None:
-        nbytes = (
-            peak.requested_bytes
-            if peak.reserved_bytes is None
-            else min(peak.reserved_bytes, memory)
-            if peak.fits
-            else peak.reserved_bytes
-        )
-        fitting, counted, missing = peak.fits, "what the allocator reserves", describe_uncounted([profile.target])
+    program, growth, keeps = profile.step.program, describe_growth(profile), None
+    is_failed = program is not None and program.failed
+    is_fitting, verdict = _compare_with_target(profile, peak)
+    if is_fitting is not None:
+        until = " until then" if is_failed else " so far" if growth else ""
+        verdict = f"{f'fits{until}' if is_fitting else 'does NOT fit'}: {verdict}"
+    if growth:
+        verdict = f"{growth}; {verdict}"
+    if program is not None and is_failed:
+        is_fitting, verdict = None, f"not known: the program {program.ending}; {verdict}"
+    if budget is not None:
+        keeps = budget.keeps(profile, peak)
+        verdict = f"{_describe_budget(peak, budget, keeps=keeps)}; {verdict}"
+    missing = describe_uncounted([profile.target])
+    if peak.fits is None:
+        counted = f"requested bytes; not counted: the allocator's rounding and fragmentation, {missing}"
     else:
-        nbytes = peak.requested_bytes
-        fitting, counted, missing = (
-            nbytes <= memory,
-            "requested bytes",
-            f"the allocator's rounding and fragmentation, {describe_uncounted([profile.target])}",
-        )
-    size = f"{format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}"
-    verdict = f"{'fits' if fitting else 'does NOT fit'}: {size}"
-    return Fit(fitting, verdict, printable(peak.shortage), f"Counted: {counted}; not counted: {missing}")
+        counted = f"what the allocator reserves; not counted: {missing}"
+    counted = "" if profile.target.memory_bytes is None else f"Counted: {counted}"
+    return Fit(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed, bool(growth))
+
+
+def _compare_with_target(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
+    memory, name = profile.target.memory_bytes, profile.target.name
+    if memory is None:
+        return None, f"not compared, because the memory of target {name} is not known"
+    nbytes = peak.requested_bytes if peak.fits is None or peak.reserved_bytes is None else peak.reserved_bytes
+    is_fitting = nbytes <= memory if peak.fits is None else peak.fits
+    nbytes = min(nbytes, memory) if is_fitting else nbytes  # cached blocks go back to the driver where it asks for them
+    least = "at least " if peak.at_least else ""
+    return is_fitting, f"{least}{format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}"
+
+
+def _describe_budget(peak: Peak, budget: Budget, *, keeps: bool) -> str:
+    """The budget, and the number that decides: allocated bytes, or reserved ones where their pieces are too small."""
+    used, word = peak.counted_bytes, "requested" if peak.allocated_bytes is None else "allocated"
+    if not keeps and used <= budget.nbytes and peak.reserved_bytes is not None:
+        used, word = peak.reserved_bytes, "reserved"
+    verb = "keeps" if keeps else "does NOT keep"
+    limit = format_bytes(budget.nbytes)
+    return f"{verb} the budget of {limit}: {format_bytes(used)} {word}, {percent(used, budget.nbytes)}"
 
 
 def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
@@ -394,12 +444,14 @@ def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
 
 def describe_peak(profile: Profile, peak: Peak) -> list[str]:
     """How high the peak is and where it falls, in a line: in full, then shorter."""
+    nbytes, counted = peak.counted_bytes, "requested" if peak.allocated_bytes is None else "allocated"
+    if peak.at_least:  # what it was refused is in the verdict
+        nbytes, counted = peak.requested_bytes, "requested until then"
+    size = format_bytes(nbytes)
     if peak.op is None:
-        return [f"{format_bytes(peak.counted_bytes)} before the first operator"]
-    counted = "requested" if peak.allocated_bytes is None else "allocated"
+        return [f"{size} before the first operator"]
     node = profile.nodes[profile.ops[peak.op].node]
-    where = printable(f"in {peak.phase} at {describe(node)}")
-    size = format_bytes(peak.counted_bytes)
+    where = printable(f"{profile.step.describe_phase(peak.phase)} at {describe(node)}")
     if node.source is None:
         return [f"{size} {counted}, {where}", f"{size} {where}"]
     place = printable(node.source.place)

@@ -362,6 +362,10 @@ class Round(Record):
     """How many ran on the target."""
     phases: Many[Phase] = ()
     """In the order they came."""
+    retained_bytes: Bytes | None = None
+    """Requested bytes alive when it is over. None: not known (a file of an older fxmem)."""
+    is_whole: bool = True
+    """Whether its optimizers stepped. False: what ran after the last step, or all of a program without one."""
 
 
 MadeUpKind = Literal["read", "decided", "shape", "file", "answered", "sent"]
@@ -408,19 +412,28 @@ class ProgramRun(Record):
 
     ending: str
     """How the run ended, in words."""
+    failed: bool = False
+    """Whether an error of the program's own ended it; that the card had no more memory is none."""
     setup: Round | None = None
     """What came before the first round; None where nothing ran on the target then."""
     rounds: Many[Round]
     shown: int
-    """Number of the round that the profile is of, from 1; 0 for a program without a whole round, whose profile is of
-    all that it did."""
+    """Number of the round that the profile is of, from 1; 0 for what came before the first."""
     steady: bool | None = None
-    """Whether the last two rounds allocate the same; None with fewer than two."""
+    """Whether the last two whole rounds allocate the same and leave as much alive; None with fewer than two."""
+    growth_bytes: Bytes | None = None
+    """How many bytes more are alive after each step than after the one before: 0 for none. None: not known, as with
+    fewer than two steps, or steps that differ."""
     optimizers: Many[str] = ()
     """Class names of the optimizers that stepped, in order."""
     made_up: Many[MadeUp] = ()
     files: ProgramFiles | None = Field(default=None, exclude_if=lambda value: value is None)
     """None where the program wrote its own files itself."""
+
+    @property
+    def steps(self) -> tuple[Round, ...]:
+        """The rounds that are whole."""
+        return tuple(each for each in self.rounds if each.is_whole)
 
 
 class Step(Record):
@@ -451,6 +464,11 @@ class Step(Record):
     """Whether inference runs under `inference_mode` rather than `no_grad`."""
     compiled: CompileRecord | None = Field(default=None, exclude_if=lambda value: value is None)
     """How the model was compiled; None for eager code."""
+
+    def describe_phase(self, phase: Phase) -> str:
+        """The phase in words: of a program's set-up, that it is before the first step."""
+        is_setup = self.program is not None and self.program.shown == 0
+        return "before its first step" if is_setup else f"in {phase}"
 
 
 class Heading(TypedDict):
@@ -550,6 +568,8 @@ class Peak(Record):
     CUDA context is not counted. None: not modelled, or the memory is not known."""
     shortage: str = ""
     """Where it runs out, in words; empty when it fits."""
+    at_least: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether the program ended where it ran out: allocated and reserved bytes are then what it held and asked for."""
     phase: Phase
     tick: Tick
     op: int | None = None

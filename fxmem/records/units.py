@@ -47,8 +47,10 @@ def exact_bytes(n: int) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """A share with one decimal; what would round to zero but is not is `<0.1 %`."""
+    """A share with one decimal; what would round to zero or to all but is not is `<0.1 %` or `>100.0 %`."""
     share = 100 * part / whole if whole else 0.0
+    if 100 < share < 100.05:
+        return ">100.0 %"
     return "<0.1 %" if 0 < share < 0.05 else f"{share:.1f} %"
 
 

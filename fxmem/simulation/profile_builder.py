@@ -111,13 +111,14 @@ def _build_storages(
             continue
         node = log.node_of[index] if birth else readers.get(index)
         renumbered[index] = len(storages)
+        op = log.op_of[index]
         storages.append(
             Storage(
                 nbytes=nbytes,
                 kind=log.kind[index] or _kind_of_unnamed(run, index),
                 birth=moved[birth] if birth else 0,
                 death=moved[log.tick if death is None else death],
-                op=log.op_of[index],
+                op=None if op == len(log.ops) else op,  # found when the last one was over: no operator's
                 node=None if node is None else run.row(node),
                 name=log.name[index],
                 shape=log.shape[index],

@@ -138,12 +138,12 @@ class _FirstSteps:
         program = self._step.program
         if program is None:
             return self._peak if self._number > 1 or Kind.OPTIMIZER_STATE not in self._peak.by_kind else None
-        if self._number <= len(program.rounds):
-            return program.rounds[self._number - 1]
-        return program.rounds[-1] if program.steady else None
+        if self._number <= len(program.steps):
+            return program.steps[self._number - 1]
+        return program.steps[-1] if program.steady else None
 
     def _known(self) -> str:
         program = self._step.program
         if program is None:
             return "a later one, which finds the optimizer's state there"
-        return f"{len(program.rounds)} steps that were not alike: record more of them"
+        return f"{len(program.steps)} steps that were not alike: record more of them"

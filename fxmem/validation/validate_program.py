@@ -67,7 +67,7 @@ def validate_program(
     measured = measure_program(launched, steps=steps, device=device)
     tell("predicting it")
     target = _target(measured.machine)
-    predicted, _ = launch_apart(launched, target, RunSettings(steps), IsolationSettings())
+    predicted = launch_apart(launched, target, RunSettings(steps), IsolationSettings())
     return program_verdict(predicted.report(), measured, tolerance)
 
 
@@ -88,14 +88,14 @@ def program_verdict(predicted: Report, measured: ProgramMeasurement, tolerance: 
         raise AnalysisError("expected the report of a program, got that of a step of a model")
     rounds = tuple(
         ComparedRound(number=number, predicted=mine, measured=theirs, comparisons=compare_round(mine, theirs))
-        for number, (mine, theirs) in enumerate(zip(recorded.rounds, measured.rounds, strict=False), 1)
+        for number, (mine, theirs) in enumerate(zip(recorded.steps, measured.rounds, strict=False), 1)
     )
     if not rounds:
         raise AnalysisError(f"expected a program that trains on {target}; predicted, it {recorded.ending}")
     on_card = measured.machine.device == "cuda"
     judged = Quantity.ALLOCATED if on_card else Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH
     errors = [each.error for found in rounds for each in found.comparisons if each.quantity is judged]
-    within = len(recorded.rounds) == len(measured.rounds) and all(abs(each) <= tolerance for each in errors)
+    within = len(recorded.steps) == len(measured.rounds) and all(abs(each) <= tolerance for each in errors)
     return ProgramVerdict(
         program=measured.program,
         target=target,

@@ -336,7 +336,7 @@ def _analyse_size(analysis: AnyAnalysis, varied: Resizing, size: int) -> AnyAnal
 
 def _point(size: int, step: ProfiledStep, memory: int) -> SizePoint:
     peak, retries = step.within(memory)
-    shortage = peak.shortage or _shortage_on_the_way(step, memory)
+    shortage = peak.shortage or (step.peak.shortage if step.profile.step.program else "")  # its own allocator's
     return SizePoint(
         size=size,
         requested_bytes=peak.requested_bytes,
@@ -352,16 +352,6 @@ def _point(size: int, step: ProfiledStep, memory: int) -> SizePoint:
 
 def _point_without_run(size: int, error: AnalysisError) -> SizePoint:
     return SizePoint(size=size, fits=False, obstacle=f"The model cannot be analysed at this size: {error}")
-
-
-def _shortage_on_the_way(step: ProfiledStep, memory: int) -> str:
-    """What a program had no memory for before or beside its largest round; empty for a step of a model."""
-    program = step.profile.step.program
-    if program is None:
-        return ""
-    # On a card, the allocator that the program drove has said so.
-    over = program.setup.requested_bytes - memory if program.setup and not step.peak.shortage else 0
-    return f"What it does before its first step is {format_bytes(over)} more" if over > 0 else step.peak.shortage
 
 
 def _note_positions(model: torch.nn.Module, varied: Resizing, largest: int | None) -> Iterator[Assumption]:

@@ -80,7 +80,7 @@ class ProgramCommand:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "output")
             try:
-                step, raised = launch_apart(
+                step = launch_apart(
                     self.launch,
                     self.target,
                     settings,
@@ -88,8 +88,9 @@ class ProgramCommand:
                     around=edits.apply,
                     output=output,
                 )
-                if raised and step.profile.step.program is not None:
-                    raise AnalysisError(f"the program {step.profile.step.program.ending}")
+                run = step.profile.step.program
+                if run is not None and run.failed:
+                    raise AnalysisError(f"the program {run.ending}")
             except AnalysisError:
                 lines = output.read_text(errors="replace").splitlines() if output.exists() else []
                 sys.stderr.writelines(f"{line}\n" for line in lines[-_SHOWN:])

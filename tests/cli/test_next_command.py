@@ -69,11 +69,11 @@ def test_a_program_is_given_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(("memory", "code"), [(1 << 40, 0), (1, 4), (None, 2)])
-def test_check_is_an_exit_code(tmp_path: Path, memory: int | None, code: int) -> None:
+def test_the_verdict_is_an_exit_code_and_check_wants_one(tmp_path: Path, memory: int | None, code: int) -> None:
     target = CARD.model_copy(update={"memory_bytes": memory})
     name = saved(tmp_path / "r.json", small_profile().model_copy(update={"target": target}))
     assert main(["show", name, "--check"]) == code
-    assert main(["show", name]) == 0
+    assert main(["show", name]) == (0 if memory is None else code)
 
 
 def test_what_was_written_is_opened_where_asked(

@@ -12,7 +12,7 @@ from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import read_ranks, require_torch
 from fxmem.errors import UsageError
-from fxmem.records.names import AS_IS, MAX_OPERATORS, STEPS
+from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
 
 if TYPE_CHECKING:
     from fxmem.simulation.program import RecordedProgram
@@ -35,7 +35,8 @@ ARGUMENTS = (
     argument(
         "--until",
         choices=("steady", "end"),
-        help="stop when two steps allocate the same, or let the program run to its end",
+        help="stop when two steps allocate the same and leave as much alive, at the latest after --steps (default "
+        f"{STEADY}); or let the program run to its end",
     ),
     argument(
         "--oom",
@@ -73,8 +74,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.hardware import catalogue
 
     check_output(options)
-    if options.steps is not None and options.until is not None:
-        raise UsageError("expected --steps or --until, not both")
+    if options.steps is not None and options.until == "end":
+        raise UsageError("expected --steps or --until end, not both")
     for name, value in (("--steps", options.steps), ("--max-operators", options.max_operators)):
         if value is not None and value < 1:
             raise UsageError(f"expected {name} of at least 1, got {value}")
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     require_torch()
     from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, launch_apart
 
-    step, raised = launch_apart(
+    step = launch_apart(
         Launch(options.program, tuple(options.arguments), options.m, ranks, rank),
         card,
         RunSettings(options.steps, options.until, options.oom, options.max_operators, options.compile, watch=_watch),
@@ -99,13 +100,12 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     code, text = write_report(options, step.report(), step.timeline, following)
     if step.peak.shortage and options.oom == "raise":
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")
-        return 4, text
     run = step.profile.step.program
     decided = [each for each in (run.made_up if run else ()) if each.kind == "decided"]
     if options.strict and decided:
         say(f"the program decides by made-up numbers: {decided[0].what} at {decided[0].place or 'no line of its own'}")
         return 1, text
-    return int(raised) or code, text
+    return code, text
 
 
 def _watch(recorded: RecordedProgram) -> StatusLine:

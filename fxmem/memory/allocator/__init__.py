@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from fxmem.memory.allocator.address_trace import AllocatorEvent, Levels, RecordedStep, levels, trace_step
 from fxmem.memory.allocator.caching_allocator import CachingAllocator
-from fxmem.memory.allocator.peak import complete_timeline, known_levels, read_settings
+from fxmem.memory.allocator.peak import CardRun, complete_timeline, known_levels, read_settings
 from fxmem.memory.allocator.replay import ReplayedLoop, fits, replay
 from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from fxmem.memory.allocator.stats import BlockView, OutOfMemory, Segment, Stat, Stats
@@ -27,6 +27,7 @@ __all__ = [
     "AllocatorSettings",
     "BlockView",
     "CachingAllocator",
+    "CardRun",
     "Levels",
     "Occupancy",
     "OutOfMemory",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from fxmem.hardware.context import context_range
 from fxmem.memory import liveness
@@ -20,16 +22,29 @@ def read_settings(environ: Mapping[str, str]) -> AllocatorSettings:
     )
 
 
+class CardRun(NamedTuple):
+    """What a program's own allocator says, which was driven while it ran."""
+
+    allocated_bytes: int
+    """The most that was allocated in the profile's round, where that is no loop's; else 0."""
+    reserved_bytes: int
+    """The most it had reserved: set-up may have left more than the step needs."""
+    shortage: str
+    """What the card had no memory for, and where; empty where there was enough."""
+    is_ended: bool
+    """Whether that ended the program; the request counts then, too."""
+
+
 @pause_gc()
-def complete_timeline(profile: Profile, environ: Mapping[str, str], reserved_bytes: int = 0) -> Timeline:
+def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun | None = None) -> Timeline:
     """Return the profile's timeline, its peak completed by the allocator's bytes for a CUDA target. These are the
     allocated and reserved bytes, whether the step fits, and, where it has been measured what a process takes of that
     card beside these (`hardware.context`), the process's bytes.
 
-    The allocator's settings are those of `environ` (`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`). Allocated
-    and reserved are replayed without a limit, as they are on a card that is large enough; if that is more than the
-    target has, the loop is replayed once more within the target's memory. Of a step in a program, `reserved_bytes` is
-    what the program's process had reserved before: set-up may have left more than the step needs.
+    The allocator's settings are those of `environ` (`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`). The loop
+    over the step is replayed without a limit, as on a card that is large enough; if that reserves more than the target
+    has, once more within the target's memory, which counts if it fits there. Whether a program (`run`) fits, its own
+    allocator has found.
 
     Raises: `UsageError` for settings PyTorch would refuse.
     """
@@ -37,25 +52,40 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], reserved_byt
     if profile.target.device != "cuda":
         return timeline
     settings = read_settings(environ)
-    free, memory = replay(profile, settings=settings), profile.target.memory_bytes
-    bounded = (
-        replay(profile, settings=settings, capacity_bytes=memory)
-        if memory is not None and (free.reserved_bytes or 0) > memory
-        else free
-    )
-    context = context_range(profile.target)
-    reserved = None if free.reserved_bytes is None else max(free.reserved_bytes, reserved_bytes)
+    found, memory = replay(profile, settings=settings), profile.target.memory_bytes
+    shortage = "" if run is None else run.shortage
+    if memory is not None and (found.reserved_bytes or 0) > memory:
+        bounded = replay(profile, settings=settings, capacity_bytes=memory)
+        if bounded.shortage is None:
+            found = bounded
+        elif run is None:
+            shortage = bounded.shortage.sentence
+    allocated, reserved = found.allocated_bytes, found.reserved_bytes
     waiting = _reserved_if_all_wait(profile, settings)
+    if run is not None:
+        replayed = 0 if run.allocated_bytes else reserved or 0
+        allocated, reserved = max(allocated or 0, run.allocated_bytes), max(replayed, run.reserved_bytes)
+    most = math.inf if memory is None or shortage else memory  # where it fits, what is cached makes room
+    context = context_range(profile.target)
+
+    def limit(nbytes: int | None) -> int | None:
+        return nbytes if nbytes is None else int(min(nbytes, most))
+
     peak = timeline.peak.model_copy(
         update={
-            "allocated_bytes": free.allocated_bytes,
-            "reserved_bytes": reserved,
-            "reserved_high_bytes": None if waiting is None else max(waiting, reserved or 0),
+            "allocated_bytes": limit(allocated),
+            "reserved_bytes": limit(reserved),
+            "reserved_high_bytes": limit(None if waiting is None else max(waiting, reserved or 0)),
             "process_bytes": None
             if context is None or reserved is None
-            else ProcessBytes(low=reserved + context.low, high=reserved + context.high, grounds=context.grounds),
-            "fits": None if memory is None else bounded.shortage is None,
-            "shortage": "" if bounded.shortage is None else bounded.shortage.sentence,
+            else ProcessBytes(
+                low=limit(reserved + context.low) or 0,
+                high=limit(reserved + context.high) or 0,
+                grounds=context.grounds,
+            ),
+            "fits": None if memory is None else not shortage,
+            "shortage": shortage,
+            "at_least": run is not None and run.is_ended,
         }
     )
     return timeline.model_copy(update={"peak": peak})

@@ -24,7 +24,7 @@ def rounds_strip(program: ProgramRun, top: float, width: float) -> tuple[list[st
     """
     rows = [(each.label, each.round, each.is_shown) for each in equal_rounds(program)]
     if program.setup is not None:
-        rows.insert(0, ("Set-up", program.setup, False))
+        rows.insert(0, ("Set-up", program.setup, program.shown == 0))
     most = max((_reserved(about) for _, about, _ in rows), default=0) or 1
     parts = [text(EDGE, top + ROW, "The whole run: most bytes at once, and reserved by then", "muted")]
     y = top + ROW - 8.0

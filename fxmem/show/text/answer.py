@@ -10,6 +10,7 @@ from rich.text import Text
 
 from fxmem.hardware.context import format_range
 from fxmem.memory import facts as findings
+from fxmem.memory.facts import Fit, find_fit
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable
 from fxmem.show.rank_facts import rank_facts
@@ -23,6 +24,7 @@ DEPTH = 2
 def overview(
     profile: Profile,
     timeline: Timeline,
+    fit: Fit | None = None,
     *,
     following: str = "",
     full: bool = False,
@@ -35,6 +37,7 @@ def overview(
     Args:
         profile: what was predicted.
         timeline: its `fxmem.memory.liveness.timeline`.
+        fit: the verdict, where it is of a budget as well.
         following: a command that answers the next question, if there is one.
         full: add everything that `fxmem.show.text.table` shows.
         width: columns of the terminal, at least 60.
@@ -42,17 +45,18 @@ def overview(
         color: whether to write ANSI colours.
     """
     width = max(width, 60)
-    answer = render([_answer(profile, timeline, following, width)], width, color)
+    answer = render(
+        [_answer(profile, timeline, fit or find_fit(profile, timeline.peak), following, width)], width, color
+    )
     if full:
         return answer + "\n" + table(profile, timeline, width=width, depth=depth, color=color)
     below = [*_program(profile), *_modules(profile, timeline, width, depth), facts(_ending(profile))]
     return answer + "\n" + render(below, width, color)
 
 
-def _answer(profile: Profile, timeline: Timeline, following: str, width: int) -> RenderableType:
+def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, width: int) -> RenderableType:
     peak, room = timeline.peak, width - LABEL - GAP
-    fit = findings.find_fit(profile, peak)
-    style = {True: "bold green", False: "bold red", None: ""}[fit.is_fitting]
+    style = "bold red" if fit.exit_code else "bold green" if fit.is_fitting and not fit.is_growing else ""
     memory = Text(fit.verdict, style)
     if fit.is_fitting is False and fit.shortage:
         memory.append(f". {fit.shortage}", "default not bold")

@@ -37,6 +37,8 @@ class CardMemory:
         self.total_bytes = target.memory_bytes
         self.shortage = ""
         """What the card had no memory for and where, once that was noted; in words."""
+        self.wanted: tuple[int, int] | None = None
+        """Allocated and reserved bytes with the request that was refused last; None where none was."""
         self._target = target
         self._settings = read_settings(environ)
         self._raises = raises
@@ -213,6 +215,7 @@ class CardMemory:
             address = allocator.malloc(nbytes, stream)
         except OutOfMemory as error:
             if self._raises:
+                self.wanted = error.allocated_bytes + error.asked_bytes, error.reserved_bytes + error.segment_bytes
                 raise torch.cuda.OutOfMemoryError(self._complaint(nbytes)) from error
             self.shortage = describe_shortage(self._complaint(nbytes), program_place(sys._getframe(1)))
             allocator.capacity_bytes = None

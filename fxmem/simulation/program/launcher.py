@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import runpy
 import sys
@@ -96,7 +95,7 @@ def launch_apart(
     *,
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     output: Path | None = None,
-) -> tuple[ReportedStep, bool]:
+) -> ReportedStep:
     """Run a program as `launch` does, in a process apart from the user's files.
 
     Args:
@@ -105,24 +104,20 @@ def launch_apart(
         around: what it runs inside, beside the recording.
         output: the file to which all goes that it prints.
 
-    Returns:
-        Its step, and whether it ended with an error of its own.
-
     Raises:
-        FxmemError: as `launch`, or the program's process ended by itself.
+        FxmemError: as `launch` or its result's `profile`, or the program's process ended by itself.
     """
     check_program(program)
     _import_for_recordings()
     work = functools.partial(_report, program, target, settings, around)
     text, files = run_apart(work, isolation, [os.getcwd(), _first_folder(program)], output)
-    found = json.loads(text)
     with pause_gc():
-        report = Report.model_validate_json(found["report"])
+        report = Report.model_validate_json(text)
     run = report.step.program
     if run is not None:
         step = report.step.model_copy(update={"program": run.model_copy(update={"files": files})})
         report = report.model_copy(update={"step": step})
-    return ReportedStep(report), found["raised"]
+    return ReportedStep(report)
 
 
 def _report(
@@ -132,10 +127,9 @@ def _report(
     around: Callable[[], contextlib.AbstractContextManager[Any]],
     isolation: Isolation,
 ) -> str:
-    """Run a program; its report, and whether it raised, as JSON."""
+    """Run a program; its report as JSON."""
     with around():
-        launched = launch(program, target, settings, isolation)
-    return json.dumps({"report": launched.recorded.to_json(), "raised": launched.raised})
+        return launch(program, target, settings, isolation).recorded.to_json()
 
 
 @functools.cache
@@ -213,13 +207,15 @@ def _run_recorded(
     except (Enough, KeyboardInterrupt, FxmemError):
         raise
     except SystemExit as leaving:
-        recorded.ending = f"called sys.exit({leaving.code!r})" if leaving.code else "ran to its end"
-        return leaving.code not in (None, 0)
+        if leaving.code:
+            recorded.note_error(f"called sys.exit({leaving.code!r})")
+        return bool(leaving.code)
     except Exception as error:
         _print_traceback(error)
-        recorded.ending = f"raised {describe_end(error)}"
         if isinstance(error, torch.cuda.OutOfMemoryError):
             recorded.note_shortage(error)
+        else:
+            recorded.note_error(f"raised {describe_end(error)}")
         return True
     return False
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,7 @@ from fxmem.simulation.program.program_log import ProgramLog
 from fxmem.simulation.program.program_recorder import ProgramRecorder
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
-from fxmem.simulation.program.rounds import FinishedRound, Rounds
+from fxmem.simulation.program.rounds import FinishedRound, Rounds, find_growth
 from fxmem.simulation.program.sandbox.isolation import Isolation
 from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.program.stand_ins.cuda import stand_ins
@@ -250,7 +249,6 @@ class ProgramRecording(Recording):
     # --- rounds -------------------------------------------------------------------------------------------------------
 
     def _begin_round(self) -> None:
-        gc.collect()
         self.begin()
         self.log.results = {}  # of nodes of another graph
 
@@ -278,15 +276,18 @@ class ProgramRecording(Recording):
             )
             return build_profile(run)
 
-    def program(self, ending: str, shown: int) -> ProgramRun:
-        """The record of the program, whose profile is of the round with this number."""
-        rounds = self.rounds.finished
+    def program(self, ending: str, *, failed: bool) -> ProgramRun:
+        """The record of the program."""
+        rounds, shown = self.rounds.finished, self.rounds.shown
+        whole = [each for each in rounds if each.record.is_whole]
         return ProgramRun(
             ending=ending,
+            failed=failed,
             setup=self.rounds.setup,
             rounds=tuple(each.record for each in rounds),
-            shown=shown,
-            steady=rounds[-1].sizes == rounds[-2].sizes if len(rounds) > 1 else None,
+            shown=0 if shown is None else shown.number,
+            steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
+            growth_bytes=find_growth(whole),
             optimizers=tuple(self.rounds.stepped_names),
             made_up=self.notes.records(),
         )

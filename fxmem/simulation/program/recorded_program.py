@@ -13,10 +13,11 @@ import torch
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
-from fxmem.memory.allocator import complete_timeline
-from fxmem.records.names import AS_IS, MAX_OPERATORS, STEPS
+from fxmem.memory.allocator import CardRun, complete_timeline
+from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
 from fxmem.records.parts import CompileRecord, CompileSettings, RankClass
 from fxmem.records.profile import MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
+from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.observe.source_lines import error_place
 from fxmem.simulation.process_guard import postpone_interrupts
@@ -38,7 +39,8 @@ class RunSettings:
     steps: int | None = None
     """Optimizer steps after which it is ended; `STEPS` where nothing is said."""
     until: str | None = None
-    """"steady" ends it when two steps allocate the same, "end" never does; None after so many steps."""
+    """"steady" ends it when two steps allocate the same and leave as much alive, at the latest after `steps` (`STEADY`
+    where nothing is said); "end" never does; None after so many steps."""
     out_of_memory: str = "raise"
     """"raise" or "continue", as of `record`."""
     max_operators: int = MAX_OPERATORS
@@ -55,7 +57,7 @@ class RunSettings:
         if self.until == "end":
             return False
         if self.until == "steady":
-            return len(rounds) > 1 and rounds[-1].sizes == rounds[-2].sizes
+            return (len(rounds) > 1 and rounds[-1].repeats(rounds[-2])) or len(rounds) >= (self.steps or STEADY)
         return len(rounds) >= (self.steps or STEPS)
 
 
@@ -69,6 +71,7 @@ class RecordedProgram(ProfiledStep):
         self._recording = recording
         self.ending = "ran to its end"
         """How the program ended, in words."""
+        self._failed = False
         self._shortage = ""
         self._classes: tuple[RankClass, ...] = ()
         self._compiled: CompileRecord | None = None
@@ -78,12 +81,15 @@ class RecordedProgram(ProfiledStep):
     @functools.cached_property
     def timeline(self) -> Timeline:
         """Bytes alive at every moment of the largest round; its peak says whether the program fits."""
-        reserved = [each.reserved_bytes or 0 for each in (self.setup, *self.rounds) if each is not None]
-        timeline = complete_timeline(self.profile, os.environ, max(reserved, default=0))
-        if not self.shortage:
-            return timeline
-        peak = timeline.peak.model_copy(update={"fits": False, "shortage": self.shortage})
-        return timeline.model_copy(update={"peak": peak})
+        memory, shown = self._recording.memory, self._recording.rounds.shown
+        wanted = None if memory is None or not self._shortage else memory.wanted
+        allocated, reserved = wanted or (0, 0)
+        if shown is not None and not shown.record.is_whole:
+            allocated = max(allocated, shown.record.allocated_bytes or 0)
+        rounds = (self.setup, *self.rounds)
+        reserved = max([reserved, *(each.reserved_bytes or 0 for each in rounds if each is not None)])
+        run = CardRun(allocated, reserved, self.shortage, wanted is not None)
+        return complete_timeline(self.profile, os.environ, run)
 
     @property
     def shortage(self) -> str:
@@ -110,13 +116,14 @@ class RecordedProgram(ProfiledStep):
     @property
     def program(self) -> ProgramRun:
         """The record of the whole run."""
-        run = self._recording.program(self.ending, self._largest()[0])
+        run = self._recording.program(self.ending, failed=self._failed)
         return run if self.files is None else run.model_copy(update={"files": self.files})
 
     @functools.cached_property
     def profile(self) -> Profile:  # type: ignore[override]
-        """The round with the highest peak, the steadiest of equals. Raises AnalysisError if nothing used the target."""
-        profile = with_classes(self._largest()[1], self._classes)
+        """The round with the highest peak, the steadiest of equals. Raises AnalysisError if nothing used the target, or
+        an error of the program's own ended it before its first step was over."""
+        profile = with_classes(self._largest(), self._classes)
         made = {} if self._compiled is None else {"compiled": self._compiled}
         step = profile.step.model_copy(update={"program": self.program, **made})
         return profile.model_copy(update={"step": step})
@@ -151,18 +158,18 @@ class RecordedProgram(ProfiledStep):
         at = f" at {place}" if place else ""
         self.ending, self._shortage = f"ran out of memory{at}", describe_shortage(str(error), place)
 
-    def _largest(self) -> tuple[int, Profile]:
-        for number, each in reversed(list(enumerate(self._recording.rounds.finished, 1))):
-            if each.profile is not None:
-                return number, each.profile
-        target = self._recording.target.name
-        if self.ending.startswith("raised"):
-            raise AnalysisError(f"the program {self.ending}, before anything ran on {target}")
-        if self.ending.startswith("stopped") and not self._recording.rounds.finished:
-            raise AnalysisError(
-                f"the program {self.ending}, before its first step on {target} ended; a higher max_operators "
-                f"(--max-operators) lets it go on"
-            )
+    def note_error(self, what: str) -> None:
+        """Note the error that ended the program, in words that follow its name."""
+        self.ending, self._failed = what, True
+
+    def _largest(self) -> Profile:
+        shown, target = self._recording.rounds.shown, self._recording.target.name
+        if self._failed and not self.program.steps:
+            has_run = shown is not None or self._recording.log.ops
+            when = "before its first step was over" if has_run else f"before anything ran on {target}"
+            raise AnalysisError(f"the program {self.ending}, {when}")
+        if shown is not None:
+            return shown.profile
         raise AnalysisError(
             f"expected a program that uses the card; nothing ran on {target}. Let it move its model and data there "
             f"(.to('cuda')), or use target 'cpu'."
@@ -311,8 +318,13 @@ def record_rank(
             recorded.note_shortage(error)
             raise
         except Enough:
-            done = len(recording.rounds.finished)
-            recorded.ending = f"stopped after step {done}" if done else f"stopped after {max_operators:,} operators"
+            if done := len(recording.rounds.finished):
+                recorded.ending = f"stopped after step {done}"
+            else:
+                recorded.note_error(f"stopped after {max_operators:,} operators (--max-operators)")
+        except Exception as error:
+            recorded.note_error(f"raised {describe_end(error)}")
+            raise
 
 
 def read_program_compile(compile: str | None) -> CompileSettings | None:

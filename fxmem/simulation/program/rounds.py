@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +40,31 @@ class FinishedRound:
     record: Round
     sizes: Counter[int]
     """How often each number of bytes was allocated."""
-    profile: Profile | None
+
+    def repeats(self, before: FinishedRound) -> bool:
+        """Whether it allocates the same as the round before it, and leaves as much alive."""
+        return self.sizes == before.sizes and self.record.retained_bytes == before.record.retained_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownRound(FinishedRound):
+    """The round with the highest peak."""
+
+    number: int
+    """From 1; 0 for set-up."""
+    profile: Profile
+
+
+def find_growth(rounds: Sequence[FinishedRound]) -> int | None:
+    """How many bytes more are alive after each round than after the one before.
+
+    The last two rounds allocate the same, or the last two differences are equal: batches of different lengths leave
+    different bytes alive, which is no growth. None: not known.
+    """
+    alive = [each.record.retained_bytes or 0 for each in rounds[-3:]]
+    grown = [after - before for before, after in itertools.pairwise(alive)]
+    is_sure = len(rounds) > 1 and (rounds[-1].sizes == rounds[-2].sizes or len(set(grown)) < len(grown))
+    return grown[-1] if is_sure and grown[-1] >= 0 else None
 
 
 class Rounds(RoundRule):
@@ -75,6 +101,7 @@ class Rounds(RoundRule):
         self.tracer: RoundTracer
         self.setup: Round | None = None
         self.finished: list[FinishedRound] = []
+        self.shown: ShownRound | None = None
         self.stepped_names: dict[str, None] = {}
         self._elsewhere = 0
         self._trained: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -186,29 +213,40 @@ class Rounds(RoundRule):
 
     def _end_setup(self) -> None:
         if self._log.ops or self._log.tick > 1:
-            self._log.end_phase()
-            self._name_residents()
-            self.setup = self._record()
+            self.setup = self._close(0, is_whole=False).record
             self._start()
 
     def _end_round(self) -> None:
-        self._log.end_phase()
-        self._name_residents()
-        log = self._log
-        sizes = Counter(nbytes for nbytes, birth in zip(log.nbytes, log.birth, strict=True) if birth > 0)
-        record = self._record()
-        if log.memory is not None:
-            log.memory.forget_history()
-        profile = self._build() if self._is_shown(record, sizes) else None
-        self.finished.append(FinishedRound(record, sizes, profile))
-        if self._enough(self.finished):
-            raise Enough
+        self.finished.append(self._close(len(self.finished) + 1))
+        is_enough = self._enough(self.finished)
         self._start()
+        if is_enough:
+            raise Enough
+
+    def finish(self) -> None:
+        """End what is under way where the program itself has ended."""
+        if self._log.ops and (not self.finished or any(self._log.birth)):
+            self.finished.append(self._close(len(self.finished) + 1, is_whole=False))
+
+    def _close(self, number: int, *, is_whole: bool = True) -> FinishedRound:
+        """End the log of the round with this number, 0 for set-up."""
+        log = self._log
+        log.end_phase()
+        self._name_residents()
+        sizes = Counter(nbytes for nbytes, birth in zip(log.nbytes, log.birth, strict=True) if birth > 0)
+        record = self._record().model_copy(update={"is_whole": is_whole})
+        if number and log.memory is not None:
+            log.memory.forget_history()
+        # Rounds begin with what set-up leaves.
+        if self._is_shown(record, sizes) if number else record.requested_bytes > log.live:
+            self.shown = ShownRound(record, sizes, number, self._build())
+        gc.collect()
+        return FinishedRound(record.model_copy(update={"retained_bytes": log.live}), sizes)
 
     def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
         """Whether a round has the highest peak so far; of equals the later one, which is the steadier: in the first,
         optimizers make their state. One that allocates the same as the round shown is not looked at again."""
-        shown = next((each for each in reversed(self.finished) if each.profile is not None), None)
+        shown = self.shown
         if shown is None or record.requested_bytes != shown.record.requested_bytes:
             return shown is None or record.requested_bytes > shown.record.requested_bytes
         return sizes != shown.sizes
@@ -218,16 +256,6 @@ class Rounds(RoundRule):
         self._log.high_water = HighWater(self._log.live)
         if self._log.memory is not None:
             self._log.memory.clear_highest()
-
-    def finish(self) -> None:
-        """End what is under way where the program itself has ended."""
-        if self._log.ops and not self.finished:
-            self._log.end_phase()
-            self._name_residents()
-            record = self._record()
-            if self._is_setup:
-                self.setup = record
-            self.finished.append(FinishedRound(record, Counter(), self._build()))
 
     def _record(self) -> Round:
         log, high_water = self._log, self._log.high_water

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fxmem.errors import ExceededError, FxmemError
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
-from fxmem.memory.budget import Budget
+from fxmem.memory.budget import Budget, find_least_budget
 from fxmem.planning import STRATEGIES, OperatorPlanner, Planner
 from fxmem.records.names import Application
 from fxmem.records.pause_gc import pause_gc
@@ -292,8 +292,12 @@ class PlanSearch:
         if floor is not None:
             return Shortfall(floor, None)
         self._analyse_smallest()
-        reached = min((self.propose_nothing(), *self.seen.values()), key=lambda each: each.peak_bytes)
-        return Shortfall(reached.analysis.peak, reached)
+        tried = sorted((self.propose_nothing(), *self.seen.values()), key=lambda each: each.peak_bytes)
+        reached, least = tried[0], _find_least(tried[0])
+        for each in tried[1:]:  # one whose reserved bytes are fewer may keep a smaller budget
+            if each.peak_bytes < least and (other := _find_least(each)) < least:
+                reached, least = each, other
+        return Shortfall(reached.analysis.peak, reached, least)
 
     def _analyse_smallest(self, most: float = math.inf) -> list[Proposal]:
         """The plan that frees most of each way that may be lowest, by its estimate; none where the strategy is not
@@ -339,9 +343,12 @@ class PlanSearch:
         )
         if peak.counted_bytes <= budget:
             message += (
-                "; in a loop the allocator runs out nevertheless, its free memory being in pieces "
+                "; it is the reserved bytes that are too many: in a loop the allocator's free memory is in pieces "
                 "(PYTORCH_ALLOC_CONF=expandable_segments:True may help)"
             )
+        if shortfall.reached is not None and shortfall.reached.regions:
+            least = exact_bytes(shortfall.least_bytes)
+            message += f"; the least budget that a plan keeps is {least}: --budget {shortfall.least_bytes} gives it"
         return message
 
     # --- without a budget ---------------------------------------------------------------------------------------------
@@ -399,6 +406,10 @@ class PlanSearch:
             operators=planner.operators if isinstance(planner, OperatorPlanner) and proposal.regions else {},
             assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *after.assumptions),
         )
+
+
+def _find_least(proposal: Proposal) -> int:
+    return find_least_budget(proposal.analysis.profile, proposal.analysis.peak)
 
 
 def _name_nodes(region: Region, names: tuple[str | None, ...]) -> Region:

@@ -1,0 +1,132 @@
+"""What `fxmem run` says first, and its exit code: the whole run counts, and two answers never contradict."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fxmem.__main__ import main
+from fxmem.memory import report_reader
+from fxmem.records.profile import Report, Round
+
+PROGRAM = str(Path(__file__).parents[1] / "simulation/program/programs/grow.py")
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(capsys: pytest.CaptureFixture[str], words: str, code: int) -> tuple[str, Report]:
+    """The first line of a run, unwrapped, and its report, of which `show` says the same."""
+    options, _, program = words.partition(" grow ")
+    assert main(["run", "--json", "r.json", *options.split(), PROGRAM, *program.split()]) == code
+    said = verdict_of(capsys.readouterr().out)
+    assert main(["show", "r.json"]) == code
+    assert verdict_of(capsys.readouterr().out) == said
+    return said, report_reader.load_report(Path("r.json"))
+
+
+def verdict_of(out: str) -> str:
+    return re.sub(r"\s+", " ", out[: out.index("\nPeak")].removeprefix("Memory")).strip()
+
+
+def rounds_of(report: Report) -> tuple[Round, ...]:
+    assert report.step.program is not None
+    return report.step.program.rounds
+
+
+@pytest.mark.parametrize(
+    ("which", "grown"), [("lists", 1 << 26), ("replay", 1 << 26), ("hook", 64 * 128 * 4), ("cat", 64 * 8 * 4)]
+)
+def test_a_run_that_grows_says_by_how_much(capsys: pytest.CaptureFixture[str], which: str, grown: int) -> None:
+    said, report = run(capsys, f"--target rtx3080 grow {which}", 0)
+    assert said.startswith(f"grows by {grown:,} bytes a step, out of memory at about step ")
+    program = report.step.program
+    assert program is not None
+    assert (program.growth_bytes, program.steady) == (grown, False)
+    one, two, three = (each.retained_bytes or 0 for each in program.rounds)
+    assert three - two == two - one == grown
+    assert main(["show", "r.json"]) == 0
+    assert f"Steady      no: it grows by {grown:,} bytes a step" in capsys.readouterr().out
+
+
+def test_the_step_at_which_it_runs_out(capsys: pytest.CaptureFixture[str]) -> None:
+    said, report = run(capsys, "--target rtx3080 --until steady --steps 8 grow lists", 0)
+    assert len(rounds_of(report)) == 8
+    expected = re.search(r"at about step (\d+)", said)
+    assert expected is not None
+    said, report = run(capsys, "--target rtx3080 --until end grow lists", 4)
+    assert "does NOT fit: at least" in said
+    assert abs(len(rounds_of(report)) - int(expected[1])) <= 2
+
+
+def test_what_does_not_grow_is_not_said_to(capsys: pytest.CaptureFixture[str]) -> None:
+    said, report = run(capsys, "--target rtx3080 --until steady grow steady", 0)
+    program = report.step.program
+    assert program is not None
+    assert said.startswith("fits: ")
+    assert (program.steady, program.growth_bytes) == (True, 0)
+    assert len(program.rounds) > 3  # until its list is as long as it gets
+    said, report = run(capsys, "--target rtx3080 --steps 6 grow lengths", 0)
+    program = report.step.program
+    assert program is not None
+    assert said.startswith("fits: ")
+    assert (program.steady, program.growth_bytes) == (False, None)
+
+
+def test_a_request_that_is_too_large_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    said, report = run(capsys, "--target rtx4090 grow pairs", 4)
+    assert said.startswith("does NOT fit: at least 47.7 GiB of 23.5 GiB on rtx4090, 202.")
+    assert re.search(r"It runs out at .*grow\.py:\d+: Tried to allocate 47\.7 GiB", said)
+    peak = report.peak
+    assert peak.at_least
+    assert min(peak.allocated_bytes or 0, peak.reserved_bytes or 0) > 51_200_000_000
+
+
+def test_inference_needs_no_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
+    said, report = run(capsys, "--target rtx3080 grow outputs", 4)
+    assert said.startswith("does NOT fit: at least ")
+    assert (report.peak.reserved_bytes or 0) > (report.target.memory_bytes or 0)
+    assert [each.is_whole for each in rounds_of(report)] == [False]
+
+
+def test_what_comes_after_the_last_step_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    said, report = run(capsys, "--target rtx4090 --until end grow evaluate", 0)
+    least = 131072 * (256 + 1024 + 10) * 4
+    assert (report.peak.allocated_bytes or 0) > least
+    program = report.step.program
+    assert program is not None
+    assert (program.shown, [each.is_whole for each in program.rounds]) == (3, [True, True, False])
+    assert said.startswith("fits: 6")  # 676 MiB of 23.5 GiB
+
+
+@pytest.mark.parametrize("which", ["fails 0", "fails 1", "leaves 1"])
+def test_an_error_before_the_first_step_is_over_is_all_that_is_said(
+    capsys: pytest.CaptureFixture[str], which: str
+) -> None:
+    assert main(["run", "--json", "r.json", PROGRAM, *which.split()]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert not Path("r.json").exists()
+    assert re.match(r"fxmem: the program (raised ValueError: of its own|called sys\.exit\(3\)), before ", last(err))
+
+
+@pytest.mark.parametrize(("which", "ending"), [("fails", "raised ValueError: of"), ("leaves", "called sys.exit(3)")])
+def test_an_error_later_leaves_what_was_until_then(capsys: pytest.CaptureFixture[str], which: str, ending: str) -> None:
+    said, report = run(capsys, f"--until end grow {which} 3", 1)
+    assert said.startswith(f"not known: the program {ending}")
+    assert "; fits until then: " in said
+    assert [each.is_whole for each in rounds_of(report)] == [True, True, False]
+
+
+def last(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+def test_an_operator_limit_is_no_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--max-operators", "30", PROGRAM, "outputs"]) == 1
+    assert "stopped after 30 operators (--max-operators), before its first step was over" in capsys.readouterr().err

@@ -1,0 +1,107 @@
+"""What is said of a step first: no number exceeds the card where it fits, none falls short of it where it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from fxmem.memory.allocator import CardRun, complete_timeline
+from fxmem.memory.budget import Budget, find_least_budget, peak_in_memory
+from fxmem.memory.facts import find_fit
+from fxmem.records.profile import Kind, Peak, Phase, Profile, ProgramRun, Round
+from fxmem.records.units import percent
+from tests.profiles import TINY_CARD, Log
+
+MIB = 1 << 20
+
+
+def growing(memory: int) -> Profile:
+    """A parameter of 30 MiB, then 40 that are freed, then 60: 130 are reserved where nothing has to go back."""
+    log = Log(target=TINY_CARD.model_copy(update={"memory_bytes": memory * MIB}))
+    node = log.node("fc")
+    log.resident(30 * MIB, Kind.PARAMETER, name="w")
+    with log.phase(Phase.FORWARD):
+        for size in (40, 60):
+            with log.op("aten.cat", node, Phase.FORWARD):
+                passing = log.allocate(size * MIB, Kind.TEMPORARY)
+            log.free(passing)
+    return log.profile()
+
+
+def peak_of(profile: Profile, run: CardRun | None = None) -> Peak:
+    return complete_timeline(profile, {}, run).peak
+
+
+def process_of(peak: Peak) -> tuple[int, int]:
+    assert peak.process_bytes is not None
+    return peak.process_bytes.low, peak.process_bytes.high
+
+
+def test_where_it_fits_no_number_is_above_the_card() -> None:
+    roomy, tight, small = (growing(memory) for memory in (1 << 20, 100, 89))
+    peak = peak_of(roomy)
+    assert (peak.fits, peak.reserved_bytes) == (True, 130 * MIB)
+    assert process_of(peak)[0] > 130 * MIB
+    peak = peak_of(tight)  # the cached 40 go back
+    assert (peak.fits, peak.allocated_bytes, peak.reserved_bytes) == (True, 90 * MIB, 90 * MIB)
+    assert process_of(peak) == (100 * MIB, 100 * MIB)
+    peak = peak_of(small)
+    assert (peak.fits, peak.allocated_bytes, peak.reserved_bytes) == (False, 90 * MIB, 130 * MIB)
+    within = peak_in_memory(roomy, peak_of(roomy), 100 * MIB)
+    assert (within.fits, within.reserved_bytes) == (True, 90 * MIB)
+
+
+def test_whether_a_program_fits_its_own_allocator_says() -> None:
+    small = growing(89)
+    peak = peak_of(small, CardRun(0, 70 * MIB, "", is_ended=False))
+    assert (peak.fits, peak.shortage, peak.at_least) == (True, "", False)
+    assert max(peak.allocated_bytes or 0, peak.reserved_bytes or 0, *process_of(peak)) == 89 * MIB
+    peak = peak_of(growing(100), CardRun(111 * MIB, 120 * MIB, "It runs out", is_ended=True))
+    assert (peak.fits, peak.allocated_bytes, peak.reserved_bytes) == (False, 111 * MIB, 120 * MIB)
+    assert find_fit(growing(100), peak).verdict == "does NOT fit: at least 120.0 MiB of 100.0 MiB on tiny, 120.0 %"
+
+
+def test_the_least_budget_is_the_smallest_that_is_kept() -> None:
+    profile = growing(1 << 20)
+    peak = peak_of(profile)
+    assert find_least_budget(profile, peak) == peak.counted_bytes == 90 * MIB
+    # Of 100 MiB reserved in pieces of which each is held: no smaller budget is kept.
+    scattered = peak.model_copy(update={"allocated_bytes": 80 * MIB})
+    least = find_least_budget(profile, scattered)
+    assert 90 * MIB <= least <= 92 * MIB
+    assert Budget(least).keeps(profile, scattered)
+
+
+def test_a_budget_is_answered_first() -> None:
+    profile = growing(1 << 20)
+    peak = peak_of(profile)
+    for nbytes, verdict, code in (
+        (45 * MIB, "does NOT keep the budget of 45.0 MiB: 90.0 MiB allocated, 200.0 %; fits: 130.0 MiB of", 4),
+        (180 * MIB, "keeps the budget of 180.0 MiB: 90.0 MiB allocated, 50.0 %; fits: 130.0 MiB of", 0),
+    ):
+        fit = find_fit(profile, peak, Budget(nbytes))
+        assert fit.verdict.startswith(verdict)
+        assert fit.exit_code == code
+    scattered = peak.model_copy(update={"allocated_bytes": 80 * MIB})
+    said = find_fit(profile, scattered, Budget(85 * MIB)).verdict
+    assert said.startswith("does NOT keep the budget of 85.0 MiB: 130.0 MiB reserved, 152.9 %; ")
+
+
+@pytest.mark.parametrize(("failed", "grown", "code"), [(False, 0, 0), (False, 1000, 0), (True, 1000, 1)])
+def test_growth_and_an_error_come_before_that_it_fits(failed: bool, grown: int, code: int) -> None:
+    profile = growing(1024)
+    rounds = [
+        Round(requested_bytes=90 * MIB, allocated_bytes=90 * MIB, phase=Phase.FORWARD, operators=2) for _ in range(3)
+    ]
+    run = ProgramRun(ending="raised KeyError", failed=failed, rounds=rounds, shown=3, steady=False, growth_bytes=grown)
+    profile = profile.model_copy(update={"step": profile.step.model_copy(update={"program": run})})
+    fit = find_fit(profile, peak_of(profile))
+    # 934 MiB are left, a block of 1,024 bytes a step: 3 + 956,416 steps, and the next fails.
+    growth = "grows by 1,000 bytes a step, out of memory at about step 956,420; " if grown else ""
+    until = "fits until then" if failed else "fits so far" if grown else "fits"
+    start = "not known: the program raised KeyError; " if failed else ""
+    assert fit.verdict == f"{start}{growth}{until}: 130.0 MiB of 1.00 GiB on tiny, 12.7 %"
+    assert (fit.is_fitting, fit.exit_code) == (None if failed else True, code)
+
+
+def test_a_share_of_more_than_all_says_so() -> None:
+    assert [percent(part, 100000) for part in (100000, 100001, 100100)] == ["100.0 %", ">100.0 %", "100.1 %"]
