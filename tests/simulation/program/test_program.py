@@ -410,7 +410,8 @@ def test_what_is_not_on_the_card_is_real(tmp_path: Path) -> None:
         assert model.weight.grad.tolist() == [[0.0, 1.0, 2.0, 3.0]]
         model.cuda()
         assert type(model.weight.grad) is FakeTensor
-    assert torch.load(file).tolist() == [0.0, 1.0, 2.0, 3.0]
+        assert torch.load(file).tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert not file.exists()
 
 
 # --- the card ---------------------------------------------------------------------------------------------------------
@@ -660,9 +661,7 @@ def test_a_program_that_is_stopped_before_its_first_step_ends_is_told_so() -> No
         layer = torch.nn.Linear(3, 3, device="cuda")
         for _ in range(5):
             layer(torch.ones(2, 3, device="cuda")).sum().backward()
-    with pytest.raises(
-        AnalysisError, match=r"stopped after 2 operators, before its first step on h100 ended; a higher"
-    ):
+    with pytest.raises(AnalysisError, match=r"after 2 operators \(--max-operators\), before its first step was over"):
         _ = recorded.profile
 
 
