@@ -38,7 +38,7 @@ _PSEUDO: Final = frozenset(
     )
 )
 _SHARED_MEMORY: Final = "/dev/shm"
-_MOST_COPIED: Final = 64 << 20
+_MOST_COPIED: Final = 16 << 20
 """Bytes of a file in a folder that is no overlay, up to which it is copied; a larger one is read-only."""
 _MOST_PREPARED: Final = 1_000
 """Folders below the working directory that are looked at for a group that is not the user's own."""
@@ -177,6 +177,8 @@ class _View:
             options += ",redirect_dir=on" if self._is_root else ",userxattr"
             _mount("overlay", self._root + path, "overlay", 0, options)
         except OSError:
+            if (os.getcwd() + "/").startswith(path + "/"):
+                raise  # a program writes there above all
             self._show_read_only(path)
         finally:
             for descriptor in folders:

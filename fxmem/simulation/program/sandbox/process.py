@@ -34,8 +34,8 @@ from fxmem.simulation.program.sandbox.written_files import PREFIX, download_fold
 if TYPE_CHECKING:
     from fxmem.simulation.program.sandbox.layers import Layers
 
-_NO_VIEW: Final = 97
-"""Exit code of a process that got no view of its own, before any work."""
+_NO_VIEW: Final = "no view"
+"""The answer of a process that got no view of its own, before any work."""
 _PATIENCE: Final = 10.0
 """Seconds that a process has to end by itself once its work is done: a program's thread may wait for ever."""
 _INTERVAL: Final = 1.0
@@ -64,26 +64,24 @@ def run_apart(
     with contextlib.ExitStack() as stack:
         answer = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fxmem-answer-")), "answer")
 
-        def run(layers: Layers | None, redirect: Redirect | None) -> int:
+        def run(layers: Layers | None, redirect: Redirect | None) -> dict[str, Any]:
             upper = None if layers is None else layers.folders
             start = functools.partial(_work, work, settings, answer, output, upper, redirect)
-            return _wait((_Forked if hasattr(os, "fork") else _Spawned)(start), answer, layers)
+            return _read(answer, _wait((_Forked if hasattr(os, "fork") else _Spawned)(start), answer, layers))
 
         if settings.write:
-            code = run(None, None)
-            return _read(answer, code)["text"], None
+            return run(None, None)["text"], None
         if sys.platform == "linux":
             from fxmem.simulation.program.sandbox.layers import Layers  # locks files as no Windows does
 
             layers = Layers()
             stack.callback(layers.close)
-            code = run(layers, None)
-            if code != _NO_VIEW:
-                text = _read(answer, code)["text"]
-                return text, find_written(layers.written, settings, folders)
+            found = run(layers, None)
+            if _NO_VIEW not in found:
+                return found["text"], find_written(layers.written, settings, folders)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True))
         redirect = Redirect(folder)
-        found = _read(answer, run(None, redirect))
+        found = run(None, redirect)
         redirect.adopt(found["removed"], is_guarded=found["is_guarded"])
         return found["text"], Isolation(redirect).find_written(settings, folders)
 
@@ -147,8 +145,7 @@ class _Forked:
     """A fork of this process that runs a function and ends with what it returns."""
 
     def __init__(self, start: Callable[[], int]) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         parent = os.getpid()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # threads; none is needed there
@@ -221,12 +218,17 @@ def _run_forked(start: Callable[[], int], parent: int) -> NoReturn:
         _end_with_parent(parent)
         atexit._clear()  # what the process that is forked from does at its end is its own
         code = start()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        _flush()
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # None, full or closed
+            stream.flush()
 
 
 def _run_spawned(start: Callable[[], int]) -> NoReturn:
@@ -257,8 +259,9 @@ def _work(
         if layers is not None:
             try:
                 enter_overlay(layers)
-            except (OSError, AttributeError):  # AttributeError: a C library without these calls
-                return _NO_VIEW
+            except (OSError, AttributeError) as error:  # AttributeError: a C library without these calls
+                stream.write(json.dumps({_NO_VIEW: str(error)}))
+                return 0
         elif redirect is not None:
             _guard(redirect)
         isolation = Isolation(redirect, in_overlay=layers is not None, network=settings.network)
