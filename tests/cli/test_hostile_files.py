@@ -461,6 +461,10 @@ ALLOWED = {
         (("simulation/program/stand_ins/checkpoints.py", f"pickle.{name}") for name in ("Pickler", "Unpickler")),
         "what the program itself saves and loads, in memory",
     ),
+    **dict.fromkeys(
+        (("simulation/program/sandbox/process.py", name) for name in ("pickle.dumps", "pickle.loads")),
+        "what this process asks of a new one that it starts",
+    ),
     ("simulation/process_guard.py", "importlib.import_module"): "the constants of huggingface_hub",
     ("cli/hub_models.py", "importlib.import_module"): "huggingface_hub, where --download asks for it",
     ("cli/specs/references.py", "importlib.util.module_from_spec"): "the same",

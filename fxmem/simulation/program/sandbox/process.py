@@ -8,10 +8,11 @@ import ctypes
 import functools
 import json
 import logging
-import multiprocessing
 import os
+import pickle
 import select
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +21,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import torch
 
 from fxmem import errors
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 _NO_VIEW: Final = "no view"
 """The answer of a process that got no view of its own, before any work."""
+_NO_BACKWARD: Final = "no backward"
+"""The answer of a fork in which no backward would run."""
 _PATIENCE: Final = 10.0
 """Seconds that a process has to end by itself once its work is done: a program's thread may wait for ever."""
 _INTERVAL: Final = 1.0
@@ -52,7 +57,7 @@ def run_apart(
     system of its own; where that is not to be had, Python's ways to files are redirected.
 
     Args:
-        work: called there; with the spawn method of multiprocessing it is pickled.
+        work: called there; where this process cannot be forked, it is pickled.
         settings: what it may do for real.
         folders: the user's, whose temporary files are listed.
         output: the file to which all goes that it prints; None leaves it where it goes here.
@@ -67,7 +72,13 @@ def run_apart(
         def run(layers: Layers | None, redirect: Redirect | None) -> dict[str, Any]:
             upper = None if layers is None else layers.folders
             start = functools.partial(_work, work, settings, answer, output, upper, redirect)
-            return _read(answer, _wait((_Forked if hasattr(os, "fork") else _Spawned)(start), answer, layers))
+            answer.unlink(missing_ok=True)
+            if hasattr(os, "fork"):
+                found = _read(answer, _wait(_Forked(start), answer, layers))
+                if _NO_BACKWARD not in found:
+                    return found
+                answer.unlink()
+            return _read(answer, _wait(_Spawned(start, answer.parent), answer, layers))
 
         if settings.write:
             return run(None, None)["text"], None
@@ -187,25 +198,31 @@ class _Forked:
 
 
 class _Spawned:
-    """As `_Forked`, where processes cannot be forked."""
+    """A new Python that runs a function, which is pickled for it, and ends with what that returns.
 
-    def __init__(self, start: Callable[[], int]) -> None:
-        self._process = multiprocessing.get_context("spawn").Process(target=_run_spawned, args=(start,))
-        self._process.start()
+    Where processes cannot be forked; and where autograd's threads run in this one, after which no fork runs it.
+    """
+
+    def __init__(self, start: Callable[[], int], folder: Path) -> None:
+        file = folder / "work"
+        file.write_bytes(pickle.dumps(start))
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import run_pickled; run_pickled({str(file)!r})"
+        self._process = subprocess.Popen([sys.executable, "-c", code])
 
     def wait(self, seconds: float) -> int | None:
         """Its exit code as soon as it is over; None after so many seconds."""
-        self._process.join(seconds)
-        return self._process.exitcode
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
 
     def signal(self, number: int) -> None:
-        """End it: such systems have no other signal."""
-        self._process.terminate()
+        """Send it a signal, if it is still there."""
+        self._process.send_signal(number if hasattr(os, "fork") else signal.SIGTERM)
 
     def kill(self) -> None:
         """End it, if it is still there."""
         self._process.kill()
-        self._process.join()
+        self._process.wait()
 
 
 # --- in the other process ---------------------------------------------------------------------------------------------
@@ -231,8 +248,32 @@ def _flush() -> None:
             stream.flush()
 
 
-def _run_spawned(start: Callable[[], int]) -> NoReturn:
-    sys.exit(start())
+def run_pickled(file: str) -> NoReturn:
+    """Run the function that `_Spawned` has pickled, where possible in a fork, which has one thread."""
+    start: Callable[[], int] = pickle.loads(Path(file).read_bytes())
+    if not hasattr(os, "fork"):
+        sys.exit(start())
+    forked = _Forked(start)
+    while (code := forked.wait(_INTERVAL)) is None:
+        pass
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _may_run_backward() -> bool:
+    """Whether autograd's C++ runs here: it does in no fork of a process in which its threads have run.
+
+    Asked in a fork, since it starts threads where there are cards, and a process with threads gets no view of its own.
+    """
+    if not hasattr(os, "fork"):
+        return True
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+            code = 0
+        os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def _end_with_parent(parent: int) -> None:
@@ -254,6 +295,9 @@ def _work(
 ) -> int:
     """Do the work and write its answer; the exit code."""
     with open(answer, "w", encoding="utf-8") as stream:  # before the view, which has another file there
+        if not _may_run_backward():
+            stream.write(json.dumps({_NO_BACKWARD: True}))
+            return 0
         if output is not None:
             _redirect_output(output)
         if layers is not None:

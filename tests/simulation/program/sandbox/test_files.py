@@ -324,6 +324,24 @@ def test_questions_that_run_a_program_leave_files_alone(folder: Path, monkeypatc
     assert state(folder) != before  # the real run's own
 
 
+@pytest.mark.parametrize("view", [pytest.param(True, marks=needs_view), False])
+def test_where_no_fork_runs_backward_a_new_process_is_started(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, view: bool
+) -> None:
+    """As after a compiled backward in this process: "Unable to handle autograd's threading"."""
+    (folder / "train.py").write_text(TRAINING)
+    before, parent = state(folder), os.getpid()
+    works = process._may_run_backward
+    monkeypatch.setattr(process, "_may_run_backward", lambda: os.getppid() != parent and works())
+    if not view:
+        monkeypatch.setattr(process, "enter_overlay", refuse)
+    done = run("--json", "-", "train.py", "8")
+    assert done.code == 0, done.err
+    files = json.loads(done.out)["step"]["program"]["files"]
+    assert [each["path"] for each in files["written"]] == ["open_to_append", "open_to_write", "remove"]
+    assert state(folder) == before
+
+
 def test_a_program_that_may_write_does(run: Run, folder: Path) -> None:
     done = run("--write", str(PROGRAM), str(folder), "clean")
     assert done.code == 0, done.err
