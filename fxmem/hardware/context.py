@@ -13,12 +13,13 @@ program bounds it from above. A group adds 560 MiB (one rank) to 900 MiB (eight)
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 
 from pydantic import Field, TypeAdapter
 
 from fxmem.hardware.catalogue import is_alike, same_card
-from fxmem.records.profile import Bytes, Record, Target
+from fxmem.records.profile import Bytes, ProcessBytes, Record, Target
 from fxmem.records.units import format_bytes
 
 CONTEXT_SIZES = Path(__file__).with_name("context_sizes.json")
@@ -62,6 +63,16 @@ class ContextRange(Record):
 def known_context_sizes() -> tuple[ContextSize, ...]:
     """Every row of the table."""
     return TypeAdapter(tuple[ContextSize, ...]).validate_json(CONTEXT_SIZES.read_bytes())
+
+
+def process_range(target: Target, reserved_bytes: int, *, fits: bool | None) -> ProcessBytes | None:
+    """What a process takes that has so many bytes reserved: where it fits, no more than the card has."""
+    context, memory = context_range(target), target.memory_bytes
+    if context is None:
+        return None
+    most = memory if fits and memory is not None else math.inf
+    low, high = (int(min(reserved_bytes + nbytes, most)) for nbytes in (context.low, context.high))
+    return ProcessBytes(low=low, high=high, grounds=context.grounds)
 
 
 def context_range(target: Target) -> ContextRange | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fxmem.hardware.context import context_range
+from fxmem.hardware.context import process_range
 from fxmem.memory import liveness
 from fxmem.memory.allocator.address_trace import Levels, levels
 from fxmem.memory.allocator.replay import replay
 from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.records.pause_gc import pause_gc
-from fxmem.records.profile import ProcessBytes, Profile, Timeline
+from fxmem.records.profile import Profile, Timeline
 
 
 def read_settings(environ: Mapping[str, str]) -> AllocatorSettings:
@@ -65,25 +64,17 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
     if run is not None:
         replayed = 0 if run.allocated_bytes else reserved or 0
         allocated, reserved = max(allocated or 0, run.allocated_bytes), max(replayed, run.reserved_bytes)
-    most = math.inf if memory is None or shortage else memory  # where it fits, what is cached makes room
-    context = context_range(profile.target)
-
-    def limit(nbytes: int | None) -> int | None:
-        return nbytes if nbytes is None else int(min(nbytes, most))
-
+    fits = None if memory is None else not shortage
+    if fits and memory is not None:  # what is cached makes room
+        allocated, reserved = min(allocated or 0, memory), min(reserved or 0, memory)
+        waiting = None if waiting is None else min(waiting, memory)
     peak = timeline.peak.model_copy(
         update={
-            "allocated_bytes": limit(allocated),
-            "reserved_bytes": limit(reserved),
-            "reserved_high_bytes": limit(None if waiting is None else max(waiting, reserved or 0)),
-            "process_bytes": None
-            if context is None or reserved is None
-            else ProcessBytes(
-                low=limit(reserved + context.low) or 0,
-                high=limit(reserved + context.high) or 0,
-                grounds=context.grounds,
-            ),
-            "fits": None if memory is None else not shortage,
+            "allocated_bytes": allocated,
+            "reserved_bytes": reserved,
+            "reserved_high_bytes": None if waiting is None else max(waiting, reserved or 0),
+            "process_bytes": None if reserved is None else process_range(profile.target, reserved, fits=fits),
+            "fits": fits,
             "shortage": shortage,
             "at_least": run is not None and run.is_ended,
         }

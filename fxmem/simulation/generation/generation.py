@@ -11,13 +11,13 @@ from typing import Any
 from torch import nn
 
 from fxmem.errors import UsageError
-from fxmem.hardware.context import context_range
+from fxmem.hardware.context import process_range
 from fxmem.memory import allocator, liveness
 from fxmem.memory.budget import MemoryFit
 from fxmem.memory.generation import Events, TokenReplay, replay_tokens, requested_by_token
 from fxmem.records.names import Mode
 from fxmem.records.parts import GenerationPeak, GenerationRun, TokenBytes
-from fxmem.records.profile import ProcessBytes, Profile, StepTime, Target, Timeline
+from fxmem.records.profile import Profile, StepTime, Target, Timeline
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.request import StepRequest
 
@@ -174,24 +174,24 @@ class TokenAccount:
         bounded, target = self._bounded, self.recorded.target
         if bounded is None:
             return {}
-        context, reserved = context_range(target), self._reserved
+        reserved = _most_reserved(self._tokens)
+        fits = None if target.memory_bytes is None else bounded.is_whole
         run_out = f"It runs out at token {len(bounded.tokens) + 1} of {len(self.events.begins)}"
         return {
             "allocated_bytes": max((each.allocated_bytes or 0 for each in self._tokens), default=0),
             "reserved_bytes": reserved,
-            "process_bytes": None
-            if context is None
-            else ProcessBytes(low=reserved + context.low, high=reserved + context.high, grounds=context.grounds),
-            "fits": None if target.memory_bytes is None else bounded.is_whole,
+            "process_bytes": process_range(target, reserved, fits=fits),
+            "fits": fits,
             "shortage": "" if bounded.is_whole else run_out,
         }
 
     @functools.cached_property
     def _tokens(self) -> tuple[TokenBytes, ...]:
-        if self.recorded.target.device != "cuda":
+        bounded = self._bounded
+        if bounded is None:
             requested = requested_by_token(self.events)
             return tuple(TokenBytes(token=i + 1, requested_bytes=n) for i, n in enumerate(requested))
-        return self._unbounded.tokens
+        return (bounded if bounded.is_whole else self._unbounded).tokens
 
     @property
     def _unbounded(self) -> TokenReplay:
@@ -200,19 +200,19 @@ class TokenAccount:
             self._unlimited[self._settings] = replay_tokens(self.recorded, self.events, self._settings)
         return self._unlimited[self._settings]
 
-    @property
-    def _reserved(self) -> int:
-        return max((each.reserved_bytes or 0 for each in self._tokens), default=0)
-
     @functools.cached_property
     def _bounded(self) -> TokenReplay | None:
         """The replay in the card's memory; None where no allocator is modelled."""
         memory = self.recorded.target.memory_bytes
         if self.recorded.target.device != "cuda":
             return None
-        if memory is None or self._reserved <= memory:
+        if memory is None or _most_reserved(self._unbounded.tokens) <= memory:
             return self._unbounded
         return replay_tokens(self.recorded, self.events, self._settings, memory)
+
+
+def _most_reserved(tokens: Sequence[TokenBytes]) -> int:
+    return max((each.reserved_bytes or 0 for each in tokens), default=0)
 
 
 def _peak(tokens: Sequence[TokenBytes]) -> GenerationPeak:
