@@ -198,7 +198,7 @@ class _Forked:
 
 
 class _Spawned:
-    """A new Python that runs a function, which is pickled for it, and ends with what that returns.
+    """A new Python that runs a function, pickled for it.
 
     Where processes cannot be forked; and where autograd's threads run in this one, after which no fork runs it.
     """
@@ -249,7 +249,7 @@ def _flush() -> None:
 
 
 def run_pickled(file: str) -> NoReturn:
-    """Run the function that `_Spawned` has pickled, where possible in a fork, which has one thread."""
+    """Run the function that `_Spawned` has pickled, where possible in a fork of one thread."""
     start: Callable[[], int] = pickle.loads(Path(file).read_bytes())
     if not hasattr(os, "fork"):
         sys.exit(start())
