@@ -11,7 +11,7 @@ from fxmem.__main__ import main
 from fxmem.memory import report_reader
 from fxmem.records.profile import Report, Round
 
-PROGRAM = str(Path(__file__).parents[1] / "simulation/program/programs/grow.py")
+PROGRAM = str(Path(__file__).with_name("grow.py"))
 GIB = 1 << 30
 
 

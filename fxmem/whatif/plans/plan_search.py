@@ -293,11 +293,11 @@ class PlanSearch:
             return Shortfall(floor, None)
         self._analyse_smallest()
         tried = sorted((self.propose_nothing(), *self.seen.values()), key=lambda each: each.peak_bytes)
-        reached, least = tried[0], _find_least(tried[0])
-        for each in tried[1:]:  # one whose reserved bytes are fewer may keep a smaller budget
-            if each.peak_bytes < least and (other := _find_least(each)) < least:
-                reached, least = each, other
-        return Shortfall(reached.analysis.peak, reached, least)
+        least = math.inf
+        for each in tried:  # one with a higher peak whose reserved bytes are fewer may keep a smaller budget
+            if each.regions and each.peak_bytes < least:
+                least = min(least, find_least_budget(each.analysis.profile, each.analysis.peak))
+        return Shortfall(tried[0].analysis.peak, tried[0], None if least == math.inf else int(least))
 
     def _analyse_smallest(self, most: float = math.inf) -> list[Proposal]:
         """The plan that frees most of each way that may be lowest, by its estimate; none where the strategy is not
@@ -346,7 +346,7 @@ class PlanSearch:
                 "; it is the reserved bytes that are too many: in a loop the allocator's free memory is in pieces "
                 "(PYTORCH_ALLOC_CONF=expandable_segments:True may help)"
             )
-        if shortfall.reached is not None and shortfall.reached.regions:
+        if shortfall.least_bytes is not None:
             least = exact_bytes(shortfall.least_bytes)
             message += f"; the least budget that a plan keeps is {least}: --budget {shortfall.least_bytes} gives it"
         return message
@@ -406,10 +406,6 @@ class PlanSearch:
             operators=planner.operators if isinstance(planner, OperatorPlanner) and proposal.regions else {},
             assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *after.assumptions),
         )
-
-
-def _find_least(proposal: Proposal) -> int:
-    return find_least_budget(proposal.analysis.profile, proposal.analysis.peak)
 
 
 def _name_nodes(region: Region, names: tuple[str | None, ...]) -> Region:

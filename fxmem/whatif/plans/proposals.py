@@ -88,8 +88,8 @@ class Shortfall(NamedTuple):
     """The lowest that was reached; where no plan was tried, the lowest that any could."""
     reached: Proposal | None
     """What has that peak; None: no plan was tried, as none changes it."""
-    least_bytes: int = 0
-    """The smallest budget that it keeps."""
+    least_bytes: int | None = None
+    """The smallest budget that a plan keeps; None: none was tried."""
 
 
 def count_extra_flops(before: ProfiledStep, after: ProfiledStep) -> int | None:
