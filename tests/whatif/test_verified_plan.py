@@ -210,7 +210,8 @@ def test_the_quicker_of_two_plans_is_cheaper_and_without_rates_that_of_fewer_flo
 
 
 def test_a_budget_in_bytes_bounds_the_allocator_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ExceededError, match=r"in pieces \(PYTORCH_ALLOC_CONF=expandable_segments:True may help\)") as refused:
+    pieces = r"in pieces \(PYTORCH_ALLOC_CONF=expandable_segments:True may help\)"
+    with pytest.raises(ExceededError, match=pieces) as refused:
         fxmem.plan(resnet(batch=64), budget="550MiB", application="modules")
     least = re.search(r"--budget (\d+) gives it", str(refused.value))
     assert least is not None
