@@ -134,9 +134,9 @@ class Measurement(Record):
     """The peak of the same log less the scratch of every operator."""
     scratch: tuple[MeasuredOp, ...] = ()
     """Every operator that took scratch, the largest first. Empty where it cannot be observed."""
-    allocated_bytes: PositiveBytes | None = None
+    allocated_bytes: Bytes | None = None
     """Peak of the allocator's blocks; `torch.cuda.max_memory_allocated()`. None: this device has none."""
-    reserved_bytes: PositiveBytes | None = None
+    reserved_bytes: Bytes | None = None
     """Peak of the caching allocator; `torch.cuda.max_memory_reserved()`. None: this device has none."""
     process_bytes: Bytes | None = None
     """`reserved_bytes` plus everything else in use on the card when the step is over: the CUDA context, loaded kernels,

@@ -235,6 +235,7 @@ def measured_step(profile: Profile, snapshot: Snapshot) -> MeasuredStep:
     if not any(request.frames for request in requests):
         notes.append("no stacks: recorded with context=None")
     notes.append("allocated bytes and the process's: a history has what is requested and what is reserved")
+    most_reserved = max(accumulate((request.reserved for request in snapshot.history[begin:end]), initial=reserved))
     try:
         measurement = Measurement(
             model=profile.model,
@@ -252,9 +253,7 @@ def measured_step(profile: Profile, snapshot: Snapshot) -> MeasuredStep:
             peak_by_phase=peaks,
             peak_without_kernel_scratch_bytes=max(live),
             peak_without_scratch_bytes=max(live),
-            reserved_bytes=max(
-                accumulate((request.reserved for request in snapshot.history[begin:end]), initial=reserved)
-            ),
+            reserved_bytes=most_reserved,
             events=tuple(events),
             events_by_phase=by_phase,
             segments=tuple(sorted(snapshot.segments, reverse=True)),
@@ -262,11 +261,17 @@ def measured_step(profile: Profile, snapshot: Snapshot) -> MeasuredStep:
         )
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise UsageError(
-            f"{_EXPECTED}, got {snapshot.name!r}, whose history and segments contradict each other: "
-            f"{'.'.join(map(str, first['loc']))} would be no number of bytes above zero"
-        ) from error
+        raise _contradiction(snapshot, ".".join(map(str, first["loc"]))) from error
+    if not most_reserved:
+        raise _contradiction(snapshot, "reserved_bytes")
     return MeasuredStep(measurement, tuple(request.frames for request in requests))
+
+
+def _contradiction(snapshot: Snapshot, field: str) -> UsageError:
+    return UsageError(
+        f"{_EXPECTED}, got {snapshot.name!r}, whose history and segments contradict each other: {field} would be no "
+        f"number of bytes above zero"
+    )
 
 
 def _step_state(snapshot: Snapshot, begin: int) -> tuple[dict[int, int], int, list[int], int]:

@@ -100,6 +100,8 @@ def run_apart(
 def _read(answer: Path, code: int) -> dict[str, Any]:
     """What the work answered, or what it raised."""
     found = _parse(answer)
+    if code == -signal.SIGINT:
+        raise KeyboardInterrupt
     if found is None:
         ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise AnalysisError(f"the program's process {ended} before there was a prediction; its output says why")
