@@ -23,7 +23,7 @@ from fxmem.simulation.program.sandbox.landlock import command_that_refuses
 from fxmem.simulation.program.sandbox.network import network_patches
 from fxmem.simulation.program.sandbox.redirect import Redirect
 from fxmem.simulation.program.sandbox.written_files import (
-    PREFIX,
+    REDIRECTED,
     Written,
     download_folders,
     keep_downloads,
@@ -99,7 +99,7 @@ def isolate_block(settings: IsolationSettings) -> Iterator[Isolation]:
     if settings.write:
         yield Isolation(network=settings.network)
         return
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix=REDIRECTED, ignore_cleanup_errors=True) as folder:
         yield Isolation(Redirect(folder), network=settings.network)
 
 

@@ -32,7 +32,9 @@ class Layers:
             if os.path.isdir(place) and os.access(place, os.W_OK):
                 _remove_abandoned(place)
                 self.folders.append(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-                self._locks.append(_lock(self.folders[-1]))
+                while (lock := _lock(self.folders[-1])) is None:  # another process took it for abandoned
+                    self.folders[-1] = tempfile.mkdtemp(prefix=PREFIX, dir=place)
+                self._locks.append(lock)
         self._free_bytes = self.free_bytes()
 
     def free_bytes(self) -> int:
@@ -66,19 +68,28 @@ class Layers:
 # --- the folders ------------------------------------------------------------------------------------------------------
 
 
-def _lock(folder: str) -> int:
-    """Lock a folder until this process and those that it forks are over."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _lock(folder: str) -> int | None:
+    """Lock a folder until this process and its forks are over; None where another has it, or it is gone."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(folder)
+    except OSError:
+        os.close(descriptor)
+        return None
     return descriptor
 
 
 def _remove_abandoned(place: str) -> None:
     for entry in list(os.scandir(place)):
         if entry.name.startswith(PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
-            with contextlib.suppress(OSError):
-                os.close(_lock(entry.path))
+            lock = _lock(entry.path)
+            if lock is not None:
                 _remove(entry.path)
+                os.close(lock)
 
 
 def _remove(folder: str) -> None:

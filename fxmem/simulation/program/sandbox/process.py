@@ -32,7 +32,7 @@ from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSetti
 from fxmem.simulation.program.sandbox.landlock import refuse_writes
 from fxmem.simulation.program.sandbox.overlay import enter_overlay
 from fxmem.simulation.program.sandbox.redirect import Redirect
-from fxmem.simulation.program.sandbox.written_files import PREFIX, download_folders
+from fxmem.simulation.program.sandbox.written_files import REDIRECTED, download_folders
 
 if TYPE_CHECKING:
     from fxmem.simulation.program.sandbox.layers import Layers
@@ -90,7 +90,7 @@ def run_apart(
             found = run(layers, None)
             if _NO_VIEW not in found:
                 return found["text"], find_written(layers.written, settings, folders)
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=REDIRECTED, ignore_cleanup_errors=True))
         redirect = Redirect(folder)
         found = run(None, redirect)
         redirect.adopt(found["removed"], is_guarded=found["is_guarded"])

@@ -14,7 +14,9 @@ from fxmem.hardware.workspaces import cache_directory
 from fxmem.records.profile import FileChange, WrittenFile
 
 PREFIX = "fxmem-aside-"
-"""How the name of a folder begins in which writes lie."""
+"""How the name of a folder begins in which an overlay's writes lie; one without a lock is abandoned."""
+REDIRECTED = "fxmem-redirected-"
+"""How the name of a folder begins to which writes are redirected."""
 Written = Iterator[tuple[str, str]]
 """Of each file that was written, the place where it lies and the path that the program has for it."""
 

@@ -144,19 +144,18 @@ ENDINGS = {
 
 @needs_view
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_files_are_held_however_the_program_ends(run: Run, folder: Path, ending: str) -> None:
-    before, aside = state(folder), set(find_aside())
+def test_files_are_held_however_the_program_ends(
+    run: Run, folder: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, aside, close = state(folder), [], Layers.close
+    monkeypatch.setattr(Layers, "close", lambda layers: (aside.extend(layers.folders), close(layers)))
     done = run(str(PROGRAM), str(folder), ending)
     code, said = ENDINGS[ending]
     assert (done.code, said in done.err) == (code, True), done.err
     assert set(done.ways.values()) == {"ok"}
     assert state(folder) == before
-    assert set(find_aside()) <= aside
-
-
-def find_aside() -> list[str]:
-    """Folders of this process in which writes lie."""
-    return [each for place in ("/tmp", "/var/tmp") for each in os.listdir(place) if each.startswith(PREFIX)]
+    assert aside
+    assert not any(map(os.path.exists, aside))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
@@ -271,14 +270,15 @@ def test_files_are_held_when_fxmem_itself_is_killed(run: Run, folder: Path) -> N
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as fxmem_:
         assert fxmem_.stderr is not None
         assert any("ASLEEP" in line for line in fxmem_.stderr)
+        opened = Path(f"/proc/{fxmem_.pid}/fd").iterdir()
+        aside = [name for each in opened if PREFIX in (name := os.readlink(each))]
+        assert aside
         fxmem_.kill()
         assert fxmem_.stderr.read() == ""  # until the program's process, which has it too, is over
     assert state(folder) == before
-    left = set(find_aside())
-    assert left
     (folder / "train.py").write_text("import torch; torch.nn.Linear(8, 8).cuda()")
     run("train.py")
-    assert not left & set(find_aside())
+    assert not any(map(os.path.exists, aside))
 
 
 @needs_view
