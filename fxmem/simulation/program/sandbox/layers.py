@@ -107,7 +107,7 @@ def _remove(folder: str) -> None:
 
 
 def _walk(folder: str, path: str) -> Iterator[tuple[str, str]]:
-    for inside, _, names in os.walk(folder, onerror=None):
+    for inside, _, names in os.walk(folder):
         for name in names:
             place = os.path.join(inside, name)
             yield place, os.path.normpath(os.path.join(path, os.path.relpath(place, folder)))
