@@ -258,6 +258,10 @@ def run_pickled(file: str) -> NoReturn:
     forked = _Forked(start)
     while (code := forked.wait(_INTERVAL)) is None:
         pass
+    if code < 0:  # as the fork ended, so that who waits for this process can say by what
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code if code >= 0 else 128 - code)
 
 

@@ -103,6 +103,31 @@ def refuse(*_: object) -> None:
     raise OSError(errno.EPERM, "Operation not permitted")
 
 
+LOCKED_DOWN = """
+import errno
+import sys
+
+from fxmem.__main__ import main
+from fxmem.simulation.program.sandbox import process
+
+
+def refuse(*_):
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+for name in sys.argv[1].split():
+    setattr(process, name, refuse)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def run_locked_down(folder: Path, refused: str, *words: str) -> Done:
+    """Run `fxmem run` where the system refuses something, in a process whose forks run backward."""
+    command = [sys.executable, "-c", LOCKED_DOWN, refused, "run", "--target", "rtx3080", "--until", "end", *words]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return Done(ended.returncode, ended.stdout, ended.stderr)
+
+
 @needs_view
 def test_every_way_is_held_and_read_back(run: Run, folder: Path, tmp_path: Path) -> None:
     before, kept = state(folder), tmp_path / "kept"
@@ -159,28 +184,23 @@ def test_files_are_held_however_the_program_ends(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
-def test_without_a_view_python_is_redirected_and_all_else_refused(
-    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_view_python_is_redirected_and_all_else_refused(folder: Path) -> None:
     before = state(folder)
-    monkeypatch.setattr(process, "enter_overlay", refuse)
-    done = run(str(PROGRAM), str(folder), "clean")
+    done = run_locked_down(folder, "enter_overlay", str(PROGRAM), str(folder), "clean")
     assert done.code == 0, done.err
     assert {name for name, said in done.ways.items() if said != "ok"} == set(NATIVE)
     assert state(folder) == before
     assert "a child process writes is refused" in " ".join(done.out.split())
 
 
-def test_without_a_guard_python_is_redirected(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_guard_python_is_redirected(folder: Path) -> None:
     """As on macOS: what no Python of this process writes is real, and the report says so."""
     ways = [name for name in way_names() if name not in NATIVE]
     program = folder.parent / "train.py"
     listed = f"WAYS = [globals()[name] for name in {ways}]"
     program.write_text(re.sub(r"^WAYS = .*$", listed, PROGRAM.read_text(), flags=re.M))
     before = state(folder)
-    monkeypatch.setattr(process, "enter_overlay", refuse)
-    monkeypatch.setattr(process, "refuse_writes", refuse)
-    done = run(str(program), str(folder), "clean")
+    done = run_locked_down(folder, "enter_overlay refuse_writes", str(program), str(folder), "clean")
     assert done.code == 0, done.err
     assert {name: said for name, said in done.ways.items() if said != "ok"} == {}
     assert state(folder) == before
@@ -340,6 +360,8 @@ def test_where_no_fork_runs_backward_a_new_process_is_started(
     files = json.loads(done.out)["step"]["program"]["files"]
     assert [each["path"] for each in files["written"]] == ["open_to_append", "open_to_write", "remove"]
     assert state(folder) == before
+    (folder.parent / "kill.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert "SIGKILL" in run(str(folder.parent / "kill.py")).err
 
 
 def test_a_program_that_may_write_does(run: Run, folder: Path) -> None:
