@@ -7,7 +7,6 @@ same order, each call's node is known. Where they do not, `torch.fx` has fixed a
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ from fxmem.records.profile import Node, Profile
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.model.fake_model import fake_inputs, fake_model, shadow_model
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
+from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.process_guard import postpone_interrupts, process_unchanged
 from fxmem.simulation.step import set_training
 
@@ -206,8 +206,8 @@ def _substitute(value: Any, known: dict[torch.fx.Node, Any]) -> Any:
     return value
 
 
-class _Observer(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
-    """Counts ops for the tracer, and looks at nothing else; see `tracing.CallObserver`."""
+class _Observer(torch_common.DispatchMode, Observer):  # type: ignore[no-untyped-call]
+    """Counts ops for the tracer, and looks at nothing else."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -222,20 +222,3 @@ class _Observer(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def op_count(self) -> int:
         """How many ops have run that compute."""
         return self._ops
-
-    def on_call(self, node: int) -> None:
-        """Of no interest."""
-
-    def on_result(self, node: int, first_op: int, result: Any) -> None:
-        """Of no interest."""
-
-    def current_call(self) -> int:
-        """Of no interest."""
-        return 0
-
-    def resume_call(self, node: int) -> None:
-        """Of no interest."""
-
-    def observe_recomputation(self) -> contextlib.AbstractContextManager[None]:
-        """Of no interest."""
-        return contextlib.nullcontext()

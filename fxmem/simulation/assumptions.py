@@ -18,15 +18,15 @@ from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.model import stop_rule
 from fxmem.simulation.model.accepted_models import COMPILED
 from fxmem.simulation.observe.event_log import StepLog
-from fxmem.simulation.observers import FakeRun
+from fxmem.simulation.recording import FinishedRun
 
 _WORTH_SAYING = 100
 """A missing loss is named where it would add this share of what else the step keeps, one in so many."""
 
 
-def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
+def assumptions(run: FinishedRun, readers: dict[int, int]) -> Iterator[Assumption]:
     """What was taken for granted of the step; `readers` are the first readers of parameters, by storage."""
-    recorder, log = run.recording.recorder, run.log
+    values, log = run.recording.subject.values, run.log
     yield from _program_step(run) if run.is_program else _template_step(run)
     yield from _loss(run)
     if run.recording.ran_compiled:
@@ -36,7 +36,7 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}
     if called & {"isfinite", "isnan", "isinf"}:
         yield Assumption(topic="values", text="all numbers are finite, where the program asks (isfinite, isnan, isinf)")
-    if recorder.passed_checks or any(op.name == "aten._is_all_true.default" for op in log.ops):
+    if values.passed_checks or any(op.name == "aten._is_all_true.default" for op in log.ops):
         means = "assert, if …: raise, torch._check_tensor_all, arguments of distributions"
         yield Assumption(topic="values", text=f"what the program checks of its tensors holds ({means})")
     if any(op.name in ("aten.rand.default", "aten.uniform_.default") for op in log.ops):
@@ -46,16 +46,16 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
         yield Assumption(topic="generation", text=stop_rule.ASSUMED)
     if run.recording.stop_rule.was_drafted:
         yield Assumption(topic="generation", text=stop_rule.DRAFTS_ASSUMED)
-    if recorder.reads is not None:
+    if values.reads is not None:
         inputs = ", ".join(f"{label} {'x'.join(map(str, tensor.shape))}" for label, tensor in run.inputs)
         yield Assumption(
             topic="values",
             text=f"what hangs on data is decided by one real run on the CPU, for this batch alone ({inputs})",
         )
-    for what, place in recorder.bounded:
+    for what, place in values.bounded:
         at = f" at {place}" if place else ""
         yield Assumption(topic="values", text=f"a shape that hangs on data is taken at its largest{at}: {what}")
-    if recorder.made_up_scalars:
+    if values.made_up_scalars:
         yield Assumption(
             topic="optimizer",
             text="the optimizer reads numbers from tensors; each was taken to be 1, on which no allocation depends",
@@ -73,9 +73,9 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     yield from _streams(log)
     yield from _ranks(run)
     unread = sum(
-        log.nbytes[i]
-        for i, kind in enumerate(log.kind)
-        if kind is Kind.PARAMETER and log.birth[i] == 0 and i not in readers
+        each.nbytes
+        for index, each in enumerate(log.storages)
+        if each.kind is Kind.PARAMETER and each.birth == 0 and index not in readers
     )
     if unread:
         yield Assumption(
@@ -89,7 +89,7 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     yield from _card(run.recording.target, run.step)
 
 
-def _ranks(run: FakeRun) -> Iterator[Assumption]:
+def _ranks(run: FinishedRun) -> Iterator[Assumption]:
     """What is taken for granted of the other ranks."""
     world = run.recording.collectives.world
     if world is not None:
@@ -102,7 +102,7 @@ def _ranks(run: FakeRun) -> Iterator[Assumption]:
 
 def _streams(log: StepLog) -> Iterator[Assumption]:
     """What is taken for granted of allocations on several streams."""
-    streams = len(set(log.stream))
+    streams = len({each.stream for each in log.storages})
     if streams > 1:
         yield Assumption(
             topic="streams",
@@ -118,7 +118,7 @@ def _streams(log: StepLog) -> Iterator[Assumption]:
         )
 
 
-def _optimizer(run: FakeRun) -> Iterator[Assumption]:
+def _optimizer(run: FinishedRun) -> Iterator[Assumption]:
     """What is taken for granted of the optimizer."""
     if run.optimizer is None:
         return
@@ -130,7 +130,7 @@ def _optimizer(run: FakeRun) -> Iterator[Assumption]:
         yield Assumption(topic="optimizer", text=text)
 
 
-def _loss(run: FakeRun) -> Iterator[Assumption]:
+def _loss(run: FinishedRun) -> Iterator[Assumption]:
     """What is taken for granted of the loss, or what one would add."""
     if run.labels is not None:
         yield Assumption(topic="loss", text=run.labels)
@@ -139,13 +139,13 @@ def _loss(run: FakeRun) -> Iterator[Assumption]:
         yield Assumption(topic="loss", text=text)
 
 
-def _known_bytes(run: FakeRun) -> int:
+def _known_bytes(run: FinishedRun) -> int:
     """Bytes of the parameters, and of what is saved for backward."""
     log = run.log
     return sum(
-        nbytes
-        for index, (nbytes, kind) in enumerate(zip(log.nbytes, log.kind, strict=True))
-        if kind is Kind.PARAMETER or index in log.saved_at_end
+        each.nbytes
+        for index, each in enumerate(log.storages)
+        if each.kind is Kind.PARAMETER or index in run.recording.nodes.saved_at_end
     )
 
 
@@ -165,7 +165,7 @@ def _card(target: Target, step: Step) -> Iterator[Assumption]:
         )
 
 
-def _template_step(run: FakeRun) -> Iterator[Assumption]:
+def _template_step(run: FinishedRun) -> Iterator[Assumption]:
     """What is taken for granted of a step of a model and its inputs."""
     if run.step.mode == "train":
         text = f"one step in its steady state: {_order(run)}; output and loss live until the step's function returns"
@@ -224,7 +224,7 @@ def _compiled_step(made: CompileRecord | None) -> Iterator[Assumption]:
         )
 
 
-def _program_step(run: FakeRun) -> Iterator[Assumption]:
+def _program_step(run: FinishedRun) -> Iterator[Assumption]:
     """What is taken for granted of a round of a recorded program."""
     yield Assumption(
         topic="step",
@@ -237,7 +237,7 @@ def _program_step(run: FakeRun) -> Iterator[Assumption]:
     )
 
 
-def _order(run: FakeRun) -> str:
+def _order(run: FinishedRun) -> str:
     """The parts of a training step in their order, in words."""
     cleared = "gradients are set to None" if run.step.set_to_none else "gradients are filled with zeros"
     if run.step.zero_grad == "before-backward":
@@ -248,7 +248,7 @@ def _order(run: FakeRun) -> str:
     return f"forward, loss, backward, then the optimizer steps and {cleared}"
 
 
-def unknowns(run: FakeRun) -> Iterator[Unknown]:
+def unknowns(run: FinishedRun) -> Iterator[Unknown]:
     """What of the step has no known size or number of FLOPs."""
     made = run.step.compiled
     if made is not None and made.cuda_graphs:

@@ -28,11 +28,16 @@ from fxmem.records.profile import (
 )
 from fxmem.simulation.assumptions import assumptions, unknowns
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
-from fxmem.simulation.observers import FakeRun
+from fxmem.simulation.recording import FinishedRun, Recording
 
 
-def build_profile(run: FakeRun) -> Profile:
-    """Build the profile of a run."""
+def build_profile(recording: Recording) -> Profile:
+    """Build the profile of the last run of a recording."""
+    with torch_common.no_modes(), torch_common.pause_observers():
+        return _build_profile(recording.subject.describe())
+
+
+def _build_profile(run: FinishedRun) -> Profile:
     log, tracer, collector = run.log, run.recording.tracer, run.recording.collector
     readers = _find_first_readers(run)
     ops = [TimedOp(run.row(op.node), op.begin, op.end, op.stream) for op in log.ops]
@@ -69,7 +74,7 @@ def build_profile(run: FakeRun) -> Profile:
         calls=tuple(sorted(tracer.calls, key=lambda call: (call.first_node, -call.last_node, call.module.count(".")))),
         recomputed=tuple(sorted(tracer.recomputed, key=lambda region: (region.first_node, -region.last_node))),
         recomputed_ops=tuple(RecomputedOp(op=op, read_bytes=nbytes) for op, nbytes in log.recomputed.items()),
-        saved_bytes=sum(log.nbytes[index] for index in log.saved_at_end),
+        saved_bytes=log.sum_bytes(run.recording.nodes.saved_at_end),
         assumptions=tuple(assumed),
         unknowns=(*unknowns(run), *collector.unknowns()),
     )
@@ -77,9 +82,9 @@ def build_profile(run: FakeRun) -> Profile:
     return profile.model_copy(update={"nodes": nodes, "restored": _find_restored(run, nodes, renumbered)})
 
 
-def _find_restored(run: FakeRun, nodes: Sequence[Node], renumbered: dict[int, int]) -> tuple[RestoredTensor, ...]:
+def _find_restored(run: FinishedRun, nodes: Sequence[Node], renumbered: dict[int, int]) -> tuple[RestoredTensor, ...]:
     """The storages that unpack hooks returned, without those that had been saved unchanged."""
-    found = ((run.row(node), renumbered[index]) for node, index in run.log.restored if index in renumbered)
+    found = ((run.row(node), renumbered[index]) for node, index in run.recording.nodes.restored if index in renumbered)
     return tuple(
         RestoredTensor(node=node, storage=storage) for node, storage in found if storage not in nodes[node].saved
     )
@@ -99,31 +104,30 @@ def _sum_node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int
 
 
 def _build_storages(
-    run: FakeRun, readers: dict[int, int], moved: Sequence[int]
+    run: FinishedRun, readers: dict[int, int], moved: Sequence[int]
 ) -> tuple[tuple[Storage, ...], dict[int, int]]:
     """The storages that were alive at some moment of the step, with their new indices; `moved` has the ticks."""
     log = run.log
     storages: list[Storage] = []
     renumbered: dict[int, int] = {}
-    for index, nbytes in enumerate(log.nbytes):
-        birth, death = log.birth[index], log.death[index]
+    for index, found in enumerate(log.storages):
+        birth, death = found.birth, found.death
         if death is not None and death <= birth:
             continue
-        node = log.node_of[index] if birth else readers.get(index)
+        node = found.node if birth else readers.get(index)
         renumbered[index] = len(storages)
-        op = log.op_of[index]
         storages.append(
             Storage(
-                nbytes=nbytes,
-                kind=log.kind[index] or _kind_of_unnamed(run, index),
+                nbytes=found.nbytes,
+                kind=found.kind or _kind_of_unnamed(run, index),
                 birth=moved[birth] if birth else 0,
                 death=moved[log.tick if death is None else death],
-                op=None if op == len(log.ops) else op,  # found when the last one was over: no operator's
+                op=None if found.op == len(log.ops) else found.op,  # found when the last one was over: no operator's
                 node=None if node is None else run.row(node),
-                name=log.name[index],
-                shape=log.shape[index],
-                dtype=str(log.dtype[index])[6:],
-                stream=log.stream[index],
+                name=found.name,
+                shape=found.shape,
+                dtype=str(found.dtype)[6:],
+                stream=found.stream,
                 used_on=tuple(log.used_on.get(index, ())),
                 free_by=moved[log.free_by[index]] if index in log.free_by else None,
             )
@@ -131,13 +135,13 @@ def _build_storages(
     return tuple(storages), renumbered
 
 
-def _kind_of_unnamed(run: FakeRun, index: int) -> Kind:
-    if not run.log.birth[index]:
+def _kind_of_unnamed(run: FinishedRun, index: int) -> Kind:
+    if not run.log.storages[index].birth:
         return Kind.BUFFER
     return Kind.COMMUNICATION if index in run.log.communication else Kind.TEMPORARY
 
 
-def _find_first_readers(run: FakeRun) -> dict[int, int]:
+def _find_first_readers(run: FinishedRun) -> dict[int, int]:
     """The first node to read each parameter, buffer and input."""
     log, readers = run.log, dict[int, int]()
     for position, node in enumerate(run.nodes):
@@ -146,11 +150,11 @@ def _find_first_readers(run: FakeRun) -> dict[int, int]:
             held = (tensor for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
             read = [log.note_storage(part) for tensor in held for part in torch_wrappers.parts(tensor)]
         elif node.op in ("get_attr", "placeholder"):
-            read = [storage for _, _, storage in log.results.get(position, ())]
+            read = [storage for _, _, storage in run.recording.nodes.results.get(position, ())]
         else:
             continue
         for storage in read:
-            if storage is not None and log.kind[storage] in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT):
+            if storage is not None and log.storages[storage].kind in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT):
                 readers.setdefault(storage, position)
     return readers
 
@@ -159,29 +163,31 @@ def _find_first_readers(run: FakeRun) -> dict[int, int]:
 
 
 def _build_nodes(
-    run: FakeRun, profile: Profile, storages: Sequence[Storage], renumbered: dict[int, int]
+    run: FinishedRun, profile: Profile, storages: Sequence[Storage], renumbered: dict[int, int]
 ) -> tuple[Node, ...]:
     """The nodes of a profile that has all else; `storages` are without the hidden ones."""
     live, scratch = liveness.node_live_bytes(profile), liveness.node_scratch_bytes(profile)
     flops = _sum_node_flops(profile.ops, len(profile.nodes))
-    log, rows = run.log, len(run.nodes) + 2
+    log, ledger, rows = run.log, run.recording.nodes, len(run.nodes) + 2
     position = {node: i for i, node in enumerate(run.nodes)}
     parameters, saved = [0] * rows, [0] * rows
     for storage in storages:
         if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.node is not None:
             parameters[storage.node] += storage.nbytes
-    for index, owner in log.saved_at_end.items():
-        saved[run.row(owner)] += log.nbytes[index]
+    for index, owner in ledger.saved_at_end.items():
+        saved[run.row(owner)] += log.storages[index].nbytes
     kept = {
-        run.row(node): tuple(renumbered[i] for i in indices if i in renumbered and i in log.saved_at_end)
-        for node, indices in log.saved_by_node.items()
+        run.row(node): tuple(
+            renumbered[i] for i in indices if i in renumbered and i in ledger.saved_at_end
+        )
+        for node, indices in ledger.saved.items()
     }
     first: dict[int, int] = {}
     nodes: list[Node] = []
     for i, node in enumerate(run.nodes):
-        outputs = log.results.get(i, []) if node.op != "output" else []
+        outputs = ledger.results.get(i, []) if node.op != "output" else []
         held = [storage for _, _, storage in outputs if storage is not None]
-        fresh = {s for s in held if log.node_of[s] == i and log.birth[s] > 0 and s not in first}
+        fresh = {s for s in held if log.storages[s].node == i and log.storages[s].birth > 0 and s not in first}
         view_of = None if fresh else next((first[s] for s in held if s in first), None)
         for index in held:
             first.setdefault(index, i)
@@ -201,7 +207,7 @@ def _build_nodes(
                 ),
                 view_of=view_of,
                 params_bytes=parameters[i],
-                output_bytes=sum(log.nbytes[s] for s in fresh),
+                output_bytes=log.sum_bytes(fresh),
                 saved_bytes=saved[i],
                 saved=kept.get(i, ()),
                 scratch_bytes=scratch[i],

@@ -1,47 +1,27 @@
 """One step of a model, run once on FakeTensors, becomes a `Profile`.
 
-The program that runs is the plain training step of `fxmem.simulation.step`, on a fake copy of the model, inside a
-`Recording`; `fxmem.simulation.profile_builder` turns its log into records.
-
-The steady state. Optimizer state exists before the step: at the optimizer's turn it is stepped once unrecorded, and
-what it leaves behind counts as there from the start. If anything else outlives the step (a cache the first call fills),
-the step is run a second time, with that already there.
+The program that runs is the plain training step of `fxmem.simulation.step`, a `ModelStep` inside a `Recording`;
+`fxmem.simulation.profile_builder` turns its log into records.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
-import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable
 
 import torch
 import torch.fx
 
-from fxmem._torch import autograd as torch_autograd
-from fxmem._torch import common as torch_common
-from fxmem._torch import modules as torch_modules
-from fxmem._torch.gradient_release import steps_in_backward
-from fxmem.errors import EnvironmentLacksError, UsageError
-from fxmem.records.parts import CompileSettings
+from fxmem.errors import EnvironmentLacksError
 from fxmem.records.pause_gc import pause_gc
-from fxmem.records.profile import Kind, Phase, Profile, Target
-from fxmem.simulation.given.losses import LabelledLoss, find_label_argument, loss_assumption, missing_loss
-from fxmem.simulation.kernels import card_emulation
-from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
-from fxmem.simulation.model.fake_model import fake_copy, fake_inputs
-from fxmem.simulation.model.function_copies import tensors_behind
+from fxmem.records.profile import Profile, Target
 from fxmem.simulation.model.real_reads import read_really
-from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
-from fxmem.simulation.observe.fx_tracer import named_arguments
-from fxmem.simulation.observers import FakeRun, Recording
-from fxmem.simulation.process_guard import process_unchanged
+from fxmem.simulation.model_step import ModelStep
 from fxmem.simulation.profile_builder import build_profile
-from fxmem.simulation.ranks.world import World, shard
+from fxmem.simulation.recording import Recording
 from fxmem.simulation.request import StepRequest
-from fxmem.simulation.step import default_loss, describe, make_optimizer, run_forward, run_step
+from fxmem.simulation.wiring import make_recording
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +52,13 @@ def trace_step(
     """
     target = request.resolved_target
     require_device(target)
-    recording = (
-        Recording(target, request.world)
-        if request.compile is None
-        else _compiled_recording(target, request.compile, request.world)
-    )
+    step = ModelStep(request)
+    recording = make_recording(target, step, request.world, request.compile)
     if request.values == "real":
         progress("running forward and loss on the CPU, for what they read")
-        recording.recorder.reads = read_really(model, request)
+        step.values.reads = read_really(model, request)
     with contextlib.nullcontext() if request.world is None else request.world.entered(), pause_gc():
-        step = _FakeStep(model, request, recording)
+        step.prepare(model)
         progress("running one step on fake tensors")
         with recording.environment():
             if request.compile is not None:
@@ -93,7 +70,7 @@ def trace_step(
                 progress("running it again: the first step left tensors behind")
                 step.run()
         progress("accounting")
-        return _traced_step(step.last_run())
+        return _traced_step(recording)
 
 
 def repeat_forward(model: torch.nn.Module, request: StepRequest) -> None:
@@ -101,27 +78,17 @@ def repeat_forward(model: torch.nn.Module, request: StepRequest) -> None:
 
     As there they run a second time where the first leaves tensors behind. Neither of compiled code nor of a rank.
     """
-    recording = Recording(request.resolved_target)
+    step = ModelStep(request)
+    recording = make_recording(request.resolved_target, step)
     if request.values == "real":
-        recording.recorder.reads = read_really(model, request)
+        step.values.reads = read_really(model, request)
     with pause_gc():
-        step = _FakeStep(model, request, recording)
+        step.prepare(model)
         recording.tracer.write_no_graph()
         with recording.environment():
             step.run_forward()
             if recording.has_left_over():
                 step.run_forward()
-
-
-def _compiled_recording(target: Target, settings: CompileSettings, world: World | None) -> Recording:
-    """Imported only here: it brings torch's compiler."""
-    if world is not None:
-        from fxmem.simulation.compiled.compiled_rank import CompiledRank
-
-        return CompiledRank(target, settings, world=world)
-    from fxmem.simulation.compiled.compiled_step import CompiledRecording
-
-    return CompiledRecording(target, settings)
 
 
 def require_device(target: Target) -> None:
@@ -135,258 +102,8 @@ def require_device(target: Target) -> None:
         )
 
 
-def _traced_step(run: FakeRun) -> TracedStep:
-    profile, tracer = build_profile(run), run.recording.tracer
+def _traced_step(recording: Recording) -> TracedStep:
+    profile, tracer = build_profile(recording), recording.tracer
     for fx_node, node in zip(tracer.nodes, profile.nodes, strict=False):
         fx_node.meta["fxmem"] = node
     return TracedStep(profile, tracer.graph, dict(tracer.constants), tuple(dict.fromkeys(tracer.opaque)))
-
-
-class _FakeStep:
-    """The step of `fxmem.simulation.step` on fake tensors.
-
-    It tells the log what a program of this form has: residents, phases, gradients, optimizer state.
-    """
-
-    def __init__(self, model: torch.nn.Module, request: StepRequest, recording: Recording) -> None:
-        self._recording, self._log = recording, recording.log
-        self._model, rebound = fake_copy(model, recording.fakes, recording.device)
-        with recording.fakes:
-            flatten_rnn_weights(self._model)
-        if request.parallelize is not None:
-            with process_unchanged(), recording.emulate():
-                recording.prepare(self._model)
-                self._model = shard(self._model, request.parallelize)
-        args, kwargs = fake_inputs((request.args, request.kwargs), recording.fakes, recording.device)
-        originals = torch_common.tree_leaves((request.args, request.kwargs))
-        fakes = zip(map(id, originals), torch_common.tree_leaves((args, kwargs)), strict=True)
-        loss = rebound(request.loss, {key: fake for key, fake in fakes if isinstance(fake, torch.Tensor)})
-        self._request = dataclasses.replace(request, args=args, kwargs=kwargs, loss=loss)
-        self._parameters = dict(self._model.named_parameters())
-        self._inputs = _name_inputs(self._model, args, kwargs)
-        with recording.fakes:
-            ahead = range(1, request.prefetch + 1)
-            self._waiting = [(f"{label}, {n} ahead", torch.empty_like(t)) for n in ahead for label, t in self._inputs]
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._cycles = 0
-        self._labels: torch.Tensor | None = None
-        self._missing_loss = ("", 0)
-        self._earlier: dict[str, int | None] = {}
-        """Storages of the gradients that earlier micro-batches have left, by parameter."""
-        self._observers_paused = contextlib.ExitStack()
-        """Left when the step is over."""
-        recording.attach(self._model)
-        self._root = recording.wrap(self._model)
-        self._name_residents()
-
-    def run_forward(self) -> None:
-        """Run forward and loss once, and free what they gave."""
-        self._begin()
-        request = dataclasses.replace(self._request, loss=self._compute_loss)
-        with self._log.record_step(), self._recording.observe_run():
-            run_forward(self._root, request, self._recording.target.device, self._mark)
-        self._collect_cycles()
-
-    def _begin(self) -> None:
-        self._recording.begin()
-        if self._recording.recorder.reads is not None:
-            self._recording.recorder.reads.begin()
-
-    def run(self) -> None:
-        """Run the step once."""
-        self._begin()
-        if self._optimizer is None and self._request.mode == "train":
-            self._optimizer = make_optimizer(self._request.optimizer, self._model.parameters())
-            _choose_form(self._optimizer, foreach=card_emulation.default_foreach(self._recording.target))
-        if self._request.accumulate > 1:
-            if self._optimizer is not None and steps_in_backward(self._optimizer):
-                raise UsageError(
-                    "expected accumulate=1 with an optimizer that steps within backward: it applies each gradient at "
-                    "once, and has none to add another to"
-                )
-            if self._request.world is None:
-                self._allocate_earlier_gradients()
-            else:
-                self._run_earlier_micro_batch()
-        with self._log.record_step(), self._recording.observe_run(), self._observers_paused:
-            run_step(
-                self._root,
-                dataclasses.replace(self._request, loss=self._compute_loss),
-                optimizer=self._optimizer,
-                device_type=self._recording.target.device,
-                mark=self._mark,
-            )
-        self._log.end_phase()
-        self._settle_gradients()
-        self._name_optimizer_state()
-        self._recording.collectives.note_host(self._model, self._optimizer)
-        for parameter in self._parameters.values() if not self._request.keeps_gradients else ():
-            parameter.grad = None
-        self._collect_cycles()
-
-    def last_run(self) -> FakeRun:
-        """The last run of the step."""
-        return FakeRun(
-            name=self._request.name,
-            notes=self._request.notes,
-            step=describe(self._request, self._optimizer).model_copy(update={"compiled": self._recording.describe()}),
-            model=self._model,
-            inputs=tuple(self._inputs),
-            optimizer=self._optimizer,
-            recording=self._recording,
-            cycles=self._cycles,
-            labels=loss_assumption(self._request.loss, self._labels),
-            missing_loss=self._missing_loss,
-        )
-
-    def _name_residents(self) -> None:
-        own = {id(tensor): (Kind.BUFFER, label, tensor) for label, tensor in self._model.named_buffers()}
-        own |= {id(tensor): (Kind.PARAMETER, label, tensor) for label, tensor in self._parameters.items()}
-        moved = [own.pop(id(tensor)) for tensor in _iterate_as_moved(self._model) if id(tensor) in own]
-        for kind, label, tensor in (*moved, *own.values()):
-            self._log.resident(tensor, kind, label)
-        named: tuple[tuple[Kind, Iterable[tuple[str, torch.Tensor]]], ...] = (
-            (Kind.INPUT, self._inputs),
-            (Kind.INPUT, self._waiting),
-            (Kind.BUFFER, _name_behind(self._request.loss)),
-        )
-        for kind, tensors in named:
-            for label, tensor in tensors:
-                self._log.resident(tensor, kind, label)
-
-    # --- the parts of the step ----------------------------------------------------------------------------------------
-
-    def _mark(self, part: Literal["forward", "loss", "backward", "optimizer"]) -> None:
-        match part:
-            case "loss":
-                self._log.on_call(LOSS)
-            case "backward":
-                self._log.end_of_forward()
-                self._log.mark_outputs(len(self._recording.tracer.nodes) - 1)
-                self._log.set_phase(Phase.BACKWARD)
-            case "optimizer":
-                self._settle_gradients()
-                self._log.set_phase(Phase.OPTIMIZER)
-                self._log.resume_call(OPTIMIZER)
-                self._prepare_optimizer()
-                self._recording.collectives.note_host(self._model, self._optimizer)
-
-    def _compute_loss(self, out: Any) -> torch.Tensor:
-        loss: Any = self._request.loss
-        if isinstance(loss, LabelledLoss):
-            with self._log.setup():
-                labels = self._labels = loss.make_labels(out) if self._labels is None else self._labels
-            self._log.resident(labels, Kind.INPUT, "labels")
-            value = loss(out, labels)
-        else:
-            value = (default_loss if loss is None else loss)(out)
-        if loss is None:
-            label = find_label_argument(self._model, self._request.args, self._request.kwargs)
-            self._missing_loss = missing_loss(out, label)
-        if isinstance(value, torch.Tensor):
-            self._log.rename(value, "", Kind.OUTPUT)
-        return value
-
-    def _prepare_optimizer(self) -> None:
-        optimizer = self._optimizer
-        if optimizer is None:
-            return
-        if torch_common.runs_only_its_own_code(optimizer):
-            self._observers_paused.enter_context(torch_common.pause_observers())
-        if not torch_common.optimizer_state(optimizer):
-            with self._log.setup():
-                optimizer.step()
-
-    def _name_optimizer_state(self) -> None:
-        names = {id(tensor): label for label, tensor in self._parameters.items()}
-        optimizer = self._optimizer
-        for parameter, state in torch_common.optimizer_state(optimizer).items() if optimizer is not None else ():
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    self._log.resident(value, Kind.OPTIMIZER_STATE, f"{names.get(id(parameter), '')}.{key}")
-
-    # --- gradients ----------------------------------------------------------------------------------------------------
-
-    def _allocate_earlier_gradients(self) -> None:
-        """Put into `.grad` what earlier micro-batches have left there."""
-        for label, parameter in self._parameters.items():
-            if parameter.requires_grad:
-                parameter.grad = torch.empty_like(parameter)
-                self._log.resident(parameter.grad, Kind.GRADIENT, f"{label}.grad")
-                self._earlier[label] = self._log.note_storage(parameter.grad)
-
-    def _run_earlier_micro_batch(self) -> None:
-        """Leave in `.grad` what a micro-batch leaves there: shards of gradients lie in what was reduced."""
-        with self._log.record_step():
-            run_step(
-                self._model,
-                dataclasses.replace(self._request, loss=self._compute_loss),
-                optimizer=None,
-                device_type=self._recording.target.device,
-                mark=self._mark,
-            )
-        self._log.end_phase()
-        self._settle_gradients()
-        self._recording.begin()
-        self._log.phase = Phase.FORWARD
-
-    def _settle_gradients(self) -> None:
-        """Name the gradients; free those of earlier micro-batches whose parameters the model does not use."""
-        for label, earlier in self._earlier.items():
-            grad = self._parameters[label].grad
-            if grad is not None and self._log.note_storage(grad) == earlier and not torch_autograd.version(grad):
-                self._log.forget(grad)
-                self._parameters[label].grad = None
-        for label, tensor in [*self._parameters.items(), *self._inputs]:
-            if tensor.is_leaf and tensor.grad is not None:
-                self._log.rename(tensor.grad, f"{label}.grad", Kind.GRADIENT)
-
-    def _collect_cycles(self) -> None:
-        """Count the storages that only the garbage collector frees."""
-        before = len(self._log.alive())
-        gc.collect()
-        self._cycles = before - len(self._log.alive())
-
-
-def _iterate_as_moved(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """The tensors of a model in the order in which `model.to("cuda")` allocates them.
-
-    `Module._apply` in torch/nn/modules/module.py: a module's children first, then its parameters, then its buffers.
-    """
-    for child in model.children():
-        yield from _iterate_as_moved(child)
-    for _, tensor in torch_modules.own_tensors(model):
-        yield tensor
-
-
-def _name_inputs(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[str, torch.Tensor]]:
-    found: list[tuple[str, torch.Tensor]] = []
-    for label, value in named_arguments(model, args, kwargs):
-        tensors = [t for t in torch_common.tree_leaves(value) if isinstance(t, torch.Tensor)]
-        found += [(label if len(tensors) == 1 else f"{label}.{i}", t) for i, t in enumerate(tensors)]
-    return found
-
-
-def _name_behind(loss: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """What only the loss has at hand, fake where it is on the target's device."""
-    for found in tensors_behind(loss):
-        parts = (
-            itertools.chain(found.named_parameters(), found.named_buffers())
-            if isinstance(found, torch.nn.Module)
-            else [("", found)]
-        )
-        for name, tensor in parts:
-            if isinstance(tensor, torch_common.FakeTensor):
-                yield f"loss.{name}".rstrip("."), tensor
-
-
-def _choose_form(optimizer: torch.optim.Optimizer | None, *, foreach: bool) -> None:
-    """Set what torch chooses by looking at real parameters. It does not look at fake ones.
-
-    `_default_to_fused_or_foreach` in torch/optim/optimizer.py.
-    """
-    for group in optimizer.param_groups if optimizer is not None else ():
-        if group.get("foreach", False) is None and not group.get("fused"):
-            group["foreach"] = foreach

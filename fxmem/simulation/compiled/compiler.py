@@ -30,6 +30,7 @@ from fxmem.simulation.compiled.tracer import KernelTracer
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
 from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.observe.observer import Observer
 
 _SAID: Final = ("triton.cudagraphs", "triton.cudagraph_trees")
 """Options of the program's own that the record has: what CUDA graphs take beside is taken for granted."""
@@ -216,7 +217,7 @@ class Compiler:
 @contextlib.contextmanager
 def differentiate_joint_graphs() -> Iterator[None]:
     """AOTAutograd's backward of a graph that it traces runs on an engine that nothing observes."""
-    engine = AutogradEngine(_Nobody())
+    engine = AutogradEngine(Observer())
     with engine.route_backward(), torch_inductor.without_graph_task(lambda: None):
         yield
 
@@ -235,19 +236,6 @@ def _quiet_loggers() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-class _Nobody:
-    """An observer of autograd to which nothing matters."""
-
-    def on_save(self, value: Any, handle: Any) -> None:
-        """See `AutogradObserver`."""
-
-    def on_unpack(self, tensor: torch.Tensor) -> None:
-        """See `AutogradObserver`."""
-
-    def on_backward_node(self, sequence_number: int) -> None:
-        """See `AutogradObserver`."""
 
 
 def _replace(graph: torch.fx.GraphModule, function: Callable[..., Any], stand_in: Callable[..., Any]) -> None:

@@ -8,8 +8,8 @@ import torch
 
 from fxmem.records.profile import Phase
 from fxmem.simulation.compiled.tracer import KernelTracer
-from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
+from fxmem.simulation.observe.node_ledger import NodeLedger
 
 
 class PartKernels(KernelTracer):
@@ -18,15 +18,15 @@ class PartKernels(KernelTracer):
     Args:
         around: the tracer of what is not compiled.
         find_class: the class of the module with a path; None for none.
-        log: the program's.
+        nodes: the program's ledger.
     """
 
     def __init__(
-        self, around: ProgramTracer, find_class: Callable[[str], type[torch.nn.Module] | None], log: StepLog
+        self, around: ProgramTracer, find_class: Callable[[str], type[torch.nn.Module] | None], nodes: NodeLedger
     ) -> None:
         self._around = around
         self._class_of = find_class
-        super().__init__(torch.nn.Module(), log)
+        super().__init__(torch.nn.Module(), nodes)
 
     def restart(self) -> None:
         """Begin another graph, which the tracer around has begun."""

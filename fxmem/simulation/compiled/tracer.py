@@ -25,8 +25,9 @@ from fxmem.records.names import GRAPH_INPUT, GRAPH_POOL
 from fxmem.records.profile import Kind, ModuleCall, Phase, RecomputedRegion, SourceLine
 from fxmem.simulation import known_values
 from fxmem.simulation.flops import size_of_tensors
-from fxmem.simulation.observe.event_log import LOSS, StepLog
+from fxmem.simulation.observe.event_log import LOSS
 from fxmem.simulation.observe.fx_tracer import named_arguments
+from fxmem.simulation.observe.node_ledger import NodeLedger
 from fxmem.simulation.observe.saved_tensors import SavedHandle
 from fxmem.simulation.observe.source_lines import calling_line, user_line
 
@@ -36,9 +37,11 @@ _UNNOTED = frozenset({"empty_strided", "empty", "as_strided", "detach", "select"
 class KernelTracer:
     """Writes down the launches of one run of `root`; stands where `ProgramTracer` does for eager code."""
 
-    def __init__(self, root: torch.nn.Module, log: StepLog) -> None:
+    writes_anew = False
+
+    def __init__(self, root: torch.nn.Module, nodes: NodeLedger) -> None:
         self.root = root
-        self._log = log
+        self._log, self._ledger = nodes.log, nodes
         self._modules = {name: type(module) for name, module in root.named_modules()}
         self._residents: dict[int, str] = {}
         self.wrappers: dict[str, torch_inductor.Wrapper] = {}
@@ -99,7 +102,8 @@ class KernelTracer:
             for name, tensor in zip(("seed", "offset"), made, strict=True):
                 index = self._log.note_storage(tensor)
                 if index is not None:
-                    self._log.kind[index], self._log.name[index] = Kind.BUFFER, f"{name} of CUDA graphs"
+                    storage = self._log.storages[index]
+                    storage.kind, storage.name = Kind.BUFFER, f"{name} of CUDA graphs"
         return made
 
     def note_constant(self, copy: torch.Tensor) -> None:
@@ -109,7 +113,7 @@ class KernelTracer:
     def is_in_graph_pool(self, tensor: torch.Tensor) -> bool:
         """Whether a CUDA graph has allocated a tensor."""
         index = self._log.note_storage(tensor)
-        return index is not None and self._log.stream[index] == GRAPH_POOL
+        return index is not None and self._log.storages[index].stream == GRAPH_POOL
 
     def copy_inputs(self, inputs: list[Any], moving: list[int]) -> None:
         """Put copies in the place of a CUDA graph's arguments; no launch makes them."""
@@ -121,7 +125,7 @@ class KernelTracer:
         for position in moving:
             index = self._log.note_storage(inputs[position])
             if index is not None:
-                self._log.name[index] = GRAPH_INPUT
+                self._log.storages[index].name = GRAPH_INPUT
 
     # --- launches -----------------------------------------------------------------------------------------------------
 
@@ -134,10 +138,10 @@ class KernelTracer:
         """Announce an operator, of a launch in a wrapper or of eager code."""
         if self._writes_nodes():
             if self._first_op is None:
-                self._first_op = self._log.op_count()
-            self._log.on_call(len(self.nodes))
+                self._first_op = self._ledger.op_count()
+            self._ledger.on_call(len(self.nodes))
         elif call is not None and self._log.phase is Phase.BACKWARD:
-            self._log.resume_call(self._find_forward(call))
+            self._ledger.resume_call(self._find_forward(call))
 
     def _writes_nodes(self) -> bool:
         """Whether launches are nodes of the graph."""
@@ -147,7 +151,7 @@ class KernelTracer:
         """Note an operator that has run."""
         if call is not None and name not in _UNNOTED:
             self.launches += 1
-        if not self._writes_nodes() or name in _UNNOTED or self._log.op_count() == self._first_op:
+        if not self._writes_nodes() or name in _UNNOTED or self._ledger.op_count() == self._first_op:
             return
         if call is None:
             self._note_node(name, "", calling_line(), args, list(torch_common.iterate_tensors(result)))
@@ -203,7 +207,7 @@ class KernelTracer:
         self.nodes.append(node)
         self.sources.append(source)
         index = len(self.nodes) - 1
-        self._log.on_result(index, self._log.op_count() if first_op is None else first_op, outputs)
+        self._ledger.on_result(index, self._ledger.op_count() if first_op is None else first_op, outputs)
         for tensor in outputs if binds else ():
             storage = self._log.note_storage(tensor)
             if storage is not None:
@@ -221,7 +225,9 @@ class KernelTracer:
             self.nodes.append(node)
             self.sources.append(None)
             node.meta["nn_module_stack"] = {}
-            self._log.results.setdefault(len(self.nodes) - 1, [(tuple(tensor.shape), str(tensor.dtype)[6:], storage)])
+            self._ledger.results.setdefault(
+                len(self.nodes) - 1, [(tuple(tensor.shape), str(tensor.dtype)[6:], storage)]
+            )
         return self._maker.get(storage)
 
     def _find_class(self, path: str) -> type[torch.nn.Module] | None:
@@ -239,7 +245,7 @@ class KernelTracer:
 
     def _find_forward(self, call: torch_inductor.KernelCall) -> int:
         """The node of forward that a launch of backward is for."""
-        outer = self._called_in.get(self._log.backward_node, "")
+        outer = self._called_in.get(self._ledger.backward_node, "")
         found = self._by_place.get((outer, *call.origin[:3]))
         path = call.origin.module
         while found is None:
@@ -267,7 +273,7 @@ class KernelTracer:
         if stashed:
             node._fxmem_stashed = [SavedHandle(tensor, torch_autograd.NO_HOOKS) for tensor in stashed]
             for handle in node._fxmem_stashed:
-                self._log.on_save(handle.value, weakref.ref(handle))
+                self._ledger.on_save(handle.value, weakref.ref(handle))
         return outputs
 
 

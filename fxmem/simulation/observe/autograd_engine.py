@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -29,8 +28,9 @@ from fxmem.simulation.kernels.streams import Streams
 from fxmem.simulation.observe.backward_hooks import BackwardHooks
 from fxmem.simulation.observe.graph_task import GraphTask, fit_gradient
 from fxmem.simulation.observe.leaf_gradients import accumulate_gradient
+from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.observe.plain_formulas import FORMULAS
-from fxmem.simulation.observe.saved_tensors import SavedHandle, SavedTensors
+from fxmem.simulation.observe.saved_tensors import SavedTensors
 
 _ALLOCATE = frozenset({"SliceBackward0", "SelectBackward0", "DiagonalBackward0", "UnfoldBackward0"})
 """Nodes of views whose backward allocates a tensor of zeros itself."""
@@ -40,48 +40,20 @@ _COMPILED: Final = "CompiledFunctionBackward"
 """Node of a graph that AOTAutograd compiled."""
 
 
-class AutogradObserver(Protocol):
-    """What an engine reports to."""
-
-    def on_save(self, value: Any, handle: weakref.ref[SavedHandle]) -> None:
-        """A node that is being made saves `value`: a tensor, or what the program's own pack hook made of it.
-
-        It is freed when `handle` is dead or empty.
-        """
-
-    def on_unpack(self, tensor: torch.Tensor) -> None:
-        """The program's own unpack hook returned this tensor to the node that runs."""
-
-    def on_backward_node(self, sequence_number: int) -> None:
-        """The node with this number is about to run; numbers are those of `_torch.autograd.next_sequence_number` when a
-        node is made."""
-
-
 class AutogradEngine:
     """The autograd of one program. Use `route()` around everything that may call backward.
 
     Args:
         observer: of saved tensors and nodes.
-        around: entered for every function of the program that backward calls.
-        unpacking: entered for the program's own unpack hooks.
-        newest_that_ran: number of the newest node when an op ran last.
+        program: of backwards, and of what these call of the program.
         streams: of the card, if there is one.
     """
 
-    def __init__(
-        self,
-        observer: AutogradObserver,
-        around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-        unpacking: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-        newest_that_ran: Callable[[], int] = lambda: -1,
-        streams: Streams | None = None,
-    ) -> None:
+    def __init__(self, observer: Observer, program: Observer | None = None, streams: Streams | None = None) -> None:
         self._observer = observer
+        self._program = program or Observer()
         self._streams = streams or Streams()
-        self._around = around
-        self.around_compiled: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        """Entered for the backward of a compiled graph, which calls nothing of the program."""
-        self._saved = SavedTensors(observer.on_save, observer.on_unpack, unpacking, newest_that_ran)
+        self._saved = SavedTensors(observer, self._program)
         self.hooks = BackwardHooks(self._run)
         self.keeps_graph = False
         """Whether the backward that runs leaves what is saved for another."""
@@ -115,7 +87,7 @@ class AutogradEngine:
                 lambda: self._running[-1] if self._running else None,
                 lambda node: self._tasks[-1][1].will_execute(node) if self._tasks else None,
                 self._queue_callback,
-                self.takes,
+                self._program.takes_backward,
             ),
             torch_autograd.observe_function_calls(
                 lambda *made: self._note_outputs(call(*made)), self.hooks.note_node_hook, self._note_keeps_none
@@ -150,12 +122,8 @@ class AutogradEngine:
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a function of the program."""
-        with self._around():
+        with self._program.observe_backward_function():
             return function(*args)
-
-    def takes(self, roots: Sequence[Any]) -> bool:
-        """Whether a backward from these roots is for this engine, and not for torch's own."""
-        return True
 
     # --- one backward -------------------------------------------------------------------------------------------------
 
@@ -170,20 +138,21 @@ class AutogradEngine:
         accumulate_grad: bool = True,
     ) -> tuple[torch.Tensor | None, ...]:
         """Accumulate gradients into the leaves, or return those of `inputs`: `torch._C._EngineBase.run_backward`."""
-        task = GraphTask(roots, inputs, accumulate_grad=accumulate_grad)
-        if not accumulate_grad and not allow_unreachable:
-            task.check_inputs_are_used()
-        task.start(gradients)
-        self.keeps_graph = retain_graph
-        with self._current_task(task), torch.set_grad_enabled(create_graph):
-            walk = functools.partial(self._walk, task, retain_graph, create_graph)
-            with self._streams.keep():
-                if inputs or len(self._tasks) > 1:  # in another backward, what that one leaves out must not count here
-                    torch_autograd.run_for_gradients(task.wanted_nodes(), walk, create_graph=create_graph)
-                else:
-                    walk()
-            self._run_callbacks()
-        return tuple(task.captured)
+        with self._program.observe_backward(roots, accumulates=accumulate_grad):
+            task = GraphTask(roots, inputs, accumulate_grad=accumulate_grad)
+            if not accumulate_grad and not allow_unreachable:
+                task.check_inputs_are_used()
+            task.start(gradients)
+            self.keeps_graph = retain_graph
+            with self._current_task(task), torch.set_grad_enabled(create_graph):
+                walk = functools.partial(self._walk, task, retain_graph, create_graph)
+                with self._streams.keep():
+                    if inputs or len(self._tasks) > 1:  # what another backward leaves out must not count here
+                        torch_autograd.run_for_gradients(task.wanted_nodes(), walk, create_graph=create_graph)
+                    else:
+                        walk()
+                self._run_callbacks()
+            return tuple(task.captured)
 
     def _walk(self, task: GraphTask, retain_graph: bool, create_graph: bool) -> None:
         """Run the nodes of a task, each when its gradients are complete."""
@@ -260,11 +229,17 @@ class AutogradEngine:
             if formula is not None and received[0] is not None and not torch_wrappers.is_transformed(received[0]):
                 made = formula(node, received[0])
                 return made if isinstance(made, list) else [made]
-            with self._around() if type(node).__name__ == "CopySlices" else contextlib.nullcontext():
+            with (
+                self._program.observe_backward_function()
+                if type(node).__name__ == "CopySlices"
+                else contextlib.nullcontext()
+            ):
                 outputs = node(*received)
             return list(outputs) if isinstance(outputs, tuple) else [outputs]
         self._fill_missing(node, number, received)
-        with self.around_compiled() if type(node).__name__ == _COMPILED else self._around():
+        is_compiled = type(node).__name__ == _COMPILED
+        around = self._program.observe_compiled_backward if is_compiled else self._program.observe_backward_function
+        with around():
             outputs = torch_autograd.apply_function(node, received, keeps=self.hooks.has_post_hooks(node))
         results = list(outputs) if isinstance(outputs, tuple) else [outputs]
         # backward returns one gradient per argument of forward; the graph has an edge per tensor argument, empty where

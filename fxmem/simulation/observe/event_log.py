@@ -1,4 +1,4 @@
-"""The log of one step: every storage's allocation and free, every op, and the node of the graph each is for.
+"""The log of one program: every storage's allocation and free, every op, and the node of the graph each is for.
 
 A storage is known by the moment it was first seen, because addresses are reused. It is referenced weakly: its end is
 the moment Python and C++ free it, which is when a real one would go back to the allocator. Ticks are those of
@@ -7,12 +7,11 @@ the moment Python and C++ free it, which is when a real one would go back to the
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import torch
 
@@ -21,11 +20,47 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind, Phase, PhaseSpan
 from fxmem.simulation.kernels.streams import Done, Streams
+from fxmem.simulation.observe.observer import Observer
 
 LOSS = -1
 """The node of everything between the model's forward and its backward."""
 OPTIMIZER = -2
 """The node of the optimizer's step."""
+
+_KEPT: Final = frozenset(
+    {
+        Kind.PARAMETER,
+        Kind.BUFFER,
+        Kind.INPUT,
+        Kind.OPTIMIZER_STATE,
+        Kind.GRADIENT,
+        Kind.UNSHARDED,
+        Kind.COMMUNICATION,
+    }
+)
+"""What stays of its kind when the log begins anew; all else that is there by then is a buffer."""
+
+
+@dataclasses.dataclass(slots=True)
+class LoggedStorage:
+    """An `fxmem.records.profile.Storage` while the program runs: what it is may still be found out."""
+
+    nbytes: int
+    birth: int
+    op: int | None
+    """Index of the op that runs, maybe one past the last; None before the step."""
+    node: int | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    stream: int
+    death: int | None = None
+    """None while it is alive."""
+    kind: Kind | None = None
+    name: str = ""
+
+    def forget(self) -> None:
+        """Take it out of the step: it was never there."""
+        self.birth = self.death = 0
 
 
 @dataclasses.dataclass(slots=True)
@@ -56,41 +91,37 @@ class StepLog:
 
     Args:
         device: whose memory is counted; tensors elsewhere are not.
+        counts: which tensors there are counted at all; None for every one.
+        keeps_outputs: whether an output that outlives a round is still one in the next, and no buffer.
+        observers: of allocations and frees.
     """
 
-    kept_kinds: tuple[Kind, ...] = (
-        Kind.PARAMETER,
-        Kind.BUFFER,
-        Kind.INPUT,
-        Kind.OPTIMIZER_STATE,
-        Kind.GRADIENT,
-        Kind.UNSHARDED,
-        Kind.COMMUNICATION,
-    )
-    """What stays of its kind when the log begins anew; all else that is there by then is a buffer."""
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        counts: Callable[[torch.Tensor], bool] | None = None,
+        keeps_outputs: bool = False,
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self.device_type = device.type
+        self._counts = counts
+        self._kept_kinds = _KEPT | {Kind.OUTPUT} if keeps_outputs else _KEPT
+        self._observers = observers
         self.streams = Streams(self)
         """Of the card; the current one is what allocations are for."""
         self.setting_up = True
         """Whether what is allocated now counts as there before the step."""
+        self.storages: list[LoggedStorage] = []
+        self.node = LOSS
+        """The node of the graph that ops and storages are for."""
+        self.recomputing = 0
+        """Whether what had been freed is recomputed, and how deep within."""
+        self.first_of_backward_node = 0
+        """The first storage that the node whose gradient is computed may have allocated."""
         self._watched: dict[int, _Watch] = {}
-        self._newest_before_node = 0
-        self.backward_node = -1
-        """Number of the node of autograd whose gradient was computed last."""
         self._open = True
         self._freed: list[int] | None = None
-        self.nbytes: list[int] = []
-        self.birth: list[int] = []
-        self.death: list[int | None] = []
-        self.op_of: list[int | None] = []
-        self.node_of: list[int | None] = []
-        self.shape: list[tuple[int, ...]] = []
-        self.dtype: list[torch.dtype] = []
-        self.kind: list[Kind | None] = []
-        self.name: list[str] = []
-        self.stream: list[int] = []
         self.used_on: dict[int, dict[int, None]] = {}
         """By storage, the further streams that the program said use it."""
         self._waiting: dict[int, tuple[frozenset[int], int]] = {}
@@ -101,8 +132,6 @@ class StepLog:
         """Storages that took their memory back in place."""
         self.communication: set[int] = set()
         """Storages that a collective reads or writes."""
-        self.results: dict[int, list[tuple[tuple[int, ...], str, int | None]]] = {}
-        """By node, shape, dtype and storage of the tensors it returned."""
         self.begin()
 
     def begin(self) -> None:
@@ -114,37 +143,21 @@ class StepLog:
         self.ops: list[LoggedOp] = []
         self.recomputed: dict[int, int] = {}
         """By op that recomputed what had been freed, bytes it read that no other such op had made."""
-        self.restored: dict[tuple[int, int], None] = {}
-        """Node and storage, where its backward read what had not been saved."""
-        self._recomputing = 0
         self._shrunk: dict[int, tuple[weakref.ref[Any], int]] = {}
         """By address, the storages without bytes, and what they were."""
         self.phases: list[PhaseSpan] = []
         self.phase = Phase.FORWARD
         self._phase_tick, self._phase_op = 1, 0
-        self._node = LOSS
-        self._sequence: list[int] = [0]
-        self._sequence_node: list[int] = [LOSS]
-        self.saved_by_node: dict[int, dict[int, None]] = {}
-        self.saved_at_end: dict[int, int] = {}
-        self._live_saved: list[tuple[weakref.ref[Any], int, int]] = []
-        self._announced, self._announced_at = LOSS, 0
-        """The node announced last, and how many of these there were then."""
-        # What the program read before it began again, its inputs for one, is not read anew.
-        self.results = {
-            node: results
-            for node, results in self.results.items()
-            if all(index is None or self.death[index] is None for _, _, index in results)
-        }
-        for index, death in enumerate(self.death):
-            if death is None and self.kind[index] is None and index in self.communication:
-                self.kind[index] = Kind.COMMUNICATION
-            if death is None:
-                self.birth[index], self.op_of[index], self.node_of[index] = 0, None, None
-                if self.kind[index] not in self.kept_kinds:
-                    self.kind[index] = Kind.BUFFER
-            else:
-                self.birth[index] = self.death[index] = 0
+        self.recomputing = 0
+        for index, storage in enumerate(self.storages):
+            if storage.death is not None:
+                storage.forget()
+                continue
+            if storage.kind is None and index in self.communication:
+                storage.kind = Kind.COMMUNICATION
+            storage.birth, storage.op, storage.node = 0, None, None
+            if storage.kind not in self._kept_kinds:
+                storage.kind = Kind.BUFFER
 
     # --- storages -----------------------------------------------------------------------------------------------------
 
@@ -174,11 +187,14 @@ class StepLog:
         """The storage of a tensor, noted now if it is new; None for other devices and for no bytes. Of a wrapper, the
         first of those inside it."""
         if type(tensor) is not torch_common.FakeTensor:
-            return next(iter([self._note_storage(part) for part in torch_wrappers.parts(tensor)]), None)
-        return self._note_storage(tensor)
+            return next(iter([self.note_part(part) for part in torch_wrappers.parts(tensor)]), None)
+        return self.note_part(tensor)
 
-    def _note_storage(self, tensor: torch.Tensor) -> int | None:
+    def note_part(self, tensor: torch.Tensor) -> int | None:
+        """As `note_storage`, of a tensor that is no wrapper."""
         if torch_common.device_type(tensor) != self.device_type or tensor.layout is not torch.strided:
+            return None
+        if self._counts is not None and not self._counts(tensor):
             return None
         storage = tensor.untyped_storage()
         watch = self._watched.get(torch_common.storage_address(storage))
@@ -189,33 +205,34 @@ class StepLog:
 
     def enter(self, storage: Any, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Log the allocation of a storage; its index."""
-        index = len(self.nbytes)
+        index, stream = len(self.storages), self.streams.current
+        for observer in self._observers:
+            observer.on_storage(index, nbytes, stream)
         watch = _Watch(storage, self._on_death)
         watch.address, watch.index = torch_common.storage_address(storage), index
         self._watched[watch.address] = watch
-        self.nbytes.append(nbytes)
         if self.setting_up:
-            self.birth.append(0)
-            self.op_of.append(None)
-            self.node_of.append(None)
+            self.storages.append(LoggedStorage(nbytes, 0, None, None, shape, dtype, stream))
         else:
-            self.birth.append(self.tick)
+            made = LoggedStorage(nbytes, self.tick, len(self.ops), self.node, shape, dtype, stream)
+            self.storages.append(made)
             self.tick += 1
-            self.op_of.append(len(self.ops))
-            self.node_of.append(self._node)
-        self.death.append(None)
-        self.shape.append(shape)
-        self.dtype.append(dtype)
-        self.kind.append(None)
-        self.name.append("")
-        self.stream.append(self.streams.current)
         return index
+
+    def discard(self, first: int) -> None:
+        """Forget the storages from this one on: the card had no memory for them."""
+        for index in range(first, len(self.storages)):
+            if self.storages[index].death is None:
+                self.storages[index].forget()
+                for observer in self._observers:
+                    observer.on_free(index)
+        self._watched = {address: watch for address, watch in self._watched.items() if watch.index < first}
 
     def note_use(self, tensor: torch.Tensor, stream: int) -> None:
         """Note that another stream uses a tensor (`Tensor.record_stream`)."""
         for part in torch_wrappers.parts(tensor):
-            index = self._note_storage(part)
-            if index is not None and self.stream[index] != stream:
+            index = self.note_part(part)
+            if index is not None and self.storages[index].stream != stream:
                 self.used_on.setdefault(index, {})[stream] = None
 
     def note_wait(self, done: Done | None) -> None:
@@ -233,19 +250,23 @@ class StepLog:
 
     def _on_death(self, watch: weakref.ref[Any]) -> None:
         assert isinstance(watch, _Watch)
+        index = watch.index
         if self._watched.get(watch.address) is watch:
             del self._watched[watch.address]
-        if not self._open:
+        storage = self.storages[index]
+        if not self._open or storage.death is not None:
             return
         if self.setting_up:
-            self.death[watch.index] = 0 if self.birth[watch.index] == 0 and not self._over else self.tick
+            storage.death = 0 if storage.birth == 0 and not self._over else self.tick
         else:
-            self.death[watch.index] = self.tick
+            storage.death = self.tick
             self.tick += 1
-            if watch.index in self.used_on:
-                self._waiting[watch.index] = frozenset(self.used_on[watch.index]), self.streams.next_moment()
+            if index in self.used_on:
+                self._waiting[index] = frozenset(self.used_on[index]), self.streams.next_moment()
             if self._freed is not None:
-                self._freed.append(watch.index)
+                self._freed.append(index)
+        for observer in self._observers:
+            observer.on_free(index)
 
     def resize(self, storage: Any, before: int, after: int) -> None:
         """A storage changes its size in place: what it held is freed, and what it holds from here on is allocated."""
@@ -260,29 +281,27 @@ class StepLog:
             self._shrunk[address] = weakref.ref(storage), old
         if not after or address not in self._shrunk or self._shrunk[address][0]() is not storage:
             return
-        old = self._shrunk.pop(address)[1]
-        new = self.enter(storage, after, self.shape[old], self.dtype[old])
+        shrunk = self.storages[self._shrunk.pop(address)[1]]
+        new = self.enter(storage, after, shrunk.shape, shrunk.dtype)
         self.grown.add(new)
-        self.kind[new], self.name[new] = self.kind[old], self.name[old]
+        self.storages[new].kind, self.storages[new].name = shrunk.kind, shrunk.name
         self.note_op("torch.UntypedStorage.resize_", begin, 0)
 
     def mark(self, value: Any, kind: Kind) -> None:
         """Set the kind of tensors that were not there before the step."""
         for tensor in torch_common.iterate_tensors(value):
             index = self.note_storage(tensor)
-            if index is not None and self.birth[index] > 0:
-                self.kind[index] = kind
+            if index is not None and self.storages[index].birth > 0:
+                self.storages[index].kind = kind
 
     def mark_grown(self, value: Any, kind: Kind) -> None:
         """Set the kind of tensors that took their memory back in place."""
-        self.mark(
-            [each for each in torch_common.iterate_tensors(value) if self._note_storage(each) in self.grown], kind
-        )
+        self.mark([each for each in torch_common.iterate_tensors(value) if self.note_part(each) in self.grown], kind)
 
     def note_communication(self, value: Any) -> None:
         """Note that a collective reads or writes these tensors."""
         found = (self.note_storage(tensor) for tensor in torch_common.iterate_tensors(value))
-        self.communication.update(index for index in found if index is not None and self.birth[index] > 0)
+        self.communication.update(index for index in found if index is not None and self.storages[index].birth > 0)
 
     def free_in_order(self, free: Callable[[], None]) -> Callable[[], None]:
         """`free`, except that what it frees at once is freed in the order of birth: its own order is that of addresses,
@@ -292,7 +311,7 @@ class StepLog:
             self._freed, first = [], self.tick
             free()
             for position, index in enumerate(sorted(self._freed)):
-                self.death[index] = first + position
+                self.storages[index].death = first + position
             self._freed = None
 
         return free_sorted
@@ -300,30 +319,31 @@ class StepLog:
     def resident(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
         """Set the kind and the name of a storage that has none yet."""
         for path, part in torch_wrappers.named_parts(tensor):
-            index = self._note_storage(part)
-            if index is not None and self.kind[index] is None:
-                self.kind[index], self.name[index] = kind, f"{name}.{path}".rstrip(".")
-                self.shape[index], self.dtype[index] = tuple(part.shape), part.dtype
+            index = self.note_part(part)
+            if index is not None and (storage := self.storages[index]).kind is None:
+                storage.kind, storage.name = kind, f"{name}.{path}".rstrip(".")
+                storage.shape, storage.dtype = tuple(part.shape), part.dtype
+
+    def relabel(self, tensor: torch.Tensor, kind: Kind, name: str, over: tuple[Kind | None, ...] | None = None) -> None:
+        """Set kind and name of a tensor's storages: of any, or of those that have one of the kinds `over`."""
+        for path, part in torch_wrappers.named_parts(tensor):
+            index = self.note_part(part)
+            if index is not None and (over is None or self.storages[index].kind in over):
+                self.storages[index].kind, self.storages[index].name = kind, f"{name}.{path}".rstrip(".")
+
+    def rename(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:
+        """Set a storage's name and kind, unless it was there before the step."""
+        for path, part in torch_wrappers.named_parts(tensor):
+            index = self.note_part(part)
+            if index is not None and ((storage := self.storages[index]).birth > 0 or storage.kind is None):
+                storage.kind, storage.name = kind, f"{name}.{path}".rstrip(".")
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Take a storage that was there before the step out of the log: a real run has none."""
         index = self.note_storage(tensor)
         if index is not None:
-            self.birth[index] = self.death[index] = 0
+            self.storages[index].forget()
             self._watched = {address: watch for address, watch in self._watched.items() if watch.index != index}
-
-    def rename(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:
-        """Set a storage's name and kind, unless it was there before the step."""
-        for path, part in torch_wrappers.named_parts(tensor):
-            index = self._note_storage(part)
-            if index is not None and (self.birth[index] > 0 or self.kind[index] is None):
-                self.kind[index], self.name[index] = kind, f"{name}.{path}".rstrip(".")
-
-    def mark_outputs(self, node: int) -> None:
-        """Mark what this node returned as the model's output."""
-        for _, _, index in self.results.get(node, ()):
-            if index is not None and self.birth[index] > 0:
-                self.kind[index] = Kind.OUTPUT
 
     def alive(self) -> list[int]:
         """Storages alive now."""
@@ -337,6 +357,21 @@ class StepLog:
             for value in result:
                 self.note_tensors(value)
 
+    def sum_bytes(self, indices: Iterable[int]) -> int:
+        """The bytes of these storages."""
+        return sum(self.storages[index].nbytes for index in indices)
+
+    def is_of_backward_node(self, tensor: torch.Tensor) -> bool:
+        """Whether the node whose gradient is being computed has allocated this tensor."""
+        index = self.note_storage(tensor)
+        return index is not None and index >= self.first_of_backward_node
+
+    def find_maker(self, tensor: torch.Tensor) -> str:
+        """The name of the op that allocated this tensor; empty for none."""
+        index = self.note_storage(tensor)
+        op = None if index is None else self.storages[index].op
+        return "" if op is None or op >= len(self.ops) else self.ops[op].name
+
     # --- ops and phases -----------------------------------------------------------------------------------------------
 
     def note_op(
@@ -344,27 +379,14 @@ class StepLog:
     ) -> int:
         """Log an op that ran on the tensors of `given` and began at this tick; its index."""
         stream = self.streams.current
-        self.ops.append(
-            LoggedOp(name, self._node, self.phase, begin, self.tick, flops, moved_bytes, stream, host_bytes)
-        )
+        self.ops.append(LoggedOp(name, self.node, self.phase, begin, self.tick, flops, moved_bytes, stream, host_bytes))
         index = len(self.ops) - 1
-        if self._recomputing and self.phase is Phase.BACKWARD:
-            read = {self.note_storage(tensor) for tensor in torch_common.iterate_tensors(given)}
-            self.recomputed[index] = sum(
-                self.nbytes[storage]
-                for storage in read
-                if storage is not None and self.op_of[storage] not in self.recomputed
+        if self.recomputing and self.phase is Phase.BACKWARD:
+            read = {self.note_storage(tensor) for tensor in torch_common.iterate_tensors(given)} - {None}
+            self.recomputed[index] = self.sum_bytes(
+                each for each in read if each is not None and self.storages[each].op not in self.recomputed
             )
         return index
-
-    @contextlib.contextmanager
-    def observe_recomputation(self) -> Iterator[None]:
-        """What runs inside recomputes what had been freed."""
-        self._recomputing += 1
-        try:
-            yield
-        finally:
-            self._recomputing -= 1
 
     def note_call(self, name: str, moved_bytes: int) -> None:
         """Log what is no operator, allocates nothing and has unknown FLOPs."""
@@ -384,99 +406,3 @@ class StepLog:
             )
         )
         self._phase_tick, self._phase_op = self.tick, len(self.ops)
-
-    # --- which node it is for (the tracer's CallObserver, the engine's AutogradObserver) ------------------------------
-
-    def op_count(self) -> int:
-        """How many ops have run."""
-        return len(self.ops)
-
-    def current_call(self) -> int:
-        """The node that ops and storages are logged for."""
-        return self._node
-
-    def resume_call(self, node: int) -> None:
-        """Log for this node again."""
-        self._node = node
-
-    def on_call(self, node: int) -> None:
-        """Log for this node from here on."""
-        self._node = node
-        if node != self._announced:
-            self._announced, self._announced_at = node, len(self._live_saved)
-        number = torch_autograd.next_sequence_number()
-        if self._sequence[-1] == number:
-            self._sequence_node[-1] = node
-        else:
-            self._sequence.append(number)
-            self._sequence_node.append(node)
-
-    def on_result(self, node: int, first_op: int, result: Any) -> None:
-        """The node returned; correct what was logged under the number announced for it."""
-        announced = self._node
-        if announced != node and first_op < len(self.ops):
-            for index in range(first_op, len(self.ops)):
-                self.ops[index].node = node
-            for storage in range(len(self.birth) - 1, -1, -1):
-                if self.birth[storage] < self.ops[first_op].begin:
-                    break
-                self.node_of[storage] = node
-            moved = self.saved_by_node.pop(announced, None)
-            if moved is not None:
-                self.saved_by_node[node] = moved
-                since = self._announced_at
-                self._live_saved[since:] = [
-                    (r, node if n == announced else n, s) for r, n, s in self._live_saved[since:]
-                ]
-            self._sequence_node[-1] = node
-            self._node = node
-        self.results.setdefault(
-            node,
-            [(tuple(t.shape), str(t.dtype)[6:], self.note_storage(t)) for t in torch_common.iterate_tensors(result)],
-        )
-
-    def on_backward_node(self, sequence_number: int) -> None:
-        """Log for the node whose gradient is computed next. In forward, as in a loss of gradients, the node stays."""
-        self._newest_before_node, self.backward_node = len(self.nbytes), sequence_number
-        if self.phase is Phase.FORWARD:
-            return
-        self._node = self._sequence_node[bisect.bisect_right(self._sequence, sequence_number) - 1]
-
-    def is_of_backward_node(self, tensor: torch.Tensor) -> bool:
-        """Whether the node whose gradient is being computed has allocated this tensor."""
-        index = self.note_storage(tensor)
-        return index is not None and index >= self._newest_before_node
-
-    def find_maker(self, tensor: torch.Tensor) -> str:
-        """The name of the op that allocated this tensor; empty for none."""
-        index = self.note_storage(tensor)
-        op = None if index is None else self.op_of[index]
-        return "" if op is None or op >= len(self.ops) else self.ops[op].name
-
-    def on_save(self, value: Any, handle: weakref.ref[Any]) -> None:
-        """A node saves these tensors for backward."""
-        for tensor in (part for found in torch_common.iterate_tensors(value) for part in torch_wrappers.parts(found)):
-            index = self._note_storage(tensor)
-            if index is None or self.birth[index] == 0:
-                continue
-            self.saved_by_node.setdefault(self._node, {})[index] = None
-            if self._recomputing and self.phase is Phase.BACKWARD:
-                self.restored[self._node, index] = None
-            if self.kind[index] is None:
-                self.kind[index] = Kind.SAVED
-            if self.phase is Phase.FORWARD:
-                self._live_saved.append((handle, self._node, index))
-
-    def on_unpack(self, tensor: torch.Tensor) -> None:
-        """The program's own unpack hook returned this tensor to the node that runs."""
-        index = self.note_storage(tensor)
-        if index is not None:
-            self.restored[self._node, index] = None
-
-    def end_of_forward(self) -> None:
-        """Settle which node owns each saved storage: the first to save it that still keeps it."""
-        for reference, node, index in self._live_saved:
-            handle = reference()
-            if handle is not None and handle.value is not None:
-                self.saved_at_end.setdefault(index, node)
-        self._live_saved = []

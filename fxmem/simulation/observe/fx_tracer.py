@@ -17,7 +17,7 @@ import contextlib
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.fx
@@ -28,6 +28,7 @@ from fxmem._torch import checkpoint as torch_checkpoint
 from fxmem._torch import common as torch_common
 from fxmem.records.profile import ModuleCall, RecomputedRegion
 from fxmem.simulation.observe.fx_writer import GraphWriter, as_node, has_tensor, named_apply
+from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.observe.source_lines import calling_line
 
 _METADATA_METHODS = frozenset(
@@ -66,53 +67,30 @@ _WATCHED = ("tracing", "recomputing", "repeating")
 run."""
 
 
-class CallObserver(Protocol):
-    """What a tracer reports to: which node the program works for."""
-
-    def on_call(self, node: int) -> None:
-        """From here until the next `on_call`, everything happens for the node of this index."""
-
-    def on_result(self, node: int, first_op: int, result: Any) -> None:
-        """The node with this index returned `result`; it ran the ops from `first_op` on, whatever `on_call` had
-        announced."""
-
-    def op_count(self) -> int:
-        """How many ops have run."""
-
-    def current_call(self) -> int:
-        """The node announced last, or the number that stands for none."""
-
-    def resume_call(self, node: int) -> None:
-        """Go on with what `current_call` returned before an interruption."""
-
-    def observe_recomputation(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, a checkpointed region runs again."""
-
-
 class ProgramTracer(torch.fx.Tracer):
     """Traces one call of `root`, which the caller makes inside `observe_calls()`.
 
     Args:
         root: the module whose first call becomes the graph.
-        observer: called at every border of a node.
-        replacement: given a torch function, what to run in its place (or None); always the same answer.
-        on_tensor_method: called as `(name, tensor)` for `Tensor.register_hook` and `Tensor.retain_grad`.
+        observer: told at every border of a node.
+        program: told of calls that matter to others; knows what to run in the place of a torch function.
+        writes_anew: whether each run is written anew, as of code whose runs are not alike.
     """
 
     def __init__(
         self,
         root: torch.nn.Module,
-        observer: CallObserver,
+        observer: Observer,
+        program: Observer | None = None,
         *,
-        replacement: Callable[[Any], Callable[..., Any] | None] = lambda _: None,
-        on_tensor_method: Callable[[str, torch.Tensor], None] = lambda *_: None,
+        writes_anew: bool = False,
     ) -> None:
         super().__init__()
         self.root = root
         self._observer = observer
+        self._program = program or Observer()
+        self.writes_anew = writes_anew
         self._start_graph()
-        self._replacement = replacement
-        self._on_tensor_method = on_tensor_method
         self._thread = threading.get_ident()
         self._names = {module: name for name, module in root.named_modules()}
         self._applied: dict[type, Callable[..., Any]] = {}
@@ -190,6 +168,8 @@ class ProgramTracer(torch.fx.Tracer):
 
     def restart(self) -> None:
         """Between two runs of the same program: attribute the next call of `root` to the graph already written."""
+        if self.writes_anew:
+            self._start_graph()
         self._state = "after" if self._writes_no_graph else "before"
         self._cursor = 0
 
@@ -265,7 +245,7 @@ class ProgramTracer(torch.fx.Tracer):
         name = getattr(function, "__name__", "")
         if name in ("register_hook", "retain_grad") and args and isinstance(args[0], torch.Tensor):
             result = run(*args, **kwargs)
-            self._on_tensor_method(name, args[0])
+            self._program.on_tensor_method(name, args[0])
             return result
         if idle or name in _METADATA_METHODS:  # these, too, if they are replaced
             return run(*args, **kwargs)
@@ -279,10 +259,10 @@ class ProgramTracer(torch.fx.Tracer):
         try:
             return self._replaced[function]
         except KeyError:
-            found = self._replaced[function] = self._replacement(function)
+            found = self._replaced[function] = self._program.find_replacement(function)
             return found
         except TypeError:  # not hashable
-            return self._replacement(function)
+            return self._program.find_replacement(function)
 
     def _is_metadata(self, function: Any) -> bool:
         """Whether a torch function only tells what a tensor is like: two of three calls of a program do."""
@@ -296,7 +276,7 @@ class ProgramTracer(torch.fx.Tracer):
                 tells = attribute.__name__ in _METADATA_ATTRIBUTES
             else:
                 tells = name in _METADATA_METHODS
-            known = self._tells[function] = tells and self._replacement(function) is None
+            known = self._tells[function] = tells and self._program.find_replacement(function) is None
         return known
 
     def _is_ordinary(self, function: Any) -> bool:
@@ -307,7 +287,7 @@ class ProgramTracer(torch.fx.Tracer):
             return False
         if known is None:
             noted = getattr(function, "__name__", "") in ("register_hook", "retain_grad")
-            known = self._ordinary[function] = not noted and self._replacement(function) is None
+            known = self._ordinary[function] = not noted and self._program.find_replacement(function) is None
         return known
 
     def _call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:

@@ -8,9 +8,10 @@ Not seen: storage that changes its size in place (`resize_`), and what a kernel 
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,15 +23,17 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Phase
 from fxmem.simulation import known_values
-from fxmem.simulation.kernels.data_shapes import bound_result, picks_by_mask
+from fxmem.simulation.kernels.data_shapes import picks_by_mask
 from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, INDICES, ONE_DTYPE, check_dtypes
 from fxmem.simulation.kernels.subclass_ways import adds_in_place
-from fxmem.simulation.observe.assertions import find_passing_value
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpReplay, describe_mismatch
+from fxmem.simulation.observe.op_facts import OpFacts
 from fxmem.simulation.observe.plain_formulas import IN_PLACE
-from fxmem.simulation.observe.source_lines import checking_frame, is_stepping, program_place, variables
+from fxmem.simulation.observe.source_lines import variables
+from fxmem.simulation.observe.values import Values
 
 _SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
 _SUM, _SUM_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
@@ -82,29 +85,24 @@ class OpTraits:
         """
 
 
-class Reads(Protocol):
-    """What a real run of the same program has read."""
-
-    def begin(self) -> None:
-        """Another run of the program begins."""
-
-    def give(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Give the fakes that an operator reads the values that they had there."""
+Run = Callable[[Any, Any, tuple[Any, ...], dict[str, Any], types.FrameType], Any]
+"""Runs an operator: what it is, the types it is called for, its arguments, and the frame that calls it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OpFacts:
-    """What is noted of an op beside its results: a function of the op, its arguments' metadata and its other
-    arguments."""
+class Dispatch(Protocol):
+    """A part of a recording that decides how an operator runs, before the recorder does."""
 
-    flops: int | None
-    """None where it computes and has no formula."""
-    moved_bytes: int
-    """What its kernel reads and writes."""
-    host_bytes: int = 0
-    """What of it crosses the link between the card and the host's memory."""
-    hidden: Any = None
-    """The memory that its kernel allocates without a tensor, as `inspect` describes it; None for none."""
+    def run(
+        self,
+        recorder: OpRecorder,
+        run: Run,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        caller: types.FrameType,
+    ) -> Any:
+        """Run the operator, as a rule by `run`, which is what else the recorder does with it."""
 
 
 class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
@@ -114,14 +112,11 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         log: receives every op and every storage.
         fakes: the mode the program runs in.
         inspect: `(op, name, args, kwargs, result) -> OpFacts`; called once for calls that look the same.
-        note_hidden: called with index, `OpFacts.hidden` and phase of each op that has hidden memory.
+        observer: told of each op that has hidden memory.
         cache: of calls in this mode.
+        values: answers where an op needs values.
+        parts: of the recording, which see each op first, the last one before the others.
     """
-
-    _takes_all_distinct = False
-    """Whether `unique` is taken to find no two elements equal."""
-    _frames_to_caller = 1
-    """How many calls `__torch_dispatch__` here is below what called the operator."""
 
     is_of_program = False
 
@@ -130,30 +125,34 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         log: StepLog,
         fakes: torch_common.FakeTensorMode,
         inspect: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any], OpFacts],
-        note_hidden: Callable[[int, Any, Phase], None],
+        observer: Observer,
         cache: OpCache,
+        values: Values,
+        parts: Sequence[Dispatch] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
         self._fakes = fakes
         self._inspect = inspect
-        self._note_hidden = note_hidden
+        self._observer = observer
         self._cache = cache
+        self._values = values
         self._traits: dict[Any, OpTraits] = {}
-        self.made_up_scalars = 0
-        """Numbers that the optimizer read from tensors without values; each was taken to be 1."""
-        self.reads: Reads | None = None
-        """Values of a real run, if there was one."""
-        self.bounded: dict[tuple[str, str], None] = {}
-        """Shapes that hang on data and are taken at their largest: what, and where."""
-        self.passed_checks = 0
-        """Conditions without values that the program read only to raise an error."""
         self.newest_node = -1
         """Number of the newest node of autograd when an op ran last."""
+        self._run_op: Run = self._record
+        for part in parts:
+            self._run_op = functools.partial(part.run, self, self._run_op)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        return self._run_op(func, types, args, kwargs or {}, sys._getframe(1))
+
+    def _record(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: types.FrameType
+    ) -> Any:
+        """Run an operator of the program on fakes, and note it."""
         if func is torch_fakes.DEVICE_OF:
             return args[0].fake_device
         for kind in types:
@@ -161,12 +160,11 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 return NotImplemented  # a wrapper takes itself apart; what it then calls comes here
         if func is torch_fakes.NUMBER_OF and (number := torch_fakes.constant_number(args[0])) is not None:
             return number
-        kwargs = kwargs or {}
         op = self._find_traits(func)
         if op.is_composite and (op.everywhere is None or args[0].is_cuda):
             with self:  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
                 return func.decompose(*args, **kwargs)
-        if op.in_place is not None and (caller := sys._getframe(self._frames_to_caller)).f_code is NODE_CALL:
+        if op.in_place is not None and caller.f_code is NODE_CALL:
             op = self._choose_form(op, args[0], variables(caller)["node"])
         elif op.is_sum and adds_in_place():
             op = self._find_traits(_SUM_IN_PLACE)
@@ -232,16 +230,18 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             op.name, begin, facts.flops, facts.moved_bytes, (args, kwargs), host_bytes=facts.host_bytes
         )
         if facts.hidden is not None:
-            self._note_hidden(index, facts.hidden, self._log.phase)
+            self._observer.on_hidden(index, facts.hidden, self._log.phase)
 
     def _run(self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call on fakes."""
-        func = op.func
+        func, values = op.func, self._values
+        if (made := values.run_instead(func, args, kwargs)) is not NotImplemented:
+            return made
         number = self._cache.number(func, args)
         if number is not None:
             return number
-        if self.reads is not None and self._log.phase is not Phase.OPTIMIZER:
-            self.reads.give(func, args)
+        if values.reads is not None and self._log.phase is not Phase.OPTIMIZER:
+            values.reads.give(func, args)
         if op.checks_dtypes:
             check_dtypes(func, args)
         everywhere = op.everywhere
@@ -252,39 +252,10 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             result = None if needs_no_run else func(*args, **kwargs)
             known_values.follow(func, args, kwargs, result)
         except (*torch_common.DATA_DEPENDENT, torch_common.UnsupportedOperatorException):
-            known, result = known_values.recover(func, args, kwargs, self._fakes, self._log.note_tensors)
-            if not known and func is torch_fakes.NUMBER_OF and args[0].dtype is torch.bool:
-                result = self._condition_that_passes()
-                known = result is not None
-            bound = None if known else self._bound(func, args, kwargs)
-            if bound is not None:
-                result, what = bound
-                self._note_bound(what)
-            elif not known:
-                if not self._is_scalar_of_optimizer(func):
-                    raise
-                # Adafactor scales its step by a norm it reads; no allocation depends on the number.
-                self.made_up_scalars += 1
-                result = 1.0 if args[0].dtype.is_floating_point else 1
+            result = values.answer(func, args, kwargs, self._fakes, self._log.note_tensors)
+            if result is NotImplemented:
+                raise
         return result
-
-    def _bound(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str] | None:
-        note, distinct = self._log.note_tensors, self._takes_all_distinct
-        return bound_result(func, args, kwargs, self._fakes, note, distinct=distinct)
-
-    def _note_bound(self, what: str) -> None:
-        """Note that a shape that hangs on data is taken at its largest."""
-        self.bounded[what, program_place(sys._getframe(1))] = None
-
-    def _condition_that_passes(self) -> bool | None:
-        """The value of a condition with which the program does not raise; None where it does more than check it."""
-        frame = checking_frame(sys._getframe(1))
-        passed = None if frame is None else find_passing_value(frame)
-        self.passed_checks += passed is not None
-        return passed
-
-    def _is_scalar_of_optimizer(self, func: Any) -> bool:
-        return func is torch.ops.aten._local_scalar_dense.default and is_stepping(sys._getframe(1))
 
     def _note_outputs(self, op: OpTraits, result: Any, replay: OpReplay) -> None:
         """Note the storages of tensors whose metadata are known, as `StepLog.note_tensors` does."""

@@ -6,15 +6,14 @@ A node's saved tensors are packed under its number and freed when the node has r
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import wrappers as torch_wrappers
+from fxmem.simulation.observe.observer import Observer
 
 
 class SavedHandle:
@@ -35,23 +34,12 @@ class SavedTensors:
     """The saved tensors of one thread's graph.
 
     Args:
-        on_save: called with what is saved, a tensor or what the program's own pack hook made of it; it is freed when
-            the handle is dead or empty.
-        on_unpack: called with what the program's own unpack hooks return.
-        around: entered for these hooks.
-        newest_that_ran: number of the newest node when an op ran last.
+        observer: told what is saved, and what the program's own unpack hooks return.
+        program: around these hooks; knows the newest node when an op ran last.
     """
 
-    def __init__(
-        self,
-        on_save: Callable[[Any, weakref.ref[SavedHandle]], None],
-        on_unpack: Callable[[torch.Tensor], None],
-        around: Callable[[], contextlib.AbstractContextManager[None]],
-        newest_that_ran: Callable[[], int],
-    ) -> None:
-        self._on_save, self._on_unpack = on_save, on_unpack
-        self._newest_that_ran = newest_that_ran
-        self._around = around
+    def __init__(self, observer: Observer, program: Observer) -> None:
+        self._observer, self._program = observer, program
         self._saved_by: dict[int, list[weakref.ref[SavedHandle]]] = {}
         self._unpacked: list[list[SavedHandle]] = []
         self._unpacking = 0
@@ -68,7 +56,7 @@ class SavedTensors:
         handle = SavedHandle(hooks.pack(tensor), hooks)
         reference = weakref.ref(handle)
         self._saved_by.setdefault(number, []).append(reference)
-        self._on_save(handle.value, reference)
+        self._observer.on_save(handle.value, reference)
         return handle
 
     def _is_output(self, tensor: torch.Tensor, newest: int) -> bool:
@@ -81,7 +69,7 @@ class SavedTensors:
         if torch_autograd.sequence_number(tensor.grad_fn) == newest:
             return True
         several = torch_autograd.is_forward_mode() or torch_wrappers.is_transformed(tensor)
-        return several and self._newest_that_ran() == newest
+        return several and self._program.newest_node_that_ran() == newest
 
     def unpack(self, handle: SavedHandle) -> Any:
         """The tensor, or what the program's own hook makes of what it saved.
@@ -101,9 +89,9 @@ class SavedTensors:
         try:
             if handle.hooks.change_nothing:
                 return handle.value
-            with self._around():
+            with self._program.observe_unpack():
                 found = handle.hooks.unpack(handle.value)
-            self._on_unpack(found)
+            self._observer.on_unpack(found)
             return found
         finally:
             self._unpacking -= 1

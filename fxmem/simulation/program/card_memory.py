@@ -17,13 +17,14 @@ from fxmem.memory.allocator import CachingAllocator, OutOfMemory, Stats, read_se
 from fxmem.records.profile import Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.kernel_settings import chosen_cudnn
+from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.observe.source_lines import program_place
 
 _Request = tuple[int, int, int]
 """A storage, its bytes, its stream."""
 
 
-class CardMemory:
+class CardMemory(Observer):
     """The blocks of a program on its card.
 
     Args:
@@ -62,14 +63,14 @@ class CardMemory:
 
     # --- what the program does ----------------------------------------------------------------------------------------
 
-    def request(self, storage: int, nbytes: int, stream: int) -> None:
+    def on_storage(self, index: int, nbytes: int, stream: int) -> None:
         """Note an allocation of the operator that runs; its kernel's buffers may come first."""
-        self._waiting.append((storage, nbytes, stream))
+        self._waiting.append((index, nbytes, stream))
 
-    def free(self, storage: int) -> None:
+    def on_free(self, index: int) -> None:
         """Free the block of a storage."""
         self.run_operator()
-        self._do(self._free, storage)
+        self._do(self._free, index)
 
     def run_operator(self, hidden: HiddenMemory | None = None, stream: int = 0) -> None:
         """Allocate what an operator has requested, and pass through what its kernel has for itself.

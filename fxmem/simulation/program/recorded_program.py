@@ -23,13 +23,14 @@ from fxmem.simulation.observe.source_lines import error_place
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program.card_memory import describe_shortage
-from fxmem.simulation.program.program_run import ProgramRecording
+from fxmem.simulation.program.recorded_code import RecordedCode
 from fxmem.simulation.program.rounds import FinishedRound
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, isolate_block
 from fxmem.simulation.ranks.classes import with_classes
 from fxmem.simulation.ranks.world import World
 from fxmem.simulation.round_rule import Enough
 from fxmem.simulation.run import require_device
+from fxmem.simulation.wiring import make_recording
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +68,8 @@ class RecordedProgram(ProfiledStep):
     Filled while the block of `fxmem.record` runs; to be read after it.
     """
 
-    def __init__(self, recording: ProgramRecording) -> None:
-        self._recording = recording
+    def __init__(self, code: RecordedCode) -> None:
+        self._code = code
         self.ending = "ran to its end"
         """How the program ended, in words."""
         self._failed = False
@@ -81,7 +82,7 @@ class RecordedProgram(ProfiledStep):
     @functools.cached_property
     def timeline(self) -> Timeline:
         """Bytes alive at every moment of the largest round; its peak says whether the program fits."""
-        memory, shown = self._recording.memory, self._recording.rounds.shown
+        memory, shown = self._code.memory, self._code.rounds.shown
         wanted = None if memory is None or not self._shortage else memory.wanted
         allocated, reserved = wanted or (0, 0)
         if shown is not None and not shown.record.is_whole:
@@ -95,28 +96,28 @@ class RecordedProgram(ProfiledStep):
     def shortage(self) -> str:
         """What the card had no memory for, and where: what ended the program, or with `out_of_memory="continue"` the
         first such request. Empty where there was none."""
-        memory = self._recording.memory
+        memory = self._code.memory
         return self._shortage or ("" if memory is None else memory.shortage)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
         """The rounds, in order: of a training loop, its optimizer steps."""
-        return tuple(each.record for each in self._recording.rounds.finished)
+        return tuple(each.record for each in self._code.rounds.finished)
 
     @property
     def setup(self) -> Round | None:
         """What came before the first round; None where nothing ran on the target then."""
-        return self._recording.rounds.setup
+        return self._code.rounds.setup
 
     @property
     def made_up(self) -> tuple[MadeUp, ...]:
         """What the program was told that no card had computed."""
-        return self._recording.notes.records()
+        return self._code.notes.records()
 
     @property
     def program(self) -> ProgramRun:
         """The record of the whole run."""
-        run = self._recording.program(self.ending, failed=self._failed)
+        run = self._code.summarize(self.ending, failed=self._failed)
         return run if self.files is None else run.model_copy(update={"files": self.files})
 
     @functools.cached_property
@@ -130,11 +131,11 @@ class RecordedProgram(ProfiledStep):
 
     def progress(self) -> str:
         """How far the program is, in words; another thread may ask."""
-        return self._recording.rounds.progress()
+        return self._code.rounds.progress()
 
     def note_answer(self, what: str) -> None:
         """Note what the program is told otherwise than its launcher would say."""
-        self._recording.notes.note("answered", what)
+        self._code.notes.note("answered", what)
 
     def note_files(self, files: ProgramFiles | None) -> None:
         """Note what the program wrote."""
@@ -163,9 +164,9 @@ class RecordedProgram(ProfiledStep):
         self.ending, self._failed = what, True
 
     def _largest(self) -> Profile:
-        shown, target = self._recording.rounds.shown, self._recording.target.name
+        shown, target = self._code.rounds.shown, self._code.recording.target.name
         if self._failed and not self.program.steps:
-            has_run = shown is not None or self._recording.log.ops
+            has_run = shown is not None or self._code.recording.log.ops
             when = "before its first step was over" if has_run else f"before anything ran on {target}"
             raise AnalysisError(f"the program {self.ending}, {when}")
         if shown is not None:
@@ -176,8 +177,8 @@ class RecordedProgram(ProfiledStep):
         )
 
 
-_active: list[ProgramRecording] = []
-"""The recording under way, if there is one."""
+_active: list[RecordedCode] = []
+"""What is recorded now, if there is one."""
 
 
 def mark_step() -> None:
@@ -185,8 +186,8 @@ def mark_step() -> None:
 
     From the first mark on, marks alone end steps. Outside a recording nothing happens, so that a script may keep it.
     """
-    for recording in _active:
-        recording.rounds.mark_step()
+    for code in _active:
+        code.rounds.mark_step()
 
 
 def mark(phase: str) -> None:
@@ -203,8 +204,8 @@ def mark(phase: str) -> None:
     """
     if phase not in list(Phase):
         raise UsageError(f"expected a phase of {', '.join(Phase)}; got {phase!r}")
-    for recording in _active:
-        recording.rounds.mark(Phase(phase))
+    for code in _active:
+        code.rounds.mark(Phase(phase))
 
 
 @contextlib.contextmanager
@@ -297,20 +298,21 @@ def record_rank(
     if out_of_memory not in ("raise", "continue"):
         raise UsageError(f"expected out_of_memory 'raise' or 'continue', got {out_of_memory!r}")
     require_device(target)
-    recording = _kind_of_recording(compiling)(
+    code = RecordedCode(
         target,
         name=name,
         raises=out_of_memory == "raise",
         enough=enough or settings.is_enough,
         max_operators=max_operators,
         prepare=settings.prepare,
-        world=world,
         isolation=isolation,
     )
-    recorded = RecordedProgram(recording)
+    recording = make_recording(target, code, world, compiling)
+    code.record(recording)
+    recorded = RecordedProgram(code)
     with one_at_a_time(), postpone_interrupts(), contextlib.ExitStack() as stack:
-        _active.append(recording)
-        stack.callback(_active.remove, recording)
+        _active.append(code)
+        stack.callback(_active.remove, code)
         try:
             with recording.environment():
                 yield recorded
@@ -318,7 +320,7 @@ def record_rank(
             recorded.note_shortage(error)
             raise
         except Enough:
-            if done := len(recording.rounds.finished):
+            if done := len(code.rounds.finished):
                 recorded.ending = f"stopped after step {done}"
             else:
                 recorded.note_error(f"stopped after {max_operators:,} operators (--max-operators)")
@@ -336,12 +338,3 @@ def read_program_compile(compile: str | None) -> CompileSettings | None:
     if compile not in (None, AS_IS):
         raise UsageError(f"expected compile {AS_IS!r} or None, got {compile!r}: a program says itself what it compiles")
     return None if compile is None else CompileSettings(as_is=True)
-
-
-def _kind_of_recording(compile: CompileSettings | None) -> Callable[..., ProgramRecording]:
-    """What records a program; the compiler is imported only here."""
-    if compile is None:
-        return ProgramRecording
-    from fxmem.simulation.program.compiled.compiled_program import CompiledProgramRecording
-
-    return functools.partial(CompiledProgramRecording, settings=compile)

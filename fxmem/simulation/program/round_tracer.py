@@ -17,7 +17,8 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
-from fxmem.simulation.program.program_log import ProgramLog
+from fxmem.simulation.observe.node_ledger import NodeLedger
+from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 
 
@@ -30,29 +31,16 @@ class RoundTracer(ProgramTracer):
 
     Args:
         roots: the program's modules.
-        log: told at every border of a node.
+        nodes: the program's ledger.
         everything_is_targets: whether calls without a FakeTensor count as well, as on the CPU.
-        on_module_call: called before each call of a root.
-        on_gradient: called when a call outside every node returned a tensor that needs a gradient.
-        further: those of `ProgramTracer`.
+        program: told before each call of a root, and when a call outside every node gave what needs a gradient.
     """
 
-    def __init__(
-        self,
-        roots: Roots,
-        log: ProgramLog,
-        *,
-        everything_is_targets: bool,
-        on_module_call: Callable[[torch.nn.Module], None],
-        on_gradient: Callable[[], None],
-        **further: Any,
-    ) -> None:
+    def __init__(self, roots: Roots, nodes: NodeLedger, program: Observer, *, everything_is_targets: bool) -> None:
         self._roots = roots
-        self._log = log
+        self._log = nodes.log
         self._everything = everything_is_targets
-        self._on_module_call = on_module_call
-        self._on_gradient = on_gradient
-        super().__init__(ProgramRoot(), log, **further)
+        super().__init__(ProgramRoot(), nodes, program, writes_anew=True)
         self.restart()
 
     def restart(self) -> None:
@@ -92,7 +80,7 @@ class RoundTracer(ProgramTracer):
             if name is None:
                 return original(module, *args, **kwargs)
             if self._state in ("tracing", "after") and not self._writer.stack:
-                self._on_module_call(module)
+                self._program.on_module_call(module)
             if self._state not in ("tracing", "recomputing"):
                 return original(module, *args, **kwargs)
             compiled = torch_wrappers.wrapped_module(module)
@@ -126,14 +114,14 @@ class RoundTracer(ProgramTracer):
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function or method that the program calls."""
         if not (self._everything or _names_card(function, args, kwargs) or has_fake(args) or has_fake(kwargs)):
-            run = self._replacement(function) or function
+            run = self._program.find_replacement(function) or function
             return run(*args, **kwargs)
         if function in _NO_CALLS or (not self._writer.stack and function in _BETWEEN):
-            run = self._replacement(function) or function
+            run = self._program.find_replacement(function) or function
             return run(*args, **kwargs)
         result = super().call_torch(function, args, kwargs)
         if self._state == "after" and not self._inside and needs_gradient(result):
-            self._on_gradient()
+            self._program.on_gradient()
         return result
 
 

@@ -21,9 +21,11 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Kind, Phase, Profile, Round
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
-from fxmem.simulation.program.program_log import HighWater, ProgramLog
+from fxmem.simulation.profile_builder import build_profile
+from fxmem.simulation.program.card_memory import CardMemory
+from fxmem.simulation.program.live_bytes import LiveBytes
 from fxmem.simulation.program.roots import Roots
-from fxmem.simulation.program.round_tracer import RoundTracer
+from fxmem.simulation.recording import Recording
 from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
 
 _ELSEWHERE: Final = 20
@@ -71,40 +73,38 @@ class Rounds(RoundRule):
     """The rounds of one program.
 
     Args:
-        log, tracer, roots: the program's.
-        on_card: whether the target is a card.
-        begin: starts the observers anew.
-        build: makes the profile of the round that is over.
+        roots: the program's modules.
+        live: the bytes that it has alive.
+        memory: the card's; None for the CPU.
         enough: asked after each round, with all of them, whether the program has run long enough.
         max_operators: how many operators a round may have before the program is ended.
     """
 
     def __init__(
         self,
-        log: ProgramLog,
         roots: Roots,
+        live: LiveBytes,
+        memory: CardMemory | None,
         *,
-        on_card: bool,
-        begin: Callable[[], None],
-        build: Callable[[], Profile],
         enough: Callable[[Sequence[FinishedRound]], bool],
         max_operators: int,
     ) -> None:
         super().__init__()
-        self._log = log
         self._roots = roots
-        self._on_card = on_card
-        self._begin = begin
-        self._build = build
+        self._live = live
+        self._memory = memory
         self._enough = enough
         self._max_operators = max_operators
-        self.tracer: RoundTracer
         self.setup: Round | None = None
         self.finished: list[FinishedRound] = []
         self.shown: ShownRound | None = None
         self.stepped_names: dict[str, None] = {}
         self._elsewhere = 0
         self._trained: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+
+    def attach(self, recording: Recording) -> None:
+        """Watch the program of this recording."""
+        self._recording, self._log = recording, recording.log
 
     # --- what the program does ----------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Rounds(RoundRule):
         """Begin a phase where the program says so."""
         self._is_setup = False
         self._log.set_phase(phase)
-        self._log.resume_call(OPTIMIZER if phase is Phase.OPTIMIZER else LOSS)
+        self._recording.nodes.resume_call(OPTIMIZER if phase is Phase.OPTIMIZER else LOSS)
 
     def begin_forward(self) -> None:
         """Forward goes on after a backward or an evaluation: another micro-batch, another network."""
@@ -140,8 +140,8 @@ class Rounds(RoundRule):
     def _enter(self, phase: Phase) -> None:
         if self._log.phase not in (phase, Phase.BACKWARD):
             self._log.set_phase(phase)
-            self._log.resume_call(LOSS)
-            self.tracer.resume()
+            self._recording.nodes.resume_call(LOSS)
+            self._recording.tracer.resume()
 
     def _evaluates(self, module: torch.nn.Module) -> bool:
         """Whether a call evaluates what is trained: not a teacher, not a frozen part."""
@@ -163,7 +163,7 @@ class Rounds(RoundRule):
         for root in roots:
             if isinstance(root, torch.Tensor):
                 log.rename(root, "", Kind.OUTPUT)
-        log.end_of_forward()
+        self._recording.nodes.end_of_forward()
         log.set_phase(Phase.BACKWARD)
         try:
             yield
@@ -171,8 +171,8 @@ class Rounds(RoundRule):
             self.backward_ends()
             self._name_residents()
             log.set_phase(Phase.OPTIMIZER)
-            log.resume_call(OPTIMIZER)
-            self.tracer.pause()
+            self._recording.nodes.resume_call(OPTIMIZER)
+            self._recording.tracer.pause()
 
     def progress(self) -> str:
         """Which round it is, its operators so far, and what ends it."""
@@ -189,8 +189,8 @@ class Rounds(RoundRule):
         if self._counts(optimizer):
             if self._log.phase is not Phase.OPTIMIZER:
                 self._log.set_phase(Phase.OPTIMIZER)
-            self._log.resume_call(OPTIMIZER)
-            self.tracer.pause()
+            self._recording.nodes.resume_call(OPTIMIZER)
+            self._recording.tracer.pause()
 
     def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._counts(optimizer):
@@ -198,7 +198,7 @@ class Rounds(RoundRule):
             self._name_residents()
             return
         self._elsewhere += 1
-        if self._elsewhere >= _ELSEWHERE and not self.finished and self._on_card:
+        if self._elsewhere >= _ELSEWHERE and not self.finished and self._memory is not None:
             raise AnalysisError(
                 f"expected a program that trains on the card; {_ELSEWHERE} optimizer steps are over and nothing is "
                 f"there: it trains on the CPU as it was called. Tell it to use the card (--device cuda, "
@@ -207,7 +207,7 @@ class Rounds(RoundRule):
 
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
         # Where the CPU is the target, so are the real tensors of a model that was made before the recording.
-        return any(not self._on_card or torch_wrappers.is_fake(each) for each in stepped_parameters(optimizer))
+        return any(self._memory is None or torch_wrappers.is_fake(each) for each in stepped_parameters(optimizer))
 
     # --- the ends of set-up and rounds --------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Rounds(RoundRule):
 
     def finish(self) -> None:
         """End what is under way where the program itself has ended."""
-        if self._log.ops and (not self.finished or any(self._log.birth)):
+        if self._log.ops and (not self.finished or any(storage.birth for storage in self._log.storages)):
             self.finished.append(self._close(len(self.finished) + 1, is_whole=False))
 
     def _close(self, number: int, *, is_whole: bool = True) -> FinishedRound:
@@ -233,15 +233,15 @@ class Rounds(RoundRule):
         log = self._log
         log.end_phase()
         self._name_residents()
-        sizes = Counter(nbytes for nbytes, birth in zip(log.nbytes, log.birth, strict=True) if birth > 0)
+        sizes = Counter(storage.nbytes for storage in log.storages if storage.birth > 0)
         record = self._record().model_copy(update={"is_whole": is_whole})
-        if number and log.memory is not None:
-            log.memory.forget_history()
+        if number and self._memory is not None:
+            self._memory.forget_history()
         # Rounds begin with what set-up leaves.
-        if self._is_shown(record, sizes) if number else record.requested_bytes > log.live:
-            self.shown = ShownRound(record, sizes, number, self._build())
+        if self._is_shown(record, sizes) if number else record.requested_bytes > self._live.now:
+            self.shown = ShownRound(record, sizes, number, build_profile(self._recording))
         gc.collect()
-        return FinishedRound(record.model_copy(update={"retained_bytes": log.live}), sizes)
+        return FinishedRound(record.model_copy(update={"retained_bytes": self._live.now}), sizes)
 
     def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
         """Whether a round has the highest peak so far; of equals the later one, which is the steadier: in the first,
@@ -252,22 +252,22 @@ class Rounds(RoundRule):
         return sizes != shown.sizes
 
     def _start(self) -> None:
-        self._begin()
-        self._log.high_water = HighWater(self._log.live)
-        if self._log.memory is not None:
-            self._log.memory.clear_highest()
+        self._recording.begin()
+        self._live.clear_highest()
+        if self._memory is not None:
+            self._memory.clear_highest()
 
     def _record(self) -> Round:
-        log, high_water = self._log, self._log.high_water
-        if log.memory is not None:
-            log.memory.ask_cudnn()
+        log, live, memory = self._log, self._live, self._memory
+        if memory is not None:
+            memory.ask_cudnn()
         spans = [span for span in log.phases if span.end > span.begin or span.last_op > span.first_op]
         return Round(
-            requested_bytes=log.memory.highest_requested if log.memory else high_water.requested,
-            allocated_bytes=log.memory.highest_allocated if log.memory else None,
-            reserved_bytes=log.memory.highest_reserved if log.memory else None,
-            phase=high_water.phase,
-            place=high_water.place,
+            requested_bytes=memory.highest_requested if memory else live.highest,
+            allocated_bytes=memory.highest_allocated if memory else None,
+            reserved_bytes=memory.highest_reserved if memory else None,
+            phase=live.phase,
+            place=live.place,
             operators=len(log.ops),
             phases=tuple(span.phase for span in spans),
         )

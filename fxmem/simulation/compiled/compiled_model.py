@@ -1,4 +1,4 @@
-"""`CompiledRecording`: a step is compiled in a first run that is not recorded, and recorded in the second."""
+"""`CompiledModel`: the model of a step is compiled in a first run that is not recorded, and recorded in the second."""
 
 from __future__ import annotations
 
@@ -16,38 +16,40 @@ from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.records.parts import CompileRecord, CompileSettings
 from fxmem.records.profile import Target
 from fxmem.simulation.compiled.compiler import Compiler, differentiate_joint_graphs
-from fxmem.simulation.compiled.launches import LaunchLog, LaunchRecorder
+from fxmem.simulation.compiled.launches import CompiledOpRecorder
 from fxmem.simulation.compiled.tracer import KernelTracer
-from fxmem.simulation.observe.autograd_engine import AutogradEngine
-from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_recorder import OpRecorder
-from fxmem.simulation.observers import Recording
+from fxmem.simulation.recording import EagerCode
 
 
-class CompiledRecording(Recording):
-    """The observers of a compiled step.
+class CompiledModel(EagerCode):
+    """A step whose nodes are the launches of its compiled model.
+
+    Args:
+        target: the machine to pretend.
+        settings: of the compiler.
 
     Raises:
         EnvironmentLacksError: what the compiler needs is not installed.
     """
 
+    compiles = True
+    streams = None
+    is_compiling = True
+
     def __init__(self, target: Target, settings: CompileSettings) -> None:
         self._compiler = Compiler(target, settings)
-        super().__init__(target)
-        self._compiling = True
+        self.kernels: KernelTracer
 
-    def _make_log(self) -> StepLog:
-        return LaunchLog(self.device)
+    def make_recorder(self, *parts: Any) -> OpRecorder:
+        """The recorder of operators, each for a launch."""
+        self.recording.nodes.saves_by_launch = True
+        return CompiledOpRecorder(lambda: self.kernels, lambda *call: True, *parts)
 
-    def _make_recorder(self, *arguments: Any) -> OpRecorder:
-        return LaunchRecorder(lambda: self.kernels, *arguments)
-
-    def attach(self, root: torch.nn.Module) -> None:
-        """Follow the launches of this module."""
-        self.root = root
-        self.kernels = self._compiler.kernels = KernelTracer(root, self.log)
-        self.tracer: Any = self.kernels
-        self.engine = AutogradEngine(self.log, newest_that_ran=lambda: self.recorder.newest_node)
+    def make_tracer(self, root: torch.nn.Module) -> Any:
+        """The tracer that follows the launches of this module."""
+        self.kernels = self._compiler.kernels = KernelTracer(root, self.recording.nodes)
+        return self.kernels
 
     def wrap(self, model: torch.nn.Module) -> Any:
         """The compiled model, which the step calls in the place of the model."""
@@ -68,10 +70,8 @@ class CompiledRecording(Recording):
         """What came of it."""
         return self._compiler.describe()
 
-    # --- what the step runs inside ------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
-    def _observe(self) -> Iterator[None]:
+    def observe(self) -> Iterator[None]:
         """The compiler's surroundings; operators are observed in `observe_run`."""
         with self._compiler.answers(), self._compiler.surroundings():
             yield
@@ -79,36 +79,36 @@ class CompiledRecording(Recording):
     @contextlib.contextmanager
     def observe_run(self) -> Iterator[None]:
         """The first run compiles, and nothing is recorded; later ones are."""
-        if self._compiling:
+        recording, log = self.recording, self.recording.log
+        if self.is_compiling:
             with (
                 differentiate_joint_graphs(),
-                self.log.setup(),
-                self.recorder,  # eager code between graphs, and the optimizer's, may ask for numbers that are known
+                log.setup(),
+                recording.recorder,  # eager code between graphs, and the optimizer's, may ask for known numbers
                 torch_dynamo.observe_compiled_calls(_nothing, _nothing, self._compile, contextlib.nullcontext),
             ):
                 yield
-            self._compiling = False
-            self._compiler.note_numbers(self.log, collects=True)
+            self.is_compiling = False
+            self._compiler.note_numbers(log, collects=True)
             return
         with (
-            self.recorder,
-            self.engine.route(self.tracer.call_function),
-            torch_inductor.without_graph_task(self.engine.release_unpacked),
-            torch_triton.observe_launches(self._note_launch),
-            torch_common.patch(torch, "clear_autocast_cache", self.log.free_in_order),
+            recording.recorder,
+            recording.engine.route(self.kernels.call_function),
+            torch_inductor.without_graph_task(recording.engine.release_unpacked),
+            torch_triton.observe_launches(recording.on_launch),
+            torch_common.patch(torch, "clear_autocast_cache", log.free_in_order),
         ):
             yield
 
     @contextlib.contextmanager
     def _compile(self) -> Iterator[None]:
         """Dynamo traces, and nothing follows what it calls."""
-        with torch_common.no_modes(), self.fakes:
+        with torch_common.no_modes(), self.recording.fakes:
             yield
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the run that compiles is over."""
-        return not self._compiling
+    def observe_recomputation(self) -> contextlib.AbstractContextManager[None]:
+        """What a compiled graph recomputes is in the graph."""
+        return contextlib.nullcontext()
 
 
 def _nothing() -> None:
@@ -118,13 +118,13 @@ def _nothing() -> None:
 class _Root:
     """The compiled model as the step calls it."""
 
-    def __init__(self, model: torch.nn.Module, compiled: Callable[..., Any], recording: CompiledRecording) -> None:
-        self._model, self._compiled, self._recording = model, compiled, recording
+    def __init__(self, model: torch.nn.Module, compiled: Callable[..., Any], compilation: CompiledModel) -> None:
+        self._model, self._compiled, self._compilation = model, compiled, compilation
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._recording.is_compiled:
+        if self._compilation.is_compiling:
             return self._compiled(*args, **kwargs)
-        return self._recording.kernels.call_root(self._compiled, args, kwargs)
+        return self._compilation.kernels.call_root(self._compiled, args, kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._model.zero_grad(set_to_none=set_to_none)

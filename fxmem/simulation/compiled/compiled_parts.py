@@ -1,0 +1,186 @@
+"""`CompiledParts`: what a program or a rank compiles is compiled for the target where it is first called.
+
+Nothing is observed while the compiler is at work: on the card it allocates nothing. What it made runs in the place of
+the code it was made from, and every operator and launch is observed. FSDP2 gathers and reduces in hooks around a
+block's graph, so that inductor sees plain tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem._torch.compiler import dynamo as torch_dynamo
+from fxmem._torch.compiler import inductor as torch_inductor
+from fxmem.records.parts import CompileRecord, CompileSettings
+from fxmem.records.profile import Target
+from fxmem.simulation.compiled.compiler import Compiler, differentiate_joint_graphs
+from fxmem.simulation.compiled.launches import CompiledOpRecorder
+from fxmem.simulation.compiled.part_kernels import PartKernels
+from fxmem.simulation.observe.fx_tracer import Listener
+from fxmem.simulation.observe.op_recorder import OpRecorder
+from fxmem.simulation.ranks import find_blocks
+from fxmem.simulation.recording import EagerCode
+
+
+class CompiledParts(EagerCode):
+    """Compiled code is called beside eager code.
+
+    Args:
+        target: the machine to pretend.
+        settings: of the compiler.
+
+    Raises:
+        EnvironmentLacksError: what the compiler needs is not installed.
+    """
+
+    compiles = True
+    kernels: PartKernels
+
+    def __init__(self, target: Target, settings: CompileSettings) -> None:
+        self._compiler = Compiler(target, settings)
+        self._around_call = contextlib.ExitStack()
+        """What a call of compiled code is inside; left where the call ends."""
+
+    # --- the parts of the recording -----------------------------------------------------------------------------------
+
+    def make_recorder(self, *parts: Any) -> OpRecorder:
+        """The recorder of operators, some of them for a launch."""
+        return CompiledOpRecorder(lambda: self.kernels, self._follows, *parts)
+
+    def _follows(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operator may be for a launch."""
+        return self.kernels.runs_compiled and self.recording.subject.is_targets(func, types, args, kwargs)
+
+    def make_tracer(self, root: torch.nn.Module) -> Any:
+        """The subject's tracer; a launch has no like in the run before, which compiled."""
+        return self.recording.subject.make_tracer(root, writes_anew=True)
+
+    def attach(self) -> None:
+        """Follow the launches among the nodes of the tracer."""
+        recording = self.recording
+        kernels = PartKernels(recording.tracer, recording.subject.find_class, recording.nodes)
+        self.kernels = self._compiler.kernels = kernels
+
+    def restart(self) -> None:
+        """Follow launches in the new graph."""
+        self.kernels.restart()
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Compile what its author has compiled, or else the repeated blocks; of a model without any, the whole."""
+        settings = self._compiler.settings
+        options = {**torch_inductor.mode_options(settings.mode), **settings.options}
+        parts = {path: (chosen or {}, chosen is None) for path, chosen in settings.parts.items()}
+        if not settings.as_is:
+            names = {module: path for path, module in model.named_modules()}
+            parts = {names[block]: (options, True) for block in find_blocks(model) or [model]}
+        backends: dict[str, Callable[..., Any]] = {}  # of one, dynamo compiles blocks that are alike once
+        for path, (chosen, in_place) in parts.items():
+            made = functools.partial(self._compiler.compile, options=chosen)
+            backend = backends.setdefault(repr(chosen), made)
+            part = model.get_submodule(path)
+            torch_dynamo.compile_part(part, backend, in_place=in_place, dynamic=settings.dynamic)
+
+    def describe(self) -> CompileRecord:
+        """What came of it so far."""
+        return self._compiler.describe()
+
+    # --- while the program runs ---------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def environment(self) -> Iterator[None]:
+        """What dynamo is to trace into is looked up here, before any is replaced."""
+        functional: Any = torch.nn.functional
+        plain = ((torch.nn.Module, "__call__"), (torch.overrides, "has_torch_function"), (functional, "linear"))
+        self._plain = [(owner, name, getattr(owner, name)) for owner, name in plain]
+        self._plain.append((functional, "scaled_dot_product_attention", torch_inductor.SDPA))
+        yield
+
+    def observe(self) -> contextlib.AbstractContextManager[None]:
+        """What the program does is observed inside."""
+        return self.recording.observe_code(self._observe_compiled())
+
+    @contextlib.contextmanager
+    def _observe_compiled(self) -> Iterator[None]:
+        engine, on_card = self.recording.engine, self.recording.target.device == "cuda"
+        with (
+            self._compiler.surroundings(self._make_buffer),
+            torch_inductor.without_graph_task(engine.release_unpacked, lambda: engine.keeps_graph),
+            torch_inductor.no_device_guard() if on_card else contextlib.nullcontext(),
+            torch_dynamo.observe_compiled_calls(self._enter_call, self._leave_call, self._compile, self._unpatched),
+            self._around_call,
+        ):
+            yield
+
+    def _enter_call(self) -> None:
+        self.recording.on_compiled_call()
+        stack = self._around_call
+        stack.enter_context(torch_common.without_function_modes(Listener))
+        stack.enter_context(self._unpatched())
+        stack.enter_context(torch_common.patch(torch.Tensor, "register_hook", self._noting_hooks))
+        self.kernels.is_inside = self.recording.nodes.saves_by_launch = True
+
+    def _noting_hooks(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`Tensor.register_hook` where no listener is: a module compiled in place runs its own hooks, such as FSDP2's,
+        inside the call."""
+
+        def register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
+            handle = original(tensor, hook)
+            self.recording.on_tensor_method("register_hook", tensor)
+            return handle
+
+        return register_hook
+
+    def _leave_call(self) -> None:
+        self.kernels.is_inside = self.recording.nodes.saves_by_launch = False
+        self._around_call.close()
+
+    @contextlib.contextmanager
+    def _unpatched(self) -> Iterator[None]:
+        """What dynamo traces into is torch's own."""
+        with contextlib.ExitStack() as stack:
+            for owner, name, plain in self._plain:
+                stack.enter_context(torch_common.patch(owner, name, _put(plain)))
+            yield
+
+    @contextlib.contextmanager
+    def _compile(self) -> Iterator[None]:
+        """Dynamo traces, and nothing follows what it calls."""
+        before, self.is_compiling = self.is_compiling, True
+        observed = torch_common.keep_modes()
+        try:
+            with (
+                torch_common.no_modes(),
+                self.recording.fakes,
+                differentiate_joint_graphs(),
+                self._compiler.answers(),
+                torch_dynamo.observe_optimizer_state(observed),
+            ):
+                yield
+                self._compiler.note_numbers(self.recording.log)  # here, where nothing observes how they are found
+        finally:
+            self.is_compiling = before
+
+    def _make_buffer(self, size: Any, stride: Any, *, dtype: torch.dtype, device: str) -> torch.Tensor:
+        """A buffer of compiled code; on the host, whose kernels do not run either, with zeros."""
+        with self.recording.subject.make_buffers():
+            made = torch.empty_strided(size, stride, dtype=dtype, device=device)
+        return made if isinstance(made, torch_common.FakeTensor) else made.zero_()
+
+    def call_function(self, cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
+        """Run an `autograd.Function.apply`: of compiled code, which is one, or of the program."""
+        calls = self.kernels if self.kernels.is_inside else self.recording.tracer
+        return calls.call_function(cls, args, apply)
+
+    def observe_backward(self) -> contextlib.AbstractContextManager[None]:
+        """No listener follows what the backward of a compiled graph calls."""
+        return torch_common.without_function_modes(Listener)
+
+
+def _put(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value

@@ -1,0 +1,180 @@
+"""`NodeLedger`: for which node of the graph a program works, and what each node returns and saves."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import common as torch_common
+from fxmem._torch import wrappers as torch_wrappers
+from fxmem.records.profile import Kind, Phase
+from fxmem.simulation.observe.event_log import LOSS, StepLog
+from fxmem.simulation.observe.observer import Observer
+
+
+class NodeLedger(Observer):
+    """Listens to the tracer and the autograd engine of a program.
+
+    Args:
+        log: has the storages and ops that are for the nodes.
+    """
+
+    saves_by_launch = False
+    """Whether what autograd saves belongs to the node that allocated it: of compiled code, whose whole graph is one
+    node of autograd."""
+
+    def __init__(self, log: StepLog) -> None:
+        self.log = log
+        self.results: dict[int, list[tuple[tuple[int, ...], str, int | None]]] = {}
+        """By node, shape, dtype and storage of the tensors it returned."""
+        self.backward_node = -1
+        """Number of the node of autograd whose gradient was computed last."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last run, but for results that are alive: what the program read before is not read anew."""
+        self.log.node = LOSS
+        self.restored: dict[tuple[int, int], None] = {}
+        """Node and storage, where its backward read what had not been saved."""
+        self._sequence: list[int] = [0]
+        self._sequence_node: list[int] = [LOSS]
+        self.saved: dict[int, dict[int, None]] = {}
+        """By node, the storages that it saves for backward."""
+        self.saved_at_end: dict[int, int] = {}
+        """The storages that are saved at the end of forward, and the node that each counts for."""
+        self._live_saved: list[tuple[weakref.ref[Any], int, int]] = []
+        self._announced, self._announced_at = LOSS, 0
+        """The node announced last, and how many of these there were then."""
+        storages = self.log.storages
+        self.results = {
+            node: results
+            for node, results in self.results.items()
+            if all(index is None or storages[index].death is None for _, _, index in results)
+        }
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def op_count(self) -> int:
+        """How many ops have run."""
+        return len(self.log.ops)
+
+    def current_call(self) -> int:
+        """The node that ops and storages are for."""
+        return self.log.node
+
+    def resume_call(self, node: int) -> None:
+        """Work for this node again."""
+        self.log.node = node
+
+    def on_call(self, node: int) -> None:
+        """Work for this node from here on."""
+        self.log.node = node
+        if node != self._announced:
+            self._announced, self._announced_at = node, len(self._live_saved)
+        number = torch_autograd.next_sequence_number()
+        if self._sequence[-1] == number:
+            self._sequence_node[-1] = node
+        else:
+            self._sequence.append(number)
+            self._sequence_node.append(node)
+
+    def on_result(self, node: int, first_op: int, result: Any) -> None:
+        """The node returned; correct what was logged under the number announced for it."""
+        announced, log = self.log.node, self.log
+        if announced != node and first_op < len(log.ops):
+            for index in range(first_op, len(log.ops)):
+                log.ops[index].node = node
+            for storage in reversed(log.storages):
+                if storage.birth < log.ops[first_op].begin:
+                    break
+                storage.node = node
+            moved = self.saved.pop(announced, None)
+            if moved is not None:
+                self.saved[node] = moved
+                since = self._announced_at
+                self._live_saved[since:] = [
+                    (r, node if n == announced else n, s) for r, n, s in self._live_saved[since:]
+                ]
+            self._sequence_node[-1] = node
+            self.log.node = node
+        returned = [
+            (tuple(t.shape), str(t.dtype)[6:], log.note_storage(t)) for t in torch_common.iterate_tensors(result)
+        ]
+        self.results.setdefault(node, returned)
+
+    @contextlib.contextmanager
+    def observe_recomputation(self) -> Iterator[None]:
+        """What runs inside recomputes what had been freed."""
+        self.log.recomputing += 1
+        try:
+            yield
+        finally:
+            self.log.recomputing -= 1
+
+    # --- autograd -----------------------------------------------------------------------------------------------------
+
+    def on_backward_node(self, sequence_number: int) -> None:
+        """Work for the node whose gradient is computed next. In forward, as in a loss of gradients, the node stays."""
+        self.log.first_of_backward_node, self.backward_node = len(self.log.storages), sequence_number
+        if self.log.phase is not Phase.FORWARD:
+            self.log.node = self._sequence_node[bisect.bisect_right(self._sequence, sequence_number) - 1]
+
+    def on_save(self, value: Any, handle: weakref.ref[Any]) -> None:
+        """A node saves these tensors for backward."""
+        if not self.saves_by_launch:
+            self._save(value, handle)
+            return
+        for tensor in torch_common.iterate_tensors(value):
+            index = self.log.note_storage(tensor)
+            node = None if index is None else self.log.storages[index].node
+            if node is None:
+                continue
+            before, self.log.node = self.log.node, node
+            self._save(tensor, handle)
+            self.log.node = before
+
+    def _save(self, value: Any, handle: weakref.ref[Any]) -> None:
+        log = self.log
+        for tensor in (part for found in torch_common.iterate_tensors(value) for part in torch_wrappers.parts(found)):
+            index = log.note_part(tensor)
+            if index is None or (storage := log.storages[index]).birth == 0:
+                continue
+            self.saved.setdefault(self.log.node, {})[index] = None
+            if self.log.recomputing and log.phase is Phase.BACKWARD:
+                self.restored[self.log.node, index] = None
+            if storage.kind is None:
+                storage.kind = Kind.SAVED
+            if log.phase is Phase.FORWARD:
+                self._live_saved.append((handle, self.log.node, index))
+
+    def on_unpack(self, tensor: torch.Tensor) -> None:
+        """The program's own unpack hook returned this tensor to the node that runs."""
+        index = self.log.note_storage(tensor)
+        if index is not None:
+            self.restored[self.log.node, index] = None
+
+    def end_of_forward(self) -> None:
+        """Settle which node owns each saved storage: the first to save it that still keeps it.
+
+        Of a round with several forwards, the one that saves most counts.
+        """
+        saved: dict[int, int] = {}
+        for reference, node, index in self._live_saved:
+            handle = reference()
+            if handle is not None and handle.value is not None:
+                saved.setdefault(index, node)
+        self._live_saved = []
+        if self.log.sum_bytes(saved) >= self.log.sum_bytes(self.saved_at_end):
+            self.saved_at_end = saved
+
+    def mark_outputs(self, node: int) -> None:
+        """Mark what this node returned as the model's output."""
+        for _, _, index in self.results.get(node, ()):
+            if index is not None and self.log.storages[index].birth > 0:
+                self.log.storages[index].kind = Kind.OUTPUT

@@ -1,1 +1,0 @@
-"""A program whose compiled parts run as `torch.compile` would run them on the target."""

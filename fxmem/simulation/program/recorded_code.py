@@ -1,0 +1,297 @@
+"""`RecordedCode`: a program runs as it is, on a pretended card, and every round of it becomes a profile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import common as torch_common
+from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import programs as torch_programs
+from fxmem._torch import wrappers as torch_wrappers
+from fxmem.hardware.workspaces import Seen
+from fxmem.records.names import GRAPH_POOL, MAX_OPERATORS, OWN_LOSS, Mode
+from fxmem.records.profile import Phase, ProgramRun, Step, Target
+from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
+from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.program.border import Border, CardMode
+from fxmem.simulation.program.card_memory import CardMemory
+from fxmem.simulation.program.card_operators import CardOperators, MadeUpValues
+from fxmem.simulation.program.card_thread import CardThread
+from fxmem.simulation.program.live_bytes import LiveBytes
+from fxmem.simulation.program.made_up import MadeUpNotes
+from fxmem.simulation.program.roots import Roots, has_target_tensors
+from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
+from fxmem.simulation.program.rounds import FinishedRound, Rounds, find_growth
+from fxmem.simulation.program.sandbox.isolation import Isolation
+from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
+from fxmem.simulation.program.stand_ins.cuda import stand_ins
+from fxmem.simulation.program.stand_ins.host import loader_patches, trace_patches
+from fxmem.simulation.program.stand_ins.nvidia_smi import nvidia_smi_patches
+from fxmem.simulation.program.stand_ins.processes import process_patches
+from fxmem.simulation.program.tensor_reads import TensorReads
+from fxmem.simulation.recording import FinishedRun, Recording, Subject, device_of
+
+
+class RecordedCode(Subject):
+    """The code that the caller runs inside the recording's `environment()`, whatever it is.
+
+    Args:
+        target: the machine to pretend.
+        name: what the program is called in the record.
+        raises: whether an allocation that the card has no room for raises `torch.cuda.OutOfMemoryError`.
+        enough: asked after each round, with all of them, whether the program has run long enough.
+        max_operators: how many operators a round may have before the program is ended.
+        prepare: called with name and module of each model of the program before its first call.
+        isolation: what keeps its files apart; None where they are real.
+    """
+
+    compiles_whole = False
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        name: str = "program",
+        raises: bool = True,
+        enough: Callable[[Sequence[FinishedRound]], bool] = lambda rounds: False,
+        max_operators: int = MAX_OPERATORS,
+        prepare: Callable[[str, torch.nn.Module], None] | None = None,
+        isolation: Isolation | None = None,
+    ) -> None:
+        self.name = name
+        self.notes = MadeUpNotes()
+        self._made_up = MadeUpValues(self.notes)
+        super().__init__(self._made_up)
+        on_card, device = target.device == "cuda", device_of(target)
+        self._border = Border(on_card=on_card)
+        self._thread = CardThread()
+        self.memory = CardMemory(target, os.environ, raises=raises) if on_card else None
+        self._live = LiveBytes()
+        self._operators = CardOperators(self._border, self.memory)
+        self.parts = (self._operators,)
+        self.roots = Roots(prepare)
+        self.rounds = Rounds(self.roots, self._live, self.memory, enough=enough, max_operators=max_operators)
+        self._reads = TensorReads(self._border, self.notes, device)
+        self._isolation = isolation or Isolation()
+        self._checkpoints = Checkpoints(self.notes, device, self._isolation)
+
+    def record(self, recording: Recording) -> None:
+        """Trace whatever the program calls."""
+        self.rounds.attach(recording)
+        self.rounds.compiles = recording.compilation.compiles
+        recording.attach(torch.nn.Module())
+
+    # --- the parts of the recording -----------------------------------------------------------------------------------
+
+    def make_mode(self) -> torch_common.FakeTensorMode:
+        """A mode that leaves the host's tensors real."""
+        mode = CardMode(self._border, self._thread)
+        self._made_up.maker = torch_fakes.Maker(mode)
+        return mode
+
+    def make_log(self, device: torch.device) -> StepLog:
+        """A log that tells the card's allocator of each storage, and counts what is alive."""
+        observers = (self._live,) if self.memory is None else (self.memory, self._live)
+        log = StepLog(device, counts=self._counts, keeps_outputs=True, observers=observers)
+        self._live.log = self._operators.log = log
+        return log
+
+    def _counts(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the target's.
+
+        Real tensors are the host's, on a CPU all that its allocator gave: not numpy's, nor a file's pages.
+        """
+        return isinstance(tensor, torch_common.FakeTensor) or (
+            self.memory is None and tensor.layout is torch.strided and tensor.untyped_storage().resizable()
+        )
+
+    def make_tracer(self, root: torch.nn.Module, *, writes_anew: bool) -> RoundTracer:
+        """A tracer of all that the program calls, round by round."""
+        recording = self.recording
+        return RoundTracer(self.roots, recording.nodes, recording, everything_is_targets=self.memory is None)
+
+    # --- while it runs ------------------------------------------------------------------------------------------------
+
+    @property
+    def output(self) -> Any:
+        """The program's own standard output."""
+        return sys.stdout
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The program runs inside, to its end or until it raises."""
+        self.recording.log.setting_up = False
+        with self.rounds.observe_optimizers(), self._thread.watch():
+            try:
+                yield
+            except torch.cuda.OutOfMemoryError:
+                self.rounds.finish()
+                raise
+        self.rounds.finish()
+
+    def explain(self, error: Exception) -> Exception:
+        """What the program raises passes through."""
+        return error
+
+    def emulate(self) -> contextlib.AbstractContextManager[None]:
+        """Modules that move keep their parameters' identity."""
+        return torch_programs.parameters_keep_identity()
+
+    def patches(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        """What stands in for the rest of the machine: files, data loaders, processes, the card's driver."""
+        on_card, target, world = self.memory is not None, self.recording.target, self.recording.collectives.world
+        yield from self._isolation.patches(self.notes)
+        yield from self._checkpoints.patches()
+        yield from loader_patches(self._border, on_card=on_card)
+        yield from trace_patches(self.notes)
+        yield self._thread.pool_patch()
+        yield torch_programs.observe_moves(self._moving)
+        yield torch_common.patch(torch.nn.Module, "__setstate__", self._copying)
+        if self.memory is not None and target.capability is not None:
+            yield torch_programs.fakes_are_foreach_tensors()
+            yield from stand_ins(self.memory, target.capability, self._thread)
+            yield from nvidia_smi_patches(self.memory, target, self.notes)
+
+        if on_card or world is not None:
+            yield from process_patches(self.notes, world)
+
+    def _moving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`Module.to` and its kind: what has come to the target is a root, its recurrent weights are one block."""
+        depth = 0
+
+        def apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            try:
+                with self.recording.tracer.write_nothing():
+                    moved = original(module, *args, **kwargs)
+            finally:
+                depth -= 1
+            if not depth and has_target_tensors(module, self.recording.device.type):
+                self.roots.note_move(module)
+                flatten_rnn_weights(module)
+            return moved
+
+        return apply
+
+    def _copying(self, original: Callable[..., None]) -> Callable[..., None]:
+        """`copy.deepcopy`: a copy that is averaged or kept is a root, too."""
+
+        def set_state(module: torch.nn.Module, state: Any) -> None:
+            original(module, state)
+            if has_target_tensors(module, self.recording.device.type):
+                self.roots.note_move(module)
+
+        return set_state
+
+    # --- what is observed ---------------------------------------------------------------------------------------------
+
+    def on_hidden(self, op: int, hidden: Any, phase: Phase) -> None:
+        """The kernel of an operator has memory for itself: the card's allocator passes through it."""
+        log, collector = self.recording.log, self.recording.collector
+        if self.memory is None:
+            if isinstance(hidden, Seen) and hidden.memory is not None:
+                self._live.pass_through(log.ops[op], hidden.memory)
+            return
+        if log.streams.current != GRAPH_POOL:
+            self.memory.release_graphs()
+        if isinstance(hidden, Seen):
+            self.memory.run_operator(hidden.memory, log.streams.current)
+            if hidden.multiplies:  # a library asks for its workspace once the output is there
+                held = collector.held().items()
+                self.memory.hold({name: each for name, each in held if not each.needed_by or op in each.needed_by})
+
+    def find_replacement(self, function: Any) -> Callable[..., Any] | None:
+        """What to run where the program looks into a tensor on the card."""
+        return self._reads.replacement(function)
+
+    def on_module_call(self, module: torch.nn.Module) -> None:
+        """A module of the program is about to be called."""
+        self.rounds.module_called(module)
+
+    def on_gradient(self) -> None:
+        """A call between modules leads to a gradient: forward goes on."""
+        self.rounds.begin_forward()
+
+    def on_compiled_call(self) -> None:
+        """The program calls compiled code."""
+        if not self.recording.tracer.path:
+            self.rounds.function_called()
+
+    def takes_backward(self, roots: Sequence[Any]) -> bool:
+        """Whether a root is fake, or an edge on the card.
+
+        A model on the host trains for real.
+        """
+        return self.memory is None or any(
+            torch_wrappers.is_fake(root)
+            or (not isinstance(root, torch.Tensor) and torch_autograd.edge_device(root).type == "cuda")
+            for root in roots
+        )
+
+    def observe_backward(self, roots: Sequence[Any], *, accumulates: bool) -> contextlib.AbstractContextManager[None]:
+        """A backward is a phase of the round."""
+        return self.rounds.observe_backward(roots, accumulates=accumulates)
+
+    # --- what compiled code asks --------------------------------------------------------------------------------------
+
+    def find_class(self, path: str) -> type[torch.nn.Module] | None:
+        """The class of the program's module with this path; None for none."""
+        return self.roots.find_class(path)
+
+    def is_targets(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operator runs on the target."""
+        return self._border.is_targets(func, types, args, kwargs)
+
+    @contextlib.contextmanager
+    def make_buffers(self) -> Iterator[None]:
+        """Compiled code makes a buffer of its own inside: it is the target's."""
+        self._border.making_buffers = True
+        try:
+            yield
+        finally:
+            self._border.making_buffers = False
+
+    # --- what it was --------------------------------------------------------------------------------------------------
+
+    def describe(self) -> FinishedRun:
+        """The round that is over."""
+        rounds, log = self.rounds, self.recording.log
+        trains = bool(self.recording.nodes.saved) or any(span.phase is Phase.BACKWARD for span in log.phases)
+        mode: Mode = "train" if trains else "infer"
+        optimizers = "+".join(rounds.stepped_names) or None
+        loss = OWN_LOSS if trains else None
+        compiled, root = self.recording.compilation.describe(), ProgramRoot()
+        for child, module in self.roots.children():
+            root.add_module(child, module)
+        return FinishedRun(
+            recording=self.recording,
+            name=self.name,
+            step=Step(mode=mode, optimizer=optimizers, loss=loss, precision=None, compiled=compiled),
+            model=root,
+            optimizer=next(iter(rounds.optimizers), None),
+            is_program=True,
+        )
+
+    def summarize(self, ending: str, *, failed: bool) -> ProgramRun:
+        """The record of the whole program."""
+        rounds, shown = self.rounds.finished, self.rounds.shown
+        whole = [each for each in rounds if each.record.is_whole]
+        return ProgramRun(
+            ending=ending,
+            failed=failed,
+            setup=self.rounds.setup,
+            rounds=tuple(each.record for each in rounds),
+            shown=0 if shown is None else shown.number,
+            steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
+            growth_bytes=find_growth(whole),
+            optimizers=tuple(self.rounds.stepped_names),
+            made_up=self.notes.records(),
+        )
