@@ -34,6 +34,7 @@ from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.ranks.world import shard
 from fxmem.simulation.recording import FinishedRun, Subject
 from fxmem.simulation.request import StepRequest
+from fxmem.simulation.residents import name_optimizer_state
 from fxmem.simulation.step import default_loss, describe, make_optimizer, run_forward, run_step
 
 
@@ -118,7 +119,9 @@ class ModelStep(Subject):
             )
         self._log.end_phase()
         self._settle_gradients()
-        self._name_optimizer_state()
+        if self._optimizer is not None:
+            names = {id(tensor): label for label, tensor in self._parameters.items()}
+            name_optimizer_state(self._log, [self._optimizer], names)
         self.recording.collectives.note_host(self._model, self._optimizer)
         for parameter in self._parameters.values() if not self._request.keeps_gradients else ():
             parameter.grad = None
@@ -197,14 +200,6 @@ class ModelStep(Subject):
         if not torch_common.optimizer_state(optimizer):
             with self._log.setup():
                 optimizer.step()
-
-    def _name_optimizer_state(self) -> None:
-        names = {id(tensor): label for label, tensor in self._parameters.items()}
-        optimizer = self._optimizer
-        for parameter, state in torch_common.optimizer_state(optimizer).items() if optimizer is not None else ():
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    self._log.resident(value, Kind.OPTIMIZER_STATE, f"{names.get(id(parameter), '')}.{key}")
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 

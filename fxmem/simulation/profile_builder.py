@@ -177,9 +177,7 @@ def _build_nodes(
     for index, owner in ledger.saved_at_end.items():
         saved[run.row(owner)] += log.storages[index].nbytes
     kept = {
-        run.row(node): tuple(
-            renumbered[i] for i in indices if i in renumbered and i in ledger.saved_at_end
-        )
+        run.row(node): tuple(renumbered[i] for i in indices if i in renumbered and i in ledger.saved_at_end)
         for node, indices in ledger.saved.items()
     }
     first: dict[int, int] = {}

@@ -23,7 +23,7 @@ from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Assumption, Profile, Target
 from fxmem.simulation.analysis import build_module
 from fxmem.simulation.generation.generation import Generation, GenerationRequest, TokenAccount
-from fxmem.simulation.generation.recordings import Recordings
+from fxmem.simulation.generation.decode_recorder import DecodeRecorder
 from fxmem.simulation.given.batches import read_batch
 from fxmem.simulation.kernel_settings import KernelSettings
 from fxmem.simulation.request import StepRequest
@@ -133,7 +133,7 @@ def generate_step(
     given = {"num_beams": request.beams, "do_sample": request.sample}
     options = {**given, **choose_cache(model, request.cache), **_choose_first_token(model), **request.options}
     filled = _fill_prompt(request, model)
-    recordings = Recordings(model, filled, new_tokens, options, progress)
+    recordings = DecodeRecorder(model, filled, new_tokens, options, progress)
     extension: Extension | None = None
     is_proved = False
     try:

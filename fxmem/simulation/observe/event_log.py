@@ -316,20 +316,17 @@ class StepLog:
 
         return free_sorted
 
-    def resident(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
-        """Set the kind and the name of a storage that has none yet."""
+    def resident(
+        self, tensor: torch.Tensor, kind: Kind, name: str, over: tuple[Kind | None, ...] | None = (None,)
+    ) -> None:
+        """Set kind and name of a storage that has one of the kinds `over`, by default none yet; None for any."""
         for path, part in torch_wrappers.named_parts(tensor):
             index = self.note_part(part)
-            if index is not None and (storage := self.storages[index]).kind is None:
+            storage = None if index is None else self.storages[index]
+            if storage is not None and (over is None or storage.kind in over):
+                if storage.kind is None and not storage.birth:  # no operator has shown what it looks like
+                    storage.shape, storage.dtype = tuple(part.shape), part.dtype
                 storage.kind, storage.name = kind, f"{name}.{path}".rstrip(".")
-                storage.shape, storage.dtype = tuple(part.shape), part.dtype
-
-    def relabel(self, tensor: torch.Tensor, kind: Kind, name: str, over: tuple[Kind | None, ...] | None = None) -> None:
-        """Set kind and name of a tensor's storages: of any, or of those that have one of the kinds `over`."""
-        for path, part in torch_wrappers.named_parts(tensor):
-            index = self.note_part(part)
-            if index is not None and (over is None or self.storages[index].kind in over):
-                self.storages[index].kind, self.storages[index].name = kind, f"{name}.{path}".rstrip(".")
 
     def rename(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:
         """Set a storage's name and kind, unless it was there before the step."""

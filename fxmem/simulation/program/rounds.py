@@ -26,6 +26,7 @@ from fxmem.simulation.program.card_memory import CardMemory
 from fxmem.simulation.program.live_bytes import LiveBytes
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.recording import Recording
+from fxmem.simulation.residents import name_modules, name_optimizer_state
 from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
 
 _ELSEWHERE: Final = 20
@@ -277,30 +278,5 @@ class Rounds(RoundRule):
     def _name_residents(self) -> None:
         """Name what modules and optimizers keep, as far as the program has made it."""
         self._roots.adopt_moved()
-        names: dict[int, str] = {}
-        for module, root in self._roots:
-            for path, parameter in module.named_parameters():
-                name = f"{root}.{path}"
-                if names.setdefault(id(parameter), name) != name:
-                    continue
-                self._keep(parameter, Kind.PARAMETER, name)
-                if parameter.grad is not None:
-                    self._log.relabel(parameter.grad, Kind.GRADIENT, f"{name}.grad")
-            for path, buffer in module.named_buffers():
-                self._keep(buffer, Kind.BUFFER, f"{root}.{path}")
-        for optimizer in list(self.optimizers):
-            for stepped, state in optimizer.state.items():
-                for key, value in state.items() if isinstance(state, dict) else ():
-                    if isinstance(value, torch.Tensor):
-                        self._keep(value, Kind.OPTIMIZER_STATE, f"{names.get(id(stepped), '')}.{key}".lstrip("."))
-
-    def _keep(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
-        self._log.relabel(tensor, kind, name, over=_NOT_YET_NAMED[kind])
-
-
-_NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {
-    Kind.PARAMETER: (None, Kind.BUFFER, Kind.INPUT, Kind.SAVED, Kind.OUTPUT),
-    Kind.BUFFER: (None, Kind.INPUT, Kind.SAVED),
-    Kind.OPTIMIZER_STATE: (None, Kind.BUFFER, Kind.INPUT, Kind.SAVED),
-}
-"""By kind, those that it takes the place of."""
+        names = name_modules(self._log, self._roots)
+        name_optimizer_state(self._log, list(self.optimizers), names)

@@ -25,7 +25,7 @@ from fxmem.memory.generation.decode_steps import extend, find_steps
 from fxmem.memory.report_reader import load_report, timeline
 from fxmem.records.profile import Phase
 from fxmem.simulation.generation import recorded_generation
-from fxmem.simulation.generation.recordings import Recordings
+from fxmem.simulation.generation.decode_recorder import DecodeRecorder
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512}
@@ -50,7 +50,7 @@ def mamba():
 def all_recorded(monkeypatch):
     def record(model, prompt, tokens, **settings):
         with monkeypatch.context() as patched:
-            patched.setattr(Recordings, "extend", lambda self: (self.record(0, tokens), None, False))
+            patched.setattr(DecodeRecorder, "extend", lambda self: (self.record(0, tokens), None, False))
             return generate(model, prompt, tokens, **settings)
 
     return record

@@ -1,4 +1,4 @@
-"""Recordings of a generation: its first tokens, what comes where its steps change, and its last tokens."""
+"""DecodeRecorder of a generation: its first tokens, what comes where its steps change, and its last tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COMPARED: Final = 2 + TAIL
 """Steps recorded of those that others are made like: three that are compared, and two more."""
 
 
-class Recordings:
+class DecodeRecorder:
     """What is recorded of a generation.
 
     Args:
