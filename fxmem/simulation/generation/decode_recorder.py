@@ -1,4 +1,4 @@
-"""DecodeRecorder of a generation: its first tokens, what comes where its steps change, and its last tokens."""
+"""`DecodeRecorder`: records a generation's first tokens, its last ones, and what comes where its steps change."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from fxmem.records.parts import GenerationRun
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Assumption, Profile, Target
 from fxmem.simulation.analysis import build_module
-from fxmem.simulation.generation.generation import Generation, GenerationRequest, TokenAccount
 from fxmem.simulation.generation.decode_recorder import DecodeRecorder
+from fxmem.simulation.generation.generation import Generation, GenerationRequest, TokenAccount
 from fxmem.simulation.given.batches import read_batch
 from fxmem.simulation.kernel_settings import KernelSettings
 from fxmem.simulation.request import StepRequest

@@ -1,0 +1,172 @@
+"""Count the combinations of a subject, a verb and an option that the command line refuses: `make refusals`.
+
+Each verb that asks about memory is called on each kind of subject, alone and with each of its own options, up to where
+the first analysis would begin. A refusal is exit code 2 before that. A subject that a verb refuses counts once for
+itself and once for each of the verb's options, since none of them can be asked of it. The number may only fall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+MODEL = """
+import torch
+
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+"""
+SUBJECTS = {
+    "model": (["model.py:build", "--input", "4x8"], []),
+    "model compiled": (["model.py:build", "--input", "4x8", "--compile"], []),
+    "model on ranks": (["model.py:build", "--input", "4x8", "--mesh", "fsdp=2"], []),
+    "generation": (["hf:GPT2LMHeadModel", "--set", "n_layer=1", "--mode", "generate", "--new", "4"], []),
+    "program": ([], ["--run", "train.py", "{}"]),
+    "program compiled": (["--compile", "as-is"], ["--run", "train.py", "{}"]),
+    "program on ranks": (["--ranks", "2"], ["--run", "train.py", "{}"]),
+    "report of a step": (["report.json"], []),
+}
+"""What comes first and what comes last on the command line."""
+VERBS = ("analyze", "plan", "advise", "max-batch", "cards", "shard", "validate", "show", "lines", "layers")
+VERBS = (*VERBS, "report", "graph", "timeline", "export")
+NEEDED = {
+    "shard": ["--cards", "2xh100", "--batch", "4"],
+    "report": ["-o", "out.html"],
+    "graph": ["-o", "out.svg"],
+    "timeline": ["-o", "out.svg"],
+    "export": ["--to", "csv", "-o", "out.csv"],
+}
+"""What a verb asks for whatever its subject is."""
+OPTIONS = {
+    "--budget": ["1GiB"],
+    "--plan": ["plan.json"],
+    "--strategy": ["chen"],
+    "--application": ["operators"],
+    "--host-memory": ["1GiB"],
+    "--certificate": [],
+    "--code": [],
+    "--svg": ["out.svg"],
+    "--json": ["out.json"],
+    "--goal": ["throughput"],
+    "--dim": ["batch"],
+    "--mode": ["infer"],
+    "--accumulate": ["2"],
+    "--prefetch": ["1"],
+    "--values": ["real"],
+    "--precision": ["bf16"],
+    "--quantize": ["int8"],
+    "--lora": ["r=8"],
+    "--compile": [],
+    "--mesh": ["fsdp=2"],
+    "--rank": ["0"],
+    "--steps": ["3"],
+    "--snapshot": ["card.pickle", "--target", "h100"],
+    "--device": ["cpu"],
+    "--after": ["report.json"],
+    "--max-boxes": ["9"],
+}
+ANALYSES = (
+    ("fxmem.simulation.analysis", "_trace"),
+    ("fxmem.simulation.analysis", "trace_step"),
+    ("fxmem.simulation.generation.recorded_generation", "generate_step"),
+    ("fxmem.whatif.program_step", "launch_apart"),
+    ("fxmem.whatif.program_step", "_in_another_process"),
+    ("fxmem.validation.validate_program", "measure_program"),
+    ("fxmem.validation.validate", "read_snapshot"),
+)
+"""Where an analysis begins, by module and name; those that there are."""
+
+
+class _AcceptedError(BaseException):
+    """Nothing was refused up to the first analysis."""
+
+
+def _accept(*_: Any, **__: Any) -> Any:
+    raise _AcceptedError
+
+
+@contextlib.contextmanager
+def _no_analysis() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for module, name in ANALYSES:
+            with contextlib.suppress(ImportError):
+                holder = importlib.import_module(module)
+                if hasattr(holder, name):
+                    stack.enter_context(mock.patch.object(holder, name, _accept))
+        yield
+
+
+def is_refused(words: list[str]) -> str:
+    """The refusal of a command; empty where it is none."""
+    from fxmem.__main__ import main
+
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code = main(words)
+        except _AcceptedError:
+            code = 0
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+    return said.getvalue().strip().splitlines()[-1] if code == 2 else ""
+
+
+def commands() -> Iterator[tuple[str, str, str, list[str]]]:
+    """Subject, verb and option of each combination, and its command."""
+    from fxmem.cli.verbs import load
+
+    for verb in VERBS:
+        own = {name for each in load(verb).ARGUMENTS for name in each.names}
+        for subject, (first, last) in SUBJECTS.items():
+            first = [*first, *NEEDED.get(verb, [])]
+            yield subject, verb, "", [verb, *first, *last]
+            for option, values in OPTIONS.items():
+                if option in own and option not in first:
+                    yield subject, verb, option, [verb, *first, option, *values, *last]
+
+
+def main() -> None:
+    """Print the refusals by verb, and with --list each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true", help="print each refusal")
+    options = parser.parse_args()
+    os.environ["FXMEM_NO_CACHE"] = "1"
+    asked: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        import torch
+
+        import fxmem
+
+        Path("model.py").write_text(MODEL)
+        Path("train.py").write_text("")
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        analysis = fxmem.analyze(model, torch.empty(4, 8))
+        analysis.to_json("report.json")
+        Path("plan.json").write_text(fxmem.plan(analysis, budget="100%").to_json())
+        with _no_analysis():
+            for subject, verb, option, words in commands():
+                asked[verb] += 1
+                why = is_refused(words)
+                refused[verb] += bool(why)
+                if why and options.list:
+                    print(json.dumps([verb, subject, option, why]), flush=True)
+    for verb in VERBS:
+        print(f"{verb:<12}{refused[verb]:>5} of {asked[verb]:>4}", file=sys.stderr)
+    print(f"{refused.total()} of {asked.total()} combinations are refused")
+
+
+if __name__ == "__main__":
+    main()
