@@ -386,7 +386,7 @@ def test_every_strategy_says_what_it_reaches_where_it_cannot(resnet: Profile, st
 
 
 def test_an_unknown_strategy_is_answered_with_the_known_ones(resnet: Profile) -> None:
-    with pytest.raises(UsageError, match="one of auto, chen, flat, mincut"):
+    with pytest.raises(UsageError, match=r"one of auto, .*flat, .*mincut"):
         Planner(resnet, Application.GRAPH).plan("cube", None)  # type: ignore[arg-type]
 
 

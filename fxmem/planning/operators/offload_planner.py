@@ -35,7 +35,6 @@ class OffloadPlanner(OperatorPlanner):
 
     @cached_property
     def regions(self) -> Planner:
-        """See `OperatorPlanner.regions`."""
         return self._without.regions
 
     @cached_property

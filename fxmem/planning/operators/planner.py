@@ -1,4 +1,4 @@
-"""Plans for single results of operators, with the interface of `Planner`."""
+"""Plans for single results of operators."""
 
 from __future__ import annotations
 
@@ -46,13 +46,16 @@ class Choice(NamedTuple):
 
 
 class OperatorPlanner:
-    """Plans for one profile.
+    """Plans of single operators for one profile: a `PlanFinder`.
 
     Args:
         profile: of the unplanned step.
         survey: gives the calls of its forward and what they make, when that is first needed; whatever it raises is
             passed on.
     """
+
+    is_exact = True
+    is_quick = False
 
     def __init__(
         self,
@@ -67,7 +70,6 @@ class OperatorPlanner:
 
     @property
     def operators(self) -> dict[str, int]:
-        """How often the surveyed forward calls each operator that can be recomputed."""
         return dict(sorted({call.name: call.number + 1 for call in self._cutter.calls}.items()))
 
     @cached_property
@@ -75,14 +77,10 @@ class OperatorPlanner:
         """Plans for regions anywhere in the same step."""
         return Planner(self.profile, Application.GRAPH)
 
-    def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
-        """Return the cheapest plan found within a budget of requested bytes; without one, the plan that recomputes
-        nothing.
+    def other_strategies(self, strategy: str) -> tuple[str, ...]:
+        return ()
 
-        Raises:
-            ExceededError: none is.
-            UsageError: the model ran other operators than those of the profile.
-        """
+    def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
         found = self.find(strategy, budget_bytes)
         if found is None:
             raise ExceededError(
@@ -92,7 +90,6 @@ class OperatorPlanner:
         return found
 
     def find(self, strategy: str, budget_bytes: int | None) -> Plan | None:
-        """The same; None if no plan keeps the budget, and no word of the smallest peak."""
         cutter = self._cutter
         if budget_bytes is None or budget_bytes >= cutter.units.unplanned_peak:
             return self._make_plan(strategy, Choice(cutter, cutter.choose(())), budget_bytes)
@@ -123,15 +120,12 @@ class OperatorPlanner:
         return next((found for found in tried if found is not None), None)
 
     def least(self, strategy: str) -> int:
-        """The fewest bytes that a plan takes, by its estimate."""
         return round(self._least.recomputed.peak)
 
     def smallest(self) -> Plan:
-        """The plan that reaches lowest."""
         return self._make_plan("mincut", self._least, None)
 
     def curve(self) -> tuple[Plan, ...]:
-        """Return plans that no other beats in both peak and cost, largest peak first; the first recomputes nothing."""
         highest, lowest = self._cutter.units.unplanned_peak, self._least.recomputed.peak
         budgets = [highest - (highest - lowest) * step / _POINTS for step in range(_POINTS + 1)]
         plans = (self._make_plan("mincut", each, None) for each in self._choices_of_all(budgets))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
@@ -45,7 +46,11 @@ _POINTS = 14
 
 
 class Planner:
-    """Plans for one profile and one way of applying them."""
+    """Plans of regions for one profile and one way of applying them: a `PlanFinder`."""
+
+    is_exact = False
+    is_quick = True
+    operators: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, profile: Profile, application: Application) -> None:
         self.profile, self.application = profile, application
@@ -117,16 +122,10 @@ class Planner:
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
+    def other_strategies(self, strategy: str) -> tuple[str, ...]:
+        return STRATEGIES.get(strategy).weighs
+
     def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
-        """Return the cheapest plan of a strategy within a budget of requested bytes. Peaks are those of the planner's
-        tables.
-
-        Without a budget strategies without a curve give their one plan; the others store everything.
-
-        Raises:
-            UsageError: an unknown strategy.
-            ExceededError: no plan of this strategy keeps the budget; says the smallest peak it reaches.
-        """
         found = self.find(strategy, budget_bytes)
         if found is not None:
             return found
@@ -141,7 +140,6 @@ class Planner:
         )
 
     def find(self, strategy: str, budget_bytes: int | None) -> Plan | None:
-        """The same; None if no plan keeps the budget, and no word of the smallest peak, which takes as long again."""
         asked = STRATEGIES.get(strategy)
         budget = math.inf if budget_bytes is None else float(budget_bytes)
         if asked.has_curve and budget >= self.tables.units.unplanned_peak:
@@ -188,7 +186,6 @@ class Planner:
         return found
 
     def least(self, strategy: str) -> int:
-        """The fewest bytes for which a strategy has a plan. An estimate; 0 for a strategy without a curve."""
         asked = STRATEGIES.get(strategy)
         found = [self.least(name) for name in asked.tries if name != strategy]
         if asked.nests and self.coarse.smallest_nested is not None:
@@ -198,14 +195,12 @@ class Planner:
         return min(found, default=0)
 
     def smallest(self) -> Plan:
-        """The plan that reaches lowest."""
         lowest, nested = self.tables.smallest, self.coarse.smallest_nested
         if nested is not None and nested[0] < lowest:
             return self._plan("nested", "nested", nested[1], self.coarse, None, nested[0])
         return self._plan("flat", "flat", self.tables.flat(lowest) or (), self.tables, None)
 
     def curve(self) -> tuple[Plan, ...]:
-        """Return plans that no other beats in both peak and cost, largest peak first; the first has no regions."""
         highest, lowest = self.tables.units.unplanned_peak, self.tables.smallest
         plans = [self._plan("flat", "flat", (), self.tables, None)]
         for step in range(1, _POINTS + 1):
