@@ -16,8 +16,7 @@ from torch import nn
 
 from fxmem import analyze
 from fxmem.errors import ExceededError, UsageError
-from fxmem.planning import STRATEGIES, Planner, register
-from fxmem.planning.regions import dynamic_programs
+from fxmem.planning import STRATEGIES, Planner, register, tuning
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.kept_products import Selection
@@ -125,7 +124,7 @@ def results_kept(tables: Tables, stretch: Stretch) -> tuple[float, float, float]
 
 
 def test_flat_is_as_cheap_as_the_best_of_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxmem.planning.regions.kept_products._LEVELS", 2)
+    monkeypatch.setattr("fxmem.planning.tuning.LEVELS", 2)
     compared = selective = 0
     for seed in range(24):
         tables = tables_of(random_profile(seed))
@@ -200,9 +199,9 @@ def test_nested_is_as_cheap_as_the_best_recursion_but_for_its_steps_of_memory() 
 
 
 def _solved_cost(tables: Tables, budget: float) -> float:
-    from fxmem.planning.regions.dynamic_programs import SLOTS, _Nested
+    from fxmem.planning.regions.dynamic_programs import _Nested
 
-    return float(_Nested(tables, budget).best[0, tables.units.count, SLOTS])
+    return float(_Nested(tables, budget).best[0, tables.units.count, tuning.SLOTS])
 
 
 # --- what the tables say of real models -------------------------------------------------------------------------------
@@ -502,6 +501,6 @@ def test_fronts_are_long_enough_for_deep_models(
 ) -> None:
     planner, budget = Planner(residual.profile, Application.MODULES), int(share * residual.peak.requested_bytes)
     plan = planner.plan("flat", budget)
-    monkeypatch.setattr(dynamic_programs, "FRONT", 4096)
+    monkeypatch.setattr(tuning, "FRONT", 4096)
     best = planner.plan("flat", budget)
     assert plan.extra_flops <= 1.02 * best.extra_flops

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from fxmem.errors import ExceededError
+from fxmem.planning import tuning
 from fxmem.planning.operators.calls import OperatorCall, OperatorValue
 from fxmem.planning.operators.choices import RecomputeChoice
 from fxmem.planning.operators.min_cut import Cutter
@@ -22,18 +23,6 @@ from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import Profile
 from fxmem.records.units import exact_bytes
-
-_SHARES = (1.0,), (0.97, 1.05, 1.1)
-"""Of a budget, for which the planner of regions is asked for plans to begin from; the second ones where nothing was
-found with the first."""
-_NESTED_SHARES = (1.05, 1.0, 0.95, 0.9), (1.0, 0.9)
-"""Of a budget, for which regions within regions are asked for; the second ones of large steps."""
-_NEARLY_LOWEST = 1.01
-"""Times the lowest peak."""
-_IN_REACH = 1.02
-"""Times a budget, above which the lowest peak found is taken to be out of its reach."""
-_POINTS = 12
-"""Budgets on a curve."""
 
 
 class Choice(NamedTuple):
@@ -110,13 +99,13 @@ class OperatorPlanner:
 
     def _may_keep(self, least: Choice, budget: float) -> bool:
         """Whether single changes of the choice that reaches lowest may keep a budget."""
-        return least.recomputed.peak <= _IN_REACH * budget
+        return least.recomputed.peak <= tuning.IN_REACH * budget
 
     def _find_choice(self, cutter: Cutter, budget: float) -> RecomputeChoice | None:
         as_it_is = cutter.choose(())
         if as_it_is.peak <= budget:
             return as_it_is
-        tried = (cutter.solve(budget, self._seeds(budget * share for share in shares)) for shares in _SHARES)
+        tried = (cutter.solve(budget, self._seeds(budget * share for share in shares)) for shares in tuning.SEED_SHARES)
         return next((found for found in tried if found is not None), None)
 
     def least(self, strategy: str) -> int:
@@ -127,7 +116,10 @@ class OperatorPlanner:
 
     def curve(self) -> tuple[Plan, ...]:
         highest, lowest = self._cutter.units.unplanned_peak, self._least.recomputed.peak
-        budgets = [highest - (highest - lowest) * step / _POINTS for step in range(_POINTS + 1)]
+        budgets = [
+            highest - (highest - lowest) * step / tuning.OPERATOR_CURVE_POINTS
+            for step in range(tuning.OPERATOR_CURVE_POINTS + 1)
+        ]
         plans = (self._make_plan("mincut", each, None) for each in self._choices_of_all(budgets))
         return tuple({plan.regions: plan for plan in plans}.values())
 
@@ -171,7 +163,7 @@ class OperatorPlanner:
         are kept again: they need less than the tables tell.
         """
         tables = self.regions.coarse
-        shares = _NESTED_SHARES[self._cutter.is_large]
+        shares = tuning.NESTED_SHARES[self._cutter.is_large]
         within = [tables.nested(share * budget) or () for share in shares]
         within += [] if tables.smallest_nested is None else [tables.smallest_nested[1]]
         tried = (self._find_rerun(stretches, budget) for stretches in dict.fromkeys(within))
@@ -190,7 +182,7 @@ class OperatorPlanner:
     @cached_property
     def _lowest_of_one_run(self) -> frozenset[int]:
         """The calls of the cheapest choice with about the lowest peak, where each runs once."""
-        budget = _NEARLY_LOWEST * self._least_of_one_run.recomputed.peak
+        budget = tuning.NEARLY_LOWEST * self._least_of_one_run.recomputed.peak
         found = self._find_choice(self._cutter, budget)
         return frozenset() if found is None else found.recomputed
 

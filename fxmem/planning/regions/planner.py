@@ -13,6 +13,7 @@ from fxmem.errors import ExceededError, UsageError
 from fxmem.hardware.op_classes import is_product
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
+from fxmem.planning import tuning
 from fxmem.planning.regions.candidates import (
     Span,
     frees,
@@ -32,17 +33,6 @@ from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Peak, Phase, Profile
 from fxmem.records.units import exact_bytes
-
-_NESTED_UNITS = 128
-"""Units that the nested planner tells apart; its time grows with their cube."""
-_IN_STEPS = 1.03
-"""How many times a budget is asked for where no regions within regions keep it in whole steps of memory."""
-_ASKED = 3
-"""Times that a strategy is asked again for what its regions leave unused of a budget."""
-_USED_UP = 200
-"""A budget is used up when less than this part of it is left."""
-_POINTS = 14
-"""Budgets that a curve is made of."""
 
 
 class Planner:
@@ -87,15 +77,15 @@ class Planner:
     def coarse(self) -> Tables:
         """The same with fewer cuts."""
         tables = self.tables
-        if tables.units.count > _NESTED_UNITS and self.application is Application.GRAPH:
+        if tables.units.count > tuning.NESTED_UNITS and self.application is Application.GRAPH:
             tables = self._tables(worthwhile_cuts(self.profile))
-        if tables.units.count <= _NESTED_UNITS:
+        if tables.units.count <= tuning.NESTED_UNITS:
             return tables
         crossing = dict(zip(tables.units.cuts, tables.units.outputs[0].tolist(), strict=True))
         inner = tables.units.cuts[1:-1]
         # The narrowest cut of each of as many equal stretches of kept bytes.
         kept = np.concatenate([[0.0], np.cumsum(tables.units.keeps)])
-        stretches = np.floor(kept[1:-1] / max(kept[-1], 1) * (_NESTED_UNITS - 1)).astype(int)
+        stretches = np.floor(kept[1:-1] / max(kept[-1], 1) * (tuning.NESTED_UNITS - 1)).astype(int)
         best: dict[int, int] = {}
         for cut, stretch in zip(inner, stretches, strict=True):
             if stretch not in best or crossing[cut] <= crossing[best[stretch]]:
@@ -172,11 +162,11 @@ class Planner:
             return None
         found, asked = strategy.propose(tables, budget), budget
         if found is None and strategy.nests:
-            found = strategy.propose(tables, _IN_STEPS * budget)
+            found = strategy.propose(tables, tuning.IN_STEPS * budget)
             return found if found is not None and tables.estimate(found) <= budget else None
-        for _ in range(_ASKED if found and strategy.has_curve else 0):
+        for _ in range(tuning.ASKED_AGAIN if found and strategy.has_curve else 0):
             spare = budget - tables.estimate(found or ())
-            if spare <= budget / _USED_UP:
+            if spare <= budget / tuning.USED_UP:
                 break
             asked += spare
             more = strategy.propose(tables, asked)
@@ -203,8 +193,8 @@ class Planner:
     def curve(self) -> tuple[Plan, ...]:
         highest, lowest = self.tables.units.unplanned_peak, self.tables.smallest
         plans = [self._plan("flat", "flat", (), self.tables, None)]
-        for step in range(1, _POINTS + 1):
-            found = self.tables.flat(highest - (highest - lowest) * step / _POINTS + 1)
+        for step in range(1, tuning.REGION_CURVE_POINTS + 1):
+            found = self.tables.flat(highest - (highest - lowest) * step / tuning.REGION_CURVE_POINTS + 1)
             if found is not None:
                 plans.append(self._plan("flat", "flat", found, self.tables, None))
         smallest = self.smallest()

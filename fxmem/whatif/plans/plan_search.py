@@ -11,7 +11,7 @@ from fxmem.errors import ExceededError, FxmemError
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.memory.budget import Budget, find_least_budget
-from fxmem.planning import STRATEGIES
+from fxmem.planning import STRATEGIES, tuning
 from fxmem.records.names import Application
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import CurvePoint, Plan, Region
@@ -29,20 +29,6 @@ from fxmem.whatif.plans.proposals import (
     find_cheaper,
 )
 
-_ATTEMPTS = 8
-"""Times a planner is asked for less before its proposals count as not reaching the budget."""
-_HOPED = 1.03
-"""Asked for so many times the bytes, a planner of regions gives the least time that its search can end at.
-
-Planners estimate too many bytes, and are asked again for what a plan leaves unused. Of 75 such searches, for 7 models
-on two cards, 70 ended at no less time than that, 5 at up to 2 % less.
-"""
-_OVERESTIMATED = 1.1
-"""How many times the bytes of a plan's analysis its planner may have estimated: the most of 422 plans for 12 models."""
-_DIGITS = 9
-"""Of seconds that are compared: sums of the same times differ in the last digits of a float."""
-_POINTS = 12
-"""Plans on a curve that are analysed, at most, for each application."""
 _FIXED = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
 """What no plan frees."""
 
@@ -67,7 +53,7 @@ class _Question:
         is_graph = self.way.application is Application.GRAPH
         if self.first is None:
             return True, 0, 0, is_graph
-        return False, round(self.first.after_seconds or 0, _DIGITS), self.first.extra_flops or 0, is_graph
+        return False, round(self.first.after_seconds or 0, tuning.SECONDS_DIGITS), self.first.extra_flops or 0, is_graph
 
 
 @dataclass
@@ -159,7 +145,7 @@ class PlanSearch:
                     refused[question.index] = error
         if best is None and len(refused) == len(self.ways):
             raise refused[len(self.ways) - 1]
-        return best or find_cheaper(*map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit)))
+        return best or find_cheaper(*map(self._if_kept, self._analyse_smallest(tuning.OVERESTIMATED * self._limit)))
 
     def find_any(self) -> Proposal | None:
         """A proposal that keeps the budget, the soonest found; None if there is none."""
@@ -170,7 +156,7 @@ class PlanSearch:
         quick = (way for way in self.ways if way.planner.is_quick)
         for found in filter(None, (self._try_once(way, self.budget.nbytes) for way in quick)):
             return found
-        return next(filter(None, map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit))), None)
+        return next(filter(None, map(self._if_kept, self._analyse_smallest(tuning.OVERESTIMATED * self._limit))), None)
 
     def _try_once(self, way: PlannedWay, nbytes: int) -> Proposal | None:
         """What a way's planner proposes first for so many bytes, if it keeps the budget."""
@@ -205,7 +191,7 @@ class PlanSearch:
         bracket = self._open_bracket(way, self.budget.nbytes)
         first = hoped = self._propose(way, strategy, bracket.ask)
         if not way.planner.is_exact and first is not None and first.regions:
-            hoped = way.planner.find(strategy, round(_HOPED * bracket.ask))
+            hoped = way.planner.find(strategy, round(tuning.HOPED * bracket.ask))
         return _Question(index, way, strategy, first, hoped, bracket)
 
     def _answer(self, question: _Question, rival: Proposal | None) -> Proposal | None:
@@ -227,7 +213,7 @@ class PlanSearch:
         """The cheapest proposal of one strategy; where the analysis disagrees with the planner, it is asked again."""
         way, strategy, proposed = question.way, question.strategy, question.first
         best: Proposal | None = None
-        for attempt in range(_ATTEMPTS if STRATEGIES.get(strategy).has_curve else 1):
+        for attempt in range(tuning.ATTEMPTS if STRATEGIES.get(strategy).has_curve else 1):
             if attempt:
                 proposed = self._propose(way, strategy, bracket.ask)
             if proposed is None and rival is not None and strategy != "flat":
@@ -261,7 +247,7 @@ class PlanSearch:
         if rival is None:
             return False
         if proposed.after_seconds is not None and rival.seconds is not None:
-            return round(proposed.after_seconds, _DIGITS) >= round(rival.seconds, _DIGITS)
+            return round(proposed.after_seconds, tuning.SECONDS_DIGITS) >= round(rival.seconds, tuning.SECONDS_DIGITS)
         extra = proposed.extra_flops
         return extra is not None and extra > (count_extra_flops(self.analysis, rival.analysis) or 0)
 
@@ -303,7 +289,7 @@ class PlanSearch:
         found: list[Proposal] = []
         for estimate, way, plan in self._report.steps(sorted(plans, key=lambda each: each[0])):
             lowest = min((each.analysis.peak.requested_bytes for each in found), default=estimate)
-            if estimate <= min(most, _OVERESTIMATED * lowest):
+            if estimate <= min(most, tuning.OVERESTIMATED * lowest):
                 with contextlib.suppress(*REFUSALS):
                     found.append(self.analyse(way, plan))
         return found
@@ -338,10 +324,10 @@ class PlanSearch:
     def along_the_curve(self) -> Plan:
         """The curve of peak against FLOPs, and the plan with the smallest product of both."""
         proposals = [self.propose_nothing()]
-        for way in self._report.steps(self.ways, of=_POINTS):
+        for way in self._report.steps(self.ways, of=tuning.ANALYSED_CURVE_POINTS):
             with contextlib.suppress(*REFUSALS):
                 self._report(f"looking for plans of every budget ({way.application.value})")
-                for point in self._report.within(_thin(way.planner.curve(), _POINTS)):
+                for point in self._report.within(_thin(way.planner.curve(), tuning.ANALYSED_CURVE_POINTS)):
                     proposals += [self.analyse(way, point)] if point.regions else []
         front: list[Proposal] = []
         for proposal in sorted(proposals, key=lambda each: (each.cost, each.peak_bytes)):
