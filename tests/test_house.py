@@ -128,6 +128,14 @@ def test_every_public_name_is_there(name: str) -> None:
     assert getattr(fxmem, name) is not None
 
 
+def test_a_type_checker_sees_the_public_names() -> None:
+    tree = ast.parse((ROOT / "fxmem" / "__init__.py").read_text(encoding="utf-8"))
+    (seen,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imports = [(alias, node.module) for node in seen.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    # `import analyze as analyze`: without the second name a strict checker takes it for the package's own business.
+    assert {alias.asname: module for alias, module in imports if alias.asname == alias.name} == fxmem._HOMES
+
+
 def test_any_other_name_is_not() -> None:
     with pytest.raises(AttributeError, match="module 'fxmem' has no attribute 'analyse'"):
         _ = fxmem.analyse
