@@ -42,8 +42,7 @@ def certify(profile: Profile, plan: Plan, effort: float = EFFORT) -> Certificate
         profile.target,
     ):
         raise UsageError(
-            f"expected the profile that the plan was made from; the plan is of {plan.model} for "
-            f"{plan.target.name}, "
+            f"expected the profile that the plan was made from; the plan is of {plan.model} for {plan.target.name}, "
             f"or of another step of it"
         )
     if plan.application is Application.OPERATORS:

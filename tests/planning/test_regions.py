@@ -26,6 +26,7 @@ from fxmem.records.plan import Region
 from fxmem.records.profile import ModuleCall, Profile, SourceLine
 from fxmem.simulation.analysis import Analysis
 from fxmem.whatif.plans.proposals import apply_regions
+from tests.planning.legality import is_legal
 from tests.random_models import BATCH, WIDTH, RandomModel
 
 UNITS = 7
@@ -51,7 +52,7 @@ def tables_of(profile: Profile) -> Tables:
     n = units.count
     regions = np.zeros((n + 1, n + 1), dtype=bool)
     for i, j in itertools.combinations(range(n + 1), 2):
-        regions[i, j] = units.is_legal(units.cuts[i], units.cuts[j])
+        regions[i, j] = is_legal(units, units.cuts[i], units.cuts[j])
     return Tables(units, regions)
 
 
@@ -361,10 +362,10 @@ def test_no_region_holds_what_must_not_run_twice() -> None:
     units = CostTables(analyze(Careful(), torch.zeros(4, 16), target="cpu").profile, [])
     names = [node.name for node in units.profile.nodes]
     a, b, add, c = (names.index(name) for name in ("a", "b", "add_", "c"))
-    assert not units.is_legal(b, c)  # reads what is written to later
-    assert not units.is_legal(add, c)  # writes to what another made
-    assert units.is_legal(a, c)
-    assert units.is_legal(c, c + 1)
+    assert not is_legal(units, b, c)  # reads what is written to later
+    assert not is_legal(units, add, c)  # writes to what another made
+    assert is_legal(units, a, c)
+    assert is_legal(units, c, c + 1)
 
 
 def test_what_checkpoints_already_is_left_alone() -> None:
@@ -373,9 +374,9 @@ def test_what_checkpoints_already_is_left_alone() -> None:
     analysis = analyze(model, torch.zeros(BATCH, WIDTH), target="cpu", optimizer=None)
     own = analysis.profile.recomputed[0]
     units = CostTables(analysis.profile, [])
-    assert not units.is_legal(own.first_node - 1, own.last_node)
-    assert not units.is_legal(own.first_node, own.first_node + 1)
-    assert units.is_legal(own.last_node, own.last_node + 2)
+    assert not is_legal(units, own.first_node - 1, own.last_node)
+    assert not is_legal(units, own.first_node, own.first_node + 1)
+    assert is_legal(units, own.last_node, own.last_node + 2)
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))

@@ -2,7 +2,7 @@
 
 Modelled: `DeviceCachingAllocator` in `c10/cuda/CUDACachingAllocator.cpp` as of torch 2.11. Every method names the
 function it follows, by its name in that file. Driven by the same requests, torch's own library and this one give the
-same addresses and the same statistics (tests/test_allocator.py keeps the library's answers).
+same addresses and the same statistics (tests/memory/test_allocator.py keeps the library's answers).
 
 Assumptions
 - One thread. Free blocks are by stream: one that a stream has freed is never handed to another. No block waits for
