@@ -415,6 +415,55 @@ def test_what_a_docstring_names_is_there() -> None:
     assert not found, "named in a docstring, but not there:\n" + "\n".join(found)
 
 
+PROCESS_STATE = {
+    "fxmem/_torch/distributed.py: _RESULTS": "a cache of what operators on a mesh return, the same for every run",
+    "fxmem/_torch/fakes.py: _shared_tables": "a cache of fake kernels' results, the oldest first to go",
+    "fxmem/records/pause_gc.py: _rest": "who is within `pause_gc`; the last to leave turns the collector on again",
+    "fxmem/simulation/kernel_settings.py: _CUDNN": "cuDNN's version in this context, reset where it was set",
+    "fxmem/simulation/kernels/card_emulation.py: _active": "the cards entered on this thread; each leaves when it ends",
+    "fxmem/simulation/kernels/card_emulation.py: _last": "the last card's generation: another makes torch forget",
+    "fxmem/simulation/kernels/fake_kernels.py: _passing": "what checks of data answer; restored where it was changed",
+    "fxmem/simulation/kernels/subclass_ways.py: _linear_runs": "the calls of `linear` that run, till each ends",
+    "fxmem/simulation/known_values.py: _factory_calls": "a cache of which calls make known values",
+    "fxmem/simulation/lock.py: _turn": "which thread analyses; released when it is done",
+    "fxmem/simulation/observe/source_lines.py: _LINES": "a cache of lines of files",
+    "fxmem/simulation/program/recorded_program.py: _active": "the recording under way; leaves when it ends",
+}
+"""All that the process keeps between calls, what it is, and who empties it. The lock guards it, or it is a thread's."""
+
+
+def process_state(tree: ast.Module) -> Iterator[str]:
+    """Names of a module that are bound to something which changes: an empty or lower-case collection, an object of the
+    module's own, a context variable."""
+    own = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+            value, made = node.value, dotted(node.value.func) if isinstance(node.value, ast.Call) else ""
+            items = getattr(value, "elts", getattr(value, "keys", None))
+            if (
+                made == "ContextVar"
+                or (name.islower() and made in own)
+                or (isinstance(value, ast.List | ast.Dict | ast.Set) and (not items or name.islower()))
+            ):
+                yield name
+
+
+def test_what_the_process_keeps_is_listed() -> None:
+    assert list(process_state(ast.parse("_a = []\n_B: dict[int, int] = {}\n_C = [1]\n__all__ = ['x']"))) == [
+        "_a",
+        "_B",
+        "__all__",
+    ]
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in SOURCES
+        for name in process_state(ast.parse(path.read_text(encoding="utf-8")))
+        if name != "__all__"
+    }
+    assert found <= PROCESS_STATE.keys(), "keep it in an object that ends with its work, or say here what empties it"
+
+
 def test_the_linter_bounds_lines_branches_and_arguments() -> None:
     ruff = PYPROJECT["tool"]["ruff"]
     assert (ruff["line-length"], ruff["lint"]["mccabe"]["max-complexity"], ruff["lint"]["pylint"]["max-args"]) == (
