@@ -9,79 +9,57 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fxmem.checkpointing import checkpoint, keep, release_gradients, uncheckpoint
-    from fxmem.memory.by_layer import by_layer
-    from fxmem.memory.by_line import by_line
-    from fxmem.memory.comparison import compare
-    from fxmem.memory.report_reader import load_plan
-    from fxmem.records.plan import Plan
-    from fxmem.simulation.analysis import Analysis, analyze
-    from fxmem.simulation.generation import Generation, generate
-    from fxmem.simulation.kernel_settings import KernelSettings
-    from fxmem.simulation.program import RecordedProgram, mark, mark_step, record
-    from fxmem.validation.validate import validate
-    from fxmem.validation.validate_program import validate_program
-    from fxmem.whatif.advice import advise
-    from fxmem.whatif.card_fit import cards
-    from fxmem.whatif.max_batch import max_batch
-    from fxmem.whatif.serve_size import serve_size
-    from fxmem.whatif.shard import shard
-    from fxmem.whatif.verified_plan import plan
-
-__all__ = [
-    "Analysis",
-    "Generation",
-    "KernelSettings",
-    "Plan",
-    "RecordedProgram",
-    "__version__",
-    "advise",
-    "analyze",
-    "by_layer",
-    "by_line",
-    "cards",
-    "checkpoint",
-    "compare",
-    "generate",
-    "keep",
-    "load_plan",
-    "mark",
-    "mark_step",
-    "max_batch",
-    "plan",
-    "record",
-    "release_gradients",
-    "serve_size",
-    "shard",
-    "uncheckpoint",
-    "validate",
-    "validate_program",
-]
+if TYPE_CHECKING:  # what a type checker sees of the table below
+    from fxmem.checkpointing import checkpoint as checkpoint
+    from fxmem.checkpointing import keep as keep
+    from fxmem.checkpointing import release_gradients as release_gradients
+    from fxmem.checkpointing import uncheckpoint as uncheckpoint
+    from fxmem.memory.by_layer import by_layer as by_layer
+    from fxmem.memory.by_line import by_line as by_line
+    from fxmem.memory.comparison import compare as compare
+    from fxmem.memory.report_reader import load_plan as load_plan
+    from fxmem.records.plan import Plan as Plan
+    from fxmem.simulation.analysis import Analysis as Analysis
+    from fxmem.simulation.analysis import analyze as analyze
+    from fxmem.simulation.generation import Generation as Generation
+    from fxmem.simulation.generation import generate as generate
+    from fxmem.simulation.kernel_settings import KernelSettings as KernelSettings
+    from fxmem.simulation.program import RecordedProgram as RecordedProgram
+    from fxmem.simulation.program import mark as mark
+    from fxmem.simulation.program import mark_step as mark_step
+    from fxmem.simulation.program import record as record
+    from fxmem.validation.validate import validate as validate
+    from fxmem.validation.validate_program import validate_program as validate_program
+    from fxmem.whatif.advice import advise as advise
+    from fxmem.whatif.card_fit import cards as cards
+    from fxmem.whatif.max_batch import max_batch as max_batch
+    from fxmem.whatif.serve_size import serve_size as serve_size
+    from fxmem.whatif.shard import shard as shard
+    from fxmem.whatif.verified_plan import plan as plan
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Analysis": "fxmem.simulation.analysis",
-    "analyze": "fxmem.simulation.analysis",
     "Generation": "fxmem.simulation.generation",
-    "generate": "fxmem.simulation.generation",
     "KernelSettings": "fxmem.simulation.kernel_settings",
     "Plan": "fxmem.records.plan",
     "RecordedProgram": "fxmem.simulation.program",
-    "record": "fxmem.simulation.program",
     "advise": "fxmem.whatif.advice",
+    "analyze": "fxmem.simulation.analysis",
     "by_layer": "fxmem.memory.by_layer",
     "by_line": "fxmem.memory.by_line",
     "cards": "fxmem.whatif.card_fit",
     "checkpoint": "fxmem.checkpointing",
     "compare": "fxmem.memory.comparison",
+    "generate": "fxmem.simulation.generation",
     "keep": "fxmem.checkpointing",
     "load_plan": "fxmem.memory.report_reader",
     "mark": "fxmem.simulation.program",
     "mark_step": "fxmem.simulation.program",
     "max_batch": "fxmem.whatif.max_batch",
     "plan": "fxmem.whatif.verified_plan",
+    "record": "fxmem.simulation.program",
     "release_gradients": "fxmem.checkpointing",
     "serve_size": "fxmem.whatif.serve_size",
     "shard": "fxmem.whatif.shard",
@@ -89,6 +67,8 @@ _HOMES = {
     "validate": "fxmem.validation.validate",
     "validate_program": "fxmem.validation.validate_program",
 }
+"""The public names, each with the module that has it."""
+__all__ = ["__version__", *sorted(_HOMES)]
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would take every misspelt name for a public one

@@ -15,7 +15,6 @@ os.environ.setdefault(
 # Each process that compiles for the CPU would build programs to learn whether vectors work that the CPU says it has.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on the network
-os.environ["FXMEM_NO_CACHE"] = "1"  # nor on a result that an earlier one has kept
 
 # The same examples on every run, and none judged by the clock.
 settings.register_profile("fxmem", derandomize=True, deadline=None, database=None)

@@ -1,7 +1,7 @@
 """Private names of torch that all of fxmem needs (fake tensors, operators, nested values), each with why and since
 when.
 
-The other `_torch_*` modules hold those of one subject each; nothing else in fxmem names one.
+The other modules of `fxmem._torch` hold those of one subject each; nothing else in fxmem names one.
 
 Checked on torch 2.11 and 2.15.
 """

@@ -120,7 +120,7 @@ class _Whole:
     within: _Slices | None = None
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `classes.Way`."""
+        """See `subclass.Way`."""
         if not (module.training and torch.is_grad_enabled()):
             return forward(module, *args, **kwargs)
         return self.recomputation(
@@ -152,7 +152,7 @@ class _Slices:
     slices: tuple[_Slice, ...]
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `classes.Way`."""
+        """See `subclass.Way`."""
         if not (module.training and torch.is_grad_enabled()):
             return forward(module, *args, **kwargs)
         return self.forward(module, *args, **kwargs)

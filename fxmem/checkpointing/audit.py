@@ -140,8 +140,7 @@ class Audit:
             self.note("it draws from Python's random, whose state is not wound back; draw from torch")
         elif now != self._generators:
             self.note(
-                "it draws random numbers, and their generator's state is not kept for its second run; plan again "
-                "in "
+                "it draws random numbers, and their generator's state is not kept for its second run; plan again in "
                 "train() mode, or draw from torch"
             )
         for module, before in zip(self._modules, self._before, strict=True):
@@ -161,9 +160,8 @@ class Audit:
                 self._filled = True
             elif not _may_replace(old, new, name in torch_modules.own_buffers(module)):
                 self.note(
-                    f"it changes {name} of {type(module).__name__} on each run, and would change it twice in a "
-                    f"step; "
-                    f"keep that outside of regions"
+                    f"it changes {name} of {type(module).__name__} on each run, and would change it twice in a step; "
+                    "keep that outside of regions"
                 )
 
 

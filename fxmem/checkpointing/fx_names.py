@@ -138,7 +138,7 @@ def _calls(
 
 
 class _Running:
-    """Makes a module run its symbolic graph; see `classes.Way`."""
+    """Makes a module run its symbolic graph; see `subclass.Way`."""
 
     def __init__(self, symbolic: Symbolic, count: Callable[[], int]) -> None:
         self._symbolic = symbolic

@@ -53,7 +53,7 @@ class Rewritten:
         return self._code
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `classes.Way`."""
+        """See `subclass.Way`."""
         if not (module.training and torch.is_grad_enabled()):
             return forward(module, *args, **kwargs)
         return self.prepare(module)(module, args, kwargs)

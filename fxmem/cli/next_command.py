@@ -48,7 +48,7 @@ def _spell(each: Argument, options: argparse.Namespace) -> Iterator[str]:
     name, value = each.names[-1], getattr(options, each.dest)
     if not name.startswith("-"):
         yield str(value)
-    elif value == _default(each) or name in ("--quiet", "--no-cache"):
+    elif value == _default(each) or name == "--quiet":
         return
     elif isinstance(value, bool):
         yield name if value else f"--no-{name[2:]}"

@@ -203,14 +203,7 @@ SHARDING = (
     argument("--offload", metavar="cpu", help="with --mesh: keep the shards in the host's memory (CPUOffloadPolicy)"),
 )
 """How the model is sharded: by the user's own function, or by a plan of ours."""
-CACHE = argument(
-    "--no-cache",
-    dest="cache",
-    action="store_false",
-    default=True,
-    help="make it anew, even if nothing has changed since it was made before",
-)
-ANALYSIS = (MODEL, *STEP, TARGET, *LOOP, CACHE, *COMPILE, *RANKS, *SHARDING)
+ANALYSIS = (MODEL, *STEP, TARGET, *LOOP, *COMPILE, *RANKS, *SHARDING)
 """A model, and all that its analysis depends on."""
 ANALYSIS_OR_REPORT = (MODEL_OR_REPORT, *ANALYSIS[1:])
 """The same, or a report that has it all."""

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from fxmem.cli.specs import BuiltModel
     from fxmem.memory.budget import Budget, BudgetShare
     from fxmem.records.names import Mode
-    from fxmem.records.profile import Profile
+    from fxmem.records.profile import Report, Timeline
     from fxmem.simulation.analysis import Analysis
-    from fxmem.simulation.generation import Generation
+    from fxmem.simulation.generation import AnyAnalysis, Generation
     from fxmem.simulation.kernel_settings import KernelSettings
     from fxmem.simulation.request import StepRequest
     from fxmem.whatif.program_step import ProgramCommand
@@ -106,15 +106,39 @@ def program_command(options: argparse.Namespace, words: ProgramWords) -> Program
     return ProgramCommand(Launch(*words), card, options.steps)
 
 
-def analyze_model(options: argparse.Namespace, progress: Progress, known: Profile | None = None) -> Analysis:
-    """Analyse the step that the options describe; where its profile is known, build the model alone."""
+def load_or_analyze(options: argparse.Namespace) -> tuple[Report, Timeline]:
+    """Load the report that `options.model` names, from a file or stdin, or analyse the model."""
+    from fxmem.memory import report_reader
+
+    if is_report(options.model):
+        report = report_reader.load_report(Path(options.model))
+        return report, report_reader.timeline(report)
+    return analyze_report(options)
+
+
+def analyze_report(options: argparse.Namespace) -> tuple[Report, Timeline]:
+    """The report of the step that the options describe, and its timeline."""
+    from fxmem.memory import report_reader
+
+    with Progress(options.quiet) as progress:
+        report = analyze_model(options, progress).report()
+    return report, report_reader.timeline(report)
+
+
+def analyze_any(options: argparse.Namespace, progress: Progress) -> AnyAnalysis:
+    """Analyse the step, or the generation, that the options describe."""
+    return (analyze_generation if options.mode == "generate" else analyze_model)(options, progress)
+
+
+def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
+    """Analyse the step that the options describe."""
     from fxmem.hardware import catalogue
 
     card = catalogue.target(options.target)
     require_torch(options)
     progress("loading torch")
     with pause_gc():
-        from fxmem.simulation.analysis import analyze_step, restore_analysis
+        from fxmem.simulation.analysis import analyze_step
         from fxmem.simulation.compiled import read_compile
         from fxmem.simulation.ranks import make_plan
 
@@ -140,8 +164,6 @@ def analyze_model(options: argparse.Namespace, progress: Progress, known: Profil
     with pause_gc():  # most of it is the import of the model's library
         built, args, kwargs = build_step(options, progress)
     request = replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes)
-    if known is not None and (request.world is None or request.rank is not None):
-        return restore_analysis(built.module, request, known)
     return analyze_step(built.module, request, progress)
 
 

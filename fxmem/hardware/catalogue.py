@@ -131,7 +131,7 @@ def target(name: str) -> Target:
 
 
 def load_target(path: str | Path) -> Target:
-    """A target read from a JSON file with the fields of `records.Target`.
+    """A target read from a JSON file with the fields of `fxmem.records.profile.Target`.
 
     For a card: `{"name": "mine", "device": "cuda", "memory_bytes": 25250627584, "capability": [8, 9]}`. A `cuda`
     target needs its capability; without `memory_bytes` it is not known whether a step fits.

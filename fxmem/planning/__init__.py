@@ -11,6 +11,7 @@ from fxmem.planning.operators.calls import OperatorCall, OperatorValue, StretchP
 from fxmem.planning.operators.offload_planner import OffloadPlanner
 from fxmem.planning.operators.offloads import HostLink
 from fxmem.planning.operators.planner import OperatorPlanner
+from fxmem.planning.plan_finder import PlanFinder
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.planner import Planner
@@ -24,6 +25,7 @@ __all__ = [
     "OperatorCall",
     "OperatorPlanner",
     "OperatorValue",
+    "PlanFinder",
     "Planner",
     "Stretch",
     "StretchPath",

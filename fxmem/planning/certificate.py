@@ -11,15 +11,11 @@ from importlib import metadata
 from typing import Any
 
 from fxmem.errors import EnvironmentLacksError, UsageError
+from fxmem.planning import tuning
 from fxmem.planning.lower_bound import Relaxation, relax
 from fxmem.records.names import EFFORT, Application
 from fxmem.records.plan import Certificate, Plan
 from fxmem.records.profile import Profile
-
-_STEPS = 1 << 20
-"""Steps that a budget is divided into; what is kept is rounded down to them, so that the bound stays one."""
-_MOST_COST = 1 << 40
-"""FLOPs are counted in steps so large that all together are no more than this."""
 
 
 def certify(profile: Profile, plan: Plan, effort: float = EFFORT) -> Certificate:
@@ -46,8 +42,7 @@ def certify(profile: Profile, plan: Plan, effort: float = EFFORT) -> Certificate
         profile.target,
     ):
         raise UsageError(
-            f"expected the profile that the plan was made from; the plan is of {plan.model} for "
-            f"{plan.target.name}, "
+            f"expected the profile that the plan was made from; the plan is of {plan.model} for {plan.target.name}, "
             f"or of another step of it"
         )
     if plan.application is Application.OPERATORS:
@@ -101,13 +96,13 @@ def _least(program: Relaxation, budget_bytes: int, effort: float, cp_model: Any)
         model.add_bool_or([literal(number) for number in clause])
     for parts, whole in program.sums:
         model.add(sum(literal(part) for part in parts) == literal(whole))
-    step = max(budget_bytes // _STEPS, 1)
+    step = max(budget_bytes // tuning.CERTIFICATE_STEPS, 1)
     for load in program.loads:
         model.add(sum(nbytes // step * literal(held) for nbytes, held in load.held) <= load.room // step)
     total = sum(flops for flops, _ in program.costs)
     unit = max(math.gcd(*(flops for flops, _ in program.costs)), 1)
-    if total // unit > _MOST_COST:
-        unit = total // _MOST_COST
+    if total // unit > tuning.CERTIFICATE_MOST_COST:
+        unit = total // tuning.CERTIFICATE_MOST_COST
     model.minimize(sum(flops // unit * literal(caused) for flops, caused in program.costs))
 
     solver = cp_model.CpSolver()

@@ -33,8 +33,7 @@ def estimate(
     """
     if profile.step.mode != "train":
         raise UsageError(
-            "expected the report of a training step: at inference nothing is saved for backward, so there is "
-            "nothing "
+            "expected the report of a training step: at inference nothing is saved for backward, so there is nothing "
             "to checkpoint"
         )
     limit = None if budget is None else parse_budget(budget).resolve(peak.counted_bytes).nbytes

@@ -35,18 +35,12 @@ from numpy.typing import NDArray
 
 from fxmem.hardware.op_classes import is_product
 from fxmem.memory import liveness
+from fxmem.planning import tuning
 from fxmem.planning.arrays import Ints
 from fxmem.planning.regions.candidates import module_spans
 from fxmem.planning.regions.cost_tables import OUTSIDE, CostTables
 from fxmem.records.names import Application
 from fxmem.records.profile import Kind, Phase, Profile
-
-_SMALL = 1000
-"""Storages that together are less than this part of the budget are not counted: a program of fewer variables, and a
-bound hardly lower."""
-_MOMENTS = 1200
-"""Moments that are counted at most: those with most bytes alive without a plan."""
-
 
 _OF_THE_ENGINE = frozenset({"aten.sum.dim_IntList", "aten._to_copy.default"})
 """Operators with which the autograd engine brings a gradient to the shape and dtype of what it is the gradient of."""
@@ -128,7 +122,7 @@ class _Builder:
         held = dict(self._find_retained())
         moments = sorted(self._moments(), key=lambda moment: -moment.unplanned)
         program.short = max(0, *(moment.nbytes - self.budget for moment in moments)) if moments else 0
-        for moment in moments[:_MOMENTS]:
+        for moment in moments[: tuning.MOMENTS]:
             load = self._load(moment, held)
             if sum(nbytes for nbytes, _ in load.held) > load.room:
                 program.loads.append(load)
@@ -157,7 +151,7 @@ class _Builder:
         ]
         made.sort(key=lambda index: profile.storages[index].nbytes)
         self._droppable = np.asarray(made, dtype=np.int64)
-        small = np.cumsum([profile.storages[index].nbytes for index in made]) <= self.budget // _SMALL
+        small = np.cumsum([profile.storages[index].nbytes for index in made]) <= self.budget // tuning.SMALL_STORAGES
         return sorted(index for index, tiny in zip(made, small, strict=True) if not tiny)
 
     @cached_property

@@ -794,7 +794,7 @@ def test_a_step_with_a_pencil() -> None:
 
     assert result.at_peak is not None
     assert (result.at_peak.phase, result.at_peak.tick) == (Phase.BACKWARD, 9)
-    assert result.at_peak.rounding_bytes == 3 * MIB + 324
+    assert result.at_peak.allocated_bytes - result.at_peak.requested_bytes == 3 * MIB + 324
     assert result.at_peak.cached_bytes == 60 * MIB - 1024
     assert result.at_peak.largest_free_block_bytes == 38 * MIB
     assert ReplayedLoop.model_validate_json(result.model_dump_json()) == result

@@ -24,6 +24,7 @@ from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Phase, Profile
 from fxmem.whatif.plans.proposals import apply_regions
+from tests.planning.legality import is_legal
 from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.small_steps import every_outcome, small_step
 
@@ -82,10 +83,10 @@ def random_regions(profile: Profile, names: tuple[str | None, ...], rng: random.
         middle = (first + last) // 2
         inner = (
             (region(first, middle),)
-            if last - first > 3 and units.is_legal(first, middle) and rng.random() < 0.5
+            if last - first > 3 and is_legal(units, first, middle) and rng.random() < 0.5
             else ()
         )
-        if units.is_legal(first, last):
+        if is_legal(units, first, last):
             found.append(region(first, last, inner))
     return found
 

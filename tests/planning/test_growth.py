@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fxmem
-from fxmem.planning.regions import candidates
+from fxmem.planning import tuning
 from fxmem.planning.regions.candidates import Span, graph_cuts, limit_spans
 from fxmem.planning.regions.peaks_by_unit import most_above, sum_alive
 from fxmem.records.profile import Op, Phase
@@ -113,19 +113,19 @@ def test_the_sweep_is_what_adding_up_gives(
 
 
 def test_cuts_of_a_deep_graph_lie_all_along_it() -> None:
-    count = 10 * candidates._MOST_CUTS
+    count = 10 * tuning.MOST_CUTS
     ops = [
         Op(name="aten.mm.default", node=node, phase=Phase.FORWARD, begin=0, end=0, flops=9 if node == 1 else 5)
         for node in range(count)
     ]
     cuts = graph_cuts(make_profile(ticks=1, ops=ops))
-    assert len(cuts) == candidates._MOST_CUTS
+    assert len(cuts) == tuning.MOST_CUTS
     assert cuts[:3] == [1, 2, 12]  # the heavier one, then every tenth, about
     assert cuts[-1] > count - 20
 
 
 def test_modules_are_left_out_level_by_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "_MOST_MODULE_CUTS", 16)
+    monkeypatch.setattr(tuning, "MOST_MODULE_CUTS", 16)
     outer = {(10 * i, 10 * i + 10): Span(10 * i, 10 * i + 10, (f"{i}",), None) for i in range(6)}
     inner = {(i, i + 1): Span(i, i + 1, (f"{i // 10}.{i % 10}",), None) for i in range(60) if i % 10 in (3, 7)}
     kept = limit_spans({**inner, **outer})

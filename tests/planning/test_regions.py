@@ -16,8 +16,7 @@ from torch import nn
 
 from fxmem import analyze
 from fxmem.errors import ExceededError, UsageError
-from fxmem.planning import STRATEGIES, Planner, register
-from fxmem.planning.regions import dynamic_programs
+from fxmem.planning import STRATEGIES, Planner, register, tuning
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.kept_products import Selection
@@ -27,6 +26,7 @@ from fxmem.records.plan import Region
 from fxmem.records.profile import ModuleCall, Profile, SourceLine
 from fxmem.simulation.analysis import Analysis
 from fxmem.whatif.plans.proposals import apply_regions
+from tests.planning.legality import is_legal
 from tests.random_models import BATCH, WIDTH, RandomModel
 
 UNITS = 7
@@ -52,7 +52,7 @@ def tables_of(profile: Profile) -> Tables:
     n = units.count
     regions = np.zeros((n + 1, n + 1), dtype=bool)
     for i, j in itertools.combinations(range(n + 1), 2):
-        regions[i, j] = units.is_legal(units.cuts[i], units.cuts[j])
+        regions[i, j] = is_legal(units, units.cuts[i], units.cuts[j])
     return Tables(units, regions)
 
 
@@ -125,7 +125,7 @@ def results_kept(tables: Tables, stretch: Stretch) -> tuple[float, float, float]
 
 
 def test_flat_is_as_cheap_as_the_best_of_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxmem.planning.regions.kept_products._LEVELS", 2)
+    monkeypatch.setattr("fxmem.planning.tuning.LEVELS", 2)
     compared = selective = 0
     for seed in range(24):
         tables = tables_of(random_profile(seed))
@@ -200,9 +200,9 @@ def test_nested_is_as_cheap_as_the_best_recursion_but_for_its_steps_of_memory() 
 
 
 def _solved_cost(tables: Tables, budget: float) -> float:
-    from fxmem.planning.regions.dynamic_programs import SLOTS, _Nested
+    from fxmem.planning.regions.dynamic_programs import _Nested
 
-    return float(_Nested(tables, budget).best[0, tables.units.count, SLOTS])
+    return float(_Nested(tables, budget).best[0, tables.units.count, tuning.SLOTS])
 
 
 # --- what the tables say of real models -------------------------------------------------------------------------------
@@ -362,10 +362,10 @@ def test_no_region_holds_what_must_not_run_twice() -> None:
     units = CostTables(analyze(Careful(), torch.zeros(4, 16), target="cpu").profile, [])
     names = [node.name for node in units.profile.nodes]
     a, b, add, c = (names.index(name) for name in ("a", "b", "add_", "c"))
-    assert not units.is_legal(b, c)  # reads what is written to later
-    assert not units.is_legal(add, c)  # writes to what another made
-    assert units.is_legal(a, c)
-    assert units.is_legal(c, c + 1)
+    assert not is_legal(units, b, c)  # reads what is written to later
+    assert not is_legal(units, add, c)  # writes to what another made
+    assert is_legal(units, a, c)
+    assert is_legal(units, c, c + 1)
 
 
 def test_what_checkpoints_already_is_left_alone() -> None:
@@ -374,19 +374,19 @@ def test_what_checkpoints_already_is_left_alone() -> None:
     analysis = analyze(model, torch.zeros(BATCH, WIDTH), target="cpu", optimizer=None)
     own = analysis.profile.recomputed[0]
     units = CostTables(analysis.profile, [])
-    assert not units.is_legal(own.first_node - 1, own.last_node)
-    assert not units.is_legal(own.first_node, own.first_node + 1)
-    assert units.is_legal(own.last_node, own.last_node + 2)
+    assert not is_legal(units, own.first_node - 1, own.last_node)
+    assert not is_legal(units, own.first_node, own.first_node + 1)
+    assert is_legal(units, own.last_node, own.last_node + 2)
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_every_strategy_says_what_it_reaches_where_it_cannot(resnet: Profile, strategy: str) -> None:
-    with pytest.raises(ExceededError, match=r"strategy \w+ .*reaches .* at the least"):
+    with pytest.raises(ExceededError, match=r"strategy [\w-]+ .*reaches .* at the least"):
         Planner(resnet, Application.MODULES).plan(strategy, 100_000_000)  # type: ignore[arg-type]
 
 
 def test_an_unknown_strategy_is_answered_with_the_known_ones(resnet: Profile) -> None:
-    with pytest.raises(UsageError, match="one of auto, chen, flat, mincut"):
+    with pytest.raises(UsageError, match=r"one of auto, .*flat, .*mincut"):
         Planner(resnet, Application.GRAPH).plan("cube", None)  # type: ignore[arg-type]
 
 
@@ -502,6 +502,6 @@ def test_fronts_are_long_enough_for_deep_models(
 ) -> None:
     planner, budget = Planner(residual.profile, Application.MODULES), int(share * residual.peak.requested_bytes)
     plan = planner.plan("flat", budget)
-    monkeypatch.setattr(dynamic_programs, "FRONT", 4096)
+    monkeypatch.setattr(tuning, "FRONT", 4096)
     best = planner.plan("flat", budget)
     assert plan.extra_flops <= 1.02 * best.extra_flops

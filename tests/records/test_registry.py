@@ -18,7 +18,8 @@ def registry() -> Registry[object]:
 
 
 def test_own_plugins_are_named_by_their_files_and_described_by_their_first_line() -> None:
-    assert list(registry()) == ["auto", "chen", "flat", "mincut", "modules", "nested", "norms", "sqrt"]
+    assert {"auto", "flat", "mincut"} <= set(registry())
+    assert list(registry()) == sorted(registry())
     assert registry().briefs["flat"] == "optimal under one level of regions with any borders"
 
 

@@ -805,7 +805,7 @@ def test_max_batch_exits_4_where_nothing_fits(model: str, capsys: pytest.Capture
     ],
 )
 def test_wrong_words_are_refused_before_any_work(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(max_batch_command, "kept_step", lambda *_: pytest.fail("analysed"))
+    monkeypatch.setattr(max_batch_command, "analyze_any", lambda *_: pytest.fail("analysed"))
     with pytest.raises(UsageError):
         command(max_batch_command, "torchvision:resnet18", *arguments)
 
@@ -851,7 +851,7 @@ def test_cards_from_the_command_line(model: str, capsys: pytest.CaptureFixture[s
     ("cards", "message"), [("l4,l5", "unknown target 'l5'"), ("l4,cpu", "cards whose memory is known, got 'cpu'")]
 )
 def test_what_is_no_card_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch, cards: str, message: str) -> None:
-    monkeypatch.setattr(cards_command, "kept_step", lambda *_: pytest.fail("analysed"))
+    monkeypatch.setattr(cards_command, "analyze_any", lambda *_: pytest.fail("analysed"))
     with pytest.raises(UsageError, match=message):
         command(cards_command, "torchvision:resnet18", "--only", cards)
 

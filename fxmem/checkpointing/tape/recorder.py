@@ -57,19 +57,9 @@ from fxmem.planning import StretchPath
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 _OVERWRITES = frozenset(
-    {
-        "bernoulli_",
-        "uniform_",
-        "normal_",
-        "random_",
-        "exponential_",
-        "log_normal_",
-        "cauchy_",
-        "geometric_",
-        "zero_",
-        "fill_",
-        "copy_",
-    }
+    """
+    bernoulli_ uniform_ normal_ random_ exponential_ log_normal_ cauchy_ geometric_ zero_ fill_ copy_
+    """.split()
 )
 """What they write does not depend on what was there."""
 _CHANGES_STORAGE = frozenset({"set_", "resize_", "resize_as_", "swap_"})

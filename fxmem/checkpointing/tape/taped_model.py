@@ -61,7 +61,7 @@ class ByOperator:
         )
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `classes.Way`."""
+        """See `subclass.Way`."""
         if not (module.training and torch.is_grad_enabled()):
             return forward(module, *args, **kwargs)
         if torch.compiler.is_compiling():

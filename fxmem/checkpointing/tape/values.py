@@ -358,6 +358,5 @@ def _no_autocast() -> Iterator[None]:
 def _written_error(what: str, tensor: torch.Tensor) -> RuntimeError:
     return RuntimeError(
         f"{what} ({tuple(tensor.shape)} {tensor.dtype}) has been written to, or freed, before backward, so what was "
-        f"made from it cannot be recomputed; "
-        "fxmem.uncheckpoint(model), or plan with another application"
+        "made from it cannot be recomputed; fxmem.uncheckpoint(model), or plan with another application"
     )

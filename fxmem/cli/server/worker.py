@@ -38,8 +38,7 @@ def write_page(options: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Analyse the step whose options stand on stdin, and write its page to stdout."""
-    from fxmem.cli.kept import load_or_analyze
-    from fxmem.cli.step import read_budget
+    from fxmem.cli.step import load_or_analyze, read_budget
     from fxmem.memory.allocator import read_settings
     from fxmem.show.html import PageOptions, report_html
 

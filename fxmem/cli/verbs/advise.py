@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from fxmem.cli.kept import keep, kept_step
 from fxmem.cli.options import (
     ANALYSIS,
     HOST_MEMORY,
@@ -21,6 +20,7 @@ from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import (
     ProgramWords,
+    analyze_any,
     check_generation,
     check_host_memory,
     program_command,
@@ -63,7 +63,6 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem advise`; return the exit code and the text for stdout."""
-    from fxmem.records.advice import Advice
     from fxmem.show.text import advice as advice_reporting
 
     check_output(options)
@@ -72,22 +71,18 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     budget = read_budget(options)
     program = read_program(options)
     check_host_memory(options, of_model=program is None)
+    with Progress(options.quiet) as progress:
+        bench = _model_bench(options, progress) if program is None else _program_bench(options, program, progress)
+        from fxmem.whatif.advice import try_changes
 
-    def make() -> Advice:
-        with Progress(options.quiet) as progress:
-            bench = _model_bench(options, progress) if program is None else _program_bench(options, program, progress)
-            from fxmem.whatif.advice import try_changes
-
-            return try_changes(
-                bench,
-                budget,
-                plans=not options.no_plans,
-                quick=options.quick,
-                progress=progress,
-                found=lambda each: progress.found(_describe(each, bench.step.peak.counted_bytes)),
-            )
-
-    advice = keep(options, Advice, make, ("budget", "no_plans", "quick", "host_memory")) if program is None else make()
+        advice = try_changes(
+            bench,
+            budget,
+            plans=not options.no_plans,
+            quick=options.quick,
+            progress=progress,
+            found=lambda each: progress.found(_describe(each, bench.step.peak.counted_bytes)),
+        )
     text = write_json(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, **layout(options)))
     short = (
         advice.budget_bytes is not None
@@ -105,7 +100,7 @@ def _describe(each: Suggestion, before: int) -> str:
 
 
 def _model_bench(options: argparse.Namespace, progress: Progress) -> GenerationBench | ModelBench:
-    analysis = kept_step(options, progress)
+    analysis = analyze_any(options, progress)
     from fxmem.simulation.generation import Generation
     from fxmem.whatif.advice import GenerationBench, ModelBench
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem.cli.kept import kept_report
 from fxmem.cli.next_command import next_for_model
 from fxmem.cli.options import ANALYSIS, REPORT_OUTPUT
 from fxmem.cli.output import check_output, write_report
 from fxmem.cli.parser import argument
+from fxmem.cli.step import analyze_report
 
 BRIEF = "peak memory of a step, node by node"
 DESCRIPTION = "Predict the memory of one training or inference step."
@@ -32,5 +32,5 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     budget = None if options.budget is None else parse_bytes(options.budget, "--budget")
-    report, timeline = kept_report(options)
+    report, timeline = analyze_report(options)
     return write_report(options, report, timeline, next_for_model(options, report.peak), budget)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from fxmem.cli.kept import keep, kept_step
 from fxmem.cli.options import (
-    CACHE,
     COMPILE,
     HOST_MEMORY,
     LOOP,
@@ -21,7 +19,7 @@ from fxmem.cli.options import (
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import check_generation, check_host_memory
+from fxmem.cli.step import analyze_any, check_generation, check_host_memory
 from fxmem.errors import UsageError
 
 BRIEF = "which cards a step fits"
@@ -39,7 +37,7 @@ EXAMPLES = (
 
 ARGUMENTS = (
     MODEL,
-    *or_generation(*STEP, *LOOP, CACHE, *COMPILE, *RANKS, *SHARDING),
+    *or_generation(*STEP, *LOOP, *COMPILE, *RANKS, *SHARDING),
     argument(
         "--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own"
     ),
@@ -56,7 +54,6 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem cards`; return the exit code and the text for stdout."""
     from fxmem.hardware import catalogue
-    from fxmem.records.sizes import CardFits
     from fxmem.show.text import sizes as size_reporting
 
     check_output(options)
@@ -74,21 +71,13 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         if catalogue.target(name).memory_bytes is None:
             raise UsageError(f"expected --only with cards whose memory is known, got {name!r}")
     options.target = "h100" if names is None else names[0]
+    with Progress(options.quiet) as progress:
+        analysis = analyze_any(options, progress)
+        from fxmem.whatif import card_fit
 
-    def make() -> CardFits:
-        with Progress(options.quiet) as progress:
-            analysis = kept_step(options, progress)
-            from fxmem.whatif import card_fit
-
-            return card_fit.fit_cards(
-                analysis,
-                names=names,
-                plans=options.plan,
-                host_memory=options.host_memory,
-                progress=progress.found,
-            )
-
-    fits = keep(options, CardFits, make, ("only", "plan", "host_memory"))
+        fits = card_fit.fit_cards(
+            analysis, names=names, plans=options.plan, host_memory=options.host_memory, progress=progress.found
+        )
     if options.time:
         by_time = sorted(fits.cards, key=lambda card: math.inf if card.time is None else card.time.seconds)
         fits = fits.model_copy(update={"cards": tuple(by_time)})

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import copy
 
-from fxmem.cli.kept import load_or_analyze
 from fxmem.cli.options import ANALYSIS_OR_REPORT, text_output
 from fxmem.cli.output import check_output, check_writable, layout, write_file, write_json
 from fxmem.cli.parser import Parser, argument, repeatable
-from fxmem.cli.step import is_report
+from fxmem.cli.step import is_report, load_or_analyze
 from fxmem.errors import UsageError
 
 BRIEF = "what grew from one step to another"

@@ -6,10 +6,10 @@ import argparse
 import os
 from pathlib import Path
 
-from fxmem.cli.kept import load_or_analyze
 from fxmem.cli.options import ANALYSIS_OR_REPORT
 from fxmem.cli.output import check_writable, report_written
 from fxmem.cli.parser import argument
+from fxmem.cli.step import load_or_analyze
 from fxmem.errors import UsageError
 from fxmem.records.registry import EXPORTERS
 

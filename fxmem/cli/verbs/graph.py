@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from fxmem.cli.kept import load_or_analyze
 from fxmem.cli.options import ANALYSIS_OR_REPORT, OPEN, drawing
 from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument, flag
+from fxmem.cli.step import load_or_analyze
 from fxmem.records.names import Heat
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem.cli.kept import load_or_analyze
 from fxmem.cli.options import ANALYSIS_OR_REPORT, width
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument
+from fxmem.cli.step import load_or_analyze
 
 BRIEF = "parameters, MACs, FLOPs and activations, layer by layer"
 DESCRIPTION = (

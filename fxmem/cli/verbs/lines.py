@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem.cli.kept import load_or_analyze
 from fxmem.cli.options import ANALYSIS_OR_REPORT, text_output
 from fxmem.cli.output import check_file, check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag, repeatable
+from fxmem.cli.step import load_or_analyze
 from fxmem.errors import UsageError
 
 BRIEF = "memory by source line, as annotated source"

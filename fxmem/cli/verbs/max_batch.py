@@ -6,12 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.kept import keep, kept_step
 from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_generation, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress, say
-from fxmem.cli.step import ProgramWords, check_generation, program_command, read_program
+from fxmem.cli.step import ProgramWords, analyze_any, check_generation, program_command, read_program
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
 
@@ -63,7 +62,6 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem max-batch`; return the exit code and the text for stdout."""
-    from fxmem.records.sizes import SizeCurve
     from fxmem.show.plots import sizes_svg
     from fxmem.show.text import sizes as size_reporting
 
@@ -71,11 +69,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_generation(options)
     budget = _read_budget(options)
     program = read_program(options, "--batch")
-    if program is not None:
-        curve = _measure_program(options, program, budget)
-    else:
-        decisive = ("dim", "budget", "limit", "goal", "plan")
-        curve = keep(options, SizeCurve, lambda: _measure_model(options, budget), decisive)
+    curve = _measure_model(options, budget) if program is None else _measure_program(options, program, budget)
     if options.svg is not None:
         write_file(options, options.svg, sizes_svg(curve))
     text = write_json(options, curve.model_dump_json(), lambda: size_reporting.curve_table(curve, **layout(options)))
@@ -91,7 +85,7 @@ def _measure_model(options: argparse.Namespace, budget: Budget | None) -> SizeCu
 
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
     with Progress(options.quiet) as progress:
-        analysis = kept_step(options, progress)
+        analysis = analyze_any(options, progress)
         from fxmem.whatif import max_batch, verified_plan
 
         return max_batch.measure_curve(

@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.kept import keep, kept_analysis
 from fxmem.cli.options import ANALYSIS, HOST_MEMORY, MODEL_OR_REPORT, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import (
     ProgramWords,
+    analyze_model,
     check_host_memory,
     is_report,
     program_command,
@@ -86,7 +86,6 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem plan`; return the exit code and the text for stdout."""
     from fxmem.planning import certificate
-    from fxmem.records.plan import Plan
     from fxmem.show import graph
     from fxmem.show.text import plan as plan_reporting
 
@@ -100,9 +99,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_host_memory(options, of_model=program is None and not is_report(options.model))
     if program is not None:
         plan, profile, timeline = _plan_program(options, program, budget)
-    elif options.svg is None and options.certificate is None and not is_report(options.model):
-        decisive = ("budget", "strategy", "application", "host_memory")
-        plan = keep(options, Plan, lambda: _plan_model(options, budget)[0], decisive)
     else:
         plan, profile, timeline = (_plan_report if is_report(options.model) else _plan_model)(options, budget)
     if options.certificate is not None:
@@ -115,7 +111,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[int, str]:
     """The `activation_memory_budget` of a compiled step."""
-    from fxmem.records.plan import CompilePlan
     from fxmem.show.text import compile_plan as reporting
 
     given = [f"--{name}" for name in ("application", "certificate", "code", "svg") if getattr(options, name)]
@@ -127,21 +122,17 @@ def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | N
         raise UsageError("expected --compile with a model: its step is compiled anew for each try")
     if budget is None:
         raise UsageError("expected --compile with --budget: what the compiled step may take")
+    with Progress(options.quiet) as progress:
+        analysis = analyze_model(options, progress)
+        from fxmem.whatif.compile_plan import plan_compiled
 
-    def make() -> CompilePlan:
-        with Progress(options.quiet) as progress:
-            analysis = kept_analysis(options, progress)
-            from fxmem.whatif.compile_plan import plan_compiled
-
-            return plan_compiled(analysis, budget, progress)
-
-    plan = keep(options, CompilePlan, make, ("budget",))
+        plan = plan_compiled(analysis, budget, progress)
     return 0, write_json(options, plan.model_dump_json(), lambda: reporting.table(plan, **layout(options)))
 
 
 def _plan_model(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[Plan, Profile, Timeline]:
     with Progress(options.quiet) as progress:
-        analysis = kept_analysis(options, progress)
+        analysis = analyze_model(options, progress)
         from fxmem.whatif import verified_plan
 
         regions_only = options.certificate is not None  # what it speaks of

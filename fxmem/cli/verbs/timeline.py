@@ -7,11 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.kept import load_or_analyze
 from fxmem.cli.options import ANALYSIS_OR_REPORT, OPEN, OVERLAYS
 from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument
-from fxmem.cli.step import read_budget
+from fxmem.cli.step import load_or_analyze, read_budget
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:

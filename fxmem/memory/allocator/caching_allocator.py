@@ -2,7 +2,7 @@
 
 Modelled: `DeviceCachingAllocator` in `c10/cuda/CUDACachingAllocator.cpp` as of torch 2.11. Every method names the
 function it follows, by its name in that file. Driven by the same requests, torch's own library and this one give the
-same addresses and the same statistics (tests/test_allocator.py keeps the library's answers).
+same addresses and the same statistics (tests/memory/test_allocator.py keeps the library's answers).
 
 Assumptions
 - One thread. Free blocks are by stream: one that a stream has freed is never handed to another. No block waits for
@@ -320,8 +320,8 @@ class CachingAllocator:
         page = SMALL_SEGMENT if pool.small else self.settings.large_segment_bytes
         # A range as large as the request even beyond the device: the driver, not the address space, refuses it.
         nbytes = round_up(max(self._range_bytes, size), page)
-        new_loop = Range(self._new_addresses(nbytes), page, nbytes)
-        block = Block(pool, new_loop.address, nbytes, of=new_loop, mapped=False)
+        range_ = Range(self._new_addresses(nbytes), page, nbytes)
+        block = Block(pool, range_.address, nbytes, of=range_, mapped=False)
         pool.insert(block)
         return block
 

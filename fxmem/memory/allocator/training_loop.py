@@ -34,11 +34,6 @@ class Occupancy(Record):
     """Largest piece of `cached_bytes` in one place."""
 
     @property
-    def rounding_bytes(self) -> int:
-        """Lost inside blocks: allocated, not requested."""
-        return self.allocated_bytes - self.requested_bytes
-
-    @property
     def cached_bytes(self) -> int:
         """Kept, and not handed out: what fragmentation can cost at most."""
         return self.reserved_bytes - self.allocated_bytes

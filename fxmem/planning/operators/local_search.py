@@ -13,16 +13,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from fxmem.planning import tuning
 from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice, RecomputeChoices
-
-_MOVES = 3_000_000
-"""Changes of choices that are tried, times what one takes: calls of the step, and `_BESIDE` more; of more than `_MANY`
-calls their square over that."""
-_BESIDE, _MANY = 250, 1500
-_ABREAST = 6
-"""Of the calls that free most for their cost, how many are tried at a time."""
-_REPAIRS = 24
-"""Changes that are tried to make up for a call that is spared."""
 
 
 class Refiner:
@@ -36,7 +28,9 @@ class Refiner:
     def __init__(self, step: RecomputeChoices, budget: float) -> None:
         self._step, self._budget = step, budget
         calls = len(step.calls)
-        self.moves = _MOVES // (_BESIDE + max(calls, calls * calls // _MANY)) // step.effort
+        self.moves = (
+            tuning.MOVES // (tuning.MOVE_OVERHEAD + max(calls, calls * calls // tuning.MOVES_MANY_CALLS)) // step.effort
+        )
         """Changes that may still be tried."""
         self._states: dict[frozenset[int], ChoiceState] = {}
 
@@ -77,7 +71,7 @@ class Refiner:
             spared = self._step.toggle(state, (costliest,))
             if spared.cost >= state.cost:
                 continue
-            repaired = self._fit_budget(spared, _REPAIRS, below=state.cost, but=costliest)
+            repaired = self._fit_budget(spared, tuning.REPAIRS, below=state.cost, but=costliest)
             if repaired is not None:
                 state = repaired
         return state.choice
@@ -103,11 +97,11 @@ class Refiner:
         while state.peak > self._budget:
             better: list[ChoiceState] = []
             movable = [call for call in self._rank_movable(state) if call != but]
-            changes = [(call,) for call in movable] + list(itertools.combinations(movable[:_ABREAST], 2))
-            for begin in range(0, len(changes), _ABREAST):
+            changes = [(call,) for call in movable] + list(itertools.combinations(movable[: tuning.MOVES_ABREAST], 2))
+            for begin in range(0, len(changes), tuning.MOVES_ABREAST):
                 if self.moves <= max(last, 0):
                     return None
-                batch = changes[begin : begin + _ABREAST]
+                batch = changes[begin : begin + tuning.MOVES_ABREAST]
                 self.moves -= len(batch)
                 better = [
                     other

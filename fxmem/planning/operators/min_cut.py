@@ -18,35 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fxmem.planning import tuning
 from fxmem.planning.arrays import Floats
 from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice, RecomputeChoices
 from fxmem.planning.operators.local_search import Refiner
 from fxmem.records.pause_gc import pause_gc
-
-_CUTS = 60, 12
-"""That are made for any budget, at most and at least."""
-_CUT_CALLS = 60_000
-"""Calls of all graphs that are cut together, in between."""
-_ROUNDS = 3
-"""Cuts for each price of a FLOP, the prices of bytes following the peak."""
-_NEAR = 0.02
-"""What share of the peak a moment may lie below it and still count by a factor of 1/e."""
-_LARGEST = 1 << 28
-"""What the largest value counts as, in the 32 bits that capacities have; what is larger than them counts as endless."""
-_MANY = 1000
-"""Calls from which on less is tried."""
-_STEPS = 80, 20
-"""Cuts that are made for one budget: of graphs of fewer than `_MANY` calls, and of others."""
-_STEP, _SLOWER = 10.0, 5.0
-"""By how many times the share it is over the budget a moment's price goes up in the first of them, as a power of e; and
-after how many steps by 0.7 of that."""
-_MOST, _LEAST = 0.7, 1e-5
-"""By which power of e a price changes in one step at most, and what part of the highest price the others have at
-least."""
-_NEAREST = 4, 2
-"""Choices on either side of a budget that are mixed with each other, of such graphs and of others."""
-_SETTLED = 8, 3
-"""Of what keeps the budget, how many are made cheaper, of such graphs and of others."""
 
 
 class _Network(NamedTuple):
@@ -70,7 +46,7 @@ class Cutter(RecomputeChoices):
     @property
     def is_large(self) -> bool:
         """Whether less is tried."""
-        return len(self.calls) >= _MANY
+        return len(self.calls) >= tuning.LARGE_STEP
 
     # --- cuts ---------------------------------------------------------------------------------------------------------
 
@@ -81,7 +57,7 @@ class Cutter(RecomputeChoices):
 
         network = self._network
         prices = np.concatenate([np.where(self.overwritten, np.inf, keep), recompute, [np.inf]])
-        scale = _LARGEST / max(float(keep.max(initial=0.0)), 1e-30)
+        scale = tuning.LARGEST_CAPACITY / max(float(keep.max(initial=0.0)), 1e-30)
         capacities = np.minimum(np.round(prices[network.price] * scale), np.iinfo(np.int32).max).astype(np.int32)
         size = len(self.values) + len(self.calls) + 2
         graph = csr_array((capacities, network.heads, network.starts), shape=(size, size))
@@ -127,7 +103,7 @@ class Cutter(RecomputeChoices):
         """Weights of moments, 1 in sum, most of it on those near the peak."""
         planned = self.estimate(state)
         top = float(planned.max(initial=1.0))
-        weights = np.exp((planned - top) / (_NEAR * top))
+        weights = np.exp((planned - top) / (tuning.NEAR_PEAK * top))
         shares: Floats = weights / weights.sum()
         return shares
 
@@ -148,7 +124,7 @@ class Cutter(RecomputeChoices):
         for price in self._prices:
             state = None
             kept, made = np.ones(len(self.values)), np.zeros(len(self.values))
-            for _ in range(_ROUNDS):
+            for _ in range(tuning.CUTS_PER_PRICE):
                 if state is not None:
                     now_held, now_made = self._price_values(state, self._near_peak(state))
                     kept, made = (kept + now_held) / 2, (made + now_made) / 2
@@ -172,7 +148,10 @@ class Cutter(RecomputeChoices):
         rates = sorted(
             {float(made[call] / self.costs[call]) for call in calls if made[call] and self.costs[call]}, reverse=True
         )
-        most = max(min(_CUTS[0], _CUT_CALLS // max(len(self.calls), 1)), _CUTS[1]) // _ROUNDS
+        most = (
+            max(min(tuning.CUTS[0], tuning.CUT_CALLS // max(len(self.calls), 1)), tuning.CUTS[1])
+            // tuning.CUTS_PER_PRICE
+        )
         if len(rates) <= most:
             return [rate * 0.999 for rate in rates]
         spread = np.geomspace(rates[0], rates[-1], most)
@@ -203,7 +182,7 @@ class Cutter(RecomputeChoices):
         """
         refiner = Refiner(self, budget)
         front = list(find_front([*self._seeded_choices(seeds), *self._ascend_dual(budget)]))
-        near = _NEAREST[self.is_large]
+        near = tuning.MIXED[self.is_large]
         above = [choice for choice in reversed(front) if choice.peak > budget][:near]
         fitting = [choice for choice in front if choice.peak <= budget][:near]
         fitting += [
@@ -218,7 +197,7 @@ class Cutter(RecomputeChoices):
         if not fitting:
             return None
         cheapest = sorted({choice.recomputed: choice for choice in fitting}.values(), key=_cost)[
-            : _SETTLED[self.is_large]
+            : tuning.SETTLED[self.is_large]
         ]
         settled = [
             refiner.cheapen(choice, refiner.moves // (len(cheapest) - index)) for index, choice in enumerate(cheapest)
@@ -236,14 +215,14 @@ class Cutter(RecomputeChoices):
             return
         state = self.evaluate(())
         weights = over / over.sum() / float(np.sqrt(self._prices[0] * self._prices[-1]))
-        for step in range(_STEPS[self.is_large]):
+        for step in range(tuning.ASCENT_STEPS[self.is_large]):
             kept, made = self._price_values(state, weights)
             cut = set(self._cut(self.nbytes * kept, self.costs + self._sum_by_call(self.nbytes * made)))
             state = self.toggle(state, cut ^ state.choice.recomputed)
             yield state.choice
-            share = _STEP / np.sqrt(1 + step / _SLOWER) * (self.estimate(state) / budget - 1)
-            weights = weights * np.exp(np.clip(share, -_MOST, _MOST))
-            weights = np.maximum(weights, _LEAST * weights.max()) * (self.live > 0)
+            share = tuning.ASCENT_RATE / np.sqrt(1 + step / tuning.ASCENT_SLOWS) * (self.estimate(state) / budget - 1)
+            weights = weights * np.exp(np.clip(share, -tuning.ASCENT_LARGEST, tuning.ASCENT_LARGEST))
+            weights = np.maximum(weights, tuning.ASCENT_LEAST_PRICE * weights.max()) * (self.live > 0)
 
 
 def _cost(choice: RecomputeChoice) -> float:

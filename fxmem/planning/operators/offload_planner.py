@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Final
 
 from fxmem.hardware.step_time import step_seconds
+from fxmem.planning import tuning
 from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.operators.offloads import HostLink, OffloadChoices
 from fxmem.planning.operators.planner import Choice, OperatorPlanner
 from fxmem.planning.regions.planner import Planner
-
-_WAITS: Final = 0.01, 0.1
-"""Shares of the unplanned step that a plan may wait for copies; where no such plan keeps a budget, any wait will do."""
 
 
 class OffloadPlanner(OperatorPlanner):
@@ -35,7 +32,6 @@ class OffloadPlanner(OperatorPlanner):
 
     @cached_property
     def regions(self) -> Planner:
-        """See `OperatorPlanner.regions`."""
         return self._without.regions
 
     @cached_property
@@ -44,7 +40,7 @@ class OffloadPlanner(OperatorPlanner):
 
     def _find_choices(self, budget: float) -> list[Choice]:
         step = step_seconds(self.profile, taped=True) or 0.0
-        found = [self._offload(budget, share * step) for share in _WAITS]
+        found = [self._offload(budget, share * step) for share in tuning.WAITS]
         return [each for each in found if each is not None] or [
             each for each in [self._offload(budget, float("inf"))] if each is not None
         ]

@@ -11,20 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 
 from fxmem.hardware.links import FETCHED_AHEAD, SENT_AHEAD
 from fxmem.hardware.step_time import card_ends
+from fxmem.planning import tuning
 from fxmem.planning.arrays import Floats, Ints
 from fxmem.planning.operators.choices import RecomputeChoices
 from fxmem.records.profile import Phase
-
-_LEAST: Final = 1 << 20
-"""Bytes of the smallest result that is offloaded: a copy takes Python time, too."""
-_MOST: Final = 600
-"""Results that are looked at, the largest."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +127,18 @@ class OffloadChoices:
         found: dict[int, OffloadCandidate] = {}
         for number in sorted(range(len(step.values)), key=lambda each: -step.nbytes[each]):
             value, storage, nbytes = step.values[number], step.storages[number], int(step.nbytes[number])
-            if not value.saved or value.overwritten or storage is None or storage not in sent or nbytes < _LEAST:
+            if (
+                not value.saved
+                or value.overwritten
+                or storage is None
+                or storage not in sent
+                or nbytes < tuning.OFFLOAD_LEAST_BYTES
+            ):
                 continue
             one = OffloadCandidate(
                 number, nbytes, sent[storage], int(step.flow_end[number]), int(step.first_use[number])
             )
-            if one.flow_end < one.first_use and len(found) < _MOST:
+            if one.flow_end < one.first_use and len(found) < tuning.OFFLOAD_MOST_VALUES:
                 found.setdefault(storage, one)
         return sorted(found.values(), key=lambda each: -step.costs[step.makers[each.value]] / each.nbytes)
 

@@ -1,4 +1,4 @@
-"""Plans for single results of operators, with the interface of `Planner`."""
+"""Plans for single results of operators."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from fxmem.errors import ExceededError
+from fxmem.planning import tuning
 from fxmem.planning.operators.calls import OperatorCall, OperatorValue
 from fxmem.planning.operators.choices import RecomputeChoice
 from fxmem.planning.operators.min_cut import Cutter
@@ -23,18 +24,6 @@ from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import Profile
 from fxmem.records.units import exact_bytes
 
-_SHARES = (1.0,), (0.97, 1.05, 1.1)
-"""Of a budget, for which the planner of regions is asked for plans to begin from; the second ones where nothing was
-found with the first."""
-_NESTED_SHARES = (1.05, 1.0, 0.95, 0.9), (1.0, 0.9)
-"""Of a budget, for which regions within regions are asked for; the second ones of large steps."""
-_NEARLY_LOWEST = 1.01
-"""Times the lowest peak."""
-_IN_REACH = 1.02
-"""Times a budget, above which the lowest peak found is taken to be out of its reach."""
-_POINTS = 12
-"""Budgets on a curve."""
-
 
 class Choice(NamedTuple):
     """What is recomputed, and what waits in the host's memory."""
@@ -46,13 +35,16 @@ class Choice(NamedTuple):
 
 
 class OperatorPlanner:
-    """Plans for one profile.
+    """Plans of single operators for one profile: a `PlanFinder`.
 
     Args:
         profile: of the unplanned step.
         survey: gives the calls of its forward and what they make, when that is first needed; whatever it raises is
             passed on.
     """
+
+    is_exact = True
+    is_quick = False
 
     def __init__(
         self,
@@ -67,7 +59,6 @@ class OperatorPlanner:
 
     @property
     def operators(self) -> dict[str, int]:
-        """How often the surveyed forward calls each operator that can be recomputed."""
         return dict(sorted({call.name: call.number + 1 for call in self._cutter.calls}.items()))
 
     @cached_property
@@ -75,14 +66,10 @@ class OperatorPlanner:
         """Plans for regions anywhere in the same step."""
         return Planner(self.profile, Application.GRAPH)
 
-    def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
-        """Return the cheapest plan found within a budget of requested bytes; without one, the plan that recomputes
-        nothing.
+    def other_strategies(self, strategy: str) -> tuple[str, ...]:
+        return ()
 
-        Raises:
-            ExceededError: none is.
-            UsageError: the model ran other operators than those of the profile.
-        """
+    def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
         found = self.find(strategy, budget_bytes)
         if found is None:
             raise ExceededError(
@@ -92,7 +79,6 @@ class OperatorPlanner:
         return found
 
     def find(self, strategy: str, budget_bytes: int | None) -> Plan | None:
-        """The same; None if no plan keeps the budget, and no word of the smallest peak."""
         cutter = self._cutter
         if budget_bytes is None or budget_bytes >= cutter.units.unplanned_peak:
             return self._make_plan(strategy, Choice(cutter, cutter.choose(())), budget_bytes)
@@ -113,27 +99,27 @@ class OperatorPlanner:
 
     def _may_keep(self, least: Choice, budget: float) -> bool:
         """Whether single changes of the choice that reaches lowest may keep a budget."""
-        return least.recomputed.peak <= _IN_REACH * budget
+        return least.recomputed.peak <= tuning.IN_REACH * budget
 
     def _find_choice(self, cutter: Cutter, budget: float) -> RecomputeChoice | None:
         as_it_is = cutter.choose(())
         if as_it_is.peak <= budget:
             return as_it_is
-        tried = (cutter.solve(budget, self._seeds(budget * share for share in shares)) for shares in _SHARES)
+        tried = (cutter.solve(budget, self._seeds(budget * share for share in shares)) for shares in tuning.SEED_SHARES)
         return next((found for found in tried if found is not None), None)
 
     def least(self, strategy: str) -> int:
-        """The fewest bytes that a plan takes, by its estimate."""
         return round(self._least.recomputed.peak)
 
     def smallest(self) -> Plan:
-        """The plan that reaches lowest."""
         return self._make_plan("mincut", self._least, None)
 
     def curve(self) -> tuple[Plan, ...]:
-        """Return plans that no other beats in both peak and cost, largest peak first; the first recomputes nothing."""
         highest, lowest = self._cutter.units.unplanned_peak, self._least.recomputed.peak
-        budgets = [highest - (highest - lowest) * step / _POINTS for step in range(_POINTS + 1)]
+        budgets = [
+            highest - (highest - lowest) * step / tuning.OPERATOR_CURVE_POINTS
+            for step in range(tuning.OPERATOR_CURVE_POINTS + 1)
+        ]
         plans = (self._make_plan("mincut", each, None) for each in self._choices_of_all(budgets))
         return tuple({plan.regions: plan for plan in plans}.values())
 
@@ -177,7 +163,7 @@ class OperatorPlanner:
         are kept again: they need less than the tables tell.
         """
         tables = self.regions.coarse
-        shares = _NESTED_SHARES[self._cutter.is_large]
+        shares = tuning.NESTED_SHARES[self._cutter.is_large]
         within = [tables.nested(share * budget) or () for share in shares]
         within += [] if tables.smallest_nested is None else [tables.smallest_nested[1]]
         tried = (self._find_rerun(stretches, budget) for stretches in dict.fromkeys(within))
@@ -196,7 +182,7 @@ class OperatorPlanner:
     @cached_property
     def _lowest_of_one_run(self) -> frozenset[int]:
         """The calls of the cheapest choice with about the lowest peak, where each runs once."""
-        budget = _NEARLY_LOWEST * self._least_of_one_run.recomputed.peak
+        budget = tuning.NEARLY_LOWEST * self._least_of_one_run.recomputed.peak
         found = self._find_choice(self._cutter, budget)
         return frozenset() if found is None else found.recomputed
 

@@ -8,15 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from fxmem.planning import tuning
 from fxmem.records.profile import Phase, Profile, SourceLine
 
-_MOST_CUTS = 320
-"""Cuts of a graph that are considered; beyond, those after the lightest ops are left out."""
-_MOST_MODULE_CUTS = 1500
-"""Cuts at modules' borders that are considered: the tables grow with their square."""
 _NORMS = ("batch_norm", "group_norm", "instance_norm")
-_LONGEST_SLICE = 64
-"""Children in a slice of a Sequential, at most."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ def _slices(profile: Profile, single: Iterable[Span]) -> Iterable[Span]:
             children[parent].append(span)
     for spans in children.values():
         for at in range(len(spans)):
-            for end in range(at + 2, min(len(spans), at + _LONGEST_SLICE) + 1):
+            for end in range(at + 2, min(len(spans), at + tuning.LONGEST_SLICE) + 1):
                 group = spans[at:end]
                 if any(one.last != other.first for one, other in itertools.pairwise(group)):
                     break
@@ -88,7 +83,7 @@ def frees(profile: Profile, span: Span, needed: dict[int, int]) -> bool:
 def graph_cuts(profile: Profile) -> list[int]:
     """After every node that runs something, where there are few; else `worthwhile_cuts`."""
     cuts = sorted({op.node + 1 for op in profile.ops if op.phase is Phase.FORWARD})
-    return cuts if len(cuts) <= _MOST_CUTS else worthwhile_cuts(profile)
+    return cuts if len(cuts) <= tuning.MOST_CUTS else worthwhile_cuts(profile)
 
 
 def worthwhile_cuts(profile: Profile) -> list[int]:
@@ -101,8 +96,8 @@ def worthwhile_cuts(profile: Profile) -> list[int]:
     heavy = {node + 1: count for node, count in flops.items() if count * 1000 >= most}
     borders = {cut for call in profile.calls for cut in (call.first_node, call.last_node)}
     cuts = sorted(heavy.keys() | borders)
-    if len(cuts) > _MOST_CUTS:
-        cuts = sorted(_heaviest(heavy, _MOST_CUTS))
+    if len(cuts) > tuning.MOST_CUTS:
+        cuts = sorted(_heaviest(heavy, tuning.MOST_CUTS))
     return cuts
 
 
@@ -130,8 +125,8 @@ def limit_spans(spans: Mapping[tuple[int, int], Span]) -> dict[tuple[int, int], 
     cuts: set[int] = set()
     for level in sorted(levels):
         within = sorted(levels[level])
-        room = min((_MOST_MODULE_CUTS - len(cuts)) // 2, len(within))
-        whole = len(cuts.union(*within)) <= _MOST_MODULE_CUTS
+        room = min((tuning.MOST_MODULE_CUTS - len(cuts)) // 2, len(within))
+        whole = len(cuts.union(*within)) <= tuning.MOST_MODULE_CUTS
         chosen = within if whole else [within[index * len(within) // room] for index in range(room)]
         kept |= {each: spans[each] for each in chosen}
         cuts.update(*chosen)

@@ -360,10 +360,6 @@ class CostTables:
         may contain."""
         return earliest(self.profile, self._readers)
 
-    def is_legal(self, first: int, last: int) -> bool:
-        """Whether nodes `first` to `last - 1` may be one region."""
-        return first < last and int(self.earliest[first:last].min()) >= first
-
     def draws(self, first: int, last: int) -> bool:
         """Whether they may draw random numbers."""
         return bool(self._random_before[first] < self._random_before[last])

@@ -2,12 +2,12 @@
 
 `flat` walks the cuts from the first to the last and keeps, at each, the Pareto front of bytes kept against cost: a unit
 is stored, or a stretch of units that ends here is checkpointed, whole or keeping some of its products' results
-(`selecting`). It is exact for the tables, but for fronts longer than `FRONT` points, which are thinned to the cheapest
-of each of `FRONT` equal steps of bytes kept.
+(`fxmem.planning.regions.kept_products`). It is exact for the tables, but for fronts longer than `tuning.FRONT` points,
+which are thinned to the cheapest of each of `tuning.FRONT` equal steps of bytes kept.
 
 `nested` is rotor's recurrence (Beaumont et al. 2019, arXiv:1911.13214) over the same tables: what is checkpointed is
 recomputed under a plan of its own, in the memory that is left; a selective region contains no others and is in none.
-Memory is in `SLOTS` equal steps, rounded up.
+Memory is in `tuning.SLOTS` equal steps, rounded up.
 """
 
 from __future__ import annotations
@@ -19,22 +19,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fxmem.planning import tuning
 from fxmem.planning.arrays import Floats, Ints
 from fxmem.planning.regions.candidates import Span, siblings
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.kept_products import Selection
-
-FRONT = 256
-_STEPS = 1024
-"""Of bytes kept, by which most points that are not on a front are told before any are sorted."""
-SLOTS = 200
-_ABOVE, _NEAREST = 8, 0.8
-"""Slots above a budget that are solved with it, and the share of it down to which other budgets are near: a search asks
-for several."""
-_FINER = 2
-"""Times that the smallest budget of nested regions is looked for, each in finer slots than before."""
-_ROUNDED = 1.05
-"""By what factor regions may need more in slots than in bytes."""
 
 
 @dataclass(frozen=True)
@@ -198,12 +187,12 @@ class Tables:
     def flat(self, budget: float) -> tuple[Stretch, ...] | None:
         """The cheapest regions within the budget of bytes; None if there are none."""
         units, n = self.units, self.units.count
-        kept, cost = np.full((n + 1, FRONT), np.inf), np.full((n + 1, FRONT), np.inf)
+        kept, cost = np.full((n + 1, tuning.FRONT), np.inf), np.full((n + 1, tuning.FRONT), np.inf)
         origin = np.full(
-            (n + 1, FRONT), -1, dtype=np.int64
-        )  # which point of which cut it comes from: cut * FRONT + point
+            (n + 1, tuning.FRONT), -1, dtype=np.int64
+        )  # which point of which cut it comes from: cut * tuning.FRONT + point
         region = np.zeros(
-            (n + 1, FRONT), dtype=np.int64
+            (n + 1, tuning.FRONT), dtype=np.int64
         )  # 0: the unit before the cut is stored; level + 1: a stretch is checkpointed
         kept[0, 0] = cost[0, 0] = 0.0
         offers = self.offers
@@ -229,14 +218,14 @@ class Tables:
             chosen = _front(total_kept, total_cost, budget)
             size = len(chosen)
             kept[cut, :size], cost[cut, :size] = total_kept[chosen], total_cost[chosen]
-            origin[cut, :size] = sources[rows[chosen]] * FRONT + columns[chosen]
+            origin[cut, :size] = sources[rows[chosen]] * tuning.FRONT + columns[chosen]
             region[cut, :size] = ways[rows[chosen]]
         if not np.isfinite(cost[n]).any():
             return None
         found: list[Stretch] = []
         cut, point = n, int(np.argmin(cost[n]))
         while cut > 0:
-            before, at = divmod(int(origin[cut, point]), FRONT)
+            before, at = divmod(int(origin[cut, point]), tuning.FRONT)
             if region[cut, point]:
                 found.append(Stretch(before, cut, level=int(region[cut, point]) - 1))
             cut, point = before, at
@@ -292,7 +281,7 @@ class Tables:
         A budget near the one before is read from the same solution, in slots as fine or finer by a quarter at most.
         """
         solved = self._solved.get(selective)
-        if solved is None or not _NEAREST * SLOTS <= solved.count_whole_slots(budget) <= solved.slots:
+        if solved is None or not tuning.NEAR_BUDGETS * tuning.SLOTS <= solved.count_whole_slots(budget) <= solved.slots:
             solved = self._solved[selective] = _Nested(self, budget, selective=selective)
         slots = solved.count_whole_slots(budget)
         return None if solved.fewest_slots is None or solved.fewest_slots > slots else solved.regions(slots)
@@ -303,8 +292,8 @@ class Tables:
 
         What regions could keep only takes room.
         """
-        budget, found = min(self.units.unplanned_peak, _ROUNDED * self.smallest), None
-        for _ in range(_FINER):
+        budget, found = min(self.units.unplanned_peak, tuning.ROUNDED * self.smallest), None
+        for _ in range(tuning.FINER):
             solved = _Nested(self, budget, selective=False)
             if solved.fewest_slots is None:
                 break
@@ -321,8 +310,8 @@ class _Nested:
         self.selective = tables.offers[1:] if selective else ()
         self.tables, self.n = tables, tables.units.count
         floor = float(tables.units.resident)
-        self.unit = max((budget - floor) / SLOTS, 1.0)
-        self.floor, self.slots = floor, SLOTS + _ABOVE
+        self.unit = max((budget - floor) / tuning.SLOTS, 1.0)
+        self.floor, self.slots = floor, tuning.SLOTS + tuning.SLOTS_ABOVE
         n = self.n
         padded = np.full((n + 1, n + 1, 2 * (self.slots + 1)), np.inf)
         self.best = padded[:, :, self.slots + 1 :]
@@ -451,27 +440,27 @@ def _running_maximum(by_unit: Floats) -> Floats:
 
 
 def _front(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
-    """Indices of the Pareto front, fewest bytes first, thinned to `FRONT`."""
+    """Indices of the Pareto front, fewest bytes first, thinned to `tuning.FRONT`."""
     near = _drop_dominated(kept, cost, budget)
     order = near[np.lexsort((cost[near], kept[near]))]
     sorted_cost = cost[order]
     lowest = np.minimum.accumulate(sorted_cost)
     front: NDArray[np.int64] = order[np.concatenate([[True], sorted_cost[1:] < lowest[:-1] - 1e-9])]
-    if len(front) <= FRONT:
+    if len(front) <= tuning.FRONT:
         return front
-    steps = np.floor(kept[front] / (budget / (FRONT - 1)))
+    steps = np.floor(kept[front] / (budget / (tuning.FRONT - 1)))
     last_of_step = np.concatenate([steps[1:] != steps[:-1], [True]])
     last_of_step[0] = True
     thinned: NDArray[np.int64] = front[last_of_step]
-    if len(thinned) > FRONT:
-        thinned = thinned[np.linspace(0, len(thinned) - 1, FRONT).round().astype(np.int64)]
+    if len(thinned) > tuning.FRONT:
+        thinned = thinned[np.linspace(0, len(thinned) - 1, tuning.FRONT).round().astype(np.int64)]
     return thinned
 
 
 def _drop_dominated(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
     """Drop most points that are not on the Pareto front, without sorting. A point is dropped if one that keeps fewer
     bytes, by equal steps, costs no more."""
-    steps = np.minimum((kept * (_STEPS / budget)).astype(np.int64), _STEPS)
-    lowest = np.full(_STEPS + 2, np.inf)
+    steps = np.minimum((kept * (tuning.FRONT_STEPS / budget)).astype(np.int64), tuning.FRONT_STEPS)
+    lowest = np.full(tuning.FRONT_STEPS + 2, np.inf)
     np.minimum.at(lowest[1:], steps, cost)
     return np.flatnonzero(cost < np.minimum.accumulate(lowest)[steps])

@@ -16,16 +16,12 @@ from functools import cached_property
 import numpy as np
 
 from fxmem.hardware.op_classes import is_product
+from fxmem.planning import tuning
 from fxmem.planning.arrays import Floats
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.legality import writes_in_place
 from fxmem.records.plan import Region
 from fxmem.records.profile import Kind, Phase
-
-_LEVELS = 6
-"""Levels above 0, at most."""
-_MANY, _FEW = 500, 2
-"""Units from which on there are fewer levels: each has tables that grow with the square of the units."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ class Selection:
     def thresholds(self) -> tuple[float, ...]:
         """By level, the cost per byte from which a product's result is kept; the densest first."""
         densities = sorted({product.density for product in self.products}, reverse=True)
-        most = _LEVELS if self.units.count < _MANY else _FEW
+        most = tuning.LEVELS if self.units.count < tuning.LEVELS_MANY_UNITS else tuning.LEVELS_OF_MANY
         if len(densities) > most:
             densities = [densities[round((index + 1) * len(densities) / most) - 1] for index in range(most)]
         return (np.inf, *densities)

@@ -11,18 +11,10 @@ from fxmem.records.profile import Node, Phase, Profile
 
 _NEVER_AGAIN = ("nonzero", "unique", "masked_select", "_local_scalar_dense", "item", "repeat_interleave", "bincount")
 """Operators whose result's shape depends on the data, which may not be the same the second time."""
-_RANDOM = (
-    "dropout",
-    "bernoulli",
-    "rand",
-    "normal",
-    "uniform",
-    "multinomial",
-    "rrelu",
-    "poisson",
-    "exponential",
-    "scaled_dot_product",
-    "attention",
+_RANDOM = tuple(
+    """
+    dropout bernoulli rand normal uniform multinomial rrelu poisson exponential scaled_dot_product attention
+    """.split()
 )
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of batch norms, which the code that applies a plan sees to it are updated once."""

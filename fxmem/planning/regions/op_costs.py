@@ -7,16 +7,11 @@ from functools import cached_property
 import numpy as np
 
 from fxmem.hardware.step_time import recompute_seconds
+from fxmem.planning import tuning
 from fxmem.planning.arrays import Floats
 from fxmem.planning.regions.legality import writes_in_place
 from fxmem.records.profile import Phase, Profile
 from fxmem.records.units import sum_known
-
-_TRAFFIC = 0.5
-"""FLOPs that a byte written counts as in the planners' cost: enough to prefer, of two plans of equal FLOPs, the one
-that moves less. Where the card's rates are not known."""
-_PER_SECOND = 1e15
-"""Units of the planners' cost in a second of the step, where they are known: about as many as FLOPs."""
 
 
 class OpCosts:
@@ -84,8 +79,8 @@ class OpCosts:
         """What running an op once more costs: time where the card's rates are known, else its FLOPs, and a little for
         what it writes."""
         if self._seconds is not None:
-            return _PER_SECOND * self._seconds[op]
-        return (self.profile.ops[op].flops or 0) + _TRAFFIC * float(self._allocated_bytes[op])
+            return tuning.COST_PER_SECOND * self._seconds[op]
+        return (self.profile.ops[op].flops or 0) + tuning.TRAFFIC_FLOPS * float(self._allocated_bytes[op])
 
     def flops(self, first: int, last: int) -> int | None:
         """FLOPs of recomputing nodes `first` to `last - 1` up to their last saved tensor; None if one is unknown."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fxmem.planning import tuning
 from fxmem.planning.arrays import Floats, Ints
-
-_TICKS_TOGETHER = 256
-"""Ticks looked at together: their table stays within a processor's cache."""
 
 
 def sum_alive(births: Ints, deaths: Ints, sizes: Floats, ticks: int) -> Floats:
@@ -39,8 +37,8 @@ def most_above(
     when, where, change = when[order], where[order], change[order]
     happened = np.searchsorted(when, at, side="right")
     alive_now, done = np.zeros(count + 1), 0
-    for start in range(0, len(at), _TICKS_TOGETHER):
-        ticks, reached, of = (column[start : start + _TICKS_TOGETHER] for column in (at, happened, of_unit))
+    for start in range(0, len(at), tuning.TICKS_TOGETHER):
+        ticks, reached, of = (column[start : start + tuning.TICKS_TOGETHER] for column in (at, happened, of_unit))
         upto = int(reached[-1])
         rows = np.searchsorted(reached, np.arange(done, upto), side="right")
         steps = np.zeros((len(ticks), count + 1))

@@ -7,14 +7,12 @@ import linecache
 import textwrap
 from collections.abc import Iterable, Iterator
 
+from fxmem.planning import tuning
 from fxmem.planning.regions.candidates import Span
 from fxmem.planning.regions.dynamic_programs import Stretch
 from fxmem.planning.regions.kept_products import Selection
 from fxmem.records.plan import Edit, Region
 from fxmem.records.profile import ModuleCall, SourceLine
-
-_STATEMENT_LINES = 30
-"""Lines of a statement, at most, that are read for an edit."""
 
 
 def describe_regions(
@@ -148,7 +146,7 @@ def write_edit(source: SourceLine, module: str, keeps: tuple[int, ...] = ()) -> 
 
 def _read_statement(source: SourceLine) -> tuple[str, ast.Module] | None:
     """The statement that begins at a line; None where that is not a statement."""
-    lines = [source.code, *linecache.getlines(source.file)[source.line : source.line + _STATEMENT_LINES]]
+    lines = [source.code, *linecache.getlines(source.file)[source.line : source.line + tuning.STATEMENT_LINES]]
     for count in range(1, len(lines) + 1):
         code = textwrap.dedent("\n".join([source.code, textwrap.dedent("".join(lines[1:count]))])).rstrip()
         try:

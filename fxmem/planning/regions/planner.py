@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from fxmem.errors import ExceededError, UsageError
 from fxmem.hardware.op_classes import is_product
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
+from fxmem.planning import tuning
 from fxmem.planning.regions.candidates import (
     Span,
     frees,
@@ -32,20 +34,13 @@ from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Peak, Phase, Profile
 from fxmem.records.units import exact_bytes
 
-_NESTED_UNITS = 128
-"""Units that the nested planner tells apart; its time grows with their cube."""
-_IN_STEPS = 1.03
-"""How many times a budget is asked for where no regions within regions keep it in whole steps of memory."""
-_ASKED = 3
-"""Times that a strategy is asked again for what its regions leave unused of a budget."""
-_USED_UP = 200
-"""A budget is used up when less than this part of it is left."""
-_POINTS = 14
-"""Budgets that a curve is made of."""
-
 
 class Planner:
-    """Plans for one profile and one way of applying them."""
+    """Plans of regions for one profile and one way of applying them: a `PlanFinder`."""
+
+    is_exact = False
+    is_quick = True
+    operators: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, profile: Profile, application: Application) -> None:
         self.profile, self.application = profile, application
@@ -82,15 +77,15 @@ class Planner:
     def coarse(self) -> Tables:
         """The same with fewer cuts."""
         tables = self.tables
-        if tables.units.count > _NESTED_UNITS and self.application is Application.GRAPH:
+        if tables.units.count > tuning.NESTED_UNITS and self.application is Application.GRAPH:
             tables = self._tables(worthwhile_cuts(self.profile))
-        if tables.units.count <= _NESTED_UNITS:
+        if tables.units.count <= tuning.NESTED_UNITS:
             return tables
         crossing = dict(zip(tables.units.cuts, tables.units.outputs[0].tolist(), strict=True))
         inner = tables.units.cuts[1:-1]
         # The narrowest cut of each of as many equal stretches of kept bytes.
         kept = np.concatenate([[0.0], np.cumsum(tables.units.keeps)])
-        stretches = np.floor(kept[1:-1] / max(kept[-1], 1) * (_NESTED_UNITS - 1)).astype(int)
+        stretches = np.floor(kept[1:-1] / max(kept[-1], 1) * (tuning.NESTED_UNITS - 1)).astype(int)
         best: dict[int, int] = {}
         for cut, stretch in zip(inner, stretches, strict=True):
             if stretch not in best or crossing[cut] <= crossing[best[stretch]]:
@@ -117,16 +112,10 @@ class Planner:
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
+    def other_strategies(self, strategy: str) -> tuple[str, ...]:
+        return STRATEGIES.get(strategy).weighs
+
     def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
-        """Return the cheapest plan of a strategy within a budget of requested bytes. Peaks are those of the planner's
-        tables.
-
-        Without a budget strategies without a curve give their one plan; the others store everything.
-
-        Raises:
-            UsageError: an unknown strategy.
-            ExceededError: no plan of this strategy keeps the budget; says the smallest peak it reaches.
-        """
         found = self.find(strategy, budget_bytes)
         if found is not None:
             return found
@@ -141,7 +130,6 @@ class Planner:
         )
 
     def find(self, strategy: str, budget_bytes: int | None) -> Plan | None:
-        """The same; None if no plan keeps the budget, and no word of the smallest peak, which takes as long again."""
         asked = STRATEGIES.get(strategy)
         budget = math.inf if budget_bytes is None else float(budget_bytes)
         if asked.has_curve and budget >= self.tables.units.unplanned_peak:
@@ -174,11 +162,11 @@ class Planner:
             return None
         found, asked = strategy.propose(tables, budget), budget
         if found is None and strategy.nests:
-            found = strategy.propose(tables, _IN_STEPS * budget)
+            found = strategy.propose(tables, tuning.IN_STEPS * budget)
             return found if found is not None and tables.estimate(found) <= budget else None
-        for _ in range(_ASKED if found and strategy.has_curve else 0):
+        for _ in range(tuning.ASKED_AGAIN if found and strategy.has_curve else 0):
             spare = budget - tables.estimate(found or ())
-            if spare <= budget / _USED_UP:
+            if spare <= budget / tuning.USED_UP:
                 break
             asked += spare
             more = strategy.propose(tables, asked)
@@ -188,7 +176,6 @@ class Planner:
         return found
 
     def least(self, strategy: str) -> int:
-        """The fewest bytes for which a strategy has a plan. An estimate; 0 for a strategy without a curve."""
         asked = STRATEGIES.get(strategy)
         found = [self.least(name) for name in asked.tries if name != strategy]
         if asked.nests and self.coarse.smallest_nested is not None:
@@ -198,18 +185,16 @@ class Planner:
         return min(found, default=0)
 
     def smallest(self) -> Plan:
-        """The plan that reaches lowest."""
         lowest, nested = self.tables.smallest, self.coarse.smallest_nested
         if nested is not None and nested[0] < lowest:
             return self._plan("nested", "nested", nested[1], self.coarse, None, nested[0])
         return self._plan("flat", "flat", self.tables.flat(lowest) or (), self.tables, None)
 
     def curve(self) -> tuple[Plan, ...]:
-        """Return plans that no other beats in both peak and cost, largest peak first; the first has no regions."""
         highest, lowest = self.tables.units.unplanned_peak, self.tables.smallest
         plans = [self._plan("flat", "flat", (), self.tables, None)]
-        for step in range(1, _POINTS + 1):
-            found = self.tables.flat(highest - (highest - lowest) * step / _POINTS + 1)
+        for step in range(1, tuning.REGION_CURVE_POINTS + 1):
+            found = self.tables.flat(highest - (highest - lowest) * step / tuning.REGION_CURVE_POINTS + 1)
             if found is not None:
                 plans.append(self._plan("flat", "flat", found, self.tables, None))
         smallest = self.smallest()

@@ -26,8 +26,6 @@ class PackedWeights(NamedTuple):
     """`quant_method`, with its bits where the configuration says them."""
     nbytes: int | None
     """All weights and buffers, packed where they are; None where this layout is not known."""
-    layers: int
-    """Matrices that are packed."""
 
 
 class _Matrix(NamedTuple):
@@ -52,20 +50,17 @@ def pack_weights(model: nn.Module, config: Mapping[str, Any]) -> PackedWeights:
     method = str(config.get("quant_method", "an unnamed method"))
     bits = _read_bits(method, config)
     name = method if bits is None else f"{method}, {bits} bits"
-    layout = _LAYOUTS.get(method)
-    if layout is None:
-        return PackedWeights(name, None, 0)
     total = sum(each.numel() * each.element_size() for each in (*model.parameters(), *model.buffers()))
-    packed = [each for each in _matrices(model) if _is_packed(each, method, config, model)]
     try:
-        for each in packed:
-            total += each.copies * (layout(each, config) - each.rows * each.columns * each.element_size)
-    except (_UnknownLayoutError, ArithmeticError, LookupError, TypeError, ValueError):  # a field that is none
-        return PackedWeights(name, None, 0)
-    return PackedWeights(name, total, sum(each.copies for each in packed))
+        for each in _matrices(model):
+            if _is_packed(each, method, config, model):
+                total += each.copies * (_LAYOUTS[method](each, config) - each.rows * each.columns * each.element_size)
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # no such layout, or a field that is none
+        return PackedWeights(name, None)
+    return PackedWeights(name, total)
 
 
-class _UnknownLayoutError(Exception):
+class _UnknownLayoutError(LookupError):
     """A layout of a known method that is not known."""
 
 

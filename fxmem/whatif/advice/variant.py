@@ -151,10 +151,10 @@ def _account(variant: Variant, analysis: Analysis) -> Outcome[Variant, Analysis]
 
 def code_for_modules(paths: Sequence[str], statement: str) -> str:
     """Code that does something to each of several modules, called `module` in the statement."""
-    list_refused = textwrap.fill(
+    paths = textwrap.fill(
         " ".join(paths), _CODE_WIDTH, initial_indent=" " * 15, break_long_words=False, break_on_hyphens=False
     ).strip()
-    return f'for path in """{list_refused}""".split():\n    module = model.get_submodule(path)\n    {statement}'
+    return f'for path in """{paths}""".split():\n    module = model.get_submodule(path)\n    {statement}'
 
 
 def list_refused(refused: Mapping[str, str]) -> str:

@@ -9,13 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_USED_UP = 200
-"""A budget is used up when less than this part of it is left."""
-_OPERATOR_ERROR = 50
-"""By what part of a budget a plan for single operators may turn out to need less than was estimated: four times as much
-as has been seen."""
-_FRAGMENT = 16
-"""What part of a budget is asked for less when the allocator runs out of it by fragmentation."""
+from fxmem.planning import tuning
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ class BudgetBracket:
         """
         ask = budget - overhead
         above = requested if budget < requested else 2 * budget
-        return cls(budget, ask, 0, min(above, ask + ask // _OPERATOR_ERROR) if exact else above)
+        return cls(budget, ask, 0, min(above, ask + ask // tuning.EXACT_ERROR) if exact else above)
 
     @property
     def is_closed(self) -> bool:
@@ -53,7 +47,7 @@ class BudgetBracket:
     @property
     def tolerance(self) -> int:
         """Bytes of the budget that may stay unused."""
-        return self.budget // _USED_UP
+        return self.budget // tuning.USED_UP
 
     def after_refusal(self, least: int = 0) -> BudgetBracket:
         """The planner had no plan.
@@ -73,7 +67,7 @@ class BudgetBracket:
         Args:
             excess: by how many bytes; where there is none, free memory in pieces is the reason.
         """
-        less = max(excess, self.tolerance) if excess > 0 else self.budget // _FRAGMENT
+        less = max(excess, self.tolerance) if excess > 0 else self.budget // tuning.FRAGMENT
         return self._narrow(self.below, self.ask, self.ask - less)
 
     def _narrow(self, below: int, above: int, ask: int) -> BudgetBracket:

@@ -11,7 +11,7 @@ from fxmem.errors import ExceededError, FxmemError
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.memory.budget import Budget, find_least_budget
-from fxmem.planning import STRATEGIES, OperatorPlanner, Planner
+from fxmem.planning import STRATEGIES, tuning
 from fxmem.records.names import Application
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import CurvePoint, Plan, Region
@@ -19,6 +19,7 @@ from fxmem.records.profile import Assumption, Kind, Peak, Phase
 from fxmem.records.units import exact_bytes, format_bytes, sum_known, to_words
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.plans.budget_bracket import BudgetBracket
+from fxmem.whatif.plans.counted_progress import CountedProgress
 from fxmem.whatif.plans.proposals import (
     REFUSALS,
     PlannedWay,
@@ -28,22 +29,6 @@ from fxmem.whatif.plans.proposals import (
     find_cheaper,
 )
 
-_ATTEMPTS = 8
-"""Times a planner is asked for less before its proposals count as not reaching the budget."""
-_OTHERS = ("nested", "chen", "norms", "sqrt")
-"""Strategies for regions whose plans "auto" weighs, too."""
-_HOPED = 1.03
-"""Asked for so many times the bytes, a planner of regions gives the least time that its search can end at.
-
-Planners estimate too many bytes, and are asked again for what a plan leaves unused. Of 75 such searches, for 7 models
-on two cards, 70 ended at no less time than that, 5 at up to 2 % less.
-"""
-_OVERESTIMATED = 1.1
-"""How many times the bytes of a plan's analysis its planner may have estimated: the most of 422 plans for 12 models."""
-_DIGITS = 9
-"""Of seconds that are compared: sums of the same times differ in the last digits of a float."""
-_POINTS = 12
-"""Plans on a curve that are analysed, at most, for each application."""
 _FIXED = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
 """What no plan frees."""
 
@@ -68,7 +53,7 @@ class _Question:
         is_graph = self.way.application is Application.GRAPH
         if self.first is None:
             return True, 0, 0, is_graph
-        return False, round(self.first.after_seconds or 0, _DIGITS), self.first.extra_flops or 0, is_graph
+        return False, round(self.first.after_seconds or 0, tuning.SECONDS_DIGITS), self.first.extra_flops or 0, is_graph
 
 
 @dataclass
@@ -86,10 +71,10 @@ class PlanSearch:
     ways: tuple[PlannedWay, ...]
     tell: Callable[[str], None]
     seen: dict[tuple[Application, tuple[tuple[object, ...], ...]], Proposal] = field(default_factory=dict)
-    _done: int = field(default=0, init=False)
-    """The parts of the work that are over."""
-    _parts: int = field(default=0, init=False)
-    """How many there are."""
+    _report: CountedProgress = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._report = CountedProgress(self.tell)
 
     def propose_nothing(self, chosen: str = "flat") -> Proposal:
         """The step as it is."""
@@ -139,10 +124,6 @@ class PlanSearch:
         """The budget in bytes."""
         return math.inf if self.budget is None else self.budget.nbytes
 
-    def _report(self, what: str) -> None:
-        """Report what is being done, and which part of the work it belongs to."""
-        self.tell(f"{min(self._done + 1, self._parts)} of {self._parts}, {what}" if self._parts else what)
-
     # --- within a budget ----------------------------------------------------------------------------------------------
 
     @pause_gc()
@@ -156,18 +137,15 @@ class PlanSearch:
             return None  # no plan keeps it, so none needs to be tried
         best: Proposal | None = None
         refused: dict[int, FxmemError] = {}
-        questions = self._ask_all(refused)
-        self._done, self._parts = 0, len(questions)
-        for question in questions:
+        for question in self._report.steps(self._ask_all(refused)):
             if question.index not in refused:
                 try:
                     best = find_cheaper(best, self._answer(question, best))
                 except REFUSALS as error:
                     refused[question.index] = error
-            self._done += 1
         if best is None and len(refused) == len(self.ways):
             raise refused[len(self.ways) - 1]
-        return best or find_cheaper(*map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit)))
+        return best or find_cheaper(*map(self._if_kept, self._analyse_smallest(tuning.OVERESTIMATED * self._limit)))
 
     def find_any(self) -> Proposal | None:
         """A proposal that keeps the budget, the soonest found; None if there is none."""
@@ -175,10 +153,10 @@ class PlanSearch:
             return self.propose_nothing()
         if self.budget is None or self._find_floor() is not None:
             return None
-        regions = (way for way in self.ways if isinstance(way.planner, Planner))  # soon, beside those of operators
-        for found in filter(None, (self._try_once(way, self.budget.nbytes) for way in regions)):
+        quick = (way for way in self.ways if way.planner.is_quick)
+        for found in filter(None, (self._try_once(way, self.budget.nbytes) for way in quick)):
             return found
-        return next(filter(None, map(self._if_kept, self._analyse_smallest(_OVERESTIMATED * self._limit))), None)
+        return next(filter(None, map(self._if_kept, self._analyse_smallest(tuning.OVERESTIMATED * self._limit))), None)
 
     def _try_once(self, way: PlannedWay, nbytes: int) -> Proposal | None:
         """What a way's planner proposes first for so many bytes, if it keeps the budget."""
@@ -195,14 +173,16 @@ class PlanSearch:
         `refused`.
         """
         found: list[_Question] = []
-        self._done, self._parts = 0, sum(len(self._strategies(way)) for way in self.ways)
-        for index, way in enumerate(self.ways):
-            for strategy in self._strategies(way):
-                try:
-                    found.append(self._ask(index, way, strategy))
-                except REFUSALS as error:
-                    refused[index] = error
-                self._done += 1
+        asked = [
+            (index, way, strategy)
+            for index, way in enumerate(self.ways)
+            for strategy in (self.strategy, *way.planner.other_strategies(self.strategy))
+        ]
+        for index, way, strategy in self._report.steps(asked):
+            try:
+                found.append(self._ask(index, way, strategy))
+            except REFUSALS as error:
+                refused[index] = error
         return sorted(found, key=lambda each: each.rank)
 
     def _ask(self, index: int, way: PlannedWay, strategy: str) -> _Question:
@@ -210,8 +190,8 @@ class PlanSearch:
             return _Question(index, way, strategy, way.planner.plan(strategy, None))
         bracket = self._open_bracket(way, self.budget.nbytes)
         first = hoped = self._propose(way, strategy, bracket.ask)
-        if isinstance(way.planner, Planner) and first is not None and first.regions:
-            hoped = way.planner.find(strategy, round(_HOPED * bracket.ask))
+        if not way.planner.is_exact and first is not None and first.regions:
+            hoped = way.planner.find(strategy, round(tuning.HOPED * bracket.ask))
         return _Question(index, way, strategy, first, hoped, bracket)
 
     def _answer(self, question: _Question, rival: Proposal | None) -> Proposal | None:
@@ -221,27 +201,19 @@ class PlanSearch:
             return self._find_cheapest(question, question.bracket, rival)
         return None if question.first is None else self._if_kept(self.analyse(question.way, question.first))
 
-    def _strategies(self, way: PlannedWay) -> tuple[str, ...]:
-        """What is asked for plans of a way. Of one level of regions, "auto" has the cheapest by the tables; once
-        applied, another strategy's may cost less."""
-        is_any = self.strategy == "auto" and isinstance(way.planner, Planner)
-        return self.strategy, *(_OTHERS if is_any else ())
-
     def _if_kept(self, proposal: Proposal) -> Proposal | None:
         return proposal if self.keeps(proposal.analysis) else None
 
     def _open_bracket(self, way: PlannedWay, nbytes: int) -> BudgetBracket:
         peak = self.analysis.peak
         overhead = peak.counted_bytes - peak.requested_bytes
-        return BudgetBracket.open(
-            nbytes, peak.requested_bytes, overhead, exact=isinstance(way.planner, OperatorPlanner)
-        )
+        return BudgetBracket.open(nbytes, peak.requested_bytes, overhead, exact=way.planner.is_exact)
 
     def _find_cheapest(self, question: _Question, bracket: BudgetBracket, rival: Proposal | None) -> Proposal | None:
         """The cheapest proposal of one strategy; where the analysis disagrees with the planner, it is asked again."""
         way, strategy, proposed = question.way, question.strategy, question.first
         best: Proposal | None = None
-        for attempt in range(_ATTEMPTS if STRATEGIES.get(strategy).has_curve else 1):
+        for attempt in range(tuning.ATTEMPTS if STRATEGIES.get(strategy).has_curve else 1):
             if attempt:
                 proposed = self._propose(way, strategy, bracket.ask)
             if proposed is None and rival is not None and strategy != "flat":
@@ -275,7 +247,7 @@ class PlanSearch:
         if rival is None:
             return False
         if proposed.after_seconds is not None and rival.seconds is not None:
-            return round(proposed.after_seconds, _DIGITS) >= round(rival.seconds, _DIGITS)
+            return round(proposed.after_seconds, tuning.SECONDS_DIGITS) >= round(rival.seconds, tuning.SECONDS_DIGITS)
         extra = proposed.extra_flops
         return extra is not None and extra > (count_extra_flops(self.analysis, rival.analysis) or 0)
 
@@ -309,21 +281,17 @@ class PlanSearch:
         if not STRATEGIES.get(self.strategy).falls_back:
             return []
         plans: list[tuple[int, PlannedWay, Plan]] = []
-        self._done, self._parts = 0, len(self.ways)
-        for way in self.ways:
+        for way in self._report.steps(self.ways):
             self._report(f"looking for the plan that reaches lowest ({way.application.value})")
             with contextlib.suppress(*REFUSALS):
                 plan = way.planner.smallest()
                 plans.append((plan.after.requested_bytes, way, plan))
-            self._done += 1
         found: list[Proposal] = []
-        self._done, self._parts = 0, len(plans)
-        for estimate, way, plan in sorted(plans, key=lambda each: each[0]):
+        for estimate, way, plan in self._report.steps(sorted(plans, key=lambda each: each[0])):
             lowest = min((each.analysis.peak.requested_bytes for each in found), default=estimate)
-            if estimate <= min(most, _OVERESTIMATED * lowest):
+            if estimate <= min(most, tuning.OVERESTIMATED * lowest):
                 with contextlib.suppress(*REFUSALS):
                     found.append(self.analyse(way, plan))
-            self._done += 1
         return found
 
     def _describe(self, shortfall: Shortfall) -> str:
@@ -356,14 +324,11 @@ class PlanSearch:
     def along_the_curve(self) -> Plan:
         """The curve of peak against FLOPs, and the plan with the smallest product of both."""
         proposals = [self.propose_nothing()]
-        self._parts = len(self.ways) * _POINTS
-        for index, way in enumerate(self.ways):
+        for way in self._report.steps(self.ways, of=tuning.ANALYSED_CURVE_POINTS):
             with contextlib.suppress(*REFUSALS):
-                self._done = index * _POINTS
                 self._report(f"looking for plans of every budget ({way.application.value})")
-                for point in _thin(way.planner.curve(), _POINTS):
+                for point in self._report.within(_thin(way.planner.curve(), tuning.ANALYSED_CURVE_POINTS)):
                     proposals += [self.analyse(way, point)] if point.regions else []
-                    self._done += 1
         front: list[Proposal] = []
         for proposal in sorted(proposals, key=lambda each: (each.cost, each.peak_bytes)):
             if not front or front[-1].peak_bytes > proposal.peak_bytes:
@@ -384,7 +349,6 @@ class PlanSearch:
     def finish(self, proposal: Proposal) -> Plan:
         """Make the plan of a proposal."""
         before, after = self.analysis.profile, proposal.analysis.profile
-        planner = proposal.way.planner
         is_taped = proposal.way.application is Application.OPERATORS
         notes = {way.note for way in ([proposal.way] if is_taped else self.ways) if way.note}
         return Plan(
@@ -403,7 +367,7 @@ class PlanSearch:
             after_seconds=proposal.seconds,
             host_bytes=proposal.host_bytes,
             parameters=self.parameters,
-            operators=planner.operators if isinstance(planner, OperatorPlanner) and proposal.regions else {},
+            operators=dict(proposal.way.planner.operators) if proposal.regions else {},
             assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *after.assumptions),
         )
 

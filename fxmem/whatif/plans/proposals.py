@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fxmem import checkpointing
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware.step_time import step_seconds
-from fxmem.planning import OperatorPlanner, Planner
+from fxmem.planning import PlanFinder
 from fxmem.records.names import Application
 from fxmem.records.plan import Region
 from fxmem.records.profile import Peak, Profile
@@ -44,7 +44,7 @@ class PlannedWay:
     """A way of applying plans, and the planner for it."""
 
     application: Application
-    planner: Planner | OperatorPlanner
+    planner: PlanFinder
     names: tuple[str | None, ...] = ()
     """The names of the profile's nodes in the symbolic graph; of a GRAPH only."""
     note: str = ""

@@ -26,6 +26,7 @@ class Strategy:
     name: str
     propose: Propose | None = None
     tries: tuple[str, ...] = ()
+    weighs: tuple[str, ...] = ()
     applications: tuple[Application, ...] = (Application.MODULES, Application.GRAPH)
     has_curve: bool = False
     nests: bool = False
@@ -45,6 +46,7 @@ def register(
     propose: Propose | None = None,
     *,
     tries: tuple[str, ...] = (),
+    weighs: tuple[str, ...] = (),
     applications: tuple[Application, ...] = (Application.MODULES, Application.GRAPH),
     has_curve: bool = False,
     nests: bool = False,
@@ -60,6 +62,7 @@ def register(
         propose: gives the stretches of units to checkpoint. They may not overlap, and `tables.regions[first, last]` has
             to be true of each.
         tries: names of strategies; the first one that keeps the budget gives the plan. Empty: `propose` does.
+        weighs: names of strategies whose plans are applied and analysed beside its own; the cheapest is taken.
         applications: how its plans may be applied, the cheapest way first.
         has_curve: without a budget, a curve of plans is made. Otherwise `propose` is called with an infinite budget for
             the one plan that it has then.
@@ -70,7 +73,7 @@ def register(
     Raises:
         UsageError: another strategy has this name.
     """
-    STRATEGIES.register(name, Strategy(name, propose, tries, applications, has_curve, nests, follows_budget))
+    STRATEGIES.register(name, Strategy(name, propose, tries, weighs, applications, has_curve, nests, follows_budget))
 
 
 def allowed_applications(

@@ -1,11 +1,15 @@
 """The cheapest of the others that keeps the budget."""
 
+from __future__ import annotations
+
 from fxmem.planning.regions.strategies import register
 from fxmem.records.names import Application
 
 register(
     "auto",
     tries=("flat", "nested"),
+    # Of one level of regions it has the cheapest by the tables; once applied, another strategy's may cost less.
+    weighs=("nested", "chen", "norms", "sqrt"),
     applications=(Application.OPERATORS, Application.MODULES, Application.GRAPH),
     has_curve=True,
 )
