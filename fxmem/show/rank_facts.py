@@ -8,22 +8,26 @@ from fxmem.hardware.links import bytes_per_second
 from fxmem.records.parts import Collective, RankClass, RankedStep, RankGroup
 from fxmem.records.profile import Headed
 from fxmem.records.units import format_bytes, printable
+from fxmem.show.facts import Facts, describe_counts
+from fxmem.show.sections import Fact
 
 
-def rank_facts(about: Headed) -> list[tuple[str, str]]:
+def rank_facts(about: Headed) -> Facts:
     """The rank's place, and a line for each group that it communicates in; none for one card alone."""
     ranks = about.step.ranks
     if ranks is None:
         return []
-    facts = [("Rank", f"{ranks.rank} of {ranks.world}, in a world that is not there")]
+    facts = [Fact("Rank", f"{ranks.rank} of {ranks.world}, in a world that is not there")]
     for each in ranks.classes:
-        facts.append((_label_class(each), _describe_class(each, ranks)))
+        facts.append(Fact(_label_class(each), _describe_class(each, ranks)))
     for index, group in enumerate(ranks.groups):
         moved = [each for each in ranks.collectives if each.group == index]
         what = f"{_describe_group(group)}: {_describe_moves(about, group, moved)}"
-        facts.append(("" if index else "Sends", what))
+        facts.append(Fact("" if index else "Sends", what))
     if ranks.host_bytes:
-        facts.append(("Host", f"{format_bytes(ranks.host_bytes)} a rank: parameters, gradients and optimizer state"))
+        facts.append(
+            Fact("Host", f"{format_bytes(ranks.host_bytes)} a rank: parameters, gradients and optimizer state")
+        )
     return facts
 
 
@@ -33,11 +37,7 @@ def _label_class(ranks: RankClass) -> str:
 
 def _describe_class(members: RankClass, ranks: RankedStep) -> str:
     """What the ranks of a class take, and what shows that they are equal."""
-    parts = [f"{format_bytes(members.requested_bytes)} requested"]
-    if members.allocated_bytes is not None:
-        parts.append(f"{format_bytes(members.allocated_bytes)} allocated")
-    if members.reserved_bytes is not None:
-        parts.append(f"{format_bytes(members.reserved_bytes)} reserved")
+    parts = [describe_counts(members)]
     if members.fits is False:
         parts.append("does not fit")
     if members.size > 1:

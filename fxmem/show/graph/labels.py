@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from fxmem.memory.facts import flops_sum
 from fxmem.memory.figures import Figures, Flops
 from fxmem.memory.module_tree import call_name
 from fxmem.records.names import Heat
 from fxmem.records.profile import Node
 from fxmem.records.units import format_bytes, format_flops, format_shape, printable
+from fxmem.show.facts import flops_sum
 from fxmem.show.graph.checkpoints import Checkpoint, describe_effect
 from fxmem.show.graph.phrases import (
     box_tooltip,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from fxmem.memory.facts import flops_sum
 from fxmem.memory.figures import Figures
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Node, SourceLine
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, printable
+from fxmem.show.facts import flops_sum
 from fxmem.show.graph.checkpoints import Checkpoint, describe_effect
 from fxmem.show.graph.picture import Box, Frame, Picture, display_name
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fxmem.memory import facts
 from fxmem.records.breakdown import LineFigures, LineReport, LineRow, TensorGroup
 from fxmem.records.units import exact_bytes, short_bytes
+from fxmem.show import facts
 from fxmem.show.html.page import fill_page
+from fxmem.show.sections import Fact
 from fxmem.show.text.by_line import MEANINGS, format_group, pick_shown, short_file, source_text
 
 _HEADS = (
@@ -57,10 +58,14 @@ def lines_html(report: LineReport) -> str:
     title = f"{report.model}: memory by source line of one {mode} step"
     header = [
         *facts.header_facts(report),
-        ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step"),
-        ("Forward", f"{exact_bytes(report.forward_allocated_bytes)} allocated"),
-        ("After it", f"{exact_bytes(report.forward_left_bytes)} alive"),
-        *([("Saved", f"{exact_bytes(report.saved_bytes)} kept for backward")] if report.step.mode == "train" else []),
+        Fact("Before", f"{exact_bytes(report.resident_bytes)} alive before the step"),
+        Fact("Forward", f"{exact_bytes(report.forward_allocated_bytes)} allocated"),
+        Fact("After it", f"{exact_bytes(report.forward_left_bytes)} alive"),
+        *(
+            [Fact("Saved", f"{exact_bytes(report.saved_bytes)} kept for backward")]
+            if report.step.mode == "train"
+            else []
+        ),
     ]
     files = [
         PageFile(f"file{index}", short_file(file), list(_file_lines(report, file)))

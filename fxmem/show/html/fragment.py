@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fxmem.memory import facts
 from fxmem.records.profile import Record
+from fxmem.show import facts
 from fxmem.show.html.page import fill_template
 from fxmem.show.html.tables import PageCell, PageColumn, PageRow, PageTable
 from fxmem.show.palette import LIGHT

@@ -10,14 +10,15 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from fxmem.memory import facts
 from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Kind, Profile, Timeline
 from fxmem.records.units import format_bytes, percent, short_bytes
+from fxmem.show import facts
 from fxmem.show.graph import DrawingOptions, render
 from fxmem.show.html.page import fill_template
 from fxmem.show.html.tables import largest_table, share_table
 from fxmem.show.palette import LIGHT
+from fxmem.show.sections import Fact
 
 _MOST_ROWS = 1000
 """Rows in the tree at most; beyond, its deepest levels are left out."""
@@ -67,7 +68,7 @@ def notebook_html(profile: Profile, timeline: Timeline) -> str:
             *facts.program_facts(profile),
             *facts.peak_facts(profile, timeline.peak),
             *facts.total_facts(profile),
-            ("Memory", facts.fits(profile, timeline.peak)[1]),
+            Fact("Memory", facts.fits(profile, timeline.peak)[1]),
         ],
         palette=LIGHT,
         bar=list(_bar(timeline)),

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from fxmem.memory import facts
 from fxmem.memory.allocator import DEFAULT_SETTINGS, AllocatorSettings, known_levels
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Profile, Timeline
+from fxmem.show import facts
 from fxmem.show.graph import OVERVIEW, DrawingOptions, hierarchy_data, render
 from fxmem.show.html.links import link_data, script_json
 from fxmem.show.html.page import fill_page, read_asset
@@ -88,7 +88,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         numbers=numbers(profile, peak),
         verdict=verdict(profile, peak),
         facts=[
-            *(fact for fact in facts.peak_facts(profile, peak) if fact[0] in ("Where", "")),
+            *(fact for fact in facts.peak_facts(profile, peak) if fact.key in ("reserved most", "where")),
             *facts.total_facts(profile),
         ],
         shares=share_table(peak, headings=("Kind", "Bytes", "Share")),

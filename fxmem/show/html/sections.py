@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fxmem.memory import facts
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_flops
+from fxmem.show import facts
 from fxmem.show.html.tables import PageTable, effect_table, region_table
 from fxmem.show.plots import CurveDot, curve_svg
+from fxmem.show.sections import Fact
 
 _Views = Mapping[str, str]
 """One plot for wide and one for narrow screens: scaled down, its words could not be read."""
@@ -94,14 +95,14 @@ def numbers(profile: Profile, peak: Peak) -> Iterator[PageNumber]:
 
 def verdict(profile: Profile, peak: Peak) -> PageVerdict:
     """Decide whether the step fits, and how much of the card it needs."""
-    is_fitting, sentence = facts.fits(profile, peak)
-    answer, mark, counted = sentence.partition(" Counted: ")
+    fit = facts.find_fit(profile, peak)
+    answer = ". ".join(filter(None, [fit.verdict, fit.shortage])) + "." * bool(fit.counted)
     memory = profile.target.memory_bytes
     taken = peak.reserved_bytes or peak.requested_bytes
     return PageVerdict(
         answer=answer[:1].upper() + answer[1:],
-        rest=mark + counted,
-        mark={True: "yes", False: "no", None: ""}[is_fitting],
+        rest=f" {fit.counted}" if fit.counted else "",
+        mark={True: "yes", False: "no", None: ""}[fit.is_fitting],
         share=min(100 * taken / memory, 100.0) if memory else None,
     )
 
@@ -124,13 +125,13 @@ def plan_section(timeline: Timeline, after: Timeline | None, plan: Plan | None) 
     )
 
 
-def plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+def plan_facts(plan: Plan) -> Iterator[Fact]:
     """What a plan is and costs."""
     regions = list(plan.all_regions())
     asked = "" if plan.strategy == plan.chosen else f" (asked for: {plan.strategy})"
     where = {"modules": "modules", "graph": "the graph", "operators": "single operators"}[plan.application]
-    yield "Strategy", f"{plan.chosen}{asked}, carried out on {where}"
-    yield "Budget", "none" if plan.budget_bytes is None else exact_bytes(plan.budget_bytes)
+    yield Fact("Strategy", f"{plan.chosen}{asked}, carried out on {where}")
+    yield Fact("Budget", "none" if plan.budget_bytes is None else exact_bytes(plan.budget_bytes))
     results = sum(len(region.remakes) for region in regions)
     done = (
         f"{results} results recomputed, in {len(regions)} parts of the model"
@@ -139,13 +140,15 @@ def plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
         if plan.host_bytes
         else f"{len(regions)} checkpointed"
     )
-    yield "Regions", done if regions else "none: the step stays as it is"
+    yield Fact("Regions", done if regions else "none: the step stays as it is")
     if plan.host_bytes:
-        yield "Host memory", f"{exact_bytes(plan.host_bytes)}, pinned"
+        yield Fact("Host memory", f"{exact_bytes(plan.host_bytes)}, pinned")
     fraction = plan.extra_fraction
     share = "" if fraction is None else f", {100 * fraction:.1f} % of the forward's"
-    yield "Run again", f"{format_flops(plan.extra_flops)} FLOPs{share}"
-    yield "After", "analysed with the plan applied" if plan.analysed else "the planner's estimate, not an analysis"
+    yield Fact("Run again", f"{format_flops(plan.extra_flops)} FLOPs{share}")
+    yield Fact(
+        "After", "analysed with the plan applied" if plan.analysed else "the planner's estimate, not an analysis"
+    )
 
 
 def plan_curve(plan: Plan, view: str, width: float) -> str:

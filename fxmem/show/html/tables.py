@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fxmem.memory import facts
 from fxmem.memory.figures import bytes_at_peak
-from fxmem.memory.module_tree import call_name
+from fxmem.memory.module_tree import call_name, describe
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Kind, Node, Peak, Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable, short_bytes, to_words
+from fxmem.show import facts
 
 _MOST_ALIVE = 200
 """Rows of tensors; each is one size, kind, shape and line of source."""
@@ -136,7 +136,7 @@ def _node_row(profile: Profile, index: int, at_peak: int, *, is_peak: bool) -> P
     ]
     attributes = {
         "id": f"n{index}",
-        "data-name": printable(facts.describe(node)),
+        "data-name": printable(describe(node)),
         "data-module": printable(node.module),
         "class": "peak" if is_peak else None,
     }
@@ -177,7 +177,7 @@ def alive_table(profile: Profile, timeline: Timeline) -> tuple[PageTable, int]:
             PageCell(percent(together, whole), together),
             _bytes_cell(tensor.nbytes),
             PageCell(f"{count:,}", count),
-            PageCell(tensor.kind, kind=Kind(tensor.kind.replace(" ", "_"))),
+            PageCell(tensor.kind_name, kind=tensor.kind),
             PageCell(tensor.tensor),
             PageCell(tensor.owner),
             PageCell(tensor.source),
@@ -209,7 +209,7 @@ def largest_table(profile: Profile, timeline: Timeline) -> PageTable:
                 PageCell(text)
                 for text in (
                     format_bytes(tensor.nbytes),
-                    tensor.kind,
+                    tensor.kind_name,
                     tensor.tensor,
                     tensor.owner + tensor.more,
                     tensor.source,

@@ -9,10 +9,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fxmem.memory.facts import header_facts
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
-from fxmem.show.text.tables import RULED, facts, fit, grid, label_content, render
+from fxmem.show.facts import header_facts
+from fxmem.show.sections import Fact
+from fxmem.show.text.tables import RULED, facts, fit, grid, label_content, note, render
 
 _EFFECTS = {"none": "none", "rounding": "rounding", "output": "output", "training": "training"}
 
@@ -25,36 +26,20 @@ def table(advice: Advice, *, width: int = 100, color: bool = False) -> str:
 
 def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
     peak = advice.before
-    rows: list[tuple[str, str | Text]] = [("Peak", f"{exact_bytes(peak.counted_bytes)} in {peak.phase.value}")]
+    rows = [Fact("Peak", f"{exact_bytes(peak.counted_bytes)} in {peak.phase.value}")]
     if advice.budget_bytes is not None:
         over = peak.counted_bytes - advice.budget_bytes
-        rows.append(
-            (
-                "Budget",
-                (
-                    f"{exact_bytes(advice.budget_bytes)}: "
-                    f"{f'{format_bytes(over)} too much' if over > 0 else 'kept as it is'}"
-                ),
-            )
-        )
+        verdict = f"{format_bytes(over)} too much" if over > 0 else "kept as it is"
+        rows.append(Fact("Budget", f"{exact_bytes(advice.budget_bytes)}: {verdict}"))
     yield facts([*header_facts(advice), *rows])
-    yield _ranking(advice, width) if advice.suggestions else facts([("", "Nothing that was tried frees memory.")])
+    yield _ranking(advice, width) if advice.suggestions else note("Nothing that was tried frees memory.")
     judged = "training = another optimisation" if advice.step.generation is None else "output = other tokens"
-    yield facts([("", f"Numbers: none = the same results; rounding = another precision; {judged}.")])
+    yield note(f"Numbers: none = the same results; rounding = another precision; {judged}.")
     if advice.together is not None:
         yield label_content("Together", _combination(advice, advice.together))
     elif advice.budget_bytes is not None and peak.counted_bytes > advice.budget_bytes:
-        yield facts(
-            [
-                (
-                    "Together",
-                    Text(
-                        "no set of these changes keeps the budget; try a smaller batch (fxmem max-batch)",
-                        style="bold red",
-                    ),
-                )
-            ]
-        )
+        missing = "no set of these changes keeps the budget; try a smaller batch (fxmem max-batch)"
+        yield facts([Fact("Together", missing, tone="bad")])
     if advice.suggestions:
         yield label_content("Code", _code(advice))
     if advice.refused:

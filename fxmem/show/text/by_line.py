@@ -10,11 +10,12 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from fxmem.memory.facts import header_facts
 from fxmem.records.breakdown import LineFigures, LineReport, LineRow, TensorGroup
 from fxmem.records.units import exact_bytes, format_bytes, package_path, printable, short_bytes, to_words
+from fxmem.show.facts import header_facts
+from fxmem.show.sections import Fact
 from fxmem.show.text.columns import Column, choose_columns
-from fxmem.show.text.tables import facts, fit, render
+from fxmem.show.text.tables import facts, fit, note, render
 
 MEANINGS = (
     ("Calls", "nodes of the graph: a line in a loop has one for each call and turn"),
@@ -66,7 +67,7 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
     width = max(width, 60)
     columns, _ = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width - _NUMBER - 2, narrowest=_NARROWEST_CODE, gap=1)
     parts: list[RenderableType] = [
-        facts([*header_facts(report), ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")])
+        facts([*header_facts(report), Fact("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")])
     ]
     if tensors and report.resident:
         parts.append(Text("\n".join(_tensors(report.resident, (), tensors, width))))
@@ -75,9 +76,7 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
         parts.append(_rest(report, columns, tensors, width))
     parts.append(facts(_sums(report)))
     shown = {column.heading for column in columns}
-    parts.append(
-        facts([("", "; ".join(f"{heading}: {meaning}" for heading, meaning in MEANINGS if heading in shown) + ".")])
-    )
+    parts.append(note("; ".join(f"{heading}: {meaning}" for heading, meaning in MEANINGS if heading in shown) + "."))
     return render(parts, width, color)
 
 
@@ -229,17 +228,10 @@ def _sum(rows: Sequence[LineFigures]) -> LineFigures:
     )
 
 
-def _sums(report: LineReport) -> Iterator[tuple[str, str]]:
-    yield (
-        "Forward",
-        (
-            f"{exact_bytes(report.forward_allocated_bytes)} allocated, by lines and rest together (the optimizer's not "
-            f"counted)"
-        ),
-    )
-    yield (
-        "After it",
-        f"{exact_bytes(report.forward_left_bytes)} alive: before, and what lines and rest kept less what they freed",
-    )
+def _sums(report: LineReport) -> Iterator[Fact]:
+    whole = f"{exact_bytes(report.forward_allocated_bytes)} allocated"
+    yield Fact("Forward", f"{whole}, by lines and rest together (the optimizer's not counted)")
+    left = f"{exact_bytes(report.forward_left_bytes)} alive"
+    yield Fact("After it", f"{left}: before, and what lines and rest kept less what they freed")
     if report.step.mode == "train":
-        yield "Saved", f"{exact_bytes(report.saved_bytes)} of that is kept for backward"
+        yield Fact("Saved", f"{exact_bytes(report.saved_bytes)} of that is kept for backward")

@@ -9,13 +9,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fxmem.memory.facts import header_facts
 from fxmem.memory.module_tree import fold
 from fxmem.records.comparison import ModuleChange, NodeChange, QuantityChange, StepComparison
 from fxmem.records.profile import Phase
 from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable, to_words
+from fxmem.show.facts import header_facts
+from fxmem.show.sections import Fact
 from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
-from fxmem.show.text.tables import GAP, RULED, facts, fit_left, render
+from fxmem.show.text.tables import GAP, RULED, facts, fit_left, note, render
 
 _SHARE = 100
 """A module is shown if it changed by this part of the larger peak."""
@@ -41,29 +42,29 @@ def table(
     parts: list[RenderableType] = [facts(_heads(comparison)), _totals(comparison, width)]
     modules = list(select_rows(comparison, depth))
     if modules:
-        parts += [_modules(modules, width), facts([("", _legend(comparison, depth, modules))])]
+        parts += [_modules(modules, width), note(_legend(comparison, depth, modules))]
     nodes = _group_alike(comparison.nodes)
     if nodes[:top]:
         parts.append(_nodes(nodes[:top], width))
         rest = sum(len(each) for each in nodes[top:])
         more = f"; {rest:,} more changed" if rest else ""
         many = " xN: N alike, the change of each." if any(len(each) > 1 for each in nodes[:top]) else ""
-        parts.append(facts([("", f"The nodes whose bytes changed most, by the figure that changed most{more}.{many}")]))
+        parts.append(note(f"The nodes whose bytes changed most, by the figure that changed most{more}.{many}"))
     if not modules and not nodes:
-        parts.append(facts([("", "No module and no node changed by a byte.")]))
+        parts.append(note("No module and no node changed by a byte."))
     return render(parts, width, color)
 
 
-def _heads(comparison: StepComparison) -> Iterator[tuple[str, str]]:
+def _heads(comparison: StepComparison) -> Iterator[Fact]:
     """What was compared; where the two differ, both."""
     one, other = comparison.before, comparison.after
-    for (label, ours), (_, theirs) in zip(header_facts(one), header_facts(other), strict=True):
-        yield label, _join_sides(ours, theirs)
+    for fact, their in zip(header_facts(one), header_facts(other), strict=True):
+        yield Fact(fact.label, _join_sides(fact.text, their.text))
     ours, theirs = (
         printable(f"in {side.peak_phase.value}" + (f", {side.peak_node}" if side.peak_node else ""))
         for side in (one, other)
     )
-    yield "Peak", _join_sides(ours, theirs)
+    yield Fact("Peak", _join_sides(ours, theirs))
 
 
 def _join_sides(ours: str, theirs: str) -> str:

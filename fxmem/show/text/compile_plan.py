@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from fxmem.memory.facts import header_facts
 from fxmem.records.plan import CompilePlan
 from fxmem.records.profile import Peak
 from fxmem.records.units import exact_bytes, format_bytes, percent
+from fxmem.show.facts import header_facts
+from fxmem.show.sections import Fact
 from fxmem.show.text.tables import RULED, facts, label_content, render
 
 _CODE = "config.activation_memory_budget = {:g}"
@@ -21,9 +22,9 @@ def table(plan: CompilePlan, *, width: int = 100, color: bool = False) -> str:
     """The plan as text whose lines are at most `width` columns wide (at least 60)."""
     left = format_bytes(plan.budget_bytes - plan.after.counted_bytes)
     found = [
-        ("Budget", f"{exact_bytes(plan.budget_bytes)}: kept, {left} to spare"),
-        ("Code", "from torch._functorch import config"),
-        ("", _CODE.format(plan.chosen)),
+        Fact("Budget", f"{exact_bytes(plan.budget_bytes)}: kept, {left} to spare"),
+        Fact("Code", "from torch._functorch import config"),
+        Fact("", _CODE.format(plan.chosen)),
     ]
     steps = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     wide = width >= _WIDE

@@ -10,12 +10,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fxmem.memory.facts import header_facts
 from fxmem.memory.module_tree import find_runs
 from fxmem.records.plan import Certificate, CurvePoint, Plan, Region
 from fxmem.records.profile import Peak, SourceLine
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, percent, printable
-from fxmem.show.text.tables import RULED, facts, fit, fit_left, item_list, label_content, render
+from fxmem.show.facts import header_facts
+from fxmem.show.sections import Fact
+from fxmem.show.text.tables import RULED, add_facts, facts, fit, fit_left, item_list, label_content, note, render
 
 _PLACES = 34
 """Columns that a region's name needs; what is left is its source line's."""
@@ -24,42 +25,21 @@ _PLACES = 34
 def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
     """The plan as text whose lines are at most `width` columns wide (at least 60)."""
     width = max(width, 60)
-    parts: list[RenderableType] = [facts([*header_facts(plan), ("Plan", _summary(plan))]), _effect(plan)]
+    parts: list[RenderableType] = [facts([*header_facts(plan), Fact("Plan", _summary(plan))]), _effect(plan)]
     if plan.curve:
         parts.append(label_content("Curve", _curve(plan, width)))
         parts.append(
-            facts(
-                [
-                    (
-                        "",
-                        (
-                            "Extra: forward FLOPs run again. ->: the plan below, with the smallest product of peak and "
-                            "FLOPs."
-                        ),
-                    )
-                ]
-            )
+            note("Extra: forward FLOPs run again. ->: the plan below, with the smallest product of peak and FLOPs.")
         )
     if plan.regions:
         parts.append(label_content("Regions", _regions(plan.regions, width)))
         if plan.application == "operators":
             made = "Made: so many results, saved for backward, are recomputed when it asks for them. Nothing of the "
             sent = "Sent: so many wait in the host's memory until then."
-            parts.append(facts([("", f"{made}program runs twice.{f' {sent}' if plan.host_bytes else ''}")]))
+            parts.append(note(f"{made}program runs twice.{f' {sent}' if plan.host_bytes else ''}"))
         if any(region.keeps for region in plan.regions):
-            parts.append(
-                facts(
-                    [
-                        (
-                            "",
-                            (
-                                "Keeps: results of so many products (matrix products, convolutions, attention), which "
-                                "then do not run again."
-                            ),
-                        )
-                    ]
-                )
-            )
+            products = "results of so many products (matrix products, convolutions, attention)"
+            parts.append(note(f"Keeps: {products}, which then do not run again."))
     own = [assumption.text for assumption in plan.assumptions if assumption.topic == "plan"]
     if own:
         parts.append(item_list("Assumed", [(f"{number}.", printable(text)) for number, text in enumerate(own, 1)]))
@@ -75,9 +55,9 @@ def _summary(plan: Plan) -> str:
 
 def _effect(plan: Plan) -> Table:
     """The four numbers before and after, and what it costs."""
-    grown = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("", "Before", "After", "Change"):
-        grown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     quantities = [
         ("Peak requested", "requested_bytes"),
         ("Peak allocated", "allocated_bytes"),
@@ -86,47 +66,38 @@ def _effect(plan: Plan) -> Table:
     for label, name in quantities:
         before, after = getattr(plan.before, name), getattr(plan.after, name)
         if before is not None and after is not None:
-            grown.add_row(label, format_bytes(before), format_bytes(after), _change(before, after))
+            table.add_row(label, format_bytes(before), format_bytes(after), _change(before, after))
     if plan.forward_flops is not None and plan.extra_flops is not None:
         whole = plan.forward_flops
-        grown.add_row(
+        table.add_row(
             "Forward FLOPs",
             format_flops(whole),
             format_flops(whole + plan.extra_flops),
             _change(whole, whole + plan.extra_flops),
         )
     if plan.before_seconds and plan.after_seconds:
-        grown.add_row(
+        table.add_row(
             "Step time",
             format_seconds(plan.before_seconds),
             format_seconds(plan.after_seconds),
             _change(plan.before_seconds, plan.after_seconds),
         )
     if plan.host_bytes:
-        grown.add_row("Host memory", format_bytes(0), format_bytes(plan.host_bytes), "pinned")
-    rows: list[tuple[str, str | Text]] = []
+        table.add_row("Host memory", format_bytes(0), format_bytes(plan.host_bytes), "pinned")
+    return add_facts(label_content("Effect", table), _effect_facts(plan))
+
+
+def _effect_facts(plan: Plan) -> Iterator[Fact]:
     if plan.extra_flops is None and plan.regions:
-        rows.append(("Extra", "FLOPs unknown: an operator that runs again has no formula"))
+        yield Fact("Extra", "FLOPs unknown: an operator that runs again has no formula")
     if plan.budget_bytes is not None:
-        rows.append(("Budget", _verdict(plan)))
+        spare = plan.budget_bytes - plan.after.counted_bytes
+        kept = f"kept, {format_bytes(spare)} to spare" if spare >= 0 else "exceeded"
+        yield Fact("Budget", f"{exact_bytes(plan.budget_bytes)}: {kept}", tone="good" if spare >= 0 else "bad")
     if plan.certificate is not None:
-        rows.append(("Proof", _proof(plan, plan.certificate)))
+        yield Fact("Proof", _proof(plan, plan.certificate))
     if not plan.analysed:
-        rows.append(("Note", "an estimate from the report: the plan has not been applied and analysed again"))
-    whole_table = label_content("Effect", grown)
-    for label, text in rows:
-        whole_table.add_row(Text(label, style="bold"), text)
-    return whole_table
-
-
-def _verdict(plan: Plan) -> Text:
-    budget, used = plan.budget_bytes or 0, plan.after.counted_bytes
-    sentence = (
-        f"{exact_bytes(budget)}: kept, {format_bytes(budget - used)} to spare"
-        if used <= budget
-        else f"{exact_bytes(budget)}: exceeded"
-    )
-    return Text(sentence, style="green" if used <= budget else "bold red")
+        yield Fact("Note", "an estimate from the report: the plan has not been applied and analysed again")
 
 
 def _proof(plan: Plan, certificate: Certificate) -> str:

@@ -7,11 +7,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fxmem.hardware.context import describe_uncounted
-from fxmem.memory.facts import describe_autocast, describe_generation, describe_inputs, describe_rank
 from fxmem.records.profile import Step
 from fxmem.records.sizes import NEAR_BEST, CardFit, CardFits, MeshFit, MeshFits, ServeSize, SizeCurve, SizePoint
 from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent, printable
-from fxmem.show.text.tables import RULED, facts, item_list, label_content, render
+from fxmem.show.facts import describe_autocast, describe_generation, describe_inputs, describe_rank
+from fxmem.show.sections import Fact
+from fxmem.show.text.tables import RULED, facts, item_list, label_content, note, render
 
 _BAR = 24
 """Columns of the longest bar; fewer where the lines are narrower."""
@@ -27,21 +28,21 @@ def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> s
     """The curve as text whose lines are at most `width` columns wide (at least 60)."""
     width = max(width, 60)
     head = [
-        ("Model", printable(curve.model)),
-        *([("Inputs", printable(describe_inputs(curve.inputs)))] if curve.inputs else []),
-        ("Step", describe_step(curve.step)),
-        ("Varies", printable(f"{_label(curve)}: {', '.join(curve.resized)}" if curve.resized else curve.dim)),
-        ("Memory", _memory(curve)),
+        Fact("Model", printable(curve.model)),
+        *([Fact("Inputs", printable(describe_inputs(curve.inputs)))] if curve.inputs else []),
+        Fact("Step", describe_step(curve.step)),
+        Fact("Varies", printable(f"{_label(curve)}: {', '.join(curve.resized)}" if curve.resized else curve.dim)),
+        Fact("Memory", _memory(curve)),
     ]
     parts: list[RenderableType] = [
         facts(head),
-        facts([*_findings(curve)]),
+        facts(_findings(curve)),
         label_content("Curve", _points(curve, width - 12)),
     ]
     if any(_is_tight(point, curve.memory_bytes) for point in curve.points):
-        parts.append(facts([("tight", TIGHT)]))
+        parts.append(facts([Fact("tight", TIGHT)]))
     if curve.step.generation is not None:
-        parts.append(facts([("fits", RUNS_TO_ITS_END)]))
+        parts.append(facts([Fact("fits", RUNS_TO_ITS_END)]))
     return render(parts, width, color)
 
 
@@ -56,16 +57,18 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
     )
     what = "a step" if fits.step.generation is None else "a generation"
     head = [
-        ("Model", printable(fits.model)),
-        ("Inputs", printable(describe_inputs(fits.inputs))),
-        ("Step", describe_step(fits.step)),
-        ("Cards", printable(f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest}")),
-        (
+        Fact("Model", printable(fits.model)),
+        Fact("Inputs", printable(describe_inputs(fits.inputs))),
+        Fact("Step", describe_step(fits.step)),
+        Fact("Cards", printable(f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest}")),
+        Fact(
             "Analysed",
             f"{fits.analyses} times, once for each compute capability: it decides the kernels and their workspaces",
         ),
-        *([("Time", f"of {what} by itself, estimated")] if any(card.time for card in fits.cards) else []),
-        ("Headroom", f"memory less reserved; not counted: {describe_uncounted([card.target for card in fits.cards])}"),
+        *([Fact("Time", f"of {what} by itself, estimated")] if any(card.time for card in fits.cards) else []),
+        Fact(
+            "Headroom", f"memory less reserved; not counted: {describe_uncounted([card.target for card in fits.cards])}"
+        ),
     ]
     table = _ruled_table("Card", "Memory", "Allocated", "Reserved", "Headroom", "Time", "Fits")
     for card in fits.cards:
@@ -81,14 +84,12 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
         )
     parts: list[RenderableType] = [facts(head), table]
     if any(_is_tight_card(card) for card in fits.cards):
-        parts.append(facts([("tight", TIGHT)]))
+        parts.append(facts([Fact("tight", TIGHT)]))
     if any(card.plan is not None for card in fits.cards):
         most = max(card.plan.host_bytes for card in fits.cards if card.plan is not None)
         host = f" Up to {format_bytes(most)} wait in pinned memory of the host." if most else ""
         parts.append(label_content("Plans", _plans(fits)))
-        parts.append(
-            facts([("", f"FLOPs: run again, as a share of the forward's. Time: estimated, of the whole step.{host}")])
-        )
+        parts.append(note(f"FLOPs: run again, as a share of the forward's. Time: estimated, of the whole step.{host}"))
     return render(parts, width, color)
 
 
@@ -98,16 +99,16 @@ def meshes_table(fits: MeshFits, *, width: int = 100, color: bool = False) -> st
     fitting = sum(each.fits for each in fits.meshes)
     tried = f"{len(fits.meshes)} whole, {fits.analyses} analyses in all; {fits.ruled_out} more on the way ruled out"
     head = [
-        ("Model", printable(fits.model)),
-        ("Inputs", printable(describe_inputs(fits.inputs))),
-        ("Step", describe_step(fits.step)),
-        ("Cards", printable(f"{fits.cards} x {fits.target.name}, {format_bytes(fits.memory_bytes)} each")),
-        ("Batch", f"{fits.batch} to an optimizer step, on all cards"),
-        ("Meshes", f"{fitting} that fit; {tried}"),
+        Fact("Model", printable(fits.model)),
+        Fact("Inputs", printable(describe_inputs(fits.inputs))),
+        Fact("Step", describe_step(fits.step)),
+        Fact("Cards", printable(f"{fits.cards} x {fits.target.name}, {format_bytes(fits.memory_bytes)} each")),
+        Fact("Batch", f"{fits.batch} to an optimizer step, on all cards"),
+        Fact("Meshes", f"{fitting} that fit; {tried}"),
     ]
     parts: list[RenderableType] = [facts(head), _mesh_rows(fits)]
     if any(_is_tight_mesh(each, fits) for each in fits.meshes):
-        parts.append(facts([("tight", TIGHT)]))
+        parts.append(facts([Fact("tight", TIGHT)]))
     parts.append(item_list("Assumed", [(f"{n}.", printable(each.text)) for n, each in enumerate(fits.assumptions, 1)]))
     return render(parts, width, color)
 
@@ -156,17 +157,17 @@ def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> 
     """The terms and what is left, no line wider than `width` columns (at least 60)."""
     share = f"{100 * size.utilization:g} % of {format_bytes(size.memory_bytes)}"
     head = [
-        ("Model", printable(size.model)),
-        ("Engine", printable(f"{size.engine} {size.release}, on one {size.target.name}")),
-        ("May use", f"{format_bytes(int(size.memory_bytes * size.utilization))}: {share}"),
-        ("Weights", exact_bytes(size.weights_bytes)),
-        (
+        Fact("Model", printable(size.model)),
+        Fact("Engine", printable(f"{size.engine} {size.release}, on one {size.target.name}")),
+        Fact("May use", f"{format_bytes(int(size.memory_bytes * size.utilization))}: {share}"),
+        Fact("Weights", exact_bytes(size.weights_bytes)),
+        Fact(
             "Profile run",
             f"{exact_bytes(size.profile_peak_bytes)} at its peak, in {size.profile_peak_at}: "
             f"{size.max_batched_tokens:,} tokens, then a sample for each of {size.max_seqs:,} sequences",
         ),
         *(
-            (
+            Fact(
                 "Uncounted",
                 f"{each.name}: {format_bytes(each.low_bytes)} to {format_bytes(each.high_bytes)} ({each.source})",
             )
@@ -176,18 +177,21 @@ def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> 
     block = f"{size.block_size} tokens, {format_bytes(size.block_bytes)}"
     shared = f"; {size.groups} groups of layers share the blocks" if size.groups > 1 else ""
     low, high = format_bytes(max(size.kv_low_bytes, 0)), format_bytes(size.kv_high_bytes)
-    found: list[tuple[str, str | Text]] = [
-        ("Left", f"{low} to {high} for keys and values")
+    found = [
+        Fact("Left", f"{low} to {high} for keys and values")
         if size.high_blocks
-        else ("Left", Text("nothing for keys and values: the engine does not start", style="bold red")),
-        ("Blocks", f"{size.low_blocks:,} to {size.high_blocks:,} of {block}{shared}"),
-        ("Tokens", f"{size.low_tokens:,} to {size.high_tokens:,}; {format_bytes(size.token_bytes)} each in all layers"),
+        else Fact("Left", "nothing for keys and values: the engine does not start", tone="bad"),
+        Fact("Blocks", f"{size.low_blocks:,} to {size.high_blocks:,} of {block}{shared}"),
+        Fact(
+            "Tokens",
+            f"{size.low_tokens:,} to {size.high_tokens:,}; {format_bytes(size.token_bytes)} each in all layers",
+        ),
         *(
-            ("Sequences", f"{each.low:,.1f} to {each.high:,.1f} of {each.context:,} tokens at once")
+            Fact("Sequences", f"{each.low:,.1f} to {each.high:,.1f} of {each.context:,} tokens at once")
             for each in size.sequences
         ),
     ]
-    notes = [("Assumed", printable(each.text)) for each in size.assumptions if each.topic == "engine"]
+    notes = [Fact("Assumed", printable(each.text)) for each in size.assumptions if each.topic == "engine"]
     return render([facts(head), facts(found), facts(notes)], width, color)
 
 
@@ -219,22 +223,22 @@ def _label(curve: SizeCurve) -> str:
     return curve.dim if curve.dim in ("batch", "seq", "context") else "size"
 
 
-def _findings(curve: SizeCurve) -> list[tuple[str, str | Text]]:
-    found: list[tuple[str, str | Text]] = []
+def _findings(curve: SizeCurve) -> list[Fact]:
+    found: list[Fact] = []
     dim = _label(curve)
     if curve.largest is None:
         found.append(
-            ("Largest", Text(f"none: {dim} {curve.points[0].size}, the smallest tried, does not fit", style="bold red"))
+            Fact("Largest", f"none: {dim} {curve.points[0].size}, the smallest tried, does not fit", tone="bad")
         )
     else:
-        found.append(("Largest", Text(f"{dim} {curve.largest}", style="bold green")))
+        found.append(Fact("Largest", f"{dim} {curve.largest}", tone="best"))
     above = curve.next_above
     if above is not None and curve.largest is None:
-        found.append(("Why", printable(above.obstacle)))
+        found.append(Fact("Why", printable(above.obstacle)))
     elif above is not None:
-        found.append(("Next", printable(f"{dim} {above.size} does not fit. {above.obstacle}")))
+        found.append(Fact("Next", printable(f"{dim} {above.size} does not fit. {above.obstacle}")))
     elif curve.largest == curve.limit:
-        found.append(("Next", f"not tried: {curve.limit} is the limit of the search"))
+        found.append(Fact("Next", f"not tried: {curve.limit} is the limit of the search"))
     if curve.per_sample_bytes is not None and curve.constant_bytes is not None:
         sign, one_more = (
             "-" if curve.constant_bytes < 0 else "+",
@@ -246,7 +250,7 @@ def _findings(curve: SizeCurve) -> list[tuple[str, str | Text]]:
             f"{format_bytes(abs(curve.constant_bytes))} constant"
         )
         found.append(
-            (
+            Fact(
                 "Line",
                 f"{line}, of {_counted_name(curve)} bytes; off by {format_bytes(curve.line_error_bytes)} at most{near}",
             )
@@ -254,9 +258,9 @@ def _findings(curve: SizeCurve) -> list[tuple[str, str | Text]]:
     if curve.best_per_second is not None and curve.enough is not None:
         best = f"at most {_per_second(curve.best_per_second)} per second, estimated"
         enough = f"of the sizes below, {dim} {curve.enough} is the smallest that reaches {100 * NEAR_BEST:.0f} % of it"
-        found.append(("Throughput", f"{best}; {enough}"))
-    found.append(("Analysed", _proof(curve)))
-    found += [("Note", printable(assumption.text)) for assumption in curve.assumptions]
+        found.append(Fact("Throughput", f"{best}; {enough}"))
+    found.append(Fact("Analysed", _proof(curve)))
+    found += [Fact("Note", printable(assumption.text)) for assumption in curve.assumptions]
     return found
 
 

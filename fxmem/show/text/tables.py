@@ -11,6 +11,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fxmem.show.sections import Fact, Tone
+
 LABEL = 10
 """Columns of the labels on the left."""
 GAP = 2
@@ -27,12 +29,25 @@ def item_list(label: str, items: Sequence[tuple[str, str]]) -> Table:
     return label_content(label, table)
 
 
-def facts(pairs: Iterable[tuple[str, str | Text]]) -> Table:
+TONES: dict[Tone, str] = {"": "", "good": "green", "best": "bold green", "bad": "bold red"}
+"""The style of a text by how good what it says is."""
+
+
+def facts(found: Iterable[Fact]) -> Table:
     """Labels in bold, a fact beside each."""
-    table = grid(LABEL, None)
-    for label, value in pairs:
-        table.add_row(Text(label, style="bold"), Text(value) if isinstance(value, str) else value)
+    return add_facts(grid(LABEL, None), found)
+
+
+def add_facts(table: Table, found: Iterable[Fact]) -> Table:
+    """The same, below what is already there."""
+    for fact in found:
+        table.add_row(Text(fact.label, style="bold"), Text(fact.text, style=TONES[fact.tone]))
     return table
+
+
+def note(text: str) -> Table:
+    """A sentence in the place of a fact."""
+    return facts([Fact("", text)])
 
 
 def label_content(label: str, content: RenderableType) -> Table:

@@ -20,6 +20,7 @@ from fxmem.records.validation import (
     Quantity,
     Verdict,
 )
+from fxmem.show.sections import Fact
 from fxmem.show.text.tables import RULED, facts, item_list, render
 
 _SCRATCH_SHOWN = 5
@@ -45,10 +46,10 @@ def table(verdict: Verdict, *, width: int = 80, color: bool = False) -> str:
 def _parts(verdict: Verdict) -> Iterator[RenderableType]:
     measured = verdict.measurement
     model = f"{printable(verdict.model)}, one {_step(measured)}, predicted for {verdict.target}"
-    yield facts([("Model", model), ("Measured", f"on {_describe_machine(measured.machine)}")])
+    yield facts([Fact("Model", model), Fact("Measured", f"on {_describe_machine(measured.machine)}")])
     yield _totals(verdict)
     running = "" if measured.machine.device == "cuda" else f" ({measured.peak_op or 'between two operators'})"
-    yield facts([("Peak", f"in {measured.peak_phase}{running}, predicted in {verdict.predicted.phase}")])
+    yield facts([Fact("Peak", f"in {measured.peak_phase}{running}, predicted in {verdict.predicted.phase}")])
     if measured.scratch:
         at_peak = sum(op.at_peak_bytes for op in measured.scratch)
         whole = f"at the peak, of the kernels' own ({at_peak:,} bytes)"
@@ -117,13 +118,13 @@ def _add_row(totals: Table, label: str, predicted: int, measured: int) -> None:
     totals.add_row(label, format_bytes(predicted), format_bytes(measured), format_bytes(predicted - measured), error)
 
 
-def _conclusion(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def _conclusion(verdict: Verdict) -> Iterator[Fact]:
     if verdict.measurement.retained_bytes:
-        yield "Left", f"{exact_bytes(verdict.measurement.retained_bytes)} alive when the step returned"
-    yield "Judged", f"{_LABELS[verdict.judged]} (*), because {verdict.reason}"
+        yield Fact("Left", f"{exact_bytes(verdict.measurement.retained_bytes)} alive when the step returned")
+    yield Fact("Judged", f"{_LABELS[verdict.judged]} (*), because {verdict.reason}")
     error = next(each.error for each in verdict.comparisons if each.quantity is verdict.judged)
     within, sign = ("within", "<=") if verdict.within_tolerance else ("NOT within", ">")
-    yield "Verdict", f"{within} tolerance: {abs(error):.4%} {sign} {verdict.tolerance:.4%}"
+    yield Fact("Verdict", f"{within} tolerance: {abs(error):.4%} {sign} {verdict.tolerance:.4%}")
 
 
 def _step(measurement: Measurement) -> str:
@@ -205,9 +206,9 @@ def _program_parts(verdict: ProgramVerdict) -> Iterator[RenderableType]:
     measured = verdict.measurement
     yield facts(
         [
-            ("Program", f"{printable(verdict.program)}, predicted for {verdict.target}"),
-            ("Measured", f"on {_describe_machine(measured.machine)}"),
-            ("Runs", f"predicted: {printable(verdict.ending)}; measured: {printable(measured.ending)}"),
+            Fact("Program", f"{printable(verdict.program)}, predicted for {verdict.target}"),
+            Fact("Measured", f"on {_describe_machine(measured.machine)}"),
+            Fact("Runs", f"predicted: {printable(verdict.ending)}; measured: {printable(measured.ending)}"),
         ]
     )
     yield _rounds(verdict)
@@ -218,7 +219,7 @@ def _program_parts(verdict: ProgramVerdict) -> Iterator[RenderableType]:
     within, sign = ("within", "<=") if worst <= verdict.tolerance else ("NOT within", ">")
     counts = len(verdict.rounds), len(measured.rounds)
     missing = "" if counts[0] == counts[1] else f"; {counts[1]} steps were measured, {counts[0]} predicted"
-    yield facts([("Verdict", f"{within} tolerance: {worst:.4%} {sign} {verdict.tolerance:.4%}{missing}")])
+    yield facts([Fact("Verdict", f"{within} tolerance: {worst:.4%} {sign} {verdict.tolerance:.4%}{missing}")])
 
 
 def round_line(number: int, comparisons: Sequence[ComparedQuantity]) -> str:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fxmem.memory import facts as findings
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.figures import bytes_at_peak
+from fxmem.memory.module_tree import describe
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, percent
+from fxmem.show import facts as findings
 from fxmem.show.export import register
 from fxmem.show.export.markdown_parts import code_span, fold_list, make_table
+from fxmem.show.sections import Fact
 
 _TOP = 15
 """Rows of the table of nodes."""
-_FIGURES = ("Peak", "Allocated", "Reserved", "Process", "Saved", "FLOPs")
-"""Facts in which nothing is the model's own."""
+_FIGURES = ("peak", "allocated", "reserved", "process", "saved", "flops")
+"""Keys of facts in which nothing is the model's own."""
 
 
 def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
@@ -30,7 +32,7 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
             [
                 *findings.peak_facts(profile, timeline.peak),
                 *findings.total_facts(profile),
-                ("Memory", findings.fits(profile, timeline.peak)[1]),
+                Fact("Memory", findings.fits(profile, timeline.peak)[1]),
             ]
         ),
         make_table(
@@ -49,9 +51,11 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _facts(facts: Iterable[tuple[str, str]], heading: str = "Predicted") -> str:
+def _facts(facts: Iterable[Fact], heading: str = "Predicted") -> str:
     return make_table(
-        [heading, ""], [[label, text if label in _FIGURES else code_span(text)] for label, text in facts], "ll"
+        [heading, ""],
+        [[fact.label, fact.text if fact.key in _FIGURES else code_span(fact.text)] for fact in facts],
+        "ll",
     )
 
 
@@ -66,7 +70,7 @@ def _nodes(profile: Profile, timeline: Timeline) -> str:
         node = profile.nodes[index]
         flops = format_flops(node.forward_flops)
         shown = [
-            code_span(findings.describe(node)),
+            code_span(describe(node)),
             format_bytes(at_peak[index]),
             percent(at_peak[index], whole),
             format_bytes(node.saved_bytes),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxmem.memory import facts
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_bytes, percent
+from fxmem.show import facts
 from fxmem.show.html.fragment import Code, Fragment, make_table
 from fxmem.show.html.tables import PageColumn
+from fxmem.show.sections import Fact
 from fxmem.show.text.advice import format_extra
 
 _COLUMNS = (
@@ -26,11 +27,11 @@ _COLUMNS = (
 def view(advice: Advice) -> str:
     """Show what could be changed."""
     peak, together = advice.before, advice.together
-    rows = [("Peak", f"{exact_bytes(peak.counted_bytes)} in {peak.phase}")]
+    rows = [Fact("Peak", f"{exact_bytes(peak.counted_bytes)} in {peak.phase}")]
     if advice.budget_bytes is not None:
-        rows.append(("Budget", exact_bytes(advice.budget_bytes)))
+        rows.append(Fact("Budget", exact_bytes(advice.budget_bytes)))
     if together is not None:
-        rows.append(("Together", f"{together.title}: {exact_bytes(together.peak.counted_bytes)}"))
+        rows.append(Fact("Together", f"{together.title}: {exact_bytes(together.peak.counted_bytes)}"))
     table = make_table("What each change is worth", _COLUMNS, [[*_cells(advice, e)] for e in advice.suggestions])
     return Fragment(
         [*facts.header_facts(advice), *rows],

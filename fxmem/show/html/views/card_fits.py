@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxmem.memory.facts import describe_inputs
 from fxmem.records.registry import VIEWS
 from fxmem.records.sizes import CardFit, CardFits
 from fxmem.records.units import format_bytes, format_seconds
+from fxmem.show.facts import describe_inputs
 from fxmem.show.html.fragment import Fragment, make_table
 from fxmem.show.html.tables import PageColumn
+from fxmem.show.sections import Fact
 from fxmem.show.text.sizes import TIGHT, describe_fit, describe_step
 
 _COLUMNS = (
@@ -22,14 +23,14 @@ _COLUMNS = (
 def view(fits: CardFits) -> str:
     """Show which cards a step fits."""
     rows = [
-        ("Model", fits.model),
-        ("Inputs", describe_inputs(fits.inputs)),
-        ("Step", describe_step(fits.step)),
-        ("Cards", f"{len(fits.fitting)} of {len(fits.cards)} fit"),
+        Fact("Model", fits.model),
+        Fact("Inputs", describe_inputs(fits.inputs)),
+        Fact("Step", describe_step(fits.step)),
+        Fact("Cards", f"{len(fits.fitting)} of {len(fits.cards)} fit"),
     ]
     verdicts = [describe_fit(card) for card in fits.cards]
     if "tight" in verdicts:
-        rows.append(("tight", TIGHT))
+        rows.append(Fact("tight", TIGHT))
     return Fragment(rows, [make_table("Cards", _COLUMNS, [[*_cells(card)] for card in fits.cards])]).html()
 
 

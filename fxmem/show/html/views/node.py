@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from fxmem.memory import facts
+from fxmem.memory.module_tree import describe
 from fxmem.records.profile import Node
 from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_flops, format_shape
 from fxmem.show.html.fragment import Fragment, make_table
 from fxmem.show.html.tables import PageColumn
+from fxmem.show.sections import Fact
 
 
 def view(node: Node) -> str:
@@ -15,12 +16,15 @@ def view(node: Node) -> str:
     source = node.source
     outputs = [f"{format_shape(output.shape)} {output.dtype}" for output in node.outputs]
     rows = [
-        ("Node", facts.describe(node)),
-        ("Call", f"{node.op} {node.target}"),
-        *([("Module", f"{node.module} ({node.module_type})" if node.module_type else node.module)] * bool(node.module)),
-        *([("Output", ", ".join(outputs))] if outputs else []),
-        *([("Source", f"{source.place}: {source.code}" if source.code else source.place)] if source else []),
-        ("FLOPs", f"forward {format_flops(node.forward_flops)}, backward {format_flops(node.backward_flops)}"),
+        Fact("Node", describe(node)),
+        Fact("Call", f"{node.op} {node.target}"),
+        *(
+            [Fact("Module", f"{node.module} ({node.module_type})" if node.module_type else node.module)]
+            * bool(node.module)
+        ),
+        *([Fact("Output", ", ".join(outputs))] if outputs else []),
+        *([Fact("Source", f"{source.place}: {source.code}" if source.code else source.place)] if source else []),
+        Fact("FLOPs", f"forward {format_flops(node.forward_flops)}, backward {format_flops(node.backward_flops)}"),
     ]
     figures = [
         ("Params", node.params_bytes, "parameters and buffers it is the first to read"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fxmem.memory import facts
 from fxmem.records.plan import Plan
 from fxmem.records.registry import VIEWS
+from fxmem.show import facts
 from fxmem.show.html.fragment import Code, Fragment, cell_id
 from fxmem.show.html.sections import plan_curve, plan_facts
 from fxmem.show.html.tables import effect_table, region_table

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fxmem.memory.facts import header_facts
 from fxmem.records.registry import VIEWS
 from fxmem.records.sizes import SizeCurve
 from fxmem.records.units import exact_bytes, format_bytes
+from fxmem.show.facts import header_facts
 from fxmem.show.html.fragment import Fragment, cell_id, make_table
 from fxmem.show.html.tables import PageColumn
 from fxmem.show.plots import sizes_svg
+from fxmem.show.sections import Fact
 
 _COLUMNS = (
     PageColumn("Size", is_number=True),
@@ -24,12 +25,14 @@ def view(curve: SizeCurve) -> str:
     used = "" if largest is None or largest.counted_bytes is None else f", {exact_bytes(largest.counted_bytes)}"
     rows = [
         *header_facts(curve),
-        ("Varies", f"{curve.dim}: {', '.join(curve.resized)}" if curve.resized else curve.dim),
-        ("Memory", f"{exact_bytes(curve.memory_bytes)}, {'the budget' if curve.is_budget else 'all of the target'}"),
-        ("Largest", "none that was tried fits" if curve.largest is None else f"{curve.largest:,}{used}"),
+        Fact("Varies", f"{curve.dim}: {', '.join(curve.resized)}" if curve.resized else curve.dim),
+        Fact(
+            "Memory", f"{exact_bytes(curve.memory_bytes)}, {'the budget' if curve.is_budget else 'all of the target'}"
+        ),
+        Fact("Largest", "none that was tried fits" if curve.largest is None else f"{curve.largest:,}{used}"),
     ]
     if curve.next_above is not None:
-        rows.append(("Above", f"{curve.next_above.size:,} does not fit. {curve.next_above.obstacle}"))
+        rows.append(Fact("Above", f"{curve.next_above.size:,} does not fit. {curve.next_above.obstacle}"))
     points = [
         [
             f"{point.size:,}",

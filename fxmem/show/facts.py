@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from fxmem.hardware.context import describe_uncounted, format_range
@@ -17,15 +17,14 @@ from fxmem.hardware.step_time import estimate
 from fxmem.memory.allocator import DEFAULT_SETTINGS
 from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
-from fxmem.memory.module_tree import call_name
+from fxmem.memory.module_tree import describe
 from fxmem.records.names import NO_LOSS, OWN_LOSS, TimedQuestion
-from fxmem.records.parts import GenerationPeak, GenerationRun, TimedChoice
+from fxmem.records.parts import GenerationPeak, GenerationRun, RankClass, TimedChoice
 from fxmem.records.profile import (
     FileChange,
     Headed,
     InputTensor,
     Kind,
-    Node,
     Peak,
     Profile,
     ProgramFiles,
@@ -45,9 +44,9 @@ from fxmem.records.units import (
     printable,
     to_words,
 )
+from fxmem.show.sections import Fact
 
-Facts = list[tuple[str, str]]
-"""Labels and what they label; an empty label continues the one before."""
+Facts = list[Fact]
 
 
 @dataclass(frozen=True)
@@ -69,13 +68,18 @@ class LargeTensor:
     """A storage alive at the peak, and how many more are like it (size, kind, shape, source line)."""
 
     nbytes: int
-    kind: str
+    kind: Kind
     tensor: str
     """Shape and dtype."""
     owner: str
     source: str
     """`file:line`, or empty."""
     others: int
+
+    @property
+    def kind_name(self) -> str:
+        """The kind in words."""
+        return to_words(self.kind)
 
     @property
     def more(self) -> str:
@@ -110,11 +114,11 @@ def header_facts(about: Headed) -> Facts:
     card += [format_bytes(target.memory_bytes)] if target.memory_bytes is not None else []
     return _make_printable(
         [
-            ("Model", about.model),
-            ("Inputs", describe_inputs(about.inputs) or "none"),
-            ("Step", "; ".join(parts)),
-            ("Target", f"{target.name} ({', '.join(card)})" if card else target.name),
-            ("Torch", f"{about.torch_version}; predicted by fxmem {about.fxmem_version}"),
+            Fact("Model", about.model, "model"),
+            Fact("Inputs", describe_inputs(about.inputs) or "none", "inputs"),
+            Fact("Step", "; ".join(parts), "step"),
+            Fact("Target", f"{target.name} ({', '.join(card)})" if card else target.name),
+            Fact("Torch", f"{about.torch_version}; predicted by fxmem {about.fxmem_version}"),
         ]
     )
 
@@ -126,9 +130,9 @@ def compile_facts(about: Headed) -> Facts:
         return []
     what = ", ".join(_describe_timed(question, group) for question, group in _timed_groups(made.timed))
     if made.lowest_peak_bytes is None or made.highest_peak_bytes is None:
-        return [("By timing", f"{what}. No other answer was tried")]
+        return [Fact("By timing", f"{what}. No other answer was tried")]
     peaks = format_range(made.lowest_peak_bytes, made.highest_peak_bytes)
-    return [("By timing", f"{what}. Peak with either answer: {peaks}")]
+    return [Fact("By timing", f"{what}. Peak with either answer: {peaks}")]
 
 
 def _timed_groups(timed: Iterable[TimedChoice]) -> list[tuple[TimedQuestion, list[TimedChoice]]]:
@@ -156,7 +160,7 @@ def _describe_timed(question: TimedQuestion, group: list[TimedChoice]) -> str:
 def loss_facts(profile: Profile) -> Facts:
     """What a loss would add to a step without one."""
     notes = [each.text for each in profile.assumptions if each.topic == "loss" and each.text.startswith(NO_LOSS)]
-    return _make_printable([("Note", note) for note in notes])
+    return _make_printable([Fact("Note", note) for note in notes])
 
 
 def program_facts(profile: Profile) -> Facts:
@@ -164,19 +168,18 @@ def program_facts(profile: Profile) -> Facts:
     program = profile.step.program
     if program is None:
         return [] if profile.step.generation is None else _generation_facts(profile.step.generation)
-    facts = [("Run", program.ending)]
+    facts = [Fact("Run", program.ending)]
     if program.setup is not None:
-        facts.append(("Set-up", _describe_round(program.setup, "") + (_SHOWN if program.shown == 0 else "")))
+        facts.append(Fact("Set-up", _describe_round(program.setup, "") + (_SHOWN if program.shown == 0 else "")))
     groups = equal_rounds(program)
     for each in groups:
         mark = _SHOWN if each.is_shown and len(groups) > 1 else ""
-        facts.append((each.label, _describe_round(each.round) + mark))
+        facts.append(Fact(each.label, _describe_round(each.round) + mark))
     if program.steady is not None:
-        facts.append(
-            ("Steady", f"no: it {growth}" if (growth := describe_growth(profile)) else _STEADY[program.steady])
-        )
+        growth = describe_growth(profile)
+        facts.append(Fact("Steady", f"no: it {growth}" if growth else _STEADY[program.steady]))
     if program.files is not None and (program.files.written or program.files.native != "held"):
-        facts.append(("Files", _describe_files(program.files)))
+        facts.append(Fact("Files", _describe_files(program.files)))
     return _make_printable(facts)
 
 
@@ -212,28 +215,29 @@ def describe_generation(run: GenerationRun) -> str:
 def _generation_facts(run: GenerationRun) -> Facts:
     """What a generation takes in prefill and while decoding, and whether it fits."""
     facts = [
-        ("Generation", f"{describe_generation(run)}; {run.recorded_tokens} recorded"),
-        ("Prefill", _describe_part(run.prefill)),
+        Fact("Generation", f"{describe_generation(run)}; {run.recorded_tokens} recorded"),
+        Fact("Prefill", describe_counts(run.prefill)),
     ]
     if run.decode is not None:
-        facts.append(("Decode", f"{_describe_part(run.decode)}; most alive at token {run.decode.token}"))
+        facts.append(Fact("Decode", f"{describe_counts(run.decode)}; most alive at token {run.decode.token}"))
     if run.growth_bytes is not None:
-        facts.append(("Per token", f"the bytes alive grow by {exact_bytes(run.growth_bytes)}"))
+        facts.append(Fact("Per token", f"the bytes alive grow by {exact_bytes(run.growth_bytes)}"))
     if run.fits is not None:
         last = run.last_token_that_fits
         words = "every token fits" if last is None else f"it runs out at token {last + 1} of {run.new_tokens}"
         back = f"; cached memory goes back to the driver {run.alloc_retries} times" if run.alloc_retries else ""
-        facts.append(("Fits", words + back))
+        facts.append(Fact("Fits", words + back))
     return facts
 
 
-def _describe_part(peak: GenerationPeak) -> str:
-    parts = [f"{format_bytes(peak.requested_bytes)} requested"]
-    if peak.allocated_bytes is not None:
-        parts.append(f"{format_bytes(peak.allocated_bytes)} allocated")
-    if peak.reserved_bytes is not None:
-        parts.append(f"{format_bytes(peak.reserved_bytes)} reserved")
-    return ", ".join(parts)
+def describe_counts(peak: GenerationPeak | RankClass | Round) -> str:
+    """The bytes in each count that is known."""
+    counts = (
+        (peak.requested_bytes, "requested"),
+        (peak.allocated_bytes, "allocated"),
+        (peak.reserved_bytes, "reserved"),
+    )
+    return ", ".join(f"{format_bytes(nbytes)} {name}" for nbytes, name in counts if nbytes is not None)
 
 
 class EqualRounds(NamedTuple):
@@ -280,11 +284,8 @@ def describe_growth(profile: Profile) -> str:
 
 
 def _describe_round(about: Round, phase: str | None = None) -> str:
-    counts = [f"{format_bytes(about.requested_bytes)} requested"]
-    if about.allocated_bytes is not None and about.reserved_bytes is not None:
-        counts += [f"{format_bytes(about.allocated_bytes)} allocated", f"{format_bytes(about.reserved_bytes)} reserved"]
     where = f"in {about.phase} " if phase is None else phase
-    return ", ".join([*counts, f"{where}{f'at {about.place}' if about.place else ''}".strip()]).removesuffix(", ")
+    return f"{describe_counts(about)}, {where}{f'at {about.place}' if about.place else ''}".strip().removesuffix(",")
 
 
 def made_up(profile: Profile) -> list[str]:
@@ -310,27 +311,35 @@ _MADE_UP = {
 def peak_facts(profile: Profile, peak: Peak) -> Facts:
     """How high the peak is, in every count that is known, and where it falls."""
     facts = [
-        ("Peak", f"{exact_bytes(peak.requested_bytes)} requested at once, {profile.step.describe_phase(peak.phase)}")
+        Fact(
+            "Peak",
+            f"{exact_bytes(peak.requested_bytes)} requested at once, {profile.step.describe_phase(peak.phase)}",
+            "peak",
+        )
     ]
     for label, nbytes, meaning in (
         ("Allocated", peak.allocated_bytes, "in the allocator's blocks (torch.cuda.max_memory_allocated)"),
         ("Reserved", peak.reserved_bytes, "held by the allocator (torch.cuda.max_memory_reserved)"),
     ):
         if nbytes is not None:
-            facts.append((label, f"{exact_bytes(nbytes)} {meaning}"))
+            facts.append(Fact(label, f"{exact_bytes(nbytes)} {meaning}", label.lower()))
     if peak.reserved_high_bytes is not None:
         most = exact_bytes(peak.reserved_high_bytes)
-        facts.append(("", f"{most} where blocks wait for a stream as long as they can"))
+        facts.append(Fact("", f"{most} where blocks wait for a stream as long as they can", "reserved most"))
     if (process := peak.process_bytes) is not None:
         size = format_range(process.low, process.high)
-        facts.append(("Process", f"{size} with the CUDA context (nvidia-smi), a range: {process.grounds}"))
+        facts.append(
+            Fact("Process", f"{size} with the CUDA context (nvidia-smi), a range: {process.grounds}", "process")
+        )
     if peak.op is None:
-        return [*facts, ("Where", "before the first operator")]
+        return [*facts, Fact("Where", "before the first operator", "where")]
     op = profile.ops[peak.op]
     node = profile.nodes[op.node]
-    facts.append(("Where", f"{describe(node)}, {'during' if op.begin <= peak.tick < op.end else 'after'} {op.name}"))
+    facts.append(
+        Fact("Where", f"{describe(node)}, {'during' if op.begin <= peak.tick < op.end else 'after'} {op.name}", "where")
+    )
     if node.source is not None:
-        facts.append(("", node.source.place + (f": {node.source.code}" if node.source.code else "")))
+        facts.append(Fact("", node.source.place + (f": {node.source.code}" if node.source.code else ""), "where"))
     return _make_printable(facts)
 
 
@@ -338,7 +347,7 @@ def total_facts(profile: Profile) -> Facts:
     """Sums over the whole step."""
     model = sum_figures(node for node in profile.nodes if node.op != "optimizer")
     if profile.step.mode == "infer":
-        return [("FLOPs", f"{flops_sum(model.forward)} (1 multiply-add = 2)"), *_time_facts(profile)]
+        return [Fact("FLOPs", f"{flops_sum(model.forward)} (1 multiply-add = 2)", "flops"), *_time_facts(profile)]
     optimizer = [flops_sum(sum_figures([node]).forward) for node in profile.nodes if node.op == "optimizer"]
     counts = [
         f"{flops_sum(model.forward)} forward",
@@ -346,8 +355,8 @@ def total_facts(profile: Profile) -> Facts:
         *(f"{count} optimizer" for count in optimizer),
     ]
     return [
-        ("Saved", f"{exact_bytes(profile.saved_bytes)} kept for backward when forward ends"),
-        ("FLOPs", f"{', '.join(counts)} (1 multiply-add = 2)"),
+        Fact("Saved", f"{exact_bytes(profile.saved_bytes)} kept for backward when forward ends", "saved"),
+        Fact("FLOPs", f"{', '.join(counts)} (1 multiply-add = 2)", "flops"),
         *_time_facts(profile),
     ]
 
@@ -358,7 +367,7 @@ def _time_facts(profile: Profile) -> Facts:
         return []
     which = f"; of the last of {profile.step.accumulate} micro-batches" if profile.step.accumulate > 1 else ""
     text = format_seconds(time.seconds, time.low_seconds, time.high_seconds)
-    return [("Time", f"{text} on {printable(profile.target.name)}, estimated{which}")]
+    return [Fact("Time", f"{text} on {printable(profile.target.name)}, estimated{which}")]
 
 
 @dataclass(frozen=True)
@@ -465,15 +474,6 @@ def split(peak: Peak) -> list[KindShare]:
     return [KindShare(kind, peak.by_kind[kind], percent(peak.by_kind[kind], peak.requested_bytes)) for kind in kinds]
 
 
-def alive_by_node(profile: Profile, timeline: Timeline) -> dict[int, int]:
-    """Requested bytes alive at the peak, by the node that allocated them; those of no node are left out."""
-    nbytes: dict[int, int] = {}
-    for storage in (profile.storages[index] for index in timeline.alive):
-        if storage.node is not None:
-            nbytes[storage.node] = nbytes.get(storage.node, 0) + storage.nbytes
-    return nbytes
-
-
 def largest_alive(profile: Profile, timeline: Timeline, count: int = 8) -> list[LargeTensor]:
     """The largest storages alive at the peak; those alike are one row."""
     groups: dict[tuple[object, ...], list[Storage]] = {}
@@ -498,15 +498,6 @@ def unknowns(profile: Profile) -> list[str]:
     ]
 
 
-def describe(node: Node) -> str:
-    """Describe a node: the path of a module, or the function and the module that called it."""
-    if node.op == "call_module":
-        return node.module or node.name
-    if node.op in ("loss", "optimizer"):
-        return node.op if node.target in ("", node.op) else f"{node.op} ({node.target})"
-    return f"{call_name(node)} in {node.module}" if node.module else call_name(node)
-
-
 def flops_sum(flops: Flops) -> str:
     """A sum of FLOPs; `>=` in front if some calls have no formula, `unknown` if nothing else is in it."""
     if flops.unknown_calls and not flops.known:
@@ -519,7 +510,7 @@ def _large_tensor(profile: Profile, alike: list[Storage]) -> LargeTensor:
     node = None if storage.node is None else profile.nodes[storage.node]
     return LargeTensor(
         nbytes=storage.nbytes,
-        kind=to_words(storage.kind),
+        kind=storage.kind,
         tensor=printable(f"{format_shape(storage.shape)} {storage.dtype}") if storage.dtype else "no tensor",
         owner=printable(storage.name or ("of no node" if node is None else describe(node))),
         source="" if node is None or node.source is None else printable(node.source.place),
@@ -528,7 +519,7 @@ def _large_tensor(profile: Profile, alike: list[Storage]) -> LargeTensor:
 
 
 def _make_printable(facts: Facts) -> Facts:
-    return [(label, printable(text)) for label, text in facts]
+    return [replace(fact, text=printable(fact.text)) for fact in facts]
 
 
 def describe_inputs(inputs: Iterable[InputTensor]) -> str:
