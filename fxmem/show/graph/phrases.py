@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 from fxmem.memory.figures import Figures
-from fxmem.records.plan import Plan
 from fxmem.records.profile import Node, SourceLine
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, printable
 from fxmem.show.facts import flops_sum
@@ -51,25 +50,6 @@ def peak_words(drawing: Picture) -> str:
     """How high the peak is and when it falls."""
     peak = drawing.timeline.peak
     return f"{format_bytes(peak.requested_bytes)} alive, in {peak.phase}"
-
-
-def plan_words(plan: Plan) -> str:
-    """What a plan does to the peak, and what it costs."""
-    number = sum(1 for _ in plan.all_regions())
-    if not number:
-        return "no checkpoints"
-    allocated = plan.before.allocated_bytes is not None and plan.after.allocated_bytes is not None
-    before, after = (peak.counted_bytes if allocated else peak.requested_bytes for peak in (plan.before, plan.after))
-    change = f" ({100 * (after - before) / before:+.1f} %)" if before else ""
-    share = "" if plan.extra_fraction is None else f", {100 * plan.extra_fraction:.1f} % of the forward's"
-    flops = "an unknown number of FLOPs" if plan.extra_flops is None else f"{format_flops(plan.extra_flops)} FLOPs"
-    parts = [
-        f"{number} checkpoint{'s' if number > 1 else ''} ({plan.chosen})",
-        f"peak {format_bytes(before)} -> {format_bytes(after)}{change}{' allocated' if allocated else ' requested'}"
-        + ("" if plan.analysed else ", an estimate"),
-        f"{flops} run again{share}",
-    ]
-    return "; ".join(parts)
 
 
 def describe_checkpoints(box: Box) -> str:

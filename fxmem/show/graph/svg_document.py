@@ -21,9 +21,10 @@ from fxmem.show.graph.labels import (
     heat_scale,
 )
 from fxmem.show.graph.layout import HEADING, EdgeLine, GraphLayout, Rectangle
-from fxmem.show.graph.phrases import peak_words, plan_words
+from fxmem.show.graph.phrases import peak_words
 from fxmem.show.graph.picture import Picture
 from fxmem.show.palette import Palette
+from fxmem.show.plan_facts import plan_words
 from fxmem.show.sections import Fact
 from fxmem.show.svg import element, fit, group, rect, text, text_width, wrap
 

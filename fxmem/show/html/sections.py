@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile, Timeline
-from fxmem.records.units import exact_bytes, format_flops
 from fxmem.show import facts
-from fxmem.show.html.tables import PageTable, effect_table, region_table
+from fxmem.show.html.tables import region_table
+from fxmem.show.plan_facts import effect_facts, effect_table, summarize
 from fxmem.show.plots import CurveDot, curve_svg
-from fxmem.show.sections import Fact
+from fxmem.show.sections import Fact, Table
 
 _Views = Mapping[str, str]
 """One plot for wide and one for narrow screens: scaled down, its words could not be read."""
@@ -46,9 +46,9 @@ class PageVerdict(NamedTuple):
 class PagePlan:
     """A plan for the step, compared with the step without it."""
 
-    effect: PageTable
+    effect: Table
     facts: facts.Facts
-    regions: PageTable | None
+    regions: Table | None
     curves: _Views
 
 
@@ -116,38 +116,12 @@ def plan_section(timeline: Timeline, after: Timeline | None, plan: Plan | None) 
     if now is None:
         return None
     return PagePlan(
-        effect=effect_table(timeline.peak, now),
-        facts=[] if plan is None else list(plan_facts(plan)),
+        effect=effect_table(timeline.peak, now, plan, by_kind=True),
+        facts=[] if plan is None else [Fact("Plan", summarize(plan)), *effect_facts(plan)],
         regions=region_table(plan) if plan is not None and any(plan.all_regions()) else None,
         curves={}
         if plan is None or not plan.curve
         else draw_views(lambda size, width: plan_curve(plan, size, width), wide=1100.0),
-    )
-
-
-def plan_facts(plan: Plan) -> Iterator[Fact]:
-    """What a plan is and costs."""
-    regions = list(plan.all_regions())
-    asked = "" if plan.strategy == plan.chosen else f" (asked for: {plan.strategy})"
-    where = {"modules": "modules", "graph": "the graph", "operators": "single operators"}[plan.application]
-    yield Fact("Strategy", f"{plan.chosen}{asked}, carried out on {where}")
-    yield Fact("Budget", "none" if plan.budget_bytes is None else exact_bytes(plan.budget_bytes))
-    results = sum(len(region.remakes) for region in regions)
-    done = (
-        f"{results} results recomputed, in {len(regions)} parts of the model"
-        if results and not plan.host_bytes
-        else plan.extent
-        if plan.host_bytes
-        else f"{len(regions)} checkpointed"
-    )
-    yield Fact("Regions", done if regions else "none: the step stays as it is")
-    if plan.host_bytes:
-        yield Fact("Host memory", f"{exact_bytes(plan.host_bytes)}, pinned")
-    fraction = plan.extra_fraction
-    share = "" if fraction is None else f", {100 * fraction:.1f} % of the forward's"
-    yield Fact("Run again", f"{format_flops(plan.extra_flops)} FLOPs{share}")
-    yield Fact(
-        "After", "analysed with the plan applied" if plan.analysed else "the planner's estimate, not an analysis"
     )
 
 

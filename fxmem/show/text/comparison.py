@@ -16,7 +16,7 @@ from fxmem.records.units import format_bytes, format_flops, format_shape, percen
 from fxmem.show.facts import header_facts
 from fxmem.show.sections import Fact
 from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
-from fxmem.show.text.tables import GAP, RULED, facts, fit_left, note, render
+from fxmem.show.text.tables import GAP, facts, fit_left, note, render, ruled
 
 _SHARE = 100
 """A module is shown if it changed by this part of the larger peak."""
@@ -87,10 +87,8 @@ def _common_label(a: str, b: str) -> str:
 
 
 def _totals(comparison: StepComparison, width: int) -> Table:
-    totals = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    totals.add_column("", width=18, no_wrap=True)
-    for heading, size in (("Before", 9), ("After", 9), ("Change", 10), ("", 8))[: 4 if width >= _WIDE_TOTALS else 3]:
-        totals.add_column(heading, width=size, justify="right", no_wrap=True)
+    columns = [("Before", 9), ("After", 9), ("Change", 10), *([(" ", 8)] if width >= _WIDE_TOTALS else [])]
+    totals = ruled(("", 18), *columns)
     for name, change in (
         ("Peak requested", comparison.requested_bytes),
         ("Peak allocated", comparison.allocated_bytes),
@@ -258,10 +256,8 @@ def _largest_change(node: NodeChange) -> tuple[str, QuantityChange]:
 
 def _nodes(groups: Sequence[Sequence[NodeChange]], width: int) -> Table:
     names = width - 4 * 12
-    changed = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    changed.add_column("Node", width=names, no_wrap=True)
-    for heading in ("Figure", "Before", "After", "Change"):
-        changed.add_column(heading, width=10, justify="left" if heading == "Figure" else "right", no_wrap=True)
+    columns = [(heading, 10) for heading in ("Figure", "Before", "After", "Change")]
+    changed = ruled(("Node", names), *columns, left=("Node", "Figure"))
     for alike in groups:
         row = alike[0]
         name, change = _largest_change(row)

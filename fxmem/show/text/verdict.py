@@ -21,7 +21,7 @@ from fxmem.records.validation import (
     Verdict,
 )
 from fxmem.show.sections import Fact
-from fxmem.show.text.tables import RULED, facts, item_list, render
+from fxmem.show.text.tables import facts, item_list, render, ruled
 
 _SCRATCH_SHOWN = 5
 _DIFFERENCES_SHOWN = 8
@@ -74,10 +74,7 @@ def _parts(verdict: Verdict) -> Iterator[RenderableType]:
 
 
 def _totals(verdict: Verdict) -> Table:
-    totals = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    totals.add_column("", width=31, no_wrap=True)
-    for heading, size in (("Predicted", 10), ("Measured", 10), ("Difference", 11), ("Error", 10)):
-        totals.add_column(heading, width=size, justify="right", no_wrap=True)
+    totals = ruled(("", 31), ("Predicted", 10), ("Measured", 10), ("Difference", 11), ("Error", 10))
     for each in verdict.comparisons:
         mark = "* " if each.quantity is verdict.judged else "  "
         _add_row(totals, mark + _LABELS[each.quantity], each.predicted_bytes, each.measured_bytes)
@@ -234,10 +231,7 @@ def round_line(number: int, comparisons: Sequence[ComparedQuantity]) -> str:
 
 
 def _rounds(verdict: ProgramVerdict) -> Table:
-    rows = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    rows.add_column("Step", width=36, no_wrap=True)
-    for heading in ("Predicted", "Measured", "Error"):
-        rows.add_column(heading, width=12, justify="right", no_wrap=True)
+    rows = ruled(("Step", 36), ("Predicted", 12), ("Measured", 12), ("Error", 12), left=("Step",))
     for found in verdict.rounds:
         for each in found.comparisons:
             mark = "*" if each.quantity is verdict.judged else " "

@@ -6,9 +6,8 @@ from fxmem.memory.module_tree import describe
 from fxmem.records.profile import Node
 from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_flops, format_shape
-from fxmem.show.html.fragment import Fragment, make_table
-from fxmem.show.html.tables import PageColumn
-from fxmem.show.sections import Fact
+from fxmem.show.html.fragment import Fragment
+from fxmem.show.sections import Fact, Section, TableColumn, make_table, numbers
 
 
 def view(node: Node) -> str:
@@ -33,9 +32,9 @@ def view(node: Node) -> str:
         ("Scratch", node.scratch_bytes.max, "peak of what lives only inside it"),
         ("Live", node.live_bytes.max, "most bytes alive while it runs"),
     ]
-    columns = [PageColumn("Memory", is_head=True), PageColumn("Bytes", is_number=True), PageColumn("What")]
+    columns = [TableColumn("Memory", is_head=True), *numbers("Bytes"), TableColumn("What")]
     table = make_table("Memory", columns, [(name, exact_bytes(nbytes), meaning) for name, nbytes, meaning in figures])
-    return Fragment(rows, [table]).html()
+    return Fragment([Section(facts=rows), Section(table)]).html()
 
 
 VIEWS.register("node", view)

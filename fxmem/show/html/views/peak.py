@@ -7,7 +7,7 @@ from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_bytes
 from fxmem.show.html.fragment import Fragment
 from fxmem.show.html.tables import share_table
-from fxmem.show.sections import Fact
+from fxmem.show.sections import Fact, Section
 
 
 def view(peak: Peak) -> str:
@@ -24,7 +24,7 @@ def view(peak: Peak) -> str:
         Fact("Fits", {True: "yes", False: f"no: {peak.shortage}", None: "not known"}[peak.fits]),
         *([Fact("Node", peak.node)] if peak.node else []),
     ]
-    return Fragment(rows, [share_table(peak)]).html()
+    return Fragment([Section(facts=rows), Section(share_table(peak))]).html()
 
 
 VIEWS.register("peak", view)
