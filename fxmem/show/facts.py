@@ -6,11 +6,8 @@ for a markup language is the layout's business.
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
 
 from fxmem.hardware.context import describe_uncounted, format_range
 from fxmem.hardware.step_time import estimate
@@ -18,20 +15,18 @@ from fxmem.memory.allocator import DEFAULT_SETTINGS
 from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import describe
-from fxmem.records.names import NO_LOSS, OWN_LOSS, TimedQuestion
-from fxmem.records.parts import GenerationPeak, GenerationRun, RankClass, TimedChoice
+from fxmem.records.names import OWN_LOSS
 from fxmem.records.profile import (
-    FileChange,
     Headed,
     InputTensor,
     Kind,
+    Node,
     Peak,
     Profile,
-    ProgramFiles,
-    ProgramRun,
-    Round,
+    SourceLine,
     Step,
     Storage,
+    TensorInfo,
     Timeline,
 )
 from fxmem.records.units import (
@@ -44,7 +39,7 @@ from fxmem.records.units import (
     printable,
     to_words,
 )
-from fxmem.show.sections import Fact
+from fxmem.show.sections import Fact, Tone
 
 Facts = list[Fact]
 
@@ -112,7 +107,7 @@ def header_facts(about: Headed) -> Facts:
     card = [target.full_name] if target.full_name.lower() not in ("", target.name.lower()) else []
     card += ["sm_{}{}".format(*target.capability)] if target.capability else []
     card += [format_bytes(target.memory_bytes)] if target.memory_bytes is not None else []
-    return _make_printable(
+    return make_printable(
         [
             Fact("Model", about.model, "model"),
             Fact("Inputs", describe_inputs(about.inputs) or "none", "inputs"),
@@ -121,154 +116,6 @@ def header_facts(about: Headed) -> Facts:
             Fact("Torch", f"{about.torch_version}; predicted by fxmem {about.fxmem_version}"),
         ]
     )
-
-
-def compile_facts(about: Headed) -> Facts:
-    """What the compiler decides by timing on the card, with the peaks of both answers; none where nothing is."""
-    made = about.step.compiled
-    if made is None or not made.timed:
-        return []
-    what = ", ".join(_describe_timed(question, group) for question, group in _timed_groups(made.timed))
-    if made.lowest_peak_bytes is None or made.highest_peak_bytes is None:
-        return [Fact("By timing", f"{what}. No other answer was tried")]
-    peaks = format_range(made.lowest_peak_bytes, made.highest_peak_bytes)
-    return [Fact("By timing", f"{what}. Peak with either answer: {peaks}")]
-
-
-def _timed_groups(timed: Iterable[TimedChoice]) -> list[tuple[TimedQuestion, list[TimedChoice]]]:
-    groups: dict[TimedQuestion, list[TimedChoice]] = {}
-    for each in timed:
-        groups.setdefault(each.question, []).append(each)
-    return list(groups.items())
-
-
-_TIMED: Final[dict[TimedQuestion, tuple[str, str]]] = {
-    "padding": ("whether 1 matrix product is padded", "whether {} matrix products are padded"),
-    "kernel": ("what kind of kernel computes 1 operator", "what kind of kernel computes {} operators"),
-    "fusion": ("whether 1 pair of kernels is fused", "whether {} pairs of kernels are fused"),
-}
-"""What the compiler decides by timing: once, and more often."""
-
-
-def _describe_timed(question: TimedQuestion, group: list[TimedChoice]) -> str:
-    count = sum(each.count for each in group)
-    one, more = _TIMED[question]
-    taken = " and ".join(dict.fromkeys(printable(each.taken) for each in group))
-    return f"{one if count == 1 else more.format(count)} ({taken} here)"
-
-
-def loss_facts(profile: Profile) -> Facts:
-    """What a loss would add to a step without one."""
-    notes = [each.text for each in profile.assumptions if each.topic == "loss" and each.text.startswith(NO_LOSS)]
-    return _make_printable([Fact("Note", note) for note in notes])
-
-
-def program_facts(profile: Profile) -> Facts:
-    """How a recorded program ran: its end, its rounds, what it was told. A generation's tokens. Nothing for others."""
-    program = profile.step.program
-    if program is None:
-        return [] if profile.step.generation is None else _generation_facts(profile.step.generation)
-    facts = [Fact("Run", program.ending)]
-    if program.setup is not None:
-        facts.append(Fact("Set-up", _describe_round(program.setup, "") + (_SHOWN if program.shown == 0 else "")))
-    groups = equal_rounds(program)
-    for each in groups:
-        mark = _SHOWN if each.is_shown and len(groups) > 1 else ""
-        facts.append(Fact(each.label, _describe_round(each.round) + mark))
-    if program.steady is not None:
-        growth = describe_growth(profile)
-        facts.append(Fact("Steady", f"no: it {growth}" if growth else _STEADY[program.steady]))
-    if program.files is not None and (program.files.written or program.files.native != "held"):
-        facts.append(Fact("Files", _describe_files(program.files)))
-    return _make_printable(facts)
-
-
-_MOST_NAMED = 3
-"""Files that are named; all others are counted."""
-
-
-def _describe_files(files: ProgramFiles) -> str:
-    """What became of the files that a program wrote."""
-    counts = Counter(each.change for each in files.written)
-    parts = [f"{counts[change]} {words}" for change, words in _CHANGES.items() if counts[change]]
-    end = "dropped" if files.kept_in is None else f"kept in {files.kept_in}"
-    names = [each.path for each in files.written[:_MOST_NAMED]] + ["..."] * (len(files.written) > _MOST_NAMED)
-    found = f"{', '.join(parts)}, apart from yours and {end}: {', '.join(names)}" if parts else "none written"
-    return found + _NATIVE[files.native]
-
-
-_NATIVE: Final = {
-    "held": "",
-    "refused": "; what a library's own code or a child process writes is refused: only Python's own ways are held",
-    "real": "; what a library's own code or a child process writes is real: only Python's own ways are held",
-}
-_CHANGES: Final[dict[FileChange, str]] = {"new": "written", "changed": "changed", "removed": "removed"}
-"""By what became of a file, the word for it."""
-
-
-def describe_generation(run: GenerationRun) -> str:
-    """What is generated, and how, in a few words."""
-    beams = f", {run.beams} beams" if run.beams > 1 else ""
-    return f"{run.new_tokens} new tokens, {run.cache} cache{beams}"
-
-
-def _generation_facts(run: GenerationRun) -> Facts:
-    """What a generation takes in prefill and while decoding, and whether it fits."""
-    facts = [
-        Fact("Generation", f"{describe_generation(run)}; {run.recorded_tokens} recorded"),
-        Fact("Prefill", describe_counts(run.prefill)),
-    ]
-    if run.decode is not None:
-        facts.append(Fact("Decode", f"{describe_counts(run.decode)}; most alive at token {run.decode.token}"))
-    if run.growth_bytes is not None:
-        facts.append(Fact("Per token", f"the bytes alive grow by {exact_bytes(run.growth_bytes)}"))
-    if run.fits is not None:
-        last = run.last_token_that_fits
-        words = "every token fits" if last is None else f"it runs out at token {last + 1} of {run.new_tokens}"
-        back = f"; cached memory goes back to the driver {run.alloc_retries} times" if run.alloc_retries else ""
-        facts.append(Fact("Fits", words + back))
-    return facts
-
-
-def describe_counts(peak: GenerationPeak | RankClass | Round) -> str:
-    """The bytes in each count that is known."""
-    counts = (
-        (peak.requested_bytes, "requested"),
-        (peak.allocated_bytes, "allocated"),
-        (peak.reserved_bytes, "reserved"),
-    )
-    return ", ".join(f"{format_bytes(nbytes)} {name}" for nbytes, name in counts if nbytes is not None)
-
-
-class EqualRounds(NamedTuple):
-    """Rounds of a program that follow each other and are equal."""
-
-    label: str
-    round: Round
-    is_shown: bool
-    """Whether the profile is of one of them."""
-
-
-def equal_rounds(program: ProgramRun) -> list[EqualRounds]:
-    """A program's rounds, equal ones together: the first two, the last two, and the profile's."""
-    groups = [list(same) for _, same in itertools.groupby(enumerate(program.rounds, 1), key=lambda each: each[1])]
-    ends = {0, 1, len(groups) - 2, len(groups) - 1}
-    found = []
-    for index, group in enumerate(groups):
-        numbers = [number for number, _ in group]
-        if index in ends or program.shown in numbers:
-            label = f"Step {numbers[0]}" if len(numbers) == 1 else f"Steps {numbers[0]}-{numbers[-1]}"
-            if not group[0][1].is_whole and numbers[0] > 1:
-                label = "Afterwards"
-            found.append(EqualRounds(label, group[0][1], program.shown in numbers))
-    return found
-
-
-_SHOWN: Final = "; the table is of this one"
-_STEADY = {
-    True: "yes: the last two steps allocate the same",
-    False: "no: the last two steps allocate differently; more steps (--steps, --until steady) may be higher",
-}
 
 
 def describe_growth(profile: Profile) -> str:
@@ -281,31 +128,6 @@ def describe_growth(profile: Profile) -> str:
         return words
     left = (memory - last.allocated_bytes) // DEFAULT_SETTINGS.round_size(program.growth_bytes)
     return f"{words}, out of memory at about step {len(program.steps) + left + 1:,}"
-
-
-def _describe_round(about: Round, phase: str | None = None) -> str:
-    where = f"in {about.phase} " if phase is None else phase
-    return f"{describe_counts(about)}, {where}{f'at {about.place}' if about.place else ''}".strip().removesuffix(",")
-
-
-def made_up(profile: Profile) -> list[str]:
-    """What a recorded program was told that no card had computed, one sentence each."""
-    program = profile.step.program
-    found = []
-    for each in () if program is None else program.made_up:
-        times = f", {each.count} times" if each.count > 1 else ""
-        found.append(printable(f"{_MADE_UP[each.kind]}: {each.what}{f' at {each.place}' if each.place else ''}{times}"))
-    return found
-
-
-_MADE_UP = {
-    "read": "a number read back",
-    "decided": "a decision by a made-up number",
-    "shape": "a shape that hangs on data, at its largest",
-    "file": "a file",
-    "answered": "an answer",
-    "sent": "not sent",
-}
 
 
 def peak_facts(profile: Profile, peak: Peak) -> Facts:
@@ -339,8 +161,8 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
         Fact("Where", f"{describe(node)}, {'during' if op.begin <= peak.tick < op.end else 'after'} {op.name}", "where")
     )
     if node.source is not None:
-        facts.append(Fact("", node.source.place + (f": {node.source.code}" if node.source.code else ""), "where"))
-    return _make_printable(facts)
+        facts.append(Fact("", describe_source(node.source), "where"))
+    return make_printable(facts)
 
 
 def total_facts(profile: Profile) -> Facts:
@@ -447,8 +269,14 @@ def _describe_budget(peak: Peak, budget: Budget, *, keeps: bool) -> str:
 def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
     """Whether the step fits the target's memory (None where that is not known), and a sentence about it."""
     found = find_fit(profile, peak)
-    sentences = [found.verdict, *filter(None, [found.shortage, found.counted])]
-    return found.is_fitting, ". ".join(sentences)
+    return found.is_fitting, ". ".join(filter(None, [found.verdict, found.shortage, found.counted]))
+
+
+def outcome_facts(profile: Profile, peak: Peak) -> Facts:
+    """Sums over the whole step, and whether it fits."""
+    is_fitting, sentence = fits(profile, peak)
+    tone: Tone = "" if is_fitting is None else "good" if is_fitting else "bad"
+    return [*total_facts(profile), Fact("Memory", sentence, "memory", tone)]
 
 
 def describe_peak(profile: Profile, peak: Peak) -> list[str]:
@@ -518,8 +346,23 @@ def _large_tensor(profile: Profile, alike: list[Storage]) -> LargeTensor:
     )
 
 
-def _make_printable(facts: Facts) -> Facts:
+def make_printable(facts: Facts) -> Facts:
+    """Facts whose text may come from the model, fit for a terminal."""
     return [replace(fact, text=printable(fact.text)) for fact in facts]
+
+
+def describe_source(source: SourceLine) -> str:
+    """A line of code with its place."""
+    return source.place + (f": {source.code}" if source.code else "")
+
+
+def describe_outputs(nodes: Iterable[Node]) -> str:
+    """Shape and dtype of what the last of these that returns a tensor returns; the first, and how many more."""
+    tensors: Sequence[TensorInfo] = ()
+    for node in nodes:
+        tensors = node.outputs or tensors
+    more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+    return f"{format_shape(tensors[0].shape)} {tensors[0].dtype}{more}" if tensors else ""
 
 
 def describe_inputs(inputs: Iterable[InputTensor]) -> str:

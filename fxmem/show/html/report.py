@@ -23,7 +23,7 @@ from fxmem.show.html.sections import draw_views, numbers, plan_section, verdict
 from fxmem.show.html.tables import alive_table, node_table, share_table
 from fxmem.show.plots import PlottedStep, icicle_svg, timeline_svg
 from fxmem.show.plots.axes import step_title
-from fxmem.show.rank_facts import rank_facts
+from fxmem.show.run_facts import made_up, run_facts
 
 _WIDEST = 1150
 """Pixels of a wide plot, and moments of the step that the page's script knows."""
@@ -84,7 +84,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         title=step_title(profile),
         heading=f"{profile.model}: memory of one {'training' if profile.step.mode == 'train' else 'inference'} step",
         sections=sections,
-        header=[*facts.header_facts(profile), *rank_facts(profile), *facts.program_facts(profile)],
+        header=[*facts.header_facts(profile), *run_facts(profile)],
         numbers=numbers(profile, peak),
         verdict=verdict(profile, peak),
         facts=[
@@ -99,7 +99,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         nodes=node_table(profile, timeline),
         alive=alive,
         unlisted_bytes=unlisted_bytes,
-        assumptions=[*facts.assumptions(profile), *facts.made_up(profile)],
+        assumptions=[*facts.assumptions(profile), *made_up(profile)],
         unknowns=facts.unknowns(profile),
         hierarchy=script_json(hierarchy_data(profile, timeline, drawing)) if drawn else "",
         data=script_json(link_data(profile, timeline, columns=_WIDEST)),

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.module_tree import call_name, describe
 from fxmem.records.plan import Plan, Region
-from fxmem.records.profile import Node, Peak, Profile, Timeline
-from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable, short_bytes
+from fxmem.records.profile import Peak, Profile, Timeline
+from fxmem.records.units import format_bytes, format_flops, percent, printable, short_bytes
 from fxmem.show import facts
 from fxmem.show.sections import Cell, Table, TableColumn, TableRow, make_table, numbers
 
@@ -65,7 +65,7 @@ def _node_row(profile: Profile, index: int, at_peak: int, *, is_peak: bool) -> T
         Cell(str(index), index),
         Cell(node.module or node.name if is_module else node.name, notes=tuple(filter(None, notes))),
         Cell((node.module_type if is_module else call_name(node)) or node.op),
-        Cell(_first_output(node), notes=owner),
+        Cell(facts.describe_outputs([node]), notes=owner),
         *map(
             _bytes_cell,
             (
@@ -88,13 +88,6 @@ def _node_row(profile: Profile, index: int, at_peak: int, *, is_peak: bool) -> T
         "class": "peak" if is_peak else None,
     }
     return TableRow(cells, attributes)
-
-
-def _first_output(node: Node) -> str:
-    if not node.outputs:
-        return ""
-    first, more = node.outputs[0], len(node.outputs) - 1
-    return f"{format_shape(first.shape)} {first.dtype}" + (f" and {more} more" if more else "")
 
 
 def _bytes_cell(nbytes: int) -> Cell:

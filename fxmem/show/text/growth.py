@@ -27,7 +27,8 @@ def summarize_growth(comparison: StepComparison, before: Timeline, after: Timeli
     """
     about = comparison.after
     name = hashlib.sha256(f"{about.model} {about.target.name}".encode()).hexdigest()[:12]
-    change = _counted(comparison)
+    allocated = comparison.allocated_bytes
+    change = comparison.requested_bytes if allocated.delta is None else allocated
     blocks = [
         f"<!-- fxmem {name} -->\n### Memory of {code_span(about.model)} on {code_span(about.target.name)}: "
         f"{_describe(change)}",
@@ -37,11 +38,6 @@ def summarize_growth(comparison: StepComparison, before: Timeline, after: Timeli
         "Predicted without a card; two runs of the same code give the same bytes.",
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def _counted(comparison: StepComparison) -> QuantityChange:
-    allocated = comparison.allocated_bytes
-    return comparison.requested_bytes if allocated.delta is None else allocated
 
 
 def _describe(change: QuantityChange) -> str:

@@ -33,10 +33,8 @@ def describe_excess(profile: Profile, timeline: Timeline, budget: Budget) -> str
         over = format_bytes(used - limit)
         first = f"the peak is {exact_bytes(used)} {measure}, {over} above the budget of {exact_bytes(limit)}"
     else:
-        first = (
-            f"the peak of {exact_bytes(used)} {measure} is within the budget of {exact_bytes(limit)}, but in a "
-            f"loop the allocator runs out of it"
-        )
+        within = f"the peak of {exact_bytes(used)} {measure} is within the budget of {exact_bytes(limit)}"
+        first = f"{within}, but in a loop the allocator runs out of it"
     where = f"in {peak.phase}{f', while {peak.node} runs' if peak.node else ''}"
     kinds = sorted(peak.by_kind.items(), key=lambda pair: -pair[1])
     return _render(

@@ -12,15 +12,13 @@ from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, t
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable, short_bytes
 from fxmem.show import facts as findings
-from fxmem.show.facts import fits, flops_sum
-from fxmem.show.rank_facts import rank_facts
-from fxmem.show.sections import Fact, Tone
+from fxmem.show.facts import flops_sum
+from fxmem.show.run_facts import made_up, run_facts
 from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
 from fxmem.show.text.tables import GAP, LABEL, facts, fit, fit_left, grid, item_list, label_content, note, render
 
 _INDENT = LABEL + GAP
 _NARROWEST_NAMES = 34
-_TONES: dict[bool | None, Tone] = {True: "good", False: "bad", None: ""}
 
 
 def table(
@@ -40,15 +38,7 @@ def table(
     width = max(width, 60)
     return render(
         [
-            facts(
-                [
-                    *findings.header_facts(profile),
-                    *rank_facts(profile),
-                    *findings.compile_facts(profile),
-                    *findings.program_facts(profile),
-                    *findings.loss_facts(profile),
-                ]
-            ),
+            facts([*findings.header_facts(profile), *run_facts(profile)]),
             *module_tree(profile, timeline, width, depth),
             *_footer(profile, timeline, width),
         ],
@@ -120,15 +110,9 @@ def _footer(profile: Profile, timeline: Timeline, width: int) -> Iterator[Render
     yield facts(findings.peak_facts(profile, timeline.peak))
     yield _split(timeline, width)
     yield _largest(profile, timeline, width)
-    fitting, sentence = fits(profile, timeline.peak)
-    yield facts(
-        [
-            *findings.total_facts(profile),
-            Fact("Memory", sentence, tone=_TONES[fitting]),
-        ]
-    )
-    if made_up := findings.made_up(profile):
-        yield item_list("Made up", [("-", text) for text in made_up])
+    yield facts(findings.outcome_facts(profile, timeline.peak))
+    if told := made_up(profile):
+        yield item_list("Made up", [("-", text) for text in told])
     if profile.assumptions:
         yield item_list(
             "Assumed", [(f"{number}.", text) for number, text in enumerate(findings.assumptions(profile), 1)]

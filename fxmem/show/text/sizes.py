@@ -9,8 +9,9 @@ from fxmem.records.plan import Plan
 from fxmem.records.profile import Step
 from fxmem.records.sizes import NEAR_BEST, CardFit, CardFits, MeshFit, MeshFits, ServeSize, SizeCurve, SizePoint
 from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent, printable
-from fxmem.show.facts import describe_autocast, describe_generation, describe_inputs, describe_rank
+from fxmem.show.facts import describe_autocast, describe_inputs, describe_rank
 from fxmem.show.plan_facts import format_change
+from fxmem.show.run_facts import describe_generation
 from fxmem.show.sections import Cell, Fact, Section, Table, TableColumn, Tone, make_table, numbers
 from fxmem.show.text.tables import item_list, parts_of, render, render_sections
 
@@ -255,21 +256,14 @@ def _findings(curve: SizeCurve) -> list[Fact]:
     elif curve.largest == curve.limit:
         found.append(Fact("Next", f"not tried: {curve.limit} is the limit of the search"))
     if curve.per_sample_bytes is not None and curve.constant_bytes is not None:
-        sign, one_more = (
-            "-" if curve.constant_bytes < 0 else "+",
-            {"batch": "sample", "seq": "position", "context": "token"}.get(curve.dim, "1 of size"),
-        )
+        sign = "-" if curve.constant_bytes < 0 else "+"
+        one_more = {"batch": "sample", "seq": "position", "context": "token"}.get(curve.dim, "1 of size")
         near = "" if curve.largest is None else " near the largest"
-        line = (
-            f"{format_bytes(curve.per_sample_bytes)} per {one_more} {sign} "
-            f"{format_bytes(abs(curve.constant_bytes))} constant"
-        )
-        found.append(
-            Fact(
-                "Line",
-                f"{line}, of {_counted_name(curve)} bytes; off by {format_bytes(curve.line_error_bytes)} at most{near}",
-            )
-        )
+        constant = format_bytes(abs(curve.constant_bytes))
+        line = f"{format_bytes(curve.per_sample_bytes)} per {one_more} {sign} {constant} constant"
+        counted = "requested" if all(point.allocated_bytes is None for point in curve.points) else "allocated"
+        off = f"off by {format_bytes(curve.line_error_bytes)} at most{near}"
+        found.append(Fact("Line", f"{line}, of {counted} bytes; {off}"))
     if curve.best_per_second is not None and curve.enough is not None:
         best = f"at most {_per_second(curve.best_per_second)} per second, estimated"
         enough = f"of the sizes below, {dim} {curve.enough} is the smallest that reaches {100 * NEAR_BEST:.0f} % of it"
@@ -351,7 +345,3 @@ def _plan_headroom(card: CardFit) -> int:
     return (card.target.memory_bytes or 0) - (
         peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes
     )
-
-
-def _counted_name(curve: SizeCurve) -> str:
-    return "allocated" if any(point.allocated_bytes is not None for point in curve.points) else "requested"

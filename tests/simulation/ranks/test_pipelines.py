@@ -13,7 +13,7 @@ from fxmem.cli.verbs import run as run_verb
 from fxmem.errors import AnalysisError
 from fxmem.memory.report_reader import load_report
 from fxmem.records.profile import Kind
-from fxmem.show.rank_facts import rank_facts
+from fxmem.show.run_facts import rank_facts
 from tests.verbs import called
 
 SCRIPT: Final = """

@@ -16,6 +16,7 @@ from fxmem.records.units import format_bytes, format_flops, percent
 from fxmem.show import facts as findings
 from fxmem.show.export import register
 from fxmem.show.export.markdown_parts import code_span, fold_list, make_table
+from fxmem.show.run_facts import made_up, run_facts
 from fxmem.show.sections import Fact
 
 _TOP = 15
@@ -28,23 +29,17 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     """Peak, split, the nodes that hold most at the peak, assumptions and unknowns."""
     blocks = [
         f"### Predicted memory of {code_span(profile.model)} on {code_span(profile.target.name)}",
-        _facts(
-            [
-                *findings.peak_facts(profile, timeline.peak),
-                *findings.total_facts(profile),
-                Fact("Memory", findings.fits(profile, timeline.peak)[1]),
-            ]
-        ),
+        _facts([*findings.peak_facts(profile, timeline.peak), *findings.outcome_facts(profile, timeline.peak)]),
         make_table(
             ["At the peak", "bytes", "share"],
             [[share.name, format_bytes(share.nbytes), share.percent] for share in findings.split(timeline.peak)],
             "lrr",
         ),
         _nodes(profile, timeline),
-        _facts([*findings.header_facts(profile), *findings.program_facts(profile)], "Predicted for"),
+        _facts([*findings.header_facts(profile), *run_facts(profile)], "Predicted for"),
     ]
     notes = [
-        ("assumed", [*findings.assumptions(profile), *findings.made_up(profile)]),
+        ("assumed", [*findings.assumptions(profile), *made_up(profile)]),
         ("unknown", findings.unknowns(profile)),
     ]
     blocks += [fold_list(f"{len(items)} {what}", items) for what, items in notes if items]

@@ -6,13 +6,13 @@ from fxmem.memory.module_tree import describe
 from fxmem.records.profile import Node
 from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_flops, format_shape
+from fxmem.show.facts import describe_source
 from fxmem.show.html.fragment import Fragment
 from fxmem.show.sections import Fact, Section, TableColumn, make_table, numbers
 
 
 def view(node: Node) -> str:
     """Show a node."""
-    source = node.source
     outputs = [f"{format_shape(output.shape)} {output.dtype}" for output in node.outputs]
     rows = [
         Fact("Node", describe(node)),
@@ -22,7 +22,7 @@ def view(node: Node) -> str:
             * bool(node.module)
         ),
         *([Fact("Output", ", ".join(outputs))] if outputs else []),
-        *([Fact("Source", f"{source.place}: {source.code}" if source.code else source.place)] if source else []),
+        *([Fact("Source", describe_source(node.source))] if node.source else []),
         Fact("FLOPs", f"forward {format_flops(node.forward_flops)}, backward {format_flops(node.backward_flops)}"),
     ]
     figures = [
