@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fxmem.hardware.context import describe_uncounted, format_range
 from fxmem.hardware.step_time import estimate
@@ -39,7 +40,7 @@ from fxmem.records.units import (
     printable,
     to_words,
 )
-from fxmem.show.sections import Fact, Tone
+from fxmem.show.sections import Cell, Fact, Table, TableColumn, Tone, make_table, numbers
 
 Facts = list[Fact]
 
@@ -130,36 +131,51 @@ def describe_growth(profile: Profile) -> str:
     return f"{words}, out of memory at about step {len(program.steps) + left + 1:,}"
 
 
+class PeakCount(NamedTuple):
+    """The peak as one of the programs sees it that people compare it with."""
+
+    label: str
+    nbytes: int | None
+    """None: not known."""
+    meaning: str
+    call: str = ""
+    """What measures it."""
+    low: int | None = None
+    """Where it is a range, its lower end."""
+
+
+def peak_counts(peak: Peak) -> tuple[PeakCount, ...]:
+    """The peak in every count: requested, allocated, reserved, and the process's."""
+    low, high = (None, None) if peak.process_bytes is None else (peak.process_bytes.low, peak.process_bytes.high)
+    return (
+        PeakCount("Requested", peak.requested_bytes, "what the program asks for and holds at once"),
+        PeakCount("Allocated", peak.allocated_bytes, "in the allocator's blocks", "torch.cuda.max_memory_allocated"),
+        PeakCount("Reserved", peak.reserved_bytes, "held by the allocator", "torch.cuda.max_memory_reserved"),
+        PeakCount("Process", high, "with the CUDA context", "nvidia-smi", low),
+    )
+
+
 def peak_facts(profile: Profile, peak: Peak) -> Facts:
     """How high the peak is, in every count that is known, and where it falls."""
-    facts = [
-        Fact(
-            "Peak",
-            f"{exact_bytes(peak.requested_bytes)} requested at once, {profile.step.describe_phase(peak.phase)}",
-            "peak",
-        )
-    ]
-    for label, nbytes, meaning in (
-        ("Allocated", peak.allocated_bytes, "in the allocator's blocks (torch.cuda.max_memory_allocated)"),
-        ("Reserved", peak.reserved_bytes, "held by the allocator (torch.cuda.max_memory_reserved)"),
-    ):
+    _, *counts, process = peak_counts(peak)
+    when = profile.step.describe_phase(peak.phase)
+    facts = [Fact("Peak", f"{exact_bytes(peak.requested_bytes)} requested at once, {when}", "peak")]
+    for label, nbytes, meaning, call, _ in counts:
         if nbytes is not None:
-            facts.append(Fact(label, f"{exact_bytes(nbytes)} {meaning}", label.lower()))
+            facts.append(Fact(label, f"{exact_bytes(nbytes)} {meaning} ({call})", label.lower()))
     if peak.reserved_high_bytes is not None:
         most = exact_bytes(peak.reserved_high_bytes)
         facts.append(Fact("", f"{most} where blocks wait for a stream as long as they can", "reserved most"))
-    if (process := peak.process_bytes) is not None:
-        size = format_range(process.low, process.high)
-        facts.append(
-            Fact("Process", f"{size} with the CUDA context (nvidia-smi), a range: {process.grounds}", "process")
-        )
+    if peak.process_bytes is not None:
+        size = format_range(peak.process_bytes.low, peak.process_bytes.high)
+        words = f"{size} {process.meaning} ({process.call}), a range: {peak.process_bytes.grounds}"
+        facts.append(Fact(process.label, words, "process"))
     if peak.op is None:
         return [*facts, Fact("Where", "before the first operator", "where")]
     op = profile.ops[peak.op]
     node = profile.nodes[op.node]
-    facts.append(
-        Fact("Where", f"{describe(node)}, {'during' if op.begin <= peak.tick < op.end else 'after'} {op.name}", "where")
-    )
+    during = "during" if op.begin <= peak.tick < op.end else "after"
+    facts.append(Fact("Where", f"{describe(node)}, {during} {op.name}", "where"))
     if node.source is not None:
         facts.append(Fact("", describe_source(node.source), "where"))
     return make_printable(facts)
@@ -300,6 +316,13 @@ def split(peak: Peak) -> list[KindShare]:
     """The kinds alive at the peak, largest first."""
     kinds = sorted(peak.by_kind, key=lambda kind: (-peak.by_kind[kind], list(Kind).index(kind)))
     return [KindShare(kind, peak.by_kind[kind], percent(peak.by_kind[kind], peak.requested_bytes)) for kind in kinds]
+
+
+def share_table(peak: Peak, *, headings: Sequence[str] = ("", "", "")) -> Table:
+    """The kinds of storage alive at the peak, most bytes first."""
+    columns = [TableColumn(headings[0], is_head=True), *numbers(*headings[1:])]
+    rows = ((Cell(each.name, kind=each.kind), format_bytes(each.nbytes), each.percent) for each in split(peak))
+    return make_table("The peak by kind", columns, rows)
 
 
 def largest_alive(profile: Profile, timeline: Timeline, count: int = 8) -> list[LargeTensor]:

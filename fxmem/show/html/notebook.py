@@ -16,7 +16,7 @@ from fxmem.records.units import format_bytes, percent, short_bytes
 from fxmem.show import facts
 from fxmem.show.graph import DrawingOptions, render
 from fxmem.show.html.page import fill_template
-from fxmem.show.html.tables import largest_table, share_table
+from fxmem.show.html.tables import largest_table
 from fxmem.show.palette import LIGHT
 from fxmem.show.run_facts import made_up, run_facts
 
@@ -70,7 +70,7 @@ def notebook_html(profile: Profile, timeline: Timeline) -> str:
         ],
         palette=LIGHT,
         bar=list(_bar(timeline)),
-        shares=share_table(timeline.peak),
+        shares=facts.share_table(timeline.peak),
         rows=list(_tree_rows([*_affordable_rows(model, max(whole // 100, 1)), *rest], whole)),
         total=_tree_row(total_row([model[0], *rest]), whole),
         largest=largest_table(profile, timeline),

@@ -20,7 +20,7 @@ from fxmem.show.graph import OVERVIEW, DrawingOptions, hierarchy_data, render
 from fxmem.show.html.links import link_data, script_json
 from fxmem.show.html.page import fill_page, read_asset
 from fxmem.show.html.sections import draw_views, numbers, plan_section, verdict
-from fxmem.show.html.tables import alive_table, node_table, share_table
+from fxmem.show.html.tables import alive_table, node_table
 from fxmem.show.plots import PlottedStep, icicle_svg, timeline_svg
 from fxmem.show.plots.axes import step_title
 from fxmem.show.run_facts import made_up, run_facts
@@ -91,7 +91,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
             *(fact for fact in facts.peak_facts(profile, peak) if fact.key in ("reserved most", "where")),
             *facts.total_facts(profile),
         ],
-        shares=share_table(peak, headings=("Kind", "Bytes", "Share")),
+        shares=facts.share_table(peak, headings=("Kind", "Bytes", "Share")),
         timelines=draw_views(_timelines(profile, timeline, options), _WIDEST),
         graph=drawn.svg if drawn else None,
         plan=shown_plan,

@@ -18,19 +18,6 @@ _Views = Mapping[str, str]
 """One plot for wide and one for narrow screens: scaled down, its words could not be read."""
 
 
-class PageNumber(NamedTuple):
-    """One of the numbers that a page begins with."""
-
-    label: str
-    nbytes: int | None
-    """None: not known."""
-    meaning: str
-    call: str = ""
-    """What measures it."""
-    low: int | None = None
-    """Where it is a range, its lower end."""
-
-
 class PageVerdict(NamedTuple):
     """Whether the step fits its card."""
 
@@ -57,40 +44,15 @@ def draw_views(plot: Callable[[str, float], str], wide: float = 1150.0) -> _View
     return {size: plot(size, width) for size, width in (("wide", wide), ("narrow", 366.0))}
 
 
-def numbers(profile: Profile, peak: Peak) -> Iterator[PageNumber]:
-    """The peak as the four programs see it that people compare it with."""
-    on_cpu = profile.target.device == "cpu"
-    absent = "only a card has an allocator of this kind" if on_cpu else "not modelled"
-    process = peak.process_bytes
-    unknown_process = (
-        "what the process holds beside the step is not predicted"
-        if on_cpu
-        else "reserved and the CUDA context, whose size is not predicted"
-    )
-    for number, missing in (
-        (PageNumber("Requested", peak.requested_bytes, "what the program asks for and holds at once"), ""),
-        (
-            PageNumber(
-                "Allocated", peak.allocated_bytes, "in the allocator's blocks", "torch.cuda.max_memory_allocated"
-            ),
-            absent,
-        ),
-        (
-            PageNumber("Reserved", peak.reserved_bytes, "held by the allocator", "torch.cuda.max_memory_reserved"),
-            absent,
-        ),
-        (
-            PageNumber(
-                "Process",
-                process.high if process else None,
-                "with the CUDA context",
-                "nvidia-smi",
-                process.low if process else None,
-            ),
-            unknown_process,
-        ),
-    ):
-        yield number if number.nbytes is not None else PageNumber(number.label, None, missing)
+def numbers(profile: Profile, peak: Peak) -> Iterator[facts.PeakCount]:
+    """The peak in every count, with the reason in the place of one that is not known."""
+    absent, process = "not modelled", "reserved and the CUDA context, whose size is not predicted"
+    if profile.target.device == "cpu":
+        absent = "only a card has an allocator of this kind"
+        process = "what the process holds beside the step is not predicted"
+    for count in facts.peak_counts(peak):
+        missing = process if count.label == "Process" else absent
+        yield count if count.nbytes is not None else facts.PeakCount(count.label, None, missing)
 
 
 def verdict(profile: Profile, peak: Peak) -> PageVerdict:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.module_tree import call_name, describe
 from fxmem.records.plan import Plan, Region
-from fxmem.records.profile import Peak, Profile, Timeline
+from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, percent, printable, short_bytes
 from fxmem.show import facts
 from fxmem.show.sections import Cell, Table, TableColumn, TableRow, make_table, numbers
@@ -125,14 +125,6 @@ def alive_table(profile: Profile, timeline: Timeline) -> tuple[Table, int]:
         rows.append(TableRow(cells))
     table = Table("Tensors alive at the peak", _ALIVE_COLUMNS, rows, name="alive-rows", order="descending")
     return table, whole - sum(tensor.nbytes * (tensor.others + 1) for tensor in tensors)
-
-
-def share_table(peak: Peak, *, headings: Sequence[str] = ("", "", "")) -> Table:
-    """The kinds of storage alive at the peak, most bytes first."""
-    columns = [TableColumn(headings[0], is_head=True), *numbers(*headings[1:])]
-    shares = facts.split(peak)
-    rows = ((Cell(each.name, kind=each.kind), format_bytes(each.nbytes), each.percent) for each in shares)
-    return make_table("The peak by kind", columns, rows)
 
 
 def largest_table(profile: Profile, timeline: Timeline) -> Table:

@@ -21,8 +21,9 @@ from fxmem.records.units import (
     short_bytes,
     spreadsheet_text,
 )
+from fxmem.show.export.markdown_parts import write_table
 from fxmem.show.facts import flops_sum, header_facts
-from fxmem.show.sections import Fact
+from fxmem.show.sections import Fact, TableColumn, make_table
 from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
 from fxmem.show.text.tables import facts, fit, note, render
 
@@ -65,13 +66,14 @@ def table(report: LayerReport, *, width: int = 100, depth: int | None = None, co
 def markdown(report: LayerReport, *, depth: int | None = None) -> str:
     """The same rows as a Markdown table with every column."""
     columns = (*_COLUMNS, *_MORE_COLUMNS)
-    lines = ["| Layer | " + " | ".join(column.heading for column in columns) + " |"]
-    lines.append("|---|" + "|".join("---:" if column.justify == "right" else "---" for column in columns) + "|")
+    rows = []
     for layer, title in _select_rows(report, depth):
         kind = f" ({layer.type})" if layer.type and layer.type != layer.name else ""
         name = "&nbsp;&nbsp;" * layer.depth + _markdown(title + kind)
-        lines.append(f"| {name} | " + " | ".join(_markdown(column.cell(layer)) for column in columns) + " |")
-    return "\n".join([*lines, "", *(f"- {fact.label}: {_markdown(fact.text)}" for fact in _sums(report))]) + "\n"
+        rows.append([name, *(_markdown(column.cell(layer)) for column in columns)])
+    heads = [TableColumn(column.heading, is_number=column.justify == "right") for column in columns]
+    sums = "\n".join(f"- {fact.label}: {_markdown(fact.text)}" for fact in _sums(report))
+    return f"{write_table(make_table('Layers', [TableColumn('Layer'), *heads], rows))}\n\n{sums}\n"
 
 
 def csv_text(report: LayerReport, *, depth: int | None = None) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fxmem.records.breakdown import LineFigures, LineReport, LineRow, TensorGroup
 from fxmem.records.units import exact_bytes, format_bytes, package_path, printable, short_bytes, to_words
-from fxmem.show.facts import header_facts
+from fxmem.show.facts import Facts, header_facts
 from fxmem.show.sections import Fact
 from fxmem.show.text.columns import Column, choose_columns
 from fxmem.show.text.tables import facts, fit, note, render
@@ -66,18 +66,21 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
     """
     width = max(width, 60)
     columns, _ = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width - _NUMBER - 2, narrowest=_NARROWEST_CODE, gap=1)
-    parts: list[RenderableType] = [
-        facts([*header_facts(report), Fact("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")])
-    ]
+    parts: list[RenderableType] = [facts(first_facts(report))]
     if tensors and report.resident:
         parts.append(Text("\n".join(_tensors(report.resident, (), tensors, width))))
     parts += [_file(report, file, columns, tensors, width) for file in report.files]
     if report.rest:
         parts.append(_rest(report, columns, tensors, width))
-    parts.append(facts(_sums(report)))
+    parts.append(facts(sum_facts(report)))
     shown = {column.heading for column in columns}
     parts.append(note("; ".join(f"{heading}: {meaning}" for heading, meaning in MEANINGS if heading in shown) + "."))
     return render(parts, width, color)
+
+
+def first_facts(report: LineReport) -> Facts:
+    """What was analysed, and what was there before."""
+    return [*header_facts(report), Fact("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")]
 
 
 def format_group(group: TensorGroup) -> str:
@@ -228,7 +231,8 @@ def _sum(rows: Sequence[LineFigures]) -> LineFigures:
     )
 
 
-def _sums(report: LineReport) -> Iterator[Fact]:
+def sum_facts(report: LineReport) -> Iterator[Fact]:
+    """What forward allocates, leaves and saves."""
     whole = f"{exact_bytes(report.forward_allocated_bytes)} allocated"
     yield Fact("Forward", f"{whole}, by lines and rest together (the optimizer's not counted)")
     left = f"{exact_bytes(report.forward_left_bytes)} alive"

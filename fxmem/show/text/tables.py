@@ -95,7 +95,7 @@ def _section_parts(section: sections.Section) -> Iterator[RenderableType]:
         yield add_facts(label_content(section.label, table), below) if section.label else table
     elif below:
         yield facts(below)
-    yield from map(note, section.notes)
+    yield from (note(printable(each)) for each in section.notes)
 
 
 def note(text: str) -> Table:

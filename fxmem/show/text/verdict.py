@@ -120,8 +120,12 @@ def _conclusion(verdict: Verdict) -> Iterator[Fact]:
         yield Fact("Left", f"{exact_bytes(verdict.measurement.retained_bytes)} alive when the step returned")
     yield Fact("Judged", f"{_LABELS[verdict.judged]} (*), because {verdict.reason}")
     error = next(each.error for each in verdict.comparisons if each.quantity is verdict.judged)
-    within, sign = ("within", "<=") if verdict.within_tolerance else ("NOT within", ">")
-    yield Fact("Verdict", f"{within} tolerance: {abs(error):.4%} {sign} {verdict.tolerance:.4%}")
+    yield Fact("Verdict", _judge(abs(error), verdict.tolerance))
+
+
+def _judge(error: float, tolerance: float) -> str:
+    within, sign = ("within", "<=") if error <= tolerance else ("NOT within", ">")
+    return f"{within} tolerance: {error:.4%} {sign} {tolerance:.4%}"
 
 
 def _step(measurement: Measurement) -> str:
@@ -213,10 +217,9 @@ def _program_parts(verdict: ProgramVerdict) -> Iterator[RenderableType]:
         yield item_list("Not shown", [("", printable(note)) for note in measured.notes])
     errors = [each.error for found in verdict.rounds for each in found.comparisons if each.quantity is verdict.judged]
     worst = max(map(abs, errors), default=0.0)
-    within, sign = ("within", "<=") if worst <= verdict.tolerance else ("NOT within", ">")
     counts = len(verdict.rounds), len(measured.rounds)
     missing = "" if counts[0] == counts[1] else f"; {counts[1]} steps were measured, {counts[0]} predicted"
-    yield facts([Fact("Verdict", f"{within} tolerance: {worst:.4%} {sign} {verdict.tolerance:.4%}{missing}")])
+    yield facts([Fact("Verdict", f"{_judge(worst, verdict.tolerance)}{missing}")])
 
 
 def round_line(number: int, comparisons: Sequence[ComparedQuantity]) -> str:
