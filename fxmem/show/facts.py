@@ -40,7 +40,7 @@ from fxmem.records.units import (
     printable,
     to_words,
 )
-from fxmem.show.sections import Cell, Fact, Table, TableColumn, Tone, make_table, numbers
+from fxmem.show.sections import Cell, Fact, Part, Table, TableColumn, Tone, join_parts, make_table, numbers
 
 Facts = list[Fact]
 
@@ -83,40 +83,45 @@ class LargeTensor:
         return f" and {self.others} alike" if self.others else ""
 
 
-def describe_autocast(step: Step) -> list[str]:
-    """The step's autocast in words; nothing for a program, which may begin and end it anywhere."""
+def autocast_parts(step: Step) -> list[Part]:
+    """The step's autocast; nothing for a program, which may begin and end it anywhere."""
     is_program = step.program is not None or step.loss == OWN_LOSS
-    return [] if is_program else [f"autocast: {step.precision or 'off'}"]
+    return [] if is_program else [("autocast", step.precision or "off")]
 
 
-def describe_rank(step: Step) -> list[str]:
-    """The rank that the step is of, in a list of one; none on one card alone."""
-    return [] if step.ranks is None else [f"rank {step.ranks.rank} of {step.ranks.world}"]
+def rank_parts(step: Step) -> list[Part]:
+    """The rank that the step is of; nothing on one card alone."""
+    return [] if step.ranks is None else [("", f"rank {step.ranks.rank} of {step.ranks.world}")]
 
 
 def header_facts(about: Headed) -> Facts:
     """What was analysed and for which machine."""
     step, target = about.step, about.target
-    parts: list[str] = [step.mode]
+    settings: list[Part] = [("", step.mode)]
     if step.mode == "train":
-        parts += [f"loss: {step.loss or 'none'}", f"optimizer: {step.optimizer or 'none'}"]
-        parts += [f"last of {step.accumulate} micro-batches"] if step.accumulate > 1 else []
-        parts += ["zero_grad before backward"] if step.zero_grad == "before-backward" else []
-        parts += ["set_to_none=False"] if not step.set_to_none else []
-    parts += ["inference_mode"] if step.inference_mode else []
-    parts += [*describe_autocast(step), *describe_rank(step)]
+        settings += [("loss", step.loss or "none"), ("optimizer", step.optimizer or "none")]
+        settings += [("", f"last of {step.accumulate} micro-batches")] if step.accumulate > 1 else []
+        settings += [("", "zero_grad before backward")] if step.zero_grad == "before-backward" else []
+        settings += [("", "set_to_none=False")] if not step.set_to_none else []
+    settings += [("", "inference_mode")] if step.inference_mode else []
+    settings += [*autocast_parts(step), *rank_parts(step)]
+    versions = [("", about.torch_version), ("", f"predicted by fxmem {about.fxmem_version}")]
     card = [target.full_name] if target.full_name.lower() not in ("", target.name.lower()) else []
     card += ["sm_{}{}".format(*target.capability)] if target.capability else []
     card += [format_bytes(target.memory_bytes)] if target.memory_bytes is not None else []
     return make_printable(
         [
             Fact("Model", about.model, "model"),
-            Fact("Inputs", describe_inputs(about.inputs) or "none", "inputs"),
-            Fact("Step", "; ".join(parts), "step"),
+            _list_fact("Inputs", [("", describe_inputs([each])) for each in about.inputs] or [("", "none")]),
+            _list_fact("Step", settings),
             Fact("Target", f"{target.name} ({', '.join(card)})" if card else target.name),
-            Fact("Torch", f"{about.torch_version}; predicted by fxmem {about.fxmem_version}"),
+            _list_fact("Torch", versions),
         ]
     )
+
+
+def _list_fact(label: str, parts: Sequence[Part]) -> Fact:
+    return Fact(label, join_parts(parts), label.lower(), parts=parts)
 
 
 def describe_growth(profile: Profile) -> str:
@@ -371,7 +376,10 @@ def _large_tensor(profile: Profile, alike: list[Storage]) -> LargeTensor:
 
 def make_printable(facts: Facts) -> Facts:
     """Facts whose text may come from the model, fit for a terminal."""
-    return [replace(fact, text=printable(fact.text)) for fact in facts]
+    return [
+        replace(fact, text=printable(fact.text), parts=[(label, printable(text)) for label, text in fact.parts])
+        for fact in facts
+    ]
 
 
 def describe_source(source: SourceLine) -> str:

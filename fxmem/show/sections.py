@@ -11,6 +11,14 @@ from fxmem.records.profile import Kind
 Tone = Literal["", "good", "best", "over", "bad"]
 """How good something is; colour repeats what the words say."""
 
+Part = tuple[str, str]
+"""One of several things that a text lists: its label, which may be empty, and itself."""
+
+
+def join_parts(parts: Iterable[Part]) -> str:
+    """The parts as one text."""
+    return "; ".join(f"{label}: {text}" if label else text for label, text in parts)
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -22,6 +30,8 @@ class Fact:
     key: str = ""
     """What it is about, by which some facts are picked out of several."""
     tone: Tone = ""
+    parts: Sequence[Part] = ()
+    """What the text lists; empty where it is one thing."""
 
 
 class TableColumn(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fxmem.records.profile import Record
@@ -32,7 +32,7 @@ class Fragment:
     plot: str = ""
     """SVG, our own."""
     codes: Sequence[Code] = ()
-    lists: Sequence[tuple[str, Sequence[str]]] = field(default=())
+    lists: Sequence[tuple[str, Sequence[str]]] = ()
     """Sentences, under titles that open them."""
 
     def html(self) -> str:

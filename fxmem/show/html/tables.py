@@ -14,8 +14,6 @@ from fxmem.show.sections import Cell, Table, TableColumn, TableRow, make_table, 
 
 _MOST_ALIVE = 200
 """Rows of tensors; each is one size, kind, shape and line of source."""
-
-
 _NODE_COLUMNS = (
     TableColumn("#", "place in the order of the run", is_number=True),
     TableColumn("Node", "path of the module called, or the call's name in the graph", is_head=True),

@@ -30,7 +30,6 @@ _AROUND = 2
 """Lines shown before and after one that has figures."""
 _LARGEST_FILE = 4 << 20
 
-
 _COLUMNS: tuple[Column[LineFigures], ...] = (
     Column("Allocated", 9, lambda row: short_bytes(row.allocated_bytes)),
     Column("Kept", 9, lambda row: short_bytes(row.kept_bytes)),

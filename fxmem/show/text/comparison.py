@@ -14,7 +14,7 @@ from fxmem.records.comparison import ModuleChange, NodeChange, QuantityChange, S
 from fxmem.records.profile import Phase
 from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable, to_words
 from fxmem.show.facts import header_facts
-from fxmem.show.sections import Fact
+from fxmem.show.sections import Fact, join_parts
 from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
 from fxmem.show.text.tables import GAP, facts, fit_left, note, render, ruled
 
@@ -59,28 +59,23 @@ def _heads(comparison: StepComparison) -> Iterator[Fact]:
     """What was compared; where the two differ, both."""
     one, other = comparison.before, comparison.after
     for fact, their in zip(header_facts(one), header_facts(other), strict=True):
-        yield Fact(fact.label, _join_sides(fact.text, their.text))
+        yield Fact(fact.label, _join_sides(fact, their))
     ours, theirs = (
         printable(f"in {side.peak_phase.value}" + (f", {side.peak_node}" if side.peak_node else ""))
         for side in (one, other)
     )
-    yield Fact("Peak", _join_sides(ours, theirs))
+    yield Fact("Peak", _join_sides(Fact("", ours), Fact("", theirs)))
 
 
-def _join_sides(ours: str, theirs: str) -> str:
+def _join_sides(ours: Fact, theirs: Fact) -> str:
     """One text where they agree; where they have as many parts, the parts that differ beside one another."""
-    one, other = ours.split("; "), theirs.split("; ")
+    one, other = (fact.parts or [("", fact.text)] for fact in (ours, theirs))
     if len(one) != len(other):
-        return f"{ours}\n-> {theirs}"
+        return f"{ours.text}\n-> {theirs.text}"
     return "; ".join(
-        a if a == b else f"{a} -> {b.removeprefix(_common_label(a, b))}" for a, b in zip(one, other, strict=True)
+        join_parts([a]) if a == b else f"{join_parts([a])} -> {b[1] if a[0] == b[0] else join_parts([b])}"
+        for a, b in zip(one, other, strict=True)
     )
-
-
-def _common_label(a: str, b: str) -> str:
-    """The label that two parts share, as in `autocast: off` and `autocast: bf16`."""
-    label, colon, _ = a.partition(": ")
-    return label + colon if colon and b.startswith(label + colon) else ""
 
 
 # --- the whole step ---------------------------------------------------------------------------------------------------

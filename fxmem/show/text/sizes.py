@@ -9,18 +9,16 @@ from fxmem.records.plan import Plan
 from fxmem.records.profile import Step
 from fxmem.records.sizes import NEAR_BEST, CardFit, CardFits, MeshFit, MeshFits, ServeSize, SizeCurve, SizePoint
 from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent, printable
-from fxmem.show.facts import describe_autocast, describe_inputs, describe_rank
+from fxmem.show.facts import autocast_parts, describe_inputs, rank_parts
 from fxmem.show.plan_facts import format_change
 from fxmem.show.run_facts import describe_generation
-from fxmem.show.sections import Cell, Fact, Section, Table, TableColumn, Tone, make_table, numbers
+from fxmem.show.sections import Cell, Fact, Section, Table, TableColumn, Tone, join_parts, make_table, numbers
 from fxmem.show.text.tables import item_list, parts_of, render, render_sections
 
 _BAR = 24
 """Columns of the longest bar; fewer where the lines are narrower."""
 TIGHT = "runs because the allocator gives its cache back when it runs short, which can take time at every step"
 """What `tight` means."""
-
-
 RUNS_TO_ITS_END = "the first generation of a process runs to its last token, with retries or without"
 """What `fits` means of a generation."""
 
@@ -221,9 +219,9 @@ def describe_fit(card: CardFit) -> str:
 def describe_step(step: Step) -> str:
     """What the step does, in a few words."""
     if step.generation is not None:
-        return printable("; ".join([f"generate: {describe_generation(step.generation)}", *describe_autocast(step)]))
-    optimizer = [f"optimizer: {step.optimizer or 'none'}"] if step.mode == "train" else []
-    return printable("; ".join([step.mode, *optimizer, *describe_autocast(step), *describe_rank(step)]))
+        return join_parts([("generate", describe_generation(step.generation)), *autocast_parts(step)])
+    optimizer = [("optimizer", step.optimizer or "none")] if step.mode == "train" else []
+    return join_parts([("", step.mode), *optimizer, *autocast_parts(step), *rank_parts(step)])
 
 
 def _memory(curve: SizeCurve) -> str:
