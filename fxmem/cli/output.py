@@ -94,8 +94,8 @@ def write_report(
 
     `following` is the command that answers the next question.
     """
-    from fxmem.memory.facts import find_fit
     from fxmem.show import text as reporting
+    from fxmem.show.facts import find_fit
 
     fit = find_fit(report, timeline.peak, budget)
     if options.check and report.target.memory_bytes is None:

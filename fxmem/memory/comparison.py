@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from fxmem.memory import liveness
 from fxmem.memory.accepted_steps import HasReport
-from fxmem.memory.facts import describe
 from fxmem.memory.figures import Figures, Flops, bytes_at_peak, sum_figures
 from fxmem.memory.module_match import Pair, find_modules, first_shape, match_modules, match_nodes
-from fxmem.memory.module_tree import preorder
+from fxmem.memory.module_tree import describe, preorder
 from fxmem.records.comparison import ComparedStep, ModuleChange, NodeChange, QuantityChange, StepComparison
 from fxmem.records.profile import Kind, Phase, ProcessBytes, Profile, Report, Timeline
 

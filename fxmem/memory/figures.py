@@ -81,6 +81,15 @@ def bytes_at_peak(profile: Profile, timeline: Timeline) -> list[int]:
     return nbytes
 
 
+def alive_by_node(profile: Profile, timeline: Timeline) -> dict[int, int]:
+    """Requested bytes alive at the peak, by the node that allocated them; those of no node are left out."""
+    nbytes: dict[int, int] = {}
+    for storage in (profile.storages[index] for index in timeline.alive):
+        if storage.node is not None:
+            nbytes[storage.node] = nbytes.get(storage.node, 0) + storage.nbytes
+    return nbytes
+
+
 def _figures(node: Node) -> Figures:
     return Figures(
         params=node.params_bytes,

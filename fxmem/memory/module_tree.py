@@ -85,6 +85,15 @@ def call_name(node: Node) -> str:
     return node.target.rsplit(".", 1)[-1] or node.name
 
 
+def describe(node: Node) -> str:
+    """Describe a node: the path of a module, or the function and the module that called it."""
+    if node.op == "call_module":
+        return node.module or node.name
+    if node.op in ("loss", "optimizer"):
+        return node.op if node.target in ("", node.op) else f"{node.op} ({node.target})"
+    return f"{call_name(node)} in {node.module}" if node.module else call_name(node)
+
+
 _Tree = TypeVar("_Tree")
 _Row = TypeVar("_Row")
 

@@ -14,7 +14,7 @@ import torch
 
 from fxmem.errors import UsageError
 from fxmem.memory.budget import parse_budget, parse_bytes
-from fxmem.memory.facts import alive_by_node
+from fxmem.memory.figures import alive_by_node
 from fxmem.records import json_reader
 from fxmem.records.sizes import BASELINE_SCHEMA_VERSION, Baseline, PeakBaseline
 from fxmem.show.text.peak_check import describe_excess, describe_growth

@@ -79,10 +79,10 @@ def test_every_cell_shows_a_table_that_loads_nothing(shown: list[Fragment]) -> N
     [
         (1, ["Requested", "Reserved", "The peak by kind", "saved"]),
         (2, ["Node", "Saved", "Scratch", "FLOPs"]),
-        (3, ["The peak before and after the plan", "Checkpointed regions", "Edits of your source"]),
+        (3, ["The step before and after the plan", "Checkpointed regions", "Edits of your source"]),
         (4, ["What each change is worth", "bfloat16 autocast", "Not here"]),
         (5, ["Cards", "rtx4090", "l40s", "yes"]),
-        (6, ["Sizes that were analysed", "Largest", "4,096"]),
+        (6, ["Sizes that were analysed", "Largest", "4096"]),
     ],
 )
 def test_a_cell_shows_what_was_found(shown: list[Fragment], cell: int, words: list[str]) -> None:

@@ -9,8 +9,8 @@ from fxmem.hardware import catalogue, context
 from fxmem.hardware.catalogue import target
 from fxmem.hardware.context import ContextSize, context_range, describe_uncounted, known_context_sizes
 from fxmem.memory.allocator import complete_timeline
-from fxmem.memory.facts import fits, peak_facts
 from fxmem.records.profile import ProcessBytes, Target
+from fxmem.show.facts import fits, peak_facts
 from tests.profiles import small_profile
 
 MIB = 1 << 20
@@ -110,7 +110,7 @@ def test_the_process_is_what_is_reserved_and_the_context(measured: None) -> None
     assert peak.process_bytes == ProcessBytes(
         low=peak.reserved_bytes + 450, high=peak.reserved_bytes + 507, grounds=grounds
     )
-    said = dict(peak_facts(profile, peak))["Process"]
+    (said,) = (fact.text for fact in peak_facts(profile, peak) if fact.key == "process")
     assert said.endswith(f"a range: {grounds}")
     assert "the CUDA context (450 B to 507 B), other processes" in fits(profile, peak)[1]
     assert describe_uncounted([target("h200"), target("l4")]) == "the CUDA context (100 B to 507 B), other processes"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
 from fxmem.records.units import printable
+from fxmem.show.sections import Table
 
 
 def fold_list(label: str, items: Iterable[str]) -> str:
@@ -20,18 +21,14 @@ def fence_text(text: str) -> str:
     return f"{fence}text\n{text}\n{fence}"
 
 
-def make_table(head: Sequence[str], lines: Iterable[Sequence[str]], justify: str) -> str:
-    """A table; `justify` has `l` or `r` for each column."""
-
-    def line(parts: Iterable[str]) -> str:
-        return f"| {' | '.join(parts)} |"
-
-    def all_lines() -> Iterator[str]:
-        yield line(head)
-        yield line("---:" if side == "r" else ":---" for side in justify)
-        yield from map(line, lines)
-
-    return "\n".join(all_lines())
+def write_table(table: Table) -> str:
+    """A table; its cells are Markdown already."""
+    rows = [
+        [column.heading for column in table.columns],
+        ["---:" if column.is_number else ":---" for column in table.columns],
+        *([cell.text for cell in row.cells] for row in table.rows),
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def code_span(text: str) -> str:

@@ -121,14 +121,13 @@ def _find_planned(profile: Profile, plan: Plan) -> list[Checkpoint]:
     ]
     if theirs != ours or any(each.last_node > len(profile.nodes) or each.first_node < 0 for each in found):
         raise UsageError(
-            "expected a plan for the step that is drawn, but it is for other inputs, another step or another "
-            "target: "
+            "expected a plan for the step that is drawn, but it is for other inputs, another step or another target: "
             "plan it anew"
         )
     if any(each.first_node >= each.last_node for each in found) or len(list(_nest(found))) < len(found):
         raise UsageError(
-            "expected a plan whose regions hold nodes and lie apart or within each other; this one contradicts "
-            "itself: plan it anew"
+            "expected a plan whose regions hold nodes and lie apart or within each other; "
+            "this one contradicts itself: plan it anew"
         )
     return found
 

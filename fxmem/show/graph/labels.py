@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from fxmem.memory.facts import flops_sum
 from fxmem.memory.figures import Figures, Flops
 from fxmem.memory.module_tree import call_name
 from fxmem.records.names import Heat
 from fxmem.records.profile import Node
-from fxmem.records.units import format_bytes, format_flops, format_shape, printable
+from fxmem.records.units import format_bytes, format_flops, printable
+from fxmem.show.facts import describe_outputs, flops_sum
 from fxmem.show.graph.checkpoints import Checkpoint, describe_effect
 from fxmem.show.graph.phrases import (
     box_tooltip,
@@ -282,10 +282,7 @@ def _box_lines(drawing: Picture, box: Box, nodes: Sequence[Node], note: str) -> 
 
 def shape_line(nodes: Sequence[Node], note: str) -> str:
     """A box's second line: what it is, and the shape of what it returns."""
-    tensors = next((node.outputs for node in reversed(nodes) if node.outputs), ())
-    more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
-    shape = f"{format_shape(tensors[0].shape)} {tensors[0].dtype}{more}" if tensors else ""
-    return ", ".join(filter(None, (note, shape)))
+    return ", ".join(filter(None, (note, describe_outputs(nodes))))
 
 
 def _figures(figures: Figures) -> Iterator[tuple[str, str]]:
@@ -301,12 +298,9 @@ def _figure(heat: Heat, value: int | None, figures: Figures, times: int = 1) -> 
     if heat == "live" and not value:
         return "runs no operator"
     if heat == "flops":
-        return f"flops {flops_sum(_times(figures.forward + figures.backward, times))}"
+        each = figures.forward + figures.backward
+        return f"flops {flops_sum(Flops(each.known * times, each.unknown_calls * times))}"
     return f"{heat} {format_bytes(value)}"
-
-
-def _times(flops: Flops, times: int) -> Flops:
-    return Flops(flops.known * times, flops.unknown_calls * times)
 
 
 class UniqueIds:

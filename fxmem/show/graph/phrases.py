@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from fxmem.memory.facts import flops_sum
 from fxmem.memory.figures import Figures
-from fxmem.records.plan import Plan
-from fxmem.records.profile import Node, SourceLine
+from fxmem.records.profile import Node
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, printable
+from fxmem.show.facts import describe_source, flops_sum
 from fxmem.show.graph.checkpoints import Checkpoint, describe_effect
 from fxmem.show.graph.picture import Box, Frame, Picture, display_name
 
@@ -51,25 +50,6 @@ def peak_words(drawing: Picture) -> str:
     """How high the peak is and when it falls."""
     peak = drawing.timeline.peak
     return f"{format_bytes(peak.requested_bytes)} alive, in {peak.phase}"
-
-
-def plan_words(plan: Plan) -> str:
-    """What a plan does to the peak, and what it costs."""
-    number = sum(1 for _ in plan.all_regions())
-    if not number:
-        return "no checkpoints"
-    allocated = plan.before.allocated_bytes is not None and plan.after.allocated_bytes is not None
-    before, after = (peak.counted_bytes if allocated else peak.requested_bytes for peak in (plan.before, plan.after))
-    change = f" ({100 * (after - before) / before:+.1f} %)" if before else ""
-    share = "" if plan.extra_fraction is None else f", {100 * plan.extra_fraction:.1f} % of the forward's"
-    flops = "an unknown number of FLOPs" if plan.extra_flops is None else f"{format_flops(plan.extra_flops)} FLOPs"
-    parts = [
-        f"{number} checkpoint{'s' if number > 1 else ''} ({plan.chosen})",
-        f"peak {format_bytes(before)} -> {format_bytes(after)}{change}{' allocated' if allocated else ' requested'}"
-        + ("" if plan.analysed else ", an estimate"),
-        f"{flops} run again{share}",
-    ]
-    return "; ".join(parts)
 
 
 def describe_checkpoints(box: Box) -> str:
@@ -128,7 +108,7 @@ def box_tooltip(drawing: Picture, box: Box, nodes: Sequence[Node]) -> Iterator[s
     if box.references:
         yield f"also reads {join_names([display_name(drawing.profile.nodes[index]) for index in box.references], 8)}"
     if len(nodes) == 1 and node.source is not None:
-        yield _source_text(node.source)
+        yield describe_source(node.source)
     if box.peak:
         yield describe_peak(drawing, box)
 
@@ -149,39 +129,28 @@ def checkpoint_tooltip(drawing: Picture, frame: Frame, checkpoint: Checkpoint) -
         yield f"the first of {frame.alike} equal ones, drawn once; the figures are those of each"
     if checkpoint.region is None:
         yield "the program itself checkpoints it; the figures inside are as it runs"
-        yield (
-            f"FLOPs run again: at most {format_flops(checkpoint.extra_flops)}, less where what comes last keeps nothing"
-        )
+        most = format_flops(checkpoint.extra_flops)
+        yield f"FLOPs run again: at most {most}, less where what comes last keeps nothing"
     else:
         yield f"frees {exact_bytes(checkpoint.region.freed_bytes)} of what is saved for backward"
         yield f"FLOPs run again: {format_flops(checkpoint.extra_flops)}"
         if checkpoint.kept_results:
-            yield (
-                f"keeps the results of its products {', '.join(map(str, checkpoint.region.keeps))} (counted from "
-                f"0), which do not run again"
-            )
+            products = ", ".join(map(str, checkpoint.region.keeps))
+            yield f"keeps the results of its products {products} (counted from 0), which do not run again"
         if checkpoint.offloaded_results:
             yield f"{checkpoint.offloaded_results} saved results of its operators wait in the host's memory"
         if checkpoint.recomputed_results:
-            yield (
-                f"recomputes {checkpoint.recomputed_results} saved results of its operators, one by one; nothing of "
-                f"the program runs twice"
-            )
+            count = checkpoint.recomputed_results
+            yield f"recomputes {count} saved results of its operators, one by one; nothing of the program runs twice"
+        elif checkpoint.region.random:
+            yield "keeps the state of the random number generator"
         else:
-            yield (
-                "keeps the state of the random number generator"
-                if checkpoint.region.random
-                else "draws no random numbers"
-            )
+            yield "draws no random numbers"
         if checkpoint.region.source is not None:
-            yield _source_text(checkpoint.region.source)
+            yield describe_source(checkpoint.region.source)
         yield "the figures inside are those of the step without the plan"
     if not frame.whole:
         yield f"only what is in {drawing.focus} is drawn"
-
-
-def _source_text(source: SourceLine) -> str:
-    return source.place + (f": {source.code}" if source.code else "")
 
 
 def _place_lines(drawing: Picture, module: str, first: str, last: str, alike: int) -> Iterator[str]:

@@ -13,9 +13,10 @@ from fxmem.show.graph.composition import compose
 from fxmem.show.graph.converter import Format
 from fxmem.show.graph.labels import box_words, frame_words
 from fxmem.show.graph.layout import arrange
-from fxmem.show.graph.phrases import peak_words, plan_words
+from fxmem.show.graph.phrases import peak_words
 from fxmem.show.graph.picture import DrawingOptions, Picture
 from fxmem.show.graph.svg_document import Drawing
+from fxmem.show.plan_facts import plan_words
 
 _DEFAULTS = DrawingOptions()
 

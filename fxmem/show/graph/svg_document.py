@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fxmem.memory import facts
 from fxmem.records.units import format_bytes, format_flops, printable
-from fxmem.show import svg
+from fxmem.show import facts, svg
 from fxmem.show.graph.labels import (
     BAR,
     HEATS,
@@ -22,9 +21,11 @@ from fxmem.show.graph.labels import (
     heat_scale,
 )
 from fxmem.show.graph.layout import HEADING, EdgeLine, GraphLayout, Rectangle
-from fxmem.show.graph.phrases import peak_words, plan_words
+from fxmem.show.graph.phrases import peak_words
 from fxmem.show.graph.picture import Picture
 from fxmem.show.palette import Palette
+from fxmem.show.plan_facts import plan_words
+from fxmem.show.sections import Fact
 from fxmem.show.svg import element, fit, group, rect, text, text_width, wrap
 
 _EDGE = 24.0
@@ -119,15 +120,15 @@ def _head(drawing: Picture, width: float) -> tuple[list[str], float]:
         y += _TITLE + 4.0
         parts.append(text(_EDGE, y, line, "title"))
     y += 10.0
-    rows = [fact for fact in facts.header_facts(drawing.profile) if fact[0] != "Model"]
+    rows = [fact for fact in facts.header_facts(drawing.profile) if fact.key != "model"]
     rows += facts.peak_facts(drawing.profile, drawing.timeline.peak)
     if drawing.plan is not None:
-        rows.append(("Plan", plan_words(drawing.plan)))
-    for label, value in rows:
-        for row, line in enumerate(wrap(value, NOTE_SIZE + 1, width - _FACTS, lines=3)):
+        rows.append(Fact("Plan", plan_words(drawing.plan), "plan"))
+    for fact in rows:
+        for row, line in enumerate(wrap(fact.text, NOTE_SIZE + 1, width - _FACTS, lines=3)):
             y += _ROW
-            parts += [text(_EDGE, y, label, "label")] if label and not row else []
-            parts.append(text(_EDGE + _FACTS, y, line, "strong" if label in ("Peak", "Plan") else ""))
+            parts += [text(_EDGE, y, fact.label, "label")] if fact.label and not row else []
+            parts.append(text(_EDGE + _FACTS, y, line, "strong" if fact.key in ("peak", "plan") else ""))
     shares = facts.split(drawing.timeline.peak)
     for index, share in enumerate(shares):
         y += _ROW

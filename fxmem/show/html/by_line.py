@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fxmem.memory import facts
 from fxmem.records.breakdown import LineFigures, LineReport, LineRow, TensorGroup
-from fxmem.records.units import exact_bytes, short_bytes
+from fxmem.records.units import short_bytes
 from fxmem.show.html.page import fill_page
-from fxmem.show.text.by_line import MEANINGS, format_group, pick_shown, short_file, source_text
+from fxmem.show.text.by_line import MEANINGS, first_facts, format_group, pick_shown, short_file, source_text, sum_facts
 
 _HEADS = (
     ("Calls", "nodes of the graph: a line in a loop has one for each call and turn"),
@@ -55,13 +54,6 @@ def lines_html(report: LineReport) -> str:
     """Write the page of the memory by source line, of `fxmem.memory.by_line.by_line`."""
     mode = "training" if report.step.mode == "train" else "inference"
     title = f"{report.model}: memory by source line of one {mode} step"
-    header = [
-        *facts.header_facts(report),
-        ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step"),
-        ("Forward", f"{exact_bytes(report.forward_allocated_bytes)} allocated"),
-        ("After it", f"{exact_bytes(report.forward_left_bytes)} alive"),
-        *([("Saved", f"{exact_bytes(report.saved_bytes)} kept for backward")] if report.step.mode == "train" else []),
-    ]
     files = [
         PageFile(f"file{index}", short_file(file), list(_file_lines(report, file)))
         for index, file in enumerate(report.files)
@@ -72,7 +64,7 @@ def lines_html(report: LineReport) -> str:
         title=title,
         heading=title,
         sections={**{file.anchor: file.name for file in files}, "rest": "Of no line shown"},
-        header=header,
+        header=[*first_facts(report), *sum_facts(report)],
         meanings="; ".join(f"{heading}: {meaning}" for heading, meaning in MEANINGS),
         resident=_list_tensors(report.resident, ()),
         heads=_HEADS,

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from fxmem.memory import facts
 from fxmem.records.profile import Record
 from fxmem.show.html.page import fill_template
-from fxmem.show.html.tables import PageCell, PageColumn, PageRow, PageTable
 from fxmem.show.palette import LIGHT
+from fxmem.show.sections import Section
 
 
 class Code(NamedTuple):
@@ -29,20 +28,18 @@ class Code(NamedTuple):
 class Fragment:
     """What a notebook shows of a record, in this order."""
 
-    facts: facts.Facts
-    tables: Sequence[PageTable] = ()
+    sections: Sequence[Section]
     plot: str = ""
     """SVG, our own."""
     codes: Sequence[Code] = ()
-    lists: Sequence[tuple[str, Sequence[str]]] = field(default=())
+    lists: Sequence[tuple[str, Sequence[str]]] = ()
     """Sentences, under titles that open them."""
 
     def html(self) -> str:
         """The fragment, escaped."""
         return fill_template(
             "fragment",
-            facts=self.facts,
-            tables=self.tables,
+            sections=self.sections,
             plot=self.plot,
             codes=self.codes,
             lists=self.lists,
@@ -53,8 +50,3 @@ class Fragment:
 def cell_id(record: Record) -> str:
     """A name for elements of this record: other cells of a notebook are in the same document."""
     return hashlib.sha256(record.model_dump_json().encode()).hexdigest()[:10]
-
-
-def make_table(label: str, columns: Sequence[PageColumn], rows: Sequence[Sequence[str]]) -> PageTable:
-    """A table of texts that is not sorted."""
-    return PageTable(label, columns, [PageRow([PageCell(text) for text in row]) for row in rows])

@@ -10,14 +10,15 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from fxmem.memory import facts
 from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Kind, Profile, Timeline
 from fxmem.records.units import format_bytes, percent, short_bytes
+from fxmem.show import facts
 from fxmem.show.graph import DrawingOptions, render
 from fxmem.show.html.page import fill_template
-from fxmem.show.html.tables import largest_table, share_table
+from fxmem.show.html.tables import largest_table
 from fxmem.show.palette import LIGHT
+from fxmem.show.run_facts import made_up, run_facts
 
 _MOST_ROWS = 1000
 """Rows in the tree at most; beyond, its deepest levels are left out."""
@@ -63,19 +64,17 @@ def notebook_html(profile: Profile, timeline: Timeline) -> str:
         "notebook",
         facts=[
             *facts.header_facts(profile),
-            *facts.compile_facts(profile),
-            *facts.program_facts(profile),
+            *run_facts(profile),
             *facts.peak_facts(profile, timeline.peak),
-            *facts.total_facts(profile),
-            ("Memory", facts.fits(profile, timeline.peak)[1]),
+            *facts.outcome_facts(profile, timeline.peak),
         ],
         palette=LIGHT,
         bar=list(_bar(timeline)),
-        shares=share_table(timeline.peak),
+        shares=facts.share_table(timeline.peak),
         rows=list(_tree_rows([*_affordable_rows(model, max(whole // 100, 1)), *rest], whole)),
         total=_tree_row(total_row([model[0], *rest]), whole),
         largest=largest_table(profile, timeline),
-        assumptions=[*facts.assumptions(profile), *facts.made_up(profile)],
+        assumptions=[*facts.assumptions(profile), *made_up(profile)],
         unknowns=facts.unknowns(profile),
         graph=_draw_graph(profile, timeline),
     )

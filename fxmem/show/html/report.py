@@ -12,18 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from fxmem.memory import facts
 from fxmem.memory.allocator import DEFAULT_SETTINGS, AllocatorSettings, known_levels
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Profile, Timeline
+from fxmem.show import facts
 from fxmem.show.graph import OVERVIEW, DrawingOptions, hierarchy_data, render
 from fxmem.show.html.links import link_data, script_json
 from fxmem.show.html.page import fill_page, read_asset
 from fxmem.show.html.sections import draw_views, numbers, plan_section, verdict
-from fxmem.show.html.tables import alive_table, node_table, share_table
+from fxmem.show.html.tables import alive_table, node_table
 from fxmem.show.plots import PlottedStep, icicle_svg, timeline_svg
 from fxmem.show.plots.axes import step_title
-from fxmem.show.rank_facts import rank_facts
+from fxmem.show.run_facts import made_up, run_facts
 
 _WIDEST = 1150
 """Pixels of a wide plot, and moments of the step that the page's script knows."""
@@ -84,14 +84,14 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         title=step_title(profile),
         heading=f"{profile.model}: memory of one {'training' if profile.step.mode == 'train' else 'inference'} step",
         sections=sections,
-        header=[*facts.header_facts(profile), *rank_facts(profile), *facts.program_facts(profile)],
+        header=[*facts.header_facts(profile), *run_facts(profile)],
         numbers=numbers(profile, peak),
         verdict=verdict(profile, peak),
         facts=[
-            *(fact for fact in facts.peak_facts(profile, peak) if fact[0] in ("Where", "")),
+            *(fact for fact in facts.peak_facts(profile, peak) if fact.key in ("reserved most", "where")),
             *facts.total_facts(profile),
         ],
-        shares=share_table(peak, headings=("Kind", "Bytes", "Share")),
+        shares=facts.share_table(peak, headings=("Kind", "Bytes", "Share")),
         timelines=draw_views(_timelines(profile, timeline, options), _WIDEST),
         graph=drawn.svg if drawn else None,
         plan=shown_plan,
@@ -99,7 +99,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         nodes=node_table(profile, timeline),
         alive=alive,
         unlisted_bytes=unlisted_bytes,
-        assumptions=[*facts.assumptions(profile), *facts.made_up(profile)],
+        assumptions=[*facts.assumptions(profile), *made_up(profile)],
         unknowns=facts.unknowns(profile),
         hierarchy=script_json(hierarchy_data(profile, timeline, drawing)) if drawn else "",
         data=script_json(link_data(profile, timeline, columns=_WIDEST)),

@@ -6,28 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fxmem.memory import facts
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile, Timeline
-from fxmem.records.units import exact_bytes, format_flops
-from fxmem.show.html.tables import PageTable, effect_table, region_table
+from fxmem.show import facts
+from fxmem.show.html.tables import region_table
+from fxmem.show.plan_facts import effect_facts, effect_table, summarize
 from fxmem.show.plots import CurveDot, curve_svg
+from fxmem.show.sections import Fact, Table
 
 _Views = Mapping[str, str]
 """One plot for wide and one for narrow screens: scaled down, its words could not be read."""
-
-
-class PageNumber(NamedTuple):
-    """One of the numbers that a page begins with."""
-
-    label: str
-    nbytes: int | None
-    """None: not known."""
-    meaning: str
-    call: str = ""
-    """What measures it."""
-    low: int | None = None
-    """Where it is a range, its lower end."""
 
 
 class PageVerdict(NamedTuple):
@@ -45,9 +33,9 @@ class PageVerdict(NamedTuple):
 class PagePlan:
     """A plan for the step, compared with the step without it."""
 
-    effect: PageTable
+    effect: Table
     facts: facts.Facts
-    regions: PageTable | None
+    regions: Table | None
     curves: _Views
 
 
@@ -56,52 +44,27 @@ def draw_views(plot: Callable[[str, float], str], wide: float = 1150.0) -> _View
     return {size: plot(size, width) for size, width in (("wide", wide), ("narrow", 366.0))}
 
 
-def numbers(profile: Profile, peak: Peak) -> Iterator[PageNumber]:
-    """The peak as the four programs see it that people compare it with."""
-    on_cpu = profile.target.device == "cpu"
-    absent = "only a card has an allocator of this kind" if on_cpu else "not modelled"
-    process = peak.process_bytes
-    unknown_process = (
-        "what the process holds beside the step is not predicted"
-        if on_cpu
-        else "reserved and the CUDA context, whose size is not predicted"
-    )
-    for number, missing in (
-        (PageNumber("Requested", peak.requested_bytes, "what the program asks for and holds at once"), ""),
-        (
-            PageNumber(
-                "Allocated", peak.allocated_bytes, "in the allocator's blocks", "torch.cuda.max_memory_allocated"
-            ),
-            absent,
-        ),
-        (
-            PageNumber("Reserved", peak.reserved_bytes, "held by the allocator", "torch.cuda.max_memory_reserved"),
-            absent,
-        ),
-        (
-            PageNumber(
-                "Process",
-                process.high if process else None,
-                "with the CUDA context",
-                "nvidia-smi",
-                process.low if process else None,
-            ),
-            unknown_process,
-        ),
-    ):
-        yield number if number.nbytes is not None else PageNumber(number.label, None, missing)
+def numbers(profile: Profile, peak: Peak) -> Iterator[facts.PeakCount]:
+    """The peak in every count, with the reason in the place of one that is not known."""
+    absent, process = "not modelled", "reserved and the CUDA context, whose size is not predicted"
+    if profile.target.device == "cpu":
+        absent = "only a card has an allocator of this kind"
+        process = "what the process holds beside the step is not predicted"
+    for count in facts.peak_counts(peak):
+        missing = process if count.label == "Process" else absent
+        yield count if count.nbytes is not None else facts.PeakCount(count.label, None, missing)
 
 
 def verdict(profile: Profile, peak: Peak) -> PageVerdict:
     """Decide whether the step fits, and how much of the card it needs."""
-    is_fitting, sentence = facts.fits(profile, peak)
-    answer, mark, counted = sentence.partition(" Counted: ")
+    fit = facts.find_fit(profile, peak)
+    answer = ". ".join(filter(None, [fit.verdict, fit.shortage])) + "." * bool(fit.counted)
     memory = profile.target.memory_bytes
     taken = peak.reserved_bytes or peak.requested_bytes
     return PageVerdict(
         answer=answer[:1].upper() + answer[1:],
-        rest=mark + counted,
-        mark={True: "yes", False: "no", None: ""}[is_fitting],
+        rest=f" {fit.counted}" if fit.counted else "",
+        mark={True: "yes", False: "no", None: ""}[fit.is_fitting],
         share=min(100 * taken / memory, 100.0) if memory else None,
     )
 
@@ -115,37 +78,13 @@ def plan_section(timeline: Timeline, after: Timeline | None, plan: Plan | None) 
     if now is None:
         return None
     return PagePlan(
-        effect=effect_table(timeline.peak, now),
-        facts=[] if plan is None else list(plan_facts(plan)),
+        effect=effect_table(timeline.peak, now, plan, by_kind=True),
+        facts=[] if plan is None else [Fact("Plan", summarize(plan)), *effect_facts(plan)],
         regions=region_table(plan) if plan is not None and any(plan.all_regions()) else None,
         curves={}
         if plan is None or not plan.curve
         else draw_views(lambda size, width: plan_curve(plan, size, width), wide=1100.0),
     )
-
-
-def plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What a plan is and costs."""
-    regions = list(plan.all_regions())
-    asked = "" if plan.strategy == plan.chosen else f" (asked for: {plan.strategy})"
-    where = {"modules": "modules", "graph": "the graph", "operators": "single operators"}[plan.application]
-    yield "Strategy", f"{plan.chosen}{asked}, carried out on {where}"
-    yield "Budget", "none" if plan.budget_bytes is None else exact_bytes(plan.budget_bytes)
-    results = sum(len(region.remakes) for region in regions)
-    done = (
-        f"{results} results recomputed, in {len(regions)} parts of the model"
-        if results and not plan.host_bytes
-        else plan.extent
-        if plan.host_bytes
-        else f"{len(regions)} checkpointed"
-    )
-    yield "Regions", done if regions else "none: the step stays as it is"
-    if plan.host_bytes:
-        yield "Host memory", f"{exact_bytes(plan.host_bytes)}, pinned"
-    fraction = plan.extra_fraction
-    share = "" if fraction is None else f", {100 * fraction:.1f} % of the forward's"
-    yield "Run again", f"{format_flops(plan.extra_flops)} FLOPs{share}"
-    yield "After", "analysed with the plan applied" if plan.analysed else "the planner's estimate, not an analysis"
 
 
 def plan_curve(plan: Plan, view: str, width: float) -> str:

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fxmem.memory import facts
 from fxmem.memory.module_rows import Part, parts_at_peak
 from fxmem.memory.module_tree import find_runs
 from fxmem.records.profile import Kind, Peak, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, percent, to_words
+from fxmem.show import facts
 from fxmem.show.plots.axes import EDGE, NARROWEST, ROW, SIZE, STYLE, heading, kind_class, step_title
 from fxmem.show.svg import document, fit, group, rect, text, text_width
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from fxmem.memory.facts import equal_rounds
 from fxmem.records.profile import ProgramRun, Round
 from fxmem.records.units import format_bytes
 from fxmem.show.plots.axes import EDGE, ROW, SIZE
+from fxmem.show.run_facts import equal_rounds
 from fxmem.show.svg import fit, group, rect, text, text_width
 
 _BAR = 12.0

@@ -13,10 +13,11 @@ from itertools import accumulate
 from math import ceil, floor
 from typing import NamedTuple
 
-from fxmem.memory import facts
 from fxmem.memory.allocator import Levels
+from fxmem.memory.module_tree import describe
 from fxmem.records.profile import Kind, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, percent, to_words
+from fxmem.show import facts
 from fxmem.show.plots.axes import (
     EDGE,
     LEFT,
@@ -240,7 +241,7 @@ def _peak(panel: _Panel) -> Iterator[str]:
     x, y = area.x(peak.tick + 0.5), area.y(peak.requested_bytes)
     where = peak.node or ""
     if panel.profile is not None and peak.op is not None:
-        where = facts.describe(panel.profile.nodes[panel.profile.ops[peak.op].node])
+        where = describe(panel.profile.nodes[panel.profile.ops[peak.op].node])
     words = f"peak {format_bytes(peak.requested_bytes)} in {peak.phase}" + (f": {where}" if where else "")
     room = area.width + _RIGHT - 4.0
     shown = fit(words, SIZE, room, bold=True)

@@ -2,87 +2,86 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
+from itertools import starmap
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from fxmem.memory.facts import header_facts
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
-from fxmem.show.text.tables import RULED, facts, fit, grid, label_content, render
-
-_EFFECTS = {"none": "none", "rounding": "rounding", "output": "output", "training": "training"}
+from fxmem.show.facts import header_facts
+from fxmem.show.sections import Fact, Section, Table, TableColumn, make_table
+from fxmem.show.text.tables import fit, grid, label_content, parts_of, render
 
 
 def table(advice: Advice, *, width: int = 100, color: bool = False) -> str:
     """The advice as text whose lines are at most `width` columns wide (at least 60)."""
     width = max(width, 60)
-    return render(list(_parts(advice, width)), width, color)
-
-
-def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
-    peak = advice.before
-    rows: list[tuple[str, str | Text]] = [("Peak", f"{exact_bytes(peak.counted_bytes)} in {peak.phase.value}")]
-    if advice.budget_bytes is not None:
-        over = peak.counted_bytes - advice.budget_bytes
-        rows.append(
-            (
-                "Budget",
-                (
-                    f"{exact_bytes(advice.budget_bytes)}: "
-                    f"{f'{format_bytes(over)} too much' if over > 0 else 'kept as it is'}"
-                ),
-            )
-        )
-    yield facts([*header_facts(advice), *rows])
-    yield _ranking(advice, width) if advice.suggestions else facts([("", "Nothing that was tried frees memory.")])
-    judged = "training = another optimisation" if advice.step.generation is None else "output = other tokens"
-    yield facts([("", f"Numbers: none = the same results; rounding = another precision; {judged}.")])
-    if advice.together is not None:
-        yield label_content("Together", _combination(advice, advice.together))
-    elif advice.budget_bytes is not None and peak.counted_bytes > advice.budget_bytes:
-        yield facts(
-            [
-                (
-                    "Together",
-                    Text(
-                        "no set of these changes keeps the budget; try a smaller batch (fxmem max-batch)",
-                        style="bold red",
-                    ),
-                )
-            ]
-        )
+    parts = list(parts_of(advice_sections(advice, width)))
     if advice.suggestions:
-        yield label_content("Code", _code(advice))
+        parts.append(label_content("Code", _code(advice)))
     if advice.refused:
         refused = grid(24, None)
         for each in advice.refused:
             refused.add_row(Text(fit(each.key, 24)), Text(printable(each.reason)))
-        yield label_content("Not here", refused)
+        parts.append(label_content("Not here", refused))
+    return render(parts, width, color)
+
+
+def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
+    """What each change is worth, and several together; in text of this width."""
+    peak, together, budget = advice.before, advice.together, advice.budget_bytes
+    head = [*header_facts(advice), Fact("Peak", f"{exact_bytes(peak.counted_bytes)} in {peak.phase.value}")]
+    over = 0 if budget is None else peak.counted_bytes - budget
+    if budget is not None:
+        verdict = f"{format_bytes(over)} too much" if over > 0 else "kept as it is"
+        head.append(Fact("Budget", f"{exact_bytes(budget)}: {verdict}"))
+    yield Section(facts=head)
+    judged = "training = another optimisation" if advice.step.generation is None else "output = other tokens"
+    notes = [f"Numbers: none = the same results; rounding = another precision; {judged}."]
+    if advice.suggestions:
+        yield Section(_ranking(advice, width), notes=notes)
+    else:
+        yield Section(notes=["Nothing that was tried frees memory.", *notes])
+    if together is not None:
+        used = together.peak.counted_bytes
+        worth = f"{exact_bytes(used)}, {format_bytes((budget or 0) - used)} to spare"
+        cost = f"FLOPs {format_extra(advice, together)}; numbers: {together.effect}"
+        yield Section(facts=[Fact("Together", together.title, tone="good"), Fact("", f"{worth}; {cost}", tone="good")])
+    elif over > 0:
+        missing = "no set of these changes keeps the budget; try a smaller batch (fxmem max-batch)"
+        yield Section(facts=[Fact("Together", missing, tone="bad")])
 
 
 def _ranking(advice: Advice, width: int) -> Table:
-    before, reserved = advice.before.counted_bytes, advice.before.reserved_bytes
-    ranked = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    wide, wider = width >= 72, reserved is not None and width >= 90
-    optional = [("of", 7)] * wide + [("Reserved", 9)] * wider
-    columns = [("Peak", 9), ("Saves", 9), *optional, ("FLOPs", 8), ("Numbers", 8)]
-    room = width - sum(size + 2 for _, size in columns) - 1
-    ranked.add_column("Change", width=room, overflow="fold")
-    for heading, size in columns:
-        ranked.add_column(heading, width=size, justify="left" if heading == "Numbers" else "right", no_wrap=True)
-    for number, each in enumerate(advice.suggestions, 1):
-        cells = [format_bytes(each.peak.counted_bytes), format_bytes(each.saved_bytes)]
-        cells += [percent(each.saved_bytes, before)] * wide + [format_bytes(each.peak.reserved_bytes)] * wider
-        cells += [format_extra(advice, each), _EFFECTS[each.effect]]
-        name = textwrap.fill(
-            f"{number}. {printable(each.title)}", room, subsequent_indent="   ", break_on_hyphens=False
-        )
-        ranked.add_row(Text(name), *map(Text, cells))
-    return ranked
+    is_wide, is_wider = width >= 72, advice.before.reserved_bytes is not None and width >= 90
+    columns = [
+        *_numbers(("Peak", 9), ("Saves", 9)),
+        *(_numbers(("of", 7)) if is_wide else []),
+        *(_numbers(("Reserved", 9)) if is_wider else []),
+        *_numbers(("FLOPs", 8)),
+        TableColumn("Numbers", width=8),
+    ]
+    room = width - sum((column.width or 0) + 2 for column in columns) - 1
+
+    def cells(number: int, each: Suggestion) -> Iterator[str]:
+        yield f"{number}. {each.title}"
+        yield format_bytes(each.peak.counted_bytes)
+        yield format_bytes(each.saved_bytes)
+        if is_wide:
+            yield percent(each.saved_bytes, advice.before.counted_bytes)
+        if is_wider:
+            yield format_bytes(each.peak.reserved_bytes)
+        yield format_extra(advice, each)
+        yield each.effect
+
+    heads = TableColumn("Change", is_head=True, width=room, wraps=True)
+    return make_table("What each change is worth", [heads, *columns], starmap(cells, enumerate(advice.suggestions, 1)))
+
+
+def _numbers(*columns: tuple[str, int]) -> list[TableColumn]:
+    return [TableColumn(heading, is_number=True, width=width) for heading, width in columns]
 
 
 def format_extra(advice: Advice, each: Suggestion) -> str:
@@ -91,18 +90,6 @@ def format_extra(advice: Advice, each: Suggestion) -> str:
         return "unknown"
     share = 100 * each.extra_flops / advice.before_flops
     return "same" if abs(share) < 0.05 else f"{share:+.1f} %"
-
-
-def _combination(advice: Advice, each: Suggestion) -> RenderableType:
-    used = each.peak.counted_bytes
-    spare = format_bytes((advice.budget_bytes or 0) - used)
-    return Text(
-        (
-            f"{printable(each.title)}\n{exact_bytes(used)}, {spare} to spare; "
-            f"FLOPs {format_extra(advice, each)}; numbers: {each.effect}"
-        ),
-        style="green",
-    )
 
 
 def _code(advice: Advice) -> RenderableType:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
 from fxmem.hardware.context import format_range
-from fxmem.memory import facts as findings
-from fxmem.memory.facts import Fit, find_fit
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable
-from fxmem.show.rank_facts import rank_facts
+from fxmem.show import facts as findings
+from fxmem.show.facts import Facts, Fit, find_fit
+from fxmem.show.run_facts import made_up, run_facts
+from fxmem.show.sections import Fact
 from fxmem.show.text.report import module_tree, table
-from fxmem.show.text.tables import GAP, LABEL, facts, render
+from fxmem.show.text.tables import GAP, LABEL, add_facts, facts, label_content, render
 
 DEPTH = 2
 """Levels of modules that are shown at first."""
@@ -50,7 +51,10 @@ def overview(
     )
     if full:
         return answer + "\n" + table(profile, timeline, width=width, depth=depth, color=color)
-    below = [*_program(profile), *_modules(profile, timeline, width, depth), facts(_ending(profile))]
+    ran, levels = run_facts(profile), DEPTH if depth is None else depth
+    # The table alone: what its columns mean is said with everything else.
+    modules = next(module_tree(profile, timeline, width, levels, small_calls=depth is not None))
+    below = [*([facts(ran)] if ran else []), modules, facts(_ending(profile))]
     return answer + "\n" + render(below, width, color)
 
 
@@ -65,8 +69,8 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
         words = [f"; {format_range(process.low, process.high)} in nvidia-smi", most]
         memory.append(_pick_fitting(words, room - memory.cell_len), "default not bold")
     where = _pick_fitting(findings.describe_peak(profile, peak), room)
-    lines: list[tuple[str, str | Text]] = [("Memory", memory), ("Peak", where)]
-    return facts([*lines, *([("Next", printable(following))] if following else [])])
+    below = [Fact("Peak", where), *([Fact("Next", printable(following))] if following else [])]
+    return add_facts(label_content("Memory", memory), below)
 
 
 def _pick_fitting(words: Sequence[str], room: int) -> str:
@@ -74,31 +78,19 @@ def _pick_fitting(words: Sequence[str], room: int) -> str:
     return next((each for each in words if cell_len(each) <= room), words[-1])
 
 
-def _program(profile: Profile) -> Iterator[RenderableType]:
-    about = (rank_facts, findings.compile_facts, findings.program_facts, findings.loss_facts)
-    if found := [fact for each in about for fact in each(profile)]:
-        yield facts(found)
-
-
-def _modules(profile: Profile, timeline: Timeline, width: int, depth: int | None) -> Iterator[RenderableType]:
-    """The table alone: what its columns mean is said with everything else."""
-    levels = DEPTH if depth is None else depth
-    yield next(module_tree(profile, timeline, width, levels, small_calls=depth is not None))
-
-
-def _ending(profile: Profile) -> list[tuple[str, str]]:
+def _ending(profile: Profile) -> Facts:
     """What the numbers are of, and what was left out."""
-    of = dict(findings.header_facts(profile))
+    of = {fact.key: fact.text for fact in findings.header_facts(profile)}
     counts = [
         f"{count} {word}{'s' * (count != 1)}"
         for count, word in (
-            (len(findings.made_up(profile)), "made-up value"),
+            (len(made_up(profile)), "made-up value"),
             (len(profile.assumptions), "assumption"),
             (len(profile.unknowns), "unknown"),
         )
         if count
     ]
     return [
-        ("Of", "; ".join([*([of["Inputs"]] if profile.inputs else []), of["Step"]])),
-        ("More", f"--full: each count of the peak, its split, the largest tensors{', '.join(['', *counts])}"),
+        Fact("Of", "; ".join([*([of["inputs"]] if profile.inputs else []), of["step"]])),
+        Fact("More", f"--full: each count of the peak, its split, the largest tensors{', '.join(['', *counts])}"),
     ]

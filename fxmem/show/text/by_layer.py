@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from fxmem.memory.by_layer import layer_likeness
-from fxmem.memory.facts import flops_sum, header_facts
 from fxmem.memory.figures import Flops
 from fxmem.memory.module_tree import fold
 from fxmem.records.breakdown import Layer, LayerReport
@@ -22,8 +21,11 @@ from fxmem.records.units import (
     short_bytes,
     spreadsheet_text,
 )
+from fxmem.show.export.markdown_parts import write_table
+from fxmem.show.facts import flops_sum, header_facts
+from fxmem.show.sections import Fact, TableColumn, make_table
 from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
-from fxmem.show.text.tables import facts, fit, render
+from fxmem.show.text.tables import facts, fit, note, render
 
 _COLUMNS: tuple[Column[Layer], ...] = (
     Column("Output shape", 15, lambda row: "" if row.output_shape is None else format_shape(row.output_shape), "left"),
@@ -58,21 +60,20 @@ def table(report: LayerReport, *, width: int = 100, depth: int | None = None, co
     for layer, title in _select_rows(report, depth):
         name = name_cell(title, layer.type if layer.type != layer.name else "", layer.depth, names)
         tree.add_row(name, *(Text(fit(printable(column.cell(layer)), column.width)) for column in columns))
-    return render(
-        [facts(header_facts(report)), tree, facts(_sums(report)), facts([("", _legend(columns))])], width, color
-    )
+    return render([facts(header_facts(report)), tree, facts(_sums(report)), note(_legend(columns))], width, color)
 
 
 def markdown(report: LayerReport, *, depth: int | None = None) -> str:
     """The same rows as a Markdown table with every column."""
     columns = (*_COLUMNS, *_MORE_COLUMNS)
-    lines = ["| Layer | " + " | ".join(column.heading for column in columns) + " |"]
-    lines.append("|---|" + "|".join("---:" if column.justify == "right" else "---" for column in columns) + "|")
+    rows = []
     for layer, title in _select_rows(report, depth):
         kind = f" ({layer.type})" if layer.type and layer.type != layer.name else ""
         name = "&nbsp;&nbsp;" * layer.depth + _markdown(title + kind)
-        lines.append(f"| {name} | " + " | ".join(_markdown(column.cell(layer)) for column in columns) + " |")
-    return "\n".join([*lines, "", *(f"- {label}: {_markdown(text)}" for label, text in _sums(report))]) + "\n"
+        rows.append([name, *(_markdown(column.cell(layer)) for column in columns)])
+    heads = [TableColumn(column.heading, is_number=column.justify == "right") for column in columns]
+    sums = "\n".join(f"- {fact.label}: {_markdown(fact.text)}" for fact in _sums(report))
+    return f"{write_table(make_table('Layers', [TableColumn('Layer'), *heads], rows))}\n\n{sums}\n"
 
 
 def csv_text(report: LayerReport, *, depth: int | None = None) -> str:
@@ -108,26 +109,21 @@ def _is_shown(layer: Layer) -> bool:
     return bool(layer.forward_flops or layer.forward_flops_unknown or layer.output_bytes or layer.saved_bytes)
 
 
-def _sums(report: LayerReport) -> Iterator[tuple[str, str]]:
+def _sums(report: LayerReport) -> Iterator[Fact]:
     total = report.total
     trained = "" if report.trained_params is None else f", of which {report.trained_params:,} get a gradient"
-    yield (
-        "Params",
-        f"{total.params:,}{trained}; {exact_bytes(total.params_bytes)}; buffers {format_bytes(total.buffers_bytes)}",
-    )
-    yield "MACs", _count(total.macs, total.macs_unknown, "operator", "whose number is unknown")
-    yield "FLOPs", f"{_count(total.forward_flops, total.forward_flops_unknown, 'node', 'without a formula')} in forward"
+    params = f"{total.params:,}{trained}; {exact_bytes(total.params_bytes)}"
+    yield Fact("Params", f"{params}; buffers {format_bytes(total.buffers_bytes)}")
+    yield Fact("MACs", _count(total.macs, total.macs_unknown, "operator", "whose number is unknown"))
+    forward = _count(total.forward_flops, total.forward_flops_unknown, "node", "without a formula")
+    yield Fact("FLOPs", f"{forward} in forward")
     if report.step.mode == "train":
-        yield (
-            "Backward",
-            f"{_count(total.backward_flops, total.backward_flops_unknown, 'node', 'without a formula')} FLOPs",
-        )
-    yield "Output", f"{exact_bytes(total.output_bytes)} of results; input {format_bytes(report.input_bytes)}"
+        backward = _count(total.backward_flops, total.backward_flops_unknown, "node", "without a formula")
+        yield Fact("Backward", f"{backward} FLOPs")
+    yield Fact("Output", f"{exact_bytes(total.output_bytes)} of results; input {format_bytes(report.input_bytes)}")
     if report.step.mode == "train":
-        yield (
-            "Saved",
-            f"{exact_bytes(total.saved_bytes)} kept for backward by the model; what the loss keeps is not among it",
-        )
+        saved = f"{exact_bytes(total.saved_bytes)} kept for backward by the model"
+        yield Fact("Saved", f"{saved}; what the loss keeps is not among it")
 
 
 def _count(known: int, unknown: int, what: str, why: str) -> str:
@@ -137,17 +133,12 @@ def _count(known: int, unknown: int, what: str, why: str) -> str:
 
 
 def _legend(columns: Sequence[Column[Layer]]) -> str:
-    notes = [
+    macs = (
         "MACs: multiply-adds of products, convolutions and attention. FLOPs: 1 multiply-add = 2, and everything else."
-    ]
-    notes.append(
-        "Output: new memory of results, what activations take without backward. Saved: what is kept for backward."
     )
-    return " ".join(
-        notes
-        if any(column.heading == "Output" for column in columns)
-        else [notes[0], "Saved: what is kept for backward."]
-    )
+    output = "Output: new memory of results, what activations take without backward. "
+    is_wide = any(column.heading == "Output" for column in columns)
+    return f"{macs} {output if is_wide else ''}Saved: what is kept for backward."
 
 
 def _markdown(text: str) -> str:

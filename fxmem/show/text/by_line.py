@@ -10,11 +10,12 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from fxmem.memory.facts import header_facts
 from fxmem.records.breakdown import LineFigures, LineReport, LineRow, TensorGroup
 from fxmem.records.units import exact_bytes, format_bytes, package_path, printable, short_bytes, to_words
+from fxmem.show.facts import Facts, header_facts
+from fxmem.show.sections import Fact
 from fxmem.show.text.columns import Column, choose_columns
-from fxmem.show.text.tables import facts, fit, render
+from fxmem.show.text.tables import facts, fit, note, render
 
 MEANINGS = (
     ("Calls", "nodes of the graph: a line in a loop has one for each call and turn"),
@@ -28,7 +29,6 @@ MEANINGS = (
 _AROUND = 2
 """Lines shown before and after one that has figures."""
 _LARGEST_FILE = 4 << 20
-
 
 _COLUMNS: tuple[Column[LineFigures], ...] = (
     Column("Allocated", 9, lambda row: short_bytes(row.allocated_bytes)),
@@ -65,20 +65,21 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
     """
     width = max(width, 60)
     columns, _ = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width - _NUMBER - 2, narrowest=_NARROWEST_CODE, gap=1)
-    parts: list[RenderableType] = [
-        facts([*header_facts(report), ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")])
-    ]
+    parts: list[RenderableType] = [facts(first_facts(report))]
     if tensors and report.resident:
         parts.append(Text("\n".join(_tensors(report.resident, (), tensors, width))))
     parts += [_file(report, file, columns, tensors, width) for file in report.files]
     if report.rest:
         parts.append(_rest(report, columns, tensors, width))
-    parts.append(facts(_sums(report)))
+    parts.append(facts(sum_facts(report)))
     shown = {column.heading for column in columns}
-    parts.append(
-        facts([("", "; ".join(f"{heading}: {meaning}" for heading, meaning in MEANINGS if heading in shown) + ".")])
-    )
+    parts.append(note("; ".join(f"{heading}: {meaning}" for heading, meaning in MEANINGS if heading in shown) + "."))
     return render(parts, width, color)
+
+
+def first_facts(report: LineReport) -> Facts:
+    """What was analysed, and what was there before."""
+    return [*header_facts(report), Fact("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")]
 
 
 def format_group(group: TensorGroup) -> str:
@@ -229,17 +230,11 @@ def _sum(rows: Sequence[LineFigures]) -> LineFigures:
     )
 
 
-def _sums(report: LineReport) -> Iterator[tuple[str, str]]:
-    yield (
-        "Forward",
-        (
-            f"{exact_bytes(report.forward_allocated_bytes)} allocated, by lines and rest together (the optimizer's not "
-            f"counted)"
-        ),
-    )
-    yield (
-        "After it",
-        f"{exact_bytes(report.forward_left_bytes)} alive: before, and what lines and rest kept less what they freed",
-    )
+def sum_facts(report: LineReport) -> Iterator[Fact]:
+    """What forward allocates, leaves and saves."""
+    whole = f"{exact_bytes(report.forward_allocated_bytes)} allocated"
+    yield Fact("Forward", f"{whole}, by lines and rest together (the optimizer's not counted)")
+    left = f"{exact_bytes(report.forward_left_bytes)} alive"
+    yield Fact("After it", f"{left}: before, and what lines and rest kept less what they freed")
     if report.step.mode == "train":
-        yield "Saved", f"{exact_bytes(report.saved_bytes)} of that is kept for backward"
+        yield Fact("Saved", f"{exact_bytes(report.saved_bytes)} of that is kept for backward")

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fxmem.records.units import printable
-from fxmem.show.text.tables import RULED, fit
+from fxmem.show.text.tables import fit, ruled
 
 Row = TypeVar("Row")
 
@@ -42,11 +42,8 @@ def choose_columns(
 
 def ruled_table(heading: str, names: int, columns: Sequence[Column[Row]], *, padding: int = 1) -> Table:
     """The empty table; its first column is `names` wide."""
-    table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, padding, 0, 0), header_style="bold")
-    table.add_column(heading, width=names, no_wrap=True)
-    for column in columns:
-        table.add_column(column.heading, width=column.width, justify=column.justify, no_wrap=True)
-    return table
+    left = [heading, *(column.heading for column in columns if column.justify == "left")]
+    return ruled((heading, names), *((column.heading, column.width) for column in columns), left=left, padding=padding)
 
 
 def name_cell(title: str, kind: str, level: int, width: int) -> Text:

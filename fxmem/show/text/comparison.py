@@ -9,13 +9,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fxmem.memory.facts import header_facts
 from fxmem.memory.module_tree import fold
 from fxmem.records.comparison import ModuleChange, NodeChange, QuantityChange, StepComparison
 from fxmem.records.profile import Phase
 from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable, to_words
+from fxmem.show.facts import header_facts
+from fxmem.show.sections import Fact, join_parts
 from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
-from fxmem.show.text.tables import GAP, RULED, facts, fit_left, render
+from fxmem.show.text.tables import GAP, facts, fit_left, note, render, ruled
 
 _SHARE = 100
 """A module is shown if it changed by this part of the larger peak."""
@@ -41,55 +42,48 @@ def table(
     parts: list[RenderableType] = [facts(_heads(comparison)), _totals(comparison, width)]
     modules = list(select_rows(comparison, depth))
     if modules:
-        parts += [_modules(modules, width), facts([("", _legend(comparison, depth, modules))])]
+        parts += [_modules(modules, width), note(_legend(comparison, depth, modules))]
     nodes = _group_alike(comparison.nodes)
     if nodes[:top]:
         parts.append(_nodes(nodes[:top], width))
         rest = sum(len(each) for each in nodes[top:])
         more = f"; {rest:,} more changed" if rest else ""
         many = " xN: N alike, the change of each." if any(len(each) > 1 for each in nodes[:top]) else ""
-        parts.append(facts([("", f"The nodes whose bytes changed most, by the figure that changed most{more}.{many}")]))
+        parts.append(note(f"The nodes whose bytes changed most, by the figure that changed most{more}.{many}"))
     if not modules and not nodes:
-        parts.append(facts([("", "No module and no node changed by a byte.")]))
+        parts.append(note("No module and no node changed by a byte."))
     return render(parts, width, color)
 
 
-def _heads(comparison: StepComparison) -> Iterator[tuple[str, str]]:
+def _heads(comparison: StepComparison) -> Iterator[Fact]:
     """What was compared; where the two differ, both."""
     one, other = comparison.before, comparison.after
-    for (label, ours), (_, theirs) in zip(header_facts(one), header_facts(other), strict=True):
-        yield label, _join_sides(ours, theirs)
+    for fact, their in zip(header_facts(one), header_facts(other), strict=True):
+        yield Fact(fact.label, _join_sides(fact, their))
     ours, theirs = (
         printable(f"in {side.peak_phase.value}" + (f", {side.peak_node}" if side.peak_node else ""))
         for side in (one, other)
     )
-    yield "Peak", _join_sides(ours, theirs)
+    yield Fact("Peak", _join_sides(Fact("", ours), Fact("", theirs)))
 
 
-def _join_sides(ours: str, theirs: str) -> str:
+def _join_sides(ours: Fact, theirs: Fact) -> str:
     """One text where they agree; where they have as many parts, the parts that differ beside one another."""
-    one, other = ours.split("; "), theirs.split("; ")
+    one, other = (fact.parts or [("", fact.text)] for fact in (ours, theirs))
     if len(one) != len(other):
-        return f"{ours}\n-> {theirs}"
+        return f"{ours.text}\n-> {theirs.text}"
     return "; ".join(
-        a if a == b else f"{a} -> {b.removeprefix(_common_label(a, b))}" for a, b in zip(one, other, strict=True)
+        join_parts([a]) if a == b else f"{join_parts([a])} -> {b[1] if a[0] == b[0] else join_parts([b])}"
+        for a, b in zip(one, other, strict=True)
     )
-
-
-def _common_label(a: str, b: str) -> str:
-    """The label that two parts share, as in `autocast: off` and `autocast: bf16`."""
-    label, colon, _ = a.partition(": ")
-    return label + colon if colon and b.startswith(label + colon) else ""
 
 
 # --- the whole step ---------------------------------------------------------------------------------------------------
 
 
 def _totals(comparison: StepComparison, width: int) -> Table:
-    totals = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    totals.add_column("", width=18, no_wrap=True)
-    for heading, size in (("Before", 9), ("After", 9), ("Change", 10), ("", 8))[: 4 if width >= _WIDE_TOTALS else 3]:
-        totals.add_column(heading, width=size, justify="right", no_wrap=True)
+    columns = [("Before", 9), ("After", 9), ("Change", 10), *([(" ", 8)] if width >= _WIDE_TOTALS else [])]
+    totals = ruled(("", 18), *columns)
     for name, change in (
         ("Peak requested", comparison.requested_bytes),
         ("Peak allocated", comparison.allocated_bytes),
@@ -257,10 +251,8 @@ def _largest_change(node: NodeChange) -> tuple[str, QuantityChange]:
 
 def _nodes(groups: Sequence[Sequence[NodeChange]], width: int) -> Table:
     names = width - 4 * 12
-    changed = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    changed.add_column("Node", width=names, no_wrap=True)
-    for heading in ("Figure", "Before", "After", "Change"):
-        changed.add_column(heading, width=10, justify="left" if heading == "Figure" else "right", no_wrap=True)
+    columns = [(heading, 10) for heading in ("Figure", "Before", "After", "Change")]
+    changed = ruled(("Node", names), *columns, left=("Node", "Figure"))
     for alike in groups:
         row = alike[0]
         name, change = _largest_change(row)

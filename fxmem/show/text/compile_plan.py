@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.table import Table
-
-from fxmem.memory.facts import header_facts
 from fxmem.records.plan import CompilePlan
 from fxmem.records.profile import Peak
 from fxmem.records.units import exact_bytes, format_bytes, percent
-from fxmem.show.text.tables import RULED, facts, label_content, render
+from fxmem.show.facts import header_facts
+from fxmem.show.sections import Fact
+from fxmem.show.text.tables import facts, label_content, render, ruled
 
 _CODE = "config.activation_memory_budget = {:g}"
 _WIDE = 72
@@ -21,14 +20,12 @@ def table(plan: CompilePlan, *, width: int = 100, color: bool = False) -> str:
     """The plan as text whose lines are at most `width` columns wide (at least 60)."""
     left = format_bytes(plan.budget_bytes - plan.after.counted_bytes)
     found = [
-        ("Budget", f"{exact_bytes(plan.budget_bytes)}: kept, {left} to spare"),
-        ("Code", "from torch._functorch import config"),
-        ("", _CODE.format(plan.chosen)),
+        Fact("Budget", f"{exact_bytes(plan.budget_bytes)}: kept, {left} to spare"),
+        Fact("Code", "from torch._functorch import config"),
+        Fact("", _CODE.format(plan.chosen)),
     ]
-    steps = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     wide = width >= _WIDE
-    for heading in ("", "Step", "Peak", "of", *(["Reserved"] if wide else [])):
-        steps.add_column(heading, justify="left" if heading in ("", "Step") else "right", no_wrap=True)
+    steps = ruled("", "Step", "Peak", "of", *(["Reserved"] if wide else []), left=("", "Step"))
     for mark, name, peak in _rows(plan):
         reserved = "-" if peak.reserved_bytes is None else format_bytes(peak.reserved_bytes)
         share = percent(peak.counted_bytes, plan.eager.counted_bytes)

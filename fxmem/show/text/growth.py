@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from fxmem.records.comparison import QuantityChange, StepComparison
 from fxmem.records.profile import Timeline
 from fxmem.records.units import format_bytes, percent, to_words
-from fxmem.show.export.markdown_parts import code_span, fence_text, make_table
+from fxmem.show.export.markdown_parts import code_span, fence_text, write_table
+from fxmem.show.sections import TableColumn, make_table, numbers
 from fxmem.show.text.comparison import format_delta, select_rows
 
 _MODULES = 20
@@ -27,21 +28,17 @@ def summarize_growth(comparison: StepComparison, before: Timeline, after: Timeli
     """
     about = comparison.after
     name = hashlib.sha256(f"{about.model} {about.target.name}".encode()).hexdigest()[:12]
-    change = _counted(comparison)
+    allocated = comparison.allocated_bytes
+    change = comparison.requested_bytes if allocated.delta is None else allocated
     blocks = [
         f"<!-- fxmem {name} -->\n### Memory of {code_span(about.model)} on {code_span(about.target.name)}: "
         f"{_describe(change)}",
-        make_table(["Peak", "before", "after", "change"], _totals(comparison), "lrrr"),
+        _table("Peak", "before", "after", "change", rows=_totals(comparison)),
         _modules(comparison),
         _timelines(before, after),
         "Predicted without a card; two runs of the same code give the same bytes.",
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def _counted(comparison: StepComparison) -> QuantityChange:
-    allocated = comparison.allocated_bytes
-    return comparison.requested_bytes if allocated.delta is None else allocated
 
 
 def _describe(change: QuantityChange) -> str:
@@ -77,8 +74,13 @@ def _modules(comparison: StepComparison) -> str:
         for row, title in islice(rows, _MODULES)
     ]
     more = f"\n\n{len(rows) - _MODULES} more changed." if len(rows) > _MODULES else ""
-    heads = ["Module", "at the peak before", "after", "change", "saved"]
-    return make_table(heads, lines, "lrrrr") + more if lines else "No module changed by a hundredth of the peak."
+    if not lines:
+        return "No module changed by a hundredth of the peak."
+    return _table("Module", "at the peak before", "after", "change", "saved", rows=lines) + more
+
+
+def _table(name: str, *figures: str, rows: Iterable[Sequence[str]]) -> str:
+    return write_table(make_table(name, [TableColumn(name), *numbers(*figures)], rows))
 
 
 def _timelines(before: Timeline, after: Timeline) -> str:

@@ -10,10 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fxmem.memory.budget import Budget
-from fxmem.memory.facts import alive_by_node, describe, describe_inputs
+from fxmem.memory.figures import alive_by_node
+from fxmem.memory.module_tree import describe
 from fxmem.records.profile import Kind, Node, Profile, Timeline
 from fxmem.records.sizes import PeakBaseline
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable, to_words
+from fxmem.show.facts import describe_inputs
+from fxmem.show.sections import Fact
 from fxmem.show.text.tables import facts, grid, item_list, label_content, render
 
 _LINES_SHOWN = 3
@@ -30,18 +33,16 @@ def describe_excess(profile: Profile, timeline: Timeline, budget: Budget) -> str
         over = format_bytes(used - limit)
         first = f"the peak is {exact_bytes(used)} {measure}, {over} above the budget of {exact_bytes(limit)}"
     else:
-        first = (
-            f"the peak of {exact_bytes(used)} {measure} is within the budget of {exact_bytes(limit)}, but in a "
-            f"loop the allocator runs out of it"
-        )
+        within = f"the peak of {exact_bytes(used)} {measure} is within the budget of {exact_bytes(limit)}"
+        first = f"{within}, but in a loop the allocator runs out of it"
     where = f"in {peak.phase}{f', while {peak.node} runs' if peak.node else ''}"
     kinds = sorted(peak.by_kind.items(), key=lambda pair: -pair[1])
     return _render(
         Text(first),
         facts(
             [
-                ("Peak", printable(f"{where}; {profile.model}, {profile.step.mode}, {profile.target.name}")),
-                ("Kinds", ", ".join(f"{to_words(kind)} {format_bytes(nbytes)}" for kind, nbytes in kinds)),
+                Fact("Peak", printable(f"{where}; {profile.model}, {profile.step.mode}, {profile.target.name}")),
+                Fact("Kinds", ", ".join(f"{to_words(kind)} {format_bytes(nbytes)}" for kind, nbytes in kinds)),
             ]
         ),
         item_list("Lines", list(_largest_lines(profile, timeline))),
@@ -64,14 +65,14 @@ def describe_growth(
         Text(f"the peak grew by {format_bytes(grown)} ({percent(grown, was)}); {limit}"),
         facts(
             [
-                ("Was", f"{exact_bytes(was)} {measure}, in {before.phase}"),
-                (
+                Fact("Was", f"{exact_bytes(was)} {measure}, in {before.phase}"),
+                Fact(
                     "Is",
                     f"{exact_bytes(now.counted_bytes)} {measure}, in {now.phase}"
                     f"{f', while {printable(running)} runs' if running else ''}",
                 ),
                 *(
-                    ("", printable(f"the {what} is not the same: was {old}, is {new}"))
+                    Fact("", printable(f"the {what} is not the same: was {old}, is {new}"))
                     for what, old, new in _settings(before, now)
                     if old != new
                 ),
@@ -100,7 +101,7 @@ def _growth_table(label: str, rows: list[tuple[str, int, int]]) -> Iterator[Tabl
         table.add_row(f"+{format_bytes(new - old)}", format_bytes(old), "->", format_bytes(new), Text(printable(what)))
     yield label_content(label, table)
     if len(grown) > _GROWN_SHOWN:
-        yield facts([("", f"and {len(grown) - _GROWN_SHOWN} more grew")])
+        yield facts([Fact("", f"and {len(grown) - _GROWN_SHOWN} more grew")])
 
 
 def _largest_lines(profile: Profile, timeline: Timeline) -> Iterator[tuple[str, str]]:

@@ -6,16 +6,17 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fxmem.memory.facts import header_facts
 from fxmem.memory.module_tree import find_runs
-from fxmem.records.plan import Certificate, CurvePoint, Plan, Region
-from fxmem.records.profile import Peak, SourceLine
-from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, percent, printable
-from fxmem.show.text.tables import RULED, facts, fit, fit_left, item_list, label_content, render
+from fxmem.records.plan import CurvePoint, Plan, Region
+from fxmem.records.profile import SourceLine
+from fxmem.records.units import format_bytes, format_flops, percent, printable
+from fxmem.show.facts import header_facts
+from fxmem.show.plan_facts import effect_facts, effect_table, format_change, summarize
+from fxmem.show.sections import Fact, Section
+from fxmem.show.text.tables import facts, fit, fit_left, item_list, label_content, note, parts_of, render, ruled
 
 _PLACES = 34
 """Columns that a region's name needs; what is left is its source line's."""
@@ -24,148 +25,44 @@ _PLACES = 34
 def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
     """The plan as text whose lines are at most `width` columns wide (at least 60)."""
     width = max(width, 60)
-    parts: list[RenderableType] = [facts([*header_facts(plan), ("Plan", _summary(plan))]), _effect(plan)]
+    effect = Section(effect_table(plan.before, plan.after, plan), list(effect_facts(plan)), label="Effect")
+    parts = [facts([*header_facts(plan), Fact("Plan", summarize(plan))]), *parts_of([effect])]
     if plan.curve:
         parts.append(label_content("Curve", _curve(plan, width)))
         parts.append(
-            facts(
-                [
-                    (
-                        "",
-                        (
-                            "Extra: forward FLOPs run again. ->: the plan below, with the smallest product of peak and "
-                            "FLOPs."
-                        ),
-                    )
-                ]
-            )
+            note("Extra: forward FLOPs run again. ->: the plan below, with the smallest product of peak and FLOPs.")
         )
     if plan.regions:
         parts.append(label_content("Regions", _regions(plan.regions, width)))
         if plan.application == "operators":
             made = "Made: so many results, saved for backward, are recomputed when it asks for them. Nothing of the "
             sent = "Sent: so many wait in the host's memory until then."
-            parts.append(facts([("", f"{made}program runs twice.{f' {sent}' if plan.host_bytes else ''}")]))
+            parts.append(note(f"{made}program runs twice.{f' {sent}' if plan.host_bytes else ''}"))
         if any(region.keeps for region in plan.regions):
-            parts.append(
-                facts(
-                    [
-                        (
-                            "",
-                            (
-                                "Keeps: results of so many products (matrix products, convolutions, attention), which "
-                                "then do not run again."
-                            ),
-                        )
-                    ]
-                )
-            )
+            products = "results of so many products (matrix products, convolutions, attention)"
+            parts.append(note(f"Keeps: {products}, which then do not run again."))
     own = [assumption.text for assumption in plan.assumptions if assumption.topic == "plan"]
     if own:
         parts.append(item_list("Assumed", [(f"{number}.", printable(text)) for number, text in enumerate(own, 1)]))
     return render(parts, width, color)
 
 
-def _summary(plan: Plan) -> str:
-    if not plan.regions:
-        return "none needed: the step keeps the budget as it is" if plan.budget_bytes is not None else "no checkpoints"
-    strategy = plan.chosen if plan.chosen == plan.strategy else f"{plan.strategy}: {plan.chosen}"
-    return f"{strategy}, {plan.extent}"
-
-
-def _effect(plan: Plan) -> Table:
-    """The four numbers before and after, and what it costs."""
-    grown = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for heading in ("", "Before", "After", "Change"):
-        grown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    quantities = [
-        ("Peak requested", "requested_bytes"),
-        ("Peak allocated", "allocated_bytes"),
-        ("Peak reserved", "reserved_bytes"),
-    ]
-    for label, name in quantities:
-        before, after = getattr(plan.before, name), getattr(plan.after, name)
-        if before is not None and after is not None:
-            grown.add_row(label, format_bytes(before), format_bytes(after), _change(before, after))
-    if plan.forward_flops is not None and plan.extra_flops is not None:
-        whole = plan.forward_flops
-        grown.add_row(
-            "Forward FLOPs",
-            format_flops(whole),
-            format_flops(whole + plan.extra_flops),
-            _change(whole, whole + plan.extra_flops),
-        )
-    if plan.before_seconds and plan.after_seconds:
-        grown.add_row(
-            "Step time",
-            format_seconds(plan.before_seconds),
-            format_seconds(plan.after_seconds),
-            _change(plan.before_seconds, plan.after_seconds),
-        )
-    if plan.host_bytes:
-        grown.add_row("Host memory", format_bytes(0), format_bytes(plan.host_bytes), "pinned")
-    rows: list[tuple[str, str | Text]] = []
-    if plan.extra_flops is None and plan.regions:
-        rows.append(("Extra", "FLOPs unknown: an operator that runs again has no formula"))
-    if plan.budget_bytes is not None:
-        rows.append(("Budget", _verdict(plan)))
-    if plan.certificate is not None:
-        rows.append(("Proof", _proof(plan, plan.certificate)))
-    if not plan.analysed:
-        rows.append(("Note", "an estimate from the report: the plan has not been applied and analysed again"))
-    whole_table = label_content("Effect", grown)
-    for label, text in rows:
-        whole_table.add_row(Text(label, style="bold"), text)
-    return whole_table
-
-
-def _verdict(plan: Plan) -> Text:
-    budget, used = plan.budget_bytes or 0, plan.after.counted_bytes
-    sentence = (
-        f"{exact_bytes(budget)}: kept, {format_bytes(budget - used)} to spare"
-        if used <= budget
-        else f"{exact_bytes(budget)}: exceeded"
-    )
-    return Text(sentence, style="green" if used <= budget else "bold red")
-
-
-def _proof(plan: Plan, certificate: Certificate) -> str:
-    """The certificate in a sentence."""
-    those = "checkpoints of whole modules" if certificate.application == "modules" else "checkpoints"
-    if certificate.lower_bound_flops is None:
-        return f"no {those} keep {exact_bytes(certificate.budget_bytes)}: this plan's peak is an estimate, and too low"
-    if certificate.optimal:
-        return f"no {those} within the same peak run fewer FLOPs again"
-    least = _share(certificate.lower_bound_flops, plan.forward_flops)
-    bound = f"any {those} within the same peak run at least {least} of FLOPs again"
-    if certificate.gap_flops is not None:
-        bound += f"; this plan is within {_share(certificate.gap_flops, plan.forward_flops)} of the cheapest"
-    return bound + ("" if certificate.complete else "; the search ended at its limit, a longer one may prove more")
-
-
-def _share(flops: int, forward: int | None) -> str:
-    return f"{100 * flops / forward:.1f} %" if forward else format_flops(flops)
-
-
-def _change(before: float, after: float) -> str:
-    return f"{100 * (after - before) / before:+.1f} %" if before else ""
-
-
 def _curve(plan: Plan, width: int) -> Table:
     wide = width >= 100
-    points = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     more = [("Reserved", 9), ("Step", 8)] if wide else []
-    for heading, size in (("", 2), ("Peak", 9), ("of", 7), *more, ("Extra", 8), ("Regions", 7)):
-        points.add_column(heading, width=size, justify="right", no_wrap=True)
-    points.add_column(
-        "Plan", width=min(width - 2 - 12 - sum((2, 9, 7, 8, 7)) - 2 * 6 - (21 if wide else 0), 24), no_wrap=True
-    )
+    room = min(width - 59 - (21 if wide else 0), 24)
+    columns = [("", 2), ("Peak", 9), ("of", 7), *more, ("Extra", 8), ("Regions", 7), ("Plan", room)]
+    points = ruled(*columns, left=("Plan",))
     whole = plan.before.counted_bytes
     for point in plan.curve:
         used, reserved = point.peak.counted_bytes, point.peak.reserved_bytes
-        time = _change(plan.before_seconds, point.step_seconds) if plan.before_seconds and point.step_seconds else "-"
+        time = (
+            format_change(plan.before_seconds, point.step_seconds)
+            if plan.before_seconds and point.step_seconds
+            else "-"
+        )
         points.add_row(
-            "->" if _is_same_peak(point.peak, plan.after) and point.regions == plan.regions else "",
+            "->" if used == plan.after.counted_bytes and point.regions == plan.regions else "",
             format_bytes(used),
             percent(used, whole),
             *(["-" if reserved is None else format_bytes(reserved), time] if wide else []),
@@ -174,10 +71,6 @@ def _curve(plan: Plan, width: int) -> Table:
             f"{point.strategy}, {point.application.value}" if point.regions else "no checkpoints",
         )
     return points
-
-
-def _is_same_peak(one: Peak, other: Peak) -> bool:
-    return one.counted_bytes == other.counted_bytes
 
 
 def _format_extra(point: CurvePoint, forward: int | None) -> str:
@@ -204,22 +97,21 @@ class _Line:
 
 
 def _regions(regions: Sequence[Region], width: int) -> Table:
-    rows = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     remade = any(region.remakes for region in regions)
     selective = remade or any(region.keeps for region in regions)
     offloaded = any(region.offloads for region in regions)
     room = width - 12 - 2 * 11 - 6 - 7 * (selective + offloaded)
     places = max(_PLACES, room // 2) if room > 2 * _PLACES else room
-    rows.add_column("Region", width=places, no_wrap=True)
-    rows.add_column("Frees", width=9, justify="right", no_wrap=True)
-    rows.add_column("Runs again", width=10, justify="right", no_wrap=True)
-    if selective:
-        rows.add_column("Made" if remade else "Keeps", width=5, justify="right", no_wrap=True)
-    if offloaded:
-        rows.add_column("Sent", width=5, justify="right", no_wrap=True)
     beside = room - places - 2 if places < room else 0
-    if beside:
-        rows.add_column("From", width=beside, no_wrap=True)
+    rows = ruled(
+        ("Region", places),
+        ("Frees", 9),
+        ("Runs again", 10),
+        *([("Made" if remade else "Keeps", 5)] if selective else []),
+        *([("Sent", 5)] if offloaded else []),
+        *([("From", beside)] if beside else []),
+        left=("Region", "From"),
+    )
     for line in _fold_lines(list(_lines(regions))):
         name = f"{'  ' * line.level}{printable(line.name)}"
         times = f"  x{line.count}" if line.count > 1 else ""

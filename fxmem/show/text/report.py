@@ -8,14 +8,14 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
-from fxmem.memory import facts as findings
-from fxmem.memory.facts import fits, flops_sum
 from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable, short_bytes
-from fxmem.show.rank_facts import rank_facts
+from fxmem.show import facts as findings
+from fxmem.show.facts import flops_sum
+from fxmem.show.run_facts import made_up, run_facts
 from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
-from fxmem.show.text.tables import GAP, LABEL, facts, fit, fit_left, grid, item_list, label_content, render
+from fxmem.show.text.tables import GAP, LABEL, facts, fit, fit_left, grid, item_list, label_content, note, render
 
 _INDENT = LABEL + GAP
 _NARROWEST_NAMES = 34
@@ -38,15 +38,7 @@ def table(
     width = max(width, 60)
     return render(
         [
-            facts(
-                [
-                    *findings.header_facts(profile),
-                    *rank_facts(profile),
-                    *findings.compile_facts(profile),
-                    *findings.program_facts(profile),
-                    *findings.loss_facts(profile),
-                ]
-            ),
+            facts([*findings.header_facts(profile), *run_facts(profile)]),
             *module_tree(profile, timeline, width, depth),
             *_footer(profile, timeline, width),
         ],
@@ -92,7 +84,7 @@ def module_tree(
     total = total_row([model[0], *rest])
     tree.add_row(name_cell(total.title, total.type_name, 0, names), *_cells(total, columns), style="bold")
     yield tree
-    yield facts([("", _legend(rows, columns))])
+    yield note(_legend(rows, columns))
 
 
 def _cells(row: Row, columns: Sequence[Column[Row]]) -> Iterator[Text]:
@@ -118,15 +110,9 @@ def _footer(profile: Profile, timeline: Timeline, width: int) -> Iterator[Render
     yield facts(findings.peak_facts(profile, timeline.peak))
     yield _split(timeline, width)
     yield _largest(profile, timeline, width)
-    fitting, sentence = fits(profile, timeline.peak)
-    yield facts(
-        [
-            *findings.total_facts(profile),
-            ("Memory", Text(sentence, style={True: "green", False: "bold red", None: ""}[fitting])),
-        ]
-    )
-    if made_up := findings.made_up(profile):
-        yield item_list("Made up", [("-", text) for text in made_up])
+    yield facts(findings.outcome_facts(profile, timeline.peak))
+    if told := made_up(profile):
+        yield item_list("Made up", [("-", text) for text in told])
     if profile.assumptions:
         yield item_list(
             "Assumed", [(f"{number}.", text) for number, text in enumerate(findings.assumptions(profile), 1)]
@@ -153,7 +139,7 @@ def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType
         for tensor in tensors:
             lines = [
                 fit_left(tensor.owner, room - len(tensor.more) - 1) + f"{tensor.more}:",
-                f"{tensor.kind}, {tensor.tensor}",
+                f"{tensor.kind_name}, {tensor.tensor}",
             ]
             if cell_len(" ".join(lines)) <= room:
                 lines = [" ".join(lines)]
@@ -170,7 +156,7 @@ def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType
                 Text,
                 (
                     format_bytes(tensor.nbytes),
-                    tensor.kind,
+                    tensor.kind_name,
                     fit(tensor.tensor, 24),
                     owner,
                     fit_left(tensor.source, sources),

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from io import StringIO
+from typing import Literal
 
 from rich.box import Box
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from fxmem.records.units import printable
+from fxmem.show import sections
+from fxmem.show.sections import Fact, Tone
 
 LABEL = 10
 """Columns of the labels on the left."""
@@ -27,12 +34,73 @@ def item_list(label: str, items: Sequence[tuple[str, str]]) -> Table:
     return label_content(label, table)
 
 
-def facts(pairs: Iterable[tuple[str, str | Text]]) -> Table:
+TONES: dict[Tone, str] = {"": "", "good": "green", "best": "bold green", "bad": "bold red", "over": "red"}
+"""The style of a text by how good what it says is."""
+
+
+def facts(found: Iterable[Fact]) -> Table:
     """Labels in bold, a fact beside each."""
-    table = grid(LABEL, None)
-    for label, value in pairs:
-        table.add_row(Text(label, style="bold"), Text(value) if isinstance(value, str) else value)
+    return add_facts(grid(LABEL, None), found)
+
+
+def add_facts(table: Table, found: Iterable[Fact]) -> Table:
+    """The same, below what is already there."""
+    for fact in found:
+        table.add_row(Text(fact.label, style="bold"), Text(fact.text, style=TONES[fact.tone]))
     return table
+
+
+def ruled(*headings: str | tuple[str, int | None], left: Sequence[str] = ("",), padding: int = 1) -> Table:
+    """An empty table with a line below its head; headings, with widths or without, `left` being those of words."""
+    table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, padding, 0, 0), header_style="bold")
+    for each in headings:
+        heading, width = (each, None) if isinstance(each, str) else each
+        table.add_column(heading, width=width, justify="left" if heading in left else "right", no_wrap=True)
+    return table
+
+
+def lay_out(table: sections.Table) -> Table:
+    """A table of a section: notes in its cells are left out, and what is untrusted is made printable."""
+    laid = ruled()
+    for column in table.columns:
+        side: Literal["left", "right"] = "right" if column.is_number else "left"
+        overflow: Literal["fold", "ellipsis"] = "fold" if column.wraps else "ellipsis"
+        laid.add_column(column.heading, width=column.width, justify=side, no_wrap=not column.wraps, overflow=overflow)
+    for row in table.rows:
+        laid.add_row(*(_lay_out_cell(*pair) for pair in zip(table.columns, row.cells, strict=True)))
+    return laid
+
+
+def _lay_out_cell(column: sections.TableColumn, cell: sections.Cell) -> Text:
+    text = printable(cell.text)
+    if column.wraps and column.width is not None:
+        text = textwrap.fill(text, column.width, subsequent_indent="   ", break_on_hyphens=False)
+    return Text(text, style=TONES[cell.tone])
+
+
+def render_sections(found: Iterable[sections.Section], width: int, color: bool) -> str:
+    """Sections as text whose lines are at most `width` columns wide (at least 60)."""
+    return render(parts_of(found), max(width, 60), color)
+
+
+def parts_of(found: Iterable[sections.Section]) -> Iterator[RenderableType]:
+    """Sections as `render` takes them."""
+    return (part for section in found for part in _section_parts(section))
+
+
+def _section_parts(section: sections.Section) -> Iterator[RenderableType]:
+    below = [replace(fact, text=printable(fact.text)) for fact in section.facts]
+    if section.table is not None:
+        table = lay_out(section.table)
+        yield add_facts(label_content(section.label, table), below) if section.label else table
+    elif below:
+        yield facts(below)
+    yield from (note(printable(each)) for each in section.notes)
+
+
+def note(text: str) -> Table:
+    """A sentence in the place of a fact."""
+    return facts([Fact("", text)])
 
 
 def label_content(label: str, content: RenderableType) -> Table:

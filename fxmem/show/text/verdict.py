@@ -20,7 +20,8 @@ from fxmem.records.validation import (
     Quantity,
     Verdict,
 )
-from fxmem.show.text.tables import RULED, facts, item_list, render
+from fxmem.show.sections import Fact
+from fxmem.show.text.tables import facts, item_list, render, ruled
 
 _SCRATCH_SHOWN = 5
 _DIFFERENCES_SHOWN = 8
@@ -45,10 +46,10 @@ def table(verdict: Verdict, *, width: int = 80, color: bool = False) -> str:
 def _parts(verdict: Verdict) -> Iterator[RenderableType]:
     measured = verdict.measurement
     model = f"{printable(verdict.model)}, one {_step(measured)}, predicted for {verdict.target}"
-    yield facts([("Model", model), ("Measured", f"on {_describe_machine(measured.machine)}")])
+    yield facts([Fact("Model", model), Fact("Measured", f"on {_describe_machine(measured.machine)}")])
     yield _totals(verdict)
     running = "" if measured.machine.device == "cuda" else f" ({measured.peak_op or 'between two operators'})"
-    yield facts([("Peak", f"in {measured.peak_phase}{running}, predicted in {verdict.predicted.phase}")])
+    yield facts([Fact("Peak", f"in {measured.peak_phase}{running}, predicted in {verdict.predicted.phase}")])
     if measured.scratch:
         at_peak = sum(op.at_peak_bytes for op in measured.scratch)
         whole = f"at the peak, of the kernels' own ({at_peak:,} bytes)"
@@ -73,10 +74,7 @@ def _parts(verdict: Verdict) -> Iterator[RenderableType]:
 
 
 def _totals(verdict: Verdict) -> Table:
-    totals = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    totals.add_column("", width=31, no_wrap=True)
-    for heading, size in (("Predicted", 10), ("Measured", 10), ("Difference", 11), ("Error", 10)):
-        totals.add_column(heading, width=size, justify="right", no_wrap=True)
+    totals = ruled(("", 31), ("Predicted", 10), ("Measured", 10), ("Difference", 11), ("Error", 10))
     for each in verdict.comparisons:
         mark = "* " if each.quantity is verdict.judged else "  "
         _add_row(totals, mark + _LABELS[each.quantity], each.predicted_bytes, each.measured_bytes)
@@ -117,13 +115,17 @@ def _add_row(totals: Table, label: str, predicted: int, measured: int) -> None:
     totals.add_row(label, format_bytes(predicted), format_bytes(measured), format_bytes(predicted - measured), error)
 
 
-def _conclusion(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def _conclusion(verdict: Verdict) -> Iterator[Fact]:
     if verdict.measurement.retained_bytes:
-        yield "Left", f"{exact_bytes(verdict.measurement.retained_bytes)} alive when the step returned"
-    yield "Judged", f"{_LABELS[verdict.judged]} (*), because {verdict.reason}"
+        yield Fact("Left", f"{exact_bytes(verdict.measurement.retained_bytes)} alive when the step returned")
+    yield Fact("Judged", f"{_LABELS[verdict.judged]} (*), because {verdict.reason}")
     error = next(each.error for each in verdict.comparisons if each.quantity is verdict.judged)
-    within, sign = ("within", "<=") if verdict.within_tolerance else ("NOT within", ">")
-    yield "Verdict", f"{within} tolerance: {abs(error):.4%} {sign} {verdict.tolerance:.4%}"
+    yield Fact("Verdict", _judge(abs(error), verdict.tolerance))
+
+
+def _judge(error: float, tolerance: float) -> str:
+    within, sign = ("within", "<=") if error <= tolerance else ("NOT within", ">")
+    return f"{within} tolerance: {error:.4%} {sign} {tolerance:.4%}"
 
 
 def _step(measurement: Measurement) -> str:
@@ -205,9 +207,9 @@ def _program_parts(verdict: ProgramVerdict) -> Iterator[RenderableType]:
     measured = verdict.measurement
     yield facts(
         [
-            ("Program", f"{printable(verdict.program)}, predicted for {verdict.target}"),
-            ("Measured", f"on {_describe_machine(measured.machine)}"),
-            ("Runs", f"predicted: {printable(verdict.ending)}; measured: {printable(measured.ending)}"),
+            Fact("Program", f"{printable(verdict.program)}, predicted for {verdict.target}"),
+            Fact("Measured", f"on {_describe_machine(measured.machine)}"),
+            Fact("Runs", f"predicted: {printable(verdict.ending)}; measured: {printable(measured.ending)}"),
         ]
     )
     yield _rounds(verdict)
@@ -215,10 +217,9 @@ def _program_parts(verdict: ProgramVerdict) -> Iterator[RenderableType]:
         yield item_list("Not shown", [("", printable(note)) for note in measured.notes])
     errors = [each.error for found in verdict.rounds for each in found.comparisons if each.quantity is verdict.judged]
     worst = max(map(abs, errors), default=0.0)
-    within, sign = ("within", "<=") if worst <= verdict.tolerance else ("NOT within", ">")
     counts = len(verdict.rounds), len(measured.rounds)
     missing = "" if counts[0] == counts[1] else f"; {counts[1]} steps were measured, {counts[0]} predicted"
-    yield facts([("Verdict", f"{within} tolerance: {worst:.4%} {sign} {verdict.tolerance:.4%}{missing}")])
+    yield facts([Fact("Verdict", f"{_judge(worst, verdict.tolerance)}{missing}")])
 
 
 def round_line(number: int, comparisons: Sequence[ComparedQuantity]) -> str:
@@ -233,10 +234,7 @@ def round_line(number: int, comparisons: Sequence[ComparedQuantity]) -> str:
 
 
 def _rounds(verdict: ProgramVerdict) -> Table:
-    rows = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    rows.add_column("Step", width=36, no_wrap=True)
-    for heading in ("Predicted", "Measured", "Error"):
-        rows.add_column(heading, width=12, justify="right", no_wrap=True)
+    rows = ruled(("Step", 36), ("Predicted", 12), ("Measured", 12), ("Error", 12), left=("Step",))
     for found in verdict.rounds:
         for each in found.comparisons:
             mark = "*" if each.quantity is verdict.judged else " "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from fxmem.records.names import Application
 from fxmem.records.plan import Certificate, CurvePoint, Edit, Plan, Region
 from fxmem.records.profile import InputTensor, Kind, Peak, Phase, SourceLine
 from fxmem.show.text.plan import table
+from tests import ROOT
 from tests.profiles import TINY_CARD, TRAINING
 
 GIB = 1 << 30
+GOLDEN = ROOT / "tests" / "golden"
 
 
 def peak(gib: float, **fields: Any) -> Peak:
@@ -86,6 +89,40 @@ def plan(**fields: Any) -> Plan:
             **fields,
         }
     )
+
+
+KEEPING = STEM.model_copy(update={"keeps": (0, 2)})
+RECOMPUTING = STEM.model_copy(update={"remakes": (1, 2, 3), "offloads": (1,)})
+CURVE = (
+    CurvePoint(
+        strategy="flat", application=Application.MODULES, regions=(), peak=peak(6), extra_flops=0, step_seconds=0.1
+    ),
+    CurvePoint(strategy="flat", application=Application.GRAPH, regions=(STEM,), peak=peak(4), extra_flops=None),
+    CurvePoint(
+        strategy="flat",
+        application=Application.MODULES,
+        regions=(*BLOCKS, STEM),
+        peak=peak(2.5),
+        extra_flops=96_005_000_000,
+    ),
+)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("budget", {"regions": (*BLOCKS, KEEPING)}),
+        ("curve", {"curve": CURVE, "budget_bytes": None, "analysed": False}),
+        ("operators", {"regions": (RECOMPUTING,), "application": Application.OPERATORS, "host_bytes": 1 << 30}),
+    ],
+)
+def test_golden(name: str, fields: dict[str, Any], width: int) -> None:
+    text = table(plan(**fields), width=width)
+    path = GOLDEN / f"plan_{name}_{width}.txt"
+    if os.environ.get("FXMEM_UPDATE"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
 
 
 def test_the_table_says_what_it_frees_and_costs() -> None:
@@ -163,20 +200,7 @@ def test_unknown_flops_are_unknown_and_not_zero() -> None:
 
 
 def test_the_curve_marks_the_plan_that_was_chosen() -> None:
-    points = (
-        CurvePoint(
-            strategy="flat", application=Application.MODULES, regions=(), peak=peak(6), extra_flops=0, step_seconds=0.1
-        ),
-        CurvePoint(strategy="flat", application=Application.GRAPH, regions=(STEM,), peak=peak(4), extra_flops=None),
-        CurvePoint(
-            strategy="flat",
-            application=Application.MODULES,
-            regions=(*BLOCKS, STEM),
-            peak=peak(2.5),
-            extra_flops=96_005_000_000,
-        ),
-    )
-    text = table(plan(curve=points, budget_bytes=None), width=100)
+    text = table(plan(curve=CURVE, budget_bytes=None), width=100)
     assert [row for row in text.splitlines() if "->  " in row or "-> " in row.lstrip()[:3]] == [
         row for row in text.splitlines() if "+9.6 %" in row and "flat" in row
     ]

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from fxmem.memory.facts import fits
 from fxmem.memory.figures import Figures, Flops
 from fxmem.memory.liveness import timeline
 from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Kind, Node, Op, Phase, PhaseBytes, ProcessBytes, Profile, Step, Storage, TensorInfo
 from fxmem.records.units import format_bytes, format_flops, percent, printable
+from fxmem.show.facts import fits
 from fxmem.show.html import notebook_html
 from fxmem.show.text import table
 from tests import ROOT

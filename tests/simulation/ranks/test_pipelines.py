@@ -13,7 +13,7 @@ from fxmem.cli.verbs import run as run_verb
 from fxmem.errors import AnalysisError
 from fxmem.memory.report_reader import load_report
 from fxmem.records.profile import Kind
-from fxmem.show.rank_facts import rank_facts
+from fxmem.show.run_facts import rank_facts
 from tests.verbs import called
 
 SCRIPT: Final = """
@@ -65,9 +65,9 @@ def test_each_stage_has_a_row(tmp_path: Path) -> None:
     largest = max(ranks.classes, key=lambda each: (each.reserved_bytes, each.requested_bytes))
     assert ranks.rank == largest.first
     assert found.peak.requested_bytes == largest.requested_bytes
-    labels = [label for label, _ in rank_facts(found)]
+    labels = [fact.label for fact in rank_facts(found)]
     assert labels == ["Rank", "Rank 0", "Rank 1", "Rank 2", "Sends"]
-    assert sum(text.endswith("the table is of this one") for _, text in rank_facts(found)) == 1
+    assert sum(fact.text.endswith("the table is of this one") for fact in rank_facts(found)) == 1
     alone = run(tmp_path, "--ranks", "3", "--rank", "1", "1f1b")
     assert alone.step.ranks is not None
     assert not alone.step.ranks.classes

@@ -26,7 +26,7 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     out = StringIO()
     table = [
         {"index": index, **node_attributes(node), "peak_bytes": nbytes}
-        for index, (node, nbytes) in enumerate(_add_peaks(profile, timeline))
+        for index, (node, nbytes) in enumerate(zip(profile.nodes, bytes_at_peak(profile, timeline), strict=True))
     ]
     writer = csv.DictWriter(out, fieldnames=["index", *_COLUMNS, "peak_bytes"], lineterminator="\n")
     writer.writeheader()
@@ -37,10 +37,6 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
 
 
 _COLUMNS = tuple(node_attributes(Node(name="", op="output", target="")))
-
-
-def _add_peaks(profile: Profile, timeline: Timeline) -> zip[tuple[Node, int]]:
-    return zip(profile.nodes, bytes_at_peak(profile, timeline), strict=True)
 
 
 register("csv", write)

@@ -8,51 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fxmem.memory import facts as findings
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.figures import bytes_at_peak
+from fxmem.memory.module_tree import describe
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, percent
+from fxmem.show import facts as findings
 from fxmem.show.export import register
-from fxmem.show.export.markdown_parts import code_span, fold_list, make_table
+from fxmem.show.export.markdown_parts import code_span, fold_list, write_table
+from fxmem.show.run_facts import made_up, run_facts
+from fxmem.show.sections import Fact, TableColumn, make_table, numbers
 
 _TOP = 15
 """Rows of the table of nodes."""
-_FIGURES = ("Peak", "Allocated", "Reserved", "Process", "Saved", "FLOPs")
-"""Facts in which nothing is the model's own."""
+_FIGURES = ("peak", "allocated", "reserved", "process", "saved", "flops")
+"""Keys of facts in which nothing is the model's own."""
 
 
 def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
     """Peak, split, the nodes that hold most at the peak, assumptions and unknowns."""
     blocks = [
         f"### Predicted memory of {code_span(profile.model)} on {code_span(profile.target.name)}",
-        _facts(
-            [
-                *findings.peak_facts(profile, timeline.peak),
-                *findings.total_facts(profile),
-                ("Memory", findings.fits(profile, timeline.peak)[1]),
-            ]
-        ),
-        make_table(
-            ["At the peak", "bytes", "share"],
-            [[share.name, format_bytes(share.nbytes), share.percent] for share in findings.split(timeline.peak)],
-            "lrr",
-        ),
+        _facts([*findings.peak_facts(profile, timeline.peak), *findings.outcome_facts(profile, timeline.peak)]),
+        write_table(findings.share_table(timeline.peak, headings=("At the peak", "bytes", "share"))),
         _nodes(profile, timeline),
-        _facts([*findings.header_facts(profile), *findings.program_facts(profile)], "Predicted for"),
+        _facts([*findings.header_facts(profile), *run_facts(profile)], "Predicted for"),
     ]
     notes = [
-        ("assumed", [*findings.assumptions(profile), *findings.made_up(profile)]),
+        ("assumed", [*findings.assumptions(profile), *made_up(profile)]),
         ("unknown", findings.unknowns(profile)),
     ]
     blocks += [fold_list(f"{len(items)} {what}", items) for what, items in notes if items]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _facts(facts: Iterable[tuple[str, str]], heading: str = "Predicted") -> str:
-    return make_table(
-        [heading, ""], [[label, text if label in _FIGURES else code_span(text)] for label, text in facts], "ll"
-    )
+def _facts(facts: Iterable[Fact], heading: str = "Predicted") -> str:
+    rows = ((fact.label, fact.text if fact.key in _FIGURES else code_span(fact.text)) for fact in facts)
+    return write_table(make_table(heading, [TableColumn(heading), TableColumn()], rows))
 
 
 def _nodes(profile: Profile, timeline: Timeline) -> str:
@@ -63,30 +55,17 @@ def _nodes(profile: Profile, timeline: Timeline) -> str:
     )
     lines = []
     for index in largest[:_TOP]:
-        node = profile.nodes[index]
-        flops = format_flops(node.forward_flops)
-        shown = [
-            code_span(findings.describe(node)),
-            format_bytes(at_peak[index]),
-            percent(at_peak[index], whole),
-            format_bytes(node.saved_bytes),
-            flops,
-        ]
-        lines.append(
-            [
-                *shown,
-                "" if node.source is None else code_span(f"{node.source.file.rpartition('/')[2]}:{node.source.line}"),
-            ]
-        )
+        node, nbytes = profile.nodes[index], at_peak[index]
+        place = "" if node.source is None else f"{node.source.file.rpartition('/')[2]}:{node.source.line}"
+        sizes = [format_bytes(nbytes), percent(nbytes, whole), format_bytes(node.saved_bytes)]
+        lines.append([code_span(describe(node)), *sizes, format_flops(node.forward_flops), code_span(place)])
     rest = largest[_TOP:]
     if rest:
         nbytes = sum(at_peak[index] for index in rest)
         lines.append([f"{len(rest)} more", format_bytes(nbytes), percent(nbytes, whole), "", "", ""])
-    return (
-        make_table(["Node", "at the peak", "share", "saved for backward", "forward FLOPs", "source"], lines, "lrrrrl")
-        if lines
-        else ""
-    )
+    figures = numbers("at the peak", "share", "saved for backward", "forward FLOPs")
+    table = make_table("Nodes", [TableColumn("Node"), *figures, TableColumn("source")], lines)
+    return write_table(table) if lines else ""
 
 
 register("markdown", write)

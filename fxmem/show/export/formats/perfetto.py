@@ -33,18 +33,19 @@ Key = tuple[str, str | int]
 
 def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
     """The step as JSON of trace events."""
-    events = [*_names(profile), *_slices(profile), *_counters(profile, timeline), *_peak(profile, timeline)]
+    names = {"process_name": title(profile), "thread_name": "operators"}
+    events = [
+        *({"ph": "M", "name": what, **_PLACE, "args": {"name": name}} for what, name in names.items()),
+        *_slices(profile),
+        *_counters(profile, timeline),
+        *_peak(profile, timeline),
+    ]
     about = {
         "title": title(profile),
         "torch": profile.torch_version,
         "axis": "1 us is one operator, allocation or free; no length is a duration",
     }
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}, separators=(",", ":"))
-
-
-def _names(profile: Profile) -> Iterator[dict[str, Any]]:
-    yield {"ph": "M", "name": "process_name", **_PLACE, "args": {"name": title(profile)}}
-    yield {"ph": "M", "name": "thread_name", **_PLACE, "args": {"name": "operators"}}
 
 
 def _slices(profile: Profile) -> Iterator[dict[str, Any]]:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from fxmem.memory import facts
+from fxmem.memory.module_tree import describe
 from fxmem.records.profile import Node
 from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_flops, format_shape
-from fxmem.show.html.fragment import Fragment, make_table
-from fxmem.show.html.tables import PageColumn
+from fxmem.show.facts import describe_source
+from fxmem.show.html.fragment import Fragment
+from fxmem.show.sections import Fact, Section, TableColumn, make_table, numbers
 
 
 def view(node: Node) -> str:
     """Show a node."""
-    source = node.source
     outputs = [f"{format_shape(output.shape)} {output.dtype}" for output in node.outputs]
     rows = [
-        ("Node", facts.describe(node)),
-        ("Call", f"{node.op} {node.target}"),
-        *([("Module", f"{node.module} ({node.module_type})" if node.module_type else node.module)] * bool(node.module)),
-        *([("Output", ", ".join(outputs))] if outputs else []),
-        *([("Source", f"{source.place}: {source.code}" if source.code else source.place)] if source else []),
-        ("FLOPs", f"forward {format_flops(node.forward_flops)}, backward {format_flops(node.backward_flops)}"),
+        Fact("Node", describe(node)),
+        Fact("Call", f"{node.op} {node.target}"),
+        *(
+            [Fact("Module", f"{node.module} ({node.module_type})" if node.module_type else node.module)]
+            * bool(node.module)
+        ),
+        *([Fact("Output", ", ".join(outputs))] if outputs else []),
+        *([Fact("Source", describe_source(node.source))] if node.source else []),
+        Fact("FLOPs", f"forward {format_flops(node.forward_flops)}, backward {format_flops(node.backward_flops)}"),
     ]
     figures = [
         ("Params", node.params_bytes, "parameters and buffers it is the first to read"),
@@ -29,9 +32,9 @@ def view(node: Node) -> str:
         ("Scratch", node.scratch_bytes.max, "peak of what lives only inside it"),
         ("Live", node.live_bytes.max, "most bytes alive while it runs"),
     ]
-    columns = [PageColumn("Memory", is_head=True), PageColumn("Bytes", is_number=True), PageColumn("What")]
+    columns = [TableColumn("Memory", is_head=True), *numbers("Bytes"), TableColumn("What")]
     table = make_table("Memory", columns, [(name, exact_bytes(nbytes), meaning) for name, nbytes, meaning in figures])
-    return Fragment(rows, [table]).html()
+    return Fragment([Section(facts=rows), Section(table)]).html()
 
 
 VIEWS.register("node", view)

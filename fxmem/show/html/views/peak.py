@@ -5,25 +5,20 @@ from __future__ import annotations
 from fxmem.records.profile import Peak
 from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_bytes
+from fxmem.show.facts import peak_counts, share_table
 from fxmem.show.html.fragment import Fragment
-from fxmem.show.html.tables import share_table
+from fxmem.show.sections import Fact, Section
 
 
 def view(peak: Peak) -> str:
     """Show a peak."""
-    process = peak.process_bytes
-    rows = [
-        ("Requested", f"{exact_bytes(peak.requested_bytes)} at once, in {peak.phase}"),
-        ("Allocated", "not modelled" if peak.allocated_bytes is None else exact_bytes(peak.allocated_bytes)),
-        ("Reserved", "not modelled" if peak.reserved_bytes is None else exact_bytes(peak.reserved_bytes)),
-        (
-            "Process",
-            "not modelled" if process is None else f"{format_bytes(process.low)} to {format_bytes(process.high)}",
-        ),
-        ("Fits", {True: "yes", False: f"no: {peak.shortage}", None: "not known"}[peak.fits]),
-        *([("Node", peak.node)] if peak.node else []),
-    ]
-    return Fragment(rows, [share_table(peak)]).html()
+    rows = [Fact("Requested", f"{exact_bytes(peak.requested_bytes)} at once, in {peak.phase}")]
+    for label, nbytes, _, _, low in peak_counts(peak)[1:]:
+        size = "not modelled" if nbytes is None else exact_bytes(nbytes)
+        rows.append(Fact(label, size if low is None else f"{format_bytes(low)} to {format_bytes(nbytes)}"))
+    rows.append(Fact("Fits", {True: "yes", False: f"no: {peak.shortage}", None: "not known"}[peak.fits]))
+    rows += [Fact("Node", peak.node)] if peak.node else []
+    return Fragment([Section(facts=rows), Section(share_table(peak))]).html()
 
 
 VIEWS.register("peak", view)

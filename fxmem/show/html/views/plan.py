@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from fxmem.memory import facts
 from fxmem.records.plan import Plan
 from fxmem.records.registry import VIEWS
+from fxmem.show.facts import header_facts
 from fxmem.show.html.fragment import Code, Fragment, cell_id
-from fxmem.show.html.sections import plan_curve, plan_facts
-from fxmem.show.html.tables import effect_table, region_table
+from fxmem.show.html.sections import plan_curve
+from fxmem.show.html.tables import region_table
+from fxmem.show.plan_facts import effect_facts, effect_table, summarize
+from fxmem.show.sections import Fact, Section
 
 
 def view(plan: Plan) -> str:
     """Show a plan."""
-    tables = [effect_table(plan.before, plan.after)]
-    if any(plan.all_regions()):
-        tables.append(region_table(plan))
-    code = [Code("Edits of your source", plan.to_code())] if any(plan.all_regions()) else []
+    effect = effect_table(plan.before, plan.after, plan, by_kind=True)
+    regions = [Section(region_table(plan))] if plan.regions else []
     return Fragment(
-        [*facts.header_facts(plan), *plan_facts(plan)],
-        tables,
+        [
+            Section(facts=[*header_facts(plan), Fact("Plan", summarize(plan))]),
+            Section(effect, list(effect_facts(plan))),
+            *regions,
+        ],
         plan_curve(plan, cell_id(plan), 720.0) if plan.curve else "",
-        code,
+        [Code("Edits of your source", plan.to_code())] if regions else [],
         [("Assumed", [each.text for each in plan.assumptions if each.topic == "plan"])],
     ).html()
 

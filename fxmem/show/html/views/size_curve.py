@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-from fxmem.memory.facts import header_facts
 from fxmem.records.registry import VIEWS
 from fxmem.records.sizes import SizeCurve
-from fxmem.records.units import exact_bytes, format_bytes
-from fxmem.show.html.fragment import Fragment, cell_id, make_table
-from fxmem.show.html.tables import PageColumn
+from fxmem.show.facts import header_facts
+from fxmem.show.html.fragment import Fragment, cell_id
 from fxmem.show.plots import sizes_svg
-
-_COLUMNS = (
-    PageColumn("Size", is_number=True),
-    PageColumn("Allocated", is_number=True),
-    PageColumn("Reserved", is_number=True),
-    PageColumn("Fits"),
-)
+from fxmem.show.sections import Section
+from fxmem.show.text.sizes import curve_sections
 
 
 def view(curve: SizeCurve) -> str:
     """Show the largest size that fits."""
-    largest = curve.at_largest
-    used = "" if largest is None or largest.counted_bytes is None else f", {exact_bytes(largest.counted_bytes)}"
-    rows = [
-        *header_facts(curve),
-        ("Varies", f"{curve.dim}: {', '.join(curve.resized)}" if curve.resized else curve.dim),
-        ("Memory", f"{exact_bytes(curve.memory_bytes)}, {'the budget' if curve.is_budget else 'all of the target'}"),
-        ("Largest", "none that was tried fits" if curve.largest is None else f"{curve.largest:,}{used}"),
-    ]
-    if curve.next_above is not None:
-        rows.append(("Above", f"{curve.next_above.size:,} does not fit. {curve.next_above.obstacle}"))
-    points = [
-        [
-            f"{point.size:,}",
-            format_bytes(point.counted_bytes),
-            format_bytes(point.reserved_bytes),
-            "yes" if point.fits else "no",
-        ]
-        for point in curve.points
-    ]
     plot = sizes_svg(curve, name=f"fxmem-sizes-{cell_id(curve)}")
-    return Fragment(rows, [make_table("Sizes that were analysed", _COLUMNS, points)], plot).html()
+    head, *rest = curve_sections(curve)
+    own = [fact for fact in head.facts if not fact.key]
+    return Fragment([Section(facts=[*header_facts(curve), *own]), *rest], plot).html()
 
 
 VIEWS.register("size-curve", view)

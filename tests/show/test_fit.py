@@ -6,9 +6,9 @@ import pytest
 
 from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.memory.budget import Budget, find_least_budget, peak_in_memory
-from fxmem.memory.facts import find_fit
 from fxmem.records.profile import Kind, Peak, Phase, Profile, ProgramRun, Round
 from fxmem.records.units import percent
+from fxmem.show.facts import find_fit
 from tests.profiles import TINY_CARD, Log
 
 MIB = 1 << 20

@@ -1,0 +1,401 @@
+"""What a report has to say, in words and figures, before anything is laid out.
+
+Shared by the text and the HTML report. Strings that come from the user's model are made printable here; escaping them
+for a markup language is the layout's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from fxmem.hardware.context import describe_uncounted, format_range
+from fxmem.hardware.step_time import estimate
+from fxmem.memory.allocator import DEFAULT_SETTINGS
+from fxmem.memory.budget import Budget
+from fxmem.memory.figures import Flops, sum_figures
+from fxmem.memory.module_tree import describe
+from fxmem.records.names import OWN_LOSS
+from fxmem.records.profile import (
+    Headed,
+    InputTensor,
+    Kind,
+    Node,
+    Peak,
+    Profile,
+    SourceLine,
+    Step,
+    Storage,
+    TensorInfo,
+    Timeline,
+)
+from fxmem.records.units import (
+    exact_bytes,
+    format_bytes,
+    format_flops,
+    format_seconds,
+    format_shape,
+    percent,
+    printable,
+    to_words,
+)
+from fxmem.show.sections import Cell, Fact, Part, Table, TableColumn, Tone, join_parts, make_table, numbers
+
+Facts = list[Fact]
+
+
+@dataclass(frozen=True)
+class KindShare:
+    """What one kind of storage contributes to the peak."""
+
+    kind: Kind
+    nbytes: int
+    percent: str
+
+    @property
+    def name(self) -> str:
+        """The kind in words."""
+        return to_words(self.kind)
+
+
+@dataclass(frozen=True)
+class LargeTensor:
+    """A storage alive at the peak, and how many more are like it (size, kind, shape, source line)."""
+
+    nbytes: int
+    kind: Kind
+    tensor: str
+    """Shape and dtype."""
+    owner: str
+    source: str
+    """`file:line`, or empty."""
+    others: int
+
+    @property
+    def kind_name(self) -> str:
+        """The kind in words."""
+        return to_words(self.kind)
+
+    @property
+    def more(self) -> str:
+        """What to say after the owner."""
+        return f" and {self.others} alike" if self.others else ""
+
+
+def autocast_parts(step: Step) -> list[Part]:
+    """The step's autocast; nothing for a program, which may begin and end it anywhere."""
+    is_program = step.program is not None or step.loss == OWN_LOSS
+    return [] if is_program else [("autocast", step.precision or "off")]
+
+
+def rank_parts(step: Step) -> list[Part]:
+    """The rank that the step is of; nothing on one card alone."""
+    return [] if step.ranks is None else [("", f"rank {step.ranks.rank} of {step.ranks.world}")]
+
+
+def header_facts(about: Headed) -> Facts:
+    """What was analysed and for which machine."""
+    step, target = about.step, about.target
+    settings: list[Part] = [("", step.mode)]
+    if step.mode == "train":
+        settings += [("loss", step.loss or "none"), ("optimizer", step.optimizer or "none")]
+        settings += [("", f"last of {step.accumulate} micro-batches")] if step.accumulate > 1 else []
+        settings += [("", "zero_grad before backward")] if step.zero_grad == "before-backward" else []
+        settings += [("", "set_to_none=False")] if not step.set_to_none else []
+    settings += [("", "inference_mode")] if step.inference_mode else []
+    settings += [*autocast_parts(step), *rank_parts(step)]
+    versions = [("", about.torch_version), ("", f"predicted by fxmem {about.fxmem_version}")]
+    card = [target.full_name] if target.full_name.lower() not in ("", target.name.lower()) else []
+    card += ["sm_{}{}".format(*target.capability)] if target.capability else []
+    card += [format_bytes(target.memory_bytes)] if target.memory_bytes is not None else []
+    return make_printable(
+        [
+            Fact("Model", about.model, "model"),
+            _list_fact("Inputs", [("", describe_inputs([each])) for each in about.inputs] or [("", "none")]),
+            _list_fact("Step", settings),
+            Fact("Target", f"{target.name} ({', '.join(card)})" if card else target.name),
+            _list_fact("Torch", versions),
+        ]
+    )
+
+
+def _list_fact(label: str, parts: Sequence[Part]) -> Fact:
+    return Fact(label, join_parts(parts), label.lower(), parts=parts)
+
+
+def describe_growth(profile: Profile) -> str:
+    """By how much a program grows with each step, and until when; empty where it does not."""
+    program, memory = profile.step.program, profile.target.memory_bytes
+    if program is None or not program.growth_bytes:
+        return ""
+    words, last = f"grows by {program.growth_bytes:,} bytes a step", program.steps[-1]
+    if memory is None or last.allocated_bytes is None:
+        return words
+    left = (memory - last.allocated_bytes) // DEFAULT_SETTINGS.round_size(program.growth_bytes)
+    return f"{words}, out of memory at about step {len(program.steps) + left + 1:,}"
+
+
+class PeakCount(NamedTuple):
+    """The peak as one of the programs sees it that people compare it with."""
+
+    label: str
+    nbytes: int | None
+    """None: not known."""
+    meaning: str
+    call: str = ""
+    """What measures it."""
+    low: int | None = None
+    """Where it is a range, its lower end."""
+
+
+def peak_counts(peak: Peak) -> tuple[PeakCount, ...]:
+    """The peak in every count: requested, allocated, reserved, and the process's."""
+    low, high = (None, None) if peak.process_bytes is None else (peak.process_bytes.low, peak.process_bytes.high)
+    return (
+        PeakCount("Requested", peak.requested_bytes, "what the program asks for and holds at once"),
+        PeakCount("Allocated", peak.allocated_bytes, "in the allocator's blocks", "torch.cuda.max_memory_allocated"),
+        PeakCount("Reserved", peak.reserved_bytes, "held by the allocator", "torch.cuda.max_memory_reserved"),
+        PeakCount("Process", high, "with the CUDA context", "nvidia-smi", low),
+    )
+
+
+def peak_facts(profile: Profile, peak: Peak) -> Facts:
+    """How high the peak is, in every count that is known, and where it falls."""
+    _, *counts, process = peak_counts(peak)
+    when = profile.step.describe_phase(peak.phase)
+    facts = [Fact("Peak", f"{exact_bytes(peak.requested_bytes)} requested at once, {when}", "peak")]
+    for label, nbytes, meaning, call, _ in counts:
+        if nbytes is not None:
+            facts.append(Fact(label, f"{exact_bytes(nbytes)} {meaning} ({call})", label.lower()))
+    if peak.reserved_high_bytes is not None:
+        most = exact_bytes(peak.reserved_high_bytes)
+        facts.append(Fact("", f"{most} where blocks wait for a stream as long as they can", "reserved most"))
+    if peak.process_bytes is not None:
+        size = format_range(peak.process_bytes.low, peak.process_bytes.high)
+        words = f"{size} {process.meaning} ({process.call}), a range: {peak.process_bytes.grounds}"
+        facts.append(Fact(process.label, words, "process"))
+    if peak.op is None:
+        return [*facts, Fact("Where", "before the first operator", "where")]
+    op = profile.ops[peak.op]
+    node = profile.nodes[op.node]
+    during = "during" if op.begin <= peak.tick < op.end else "after"
+    facts.append(Fact("Where", f"{describe(node)}, {during} {op.name}", "where"))
+    if node.source is not None:
+        facts.append(Fact("", describe_source(node.source), "where"))
+    return make_printable(facts)
+
+
+def total_facts(profile: Profile) -> Facts:
+    """Sums over the whole step."""
+    model = sum_figures(node for node in profile.nodes if node.op != "optimizer")
+    if profile.step.mode == "infer":
+        return [Fact("FLOPs", f"{flops_sum(model.forward)} (1 multiply-add = 2)", "flops"), *_time_facts(profile)]
+    optimizer = [flops_sum(sum_figures([node]).forward) for node in profile.nodes if node.op == "optimizer"]
+    counts = [
+        f"{flops_sum(model.forward)} forward",
+        f"{flops_sum(model.backward)} backward",
+        *(f"{count} optimizer" for count in optimizer),
+    ]
+    return [
+        Fact("Saved", f"{exact_bytes(profile.saved_bytes)} kept for backward when forward ends", "saved"),
+        Fact("FLOPs", f"{', '.join(counts)} (1 multiply-add = 2)", "flops"),
+        *_time_facts(profile),
+    ]
+
+
+def _time_facts(profile: Profile) -> Facts:
+    time = estimate(profile)
+    if time is None:
+        return []
+    which = f"; of the last of {profile.step.accumulate} micro-batches" if profile.step.accumulate > 1 else ""
+    text = format_seconds(time.seconds, time.low_seconds, time.high_seconds)
+    return [Fact("Time", f"{text} on {printable(profile.target.name)}, estimated{which}")]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a step fits its target and keeps a budget, and how that was found."""
+
+    is_fitting: bool | None
+    """None where the target's memory is not known, or the program did not get so far."""
+    verdict: str
+    """In a few words, with the bytes."""
+    shortage: str = ""
+    """Where it runs out; empty when it fits, or where the allocator is not replayed."""
+    counted: str = ""
+    """What the bytes count, and what they do not."""
+    keeps_budget: bool | None = None
+    """None without a budget."""
+    is_failed: bool = False
+    """Whether an error of its own ended the program."""
+    is_growing: bool = False
+    """Whether the program takes more with each step."""
+
+    @property
+    def exit_code(self) -> int:
+        """1: a program's own error; 4: a card or a budget that is too small; else 0."""
+        return 1 if self.is_failed else 4 if False in (self.is_fitting, self.keeps_budget) else 0
+
+
+def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
+    """Compare the step with the target's memory, and with a budget if one is given.
+
+    Where the allocator was replayed, its answer; else requested bytes are compared, a lower bound: not fitting is then
+    certain, fitting is not.
+    """
+    program, growth, keeps = profile.step.program, describe_growth(profile), None
+    is_failed = program is not None and program.failed
+    is_fitting, verdict = _compare_with_target(profile, peak)
+    if is_fitting is not None:
+        until = " until then" if is_failed else " so far" if growth else ""
+        verdict = f"{f'fits{until}' if is_fitting else 'does NOT fit'}: {verdict}"
+    if growth:
+        verdict = f"{growth}; {verdict}"
+    if program is not None and is_failed:
+        is_fitting, verdict = None, f"not known: the program {program.ending}; {verdict}"
+    if budget is not None:
+        keeps = budget.keeps(profile, peak)
+        verdict = f"{_describe_budget(peak, budget, keeps=keeps)}; {verdict}"
+    missing = describe_uncounted([profile.target])
+    if peak.fits is None:
+        counted = f"requested bytes; not counted: the allocator's rounding and fragmentation, {missing}"
+    else:
+        counted = f"what the allocator reserves; not counted: {missing}"
+    counted = "" if profile.target.memory_bytes is None else f"Counted: {counted}"
+    return Fit(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed, bool(growth))
+
+
+def _compare_with_target(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
+    memory, name = profile.target.memory_bytes, profile.target.name
+    if memory is None:
+        return None, f"not compared, because the memory of target {name} is not known"
+    nbytes = peak.requested_bytes if peak.fits is None or peak.reserved_bytes is None else peak.reserved_bytes
+    is_fitting = nbytes <= memory if peak.fits is None else peak.fits
+    nbytes = min(nbytes, memory) if is_fitting else nbytes  # cached blocks go back to the driver where it asks for them
+    least = "at least " if peak.at_least else ""
+    return is_fitting, f"{least}{format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}"
+
+
+def _describe_budget(peak: Peak, budget: Budget, *, keeps: bool) -> str:
+    """The budget, and the number that decides: allocated bytes, or reserved ones where their pieces are too small."""
+    used, word = peak.counted_bytes, "requested" if peak.allocated_bytes is None else "allocated"
+    if not keeps and used <= budget.nbytes and peak.reserved_bytes is not None:
+        used, word = peak.reserved_bytes, "reserved"
+    verb = "keeps" if keeps else "does NOT keep"
+    limit = format_bytes(budget.nbytes)
+    return f"{verb} the budget of {limit}: {format_bytes(used)} {word}, {percent(used, budget.nbytes)}"
+
+
+def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
+    """Whether the step fits the target's memory (None where that is not known), and a sentence about it."""
+    found = find_fit(profile, peak)
+    return found.is_fitting, ". ".join(filter(None, [found.verdict, found.shortage, found.counted]))
+
+
+def outcome_facts(profile: Profile, peak: Peak) -> Facts:
+    """Sums over the whole step, and whether it fits."""
+    is_fitting, sentence = fits(profile, peak)
+    tone: Tone = "" if is_fitting is None else "good" if is_fitting else "bad"
+    return [*total_facts(profile), Fact("Memory", sentence, "memory", tone)]
+
+
+def describe_peak(profile: Profile, peak: Peak) -> list[str]:
+    """How high the peak is and where it falls, in a line: in full, then shorter."""
+    nbytes, counted = peak.counted_bytes, "requested" if peak.allocated_bytes is None else "allocated"
+    if peak.at_least:  # what it was refused is in the verdict
+        nbytes, counted = peak.requested_bytes, "requested until then"
+    size = format_bytes(nbytes)
+    if peak.op is None:
+        return [f"{size} before the first operator"]
+    node = profile.nodes[profile.ops[peak.op].node]
+    where = printable(f"{profile.step.describe_phase(peak.phase)} at {describe(node)}")
+    if node.source is None:
+        return [f"{size} {counted}, {where}", f"{size} {where}"]
+    place = printable(node.source.place)
+    line = f"{size} {where}, {place.replace(chr(92), '/').rpartition('/')[2]}"
+    return [f"{size} {counted}, {where}, {place}", line]
+
+
+def split(peak: Peak) -> list[KindShare]:
+    """The kinds alive at the peak, largest first."""
+    kinds = sorted(peak.by_kind, key=lambda kind: (-peak.by_kind[kind], list(Kind).index(kind)))
+    return [KindShare(kind, peak.by_kind[kind], percent(peak.by_kind[kind], peak.requested_bytes)) for kind in kinds]
+
+
+def share_table(peak: Peak, *, headings: Sequence[str] = ("", "", "")) -> Table:
+    """The kinds of storage alive at the peak, most bytes first."""
+    columns = [TableColumn(headings[0], is_head=True), *numbers(*headings[1:])]
+    rows = ((Cell(each.name, kind=each.kind), format_bytes(each.nbytes), each.percent) for each in split(peak))
+    return make_table("The peak by kind", columns, rows)
+
+
+def largest_alive(profile: Profile, timeline: Timeline, count: int = 8) -> list[LargeTensor]:
+    """The largest storages alive at the peak; those alike are one row."""
+    groups: dict[tuple[object, ...], list[Storage]] = {}
+    for index in timeline.alive:
+        storage = profile.storages[index]
+        source = None if storage.node is None else profile.nodes[storage.node].source
+        place = None if source is None else (source.file, source.line)
+        groups.setdefault((storage.nbytes, storage.kind, storage.shape, storage.dtype, place), []).append(storage)
+    return [_large_tensor(profile, alike) for alike in list(groups.values())[:count]]
+
+
+def assumptions(profile: Profile) -> list[str]:
+    """What was taken for granted, one sentence each."""
+    return [printable(f"{assumption.topic}: {assumption.text}") for assumption in profile.assumptions]
+
+
+def unknowns(profile: Profile) -> list[str]:
+    """What could not be counted, one phrase each."""
+    return [
+        printable(f"{unknown.topic}: {unknown.what}" + (f" ({unknown.count} times)" if unknown.count > 1 else ""))
+        for unknown in profile.unknowns
+    ]
+
+
+def flops_sum(flops: Flops) -> str:
+    """A sum of FLOPs; `>=` in front if some calls have no formula, `unknown` if nothing else is in it."""
+    if flops.unknown_calls and not flops.known:
+        return "unknown"
+    return (">=" if flops.unknown_calls else "") + format_flops(flops.known)
+
+
+def _large_tensor(profile: Profile, alike: list[Storage]) -> LargeTensor:
+    storage = alike[0]
+    node = None if storage.node is None else profile.nodes[storage.node]
+    return LargeTensor(
+        nbytes=storage.nbytes,
+        kind=storage.kind,
+        tensor=printable(f"{format_shape(storage.shape)} {storage.dtype}") if storage.dtype else "no tensor",
+        owner=printable(storage.name or ("of no node" if node is None else describe(node))),
+        source="" if node is None or node.source is None else printable(node.source.place),
+        others=len(alike) - 1,
+    )
+
+
+def make_printable(facts: Facts) -> Facts:
+    """Facts whose text may come from the model, fit for a terminal."""
+    return [
+        replace(fact, text=printable(fact.text), parts=[(label, printable(text)) for label, text in fact.parts])
+        for fact in facts
+    ]
+
+
+def describe_source(source: SourceLine) -> str:
+    """A line of code with its place."""
+    return source.place + (f": {source.code}" if source.code else "")
+
+
+def describe_outputs(nodes: Iterable[Node]) -> str:
+    """Shape and dtype of what the last of these that returns a tensor returns; the first, and how many more."""
+    tensors: Sequence[TensorInfo] = ()
+    for node in nodes:
+        tensors = node.outputs or tensors
+    more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+    return f"{format_shape(tensors[0].shape)} {tensors[0].dtype}{more}" if tensors else ""
+
+
+def describe_inputs(inputs: Iterable[InputTensor]) -> str:
+    """Names, shapes and dtypes of a step's inputs."""
+    return "; ".join(f"{each.name} {format_shape(each.shape)} {each.dtype}" for each in inputs)

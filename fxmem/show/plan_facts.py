@@ -1,0 +1,106 @@
+"""What a plan does to a step and what that costs, as data and in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fxmem.records.plan import Certificate, Plan
+from fxmem.records.profile import Kind, Peak
+from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, to_words
+from fxmem.show.sections import Cell, Fact, Table, TableColumn, make_table, numbers
+
+
+def effect_table(before: Peak, after: Peak, plan: Plan | None, *, by_kind: bool = False) -> Table:
+    """The step before and after a plan; without one, its peak. With `by_kind` also what is alive at the peak."""
+    rows = [
+        _effect_row("Peak requested", before.requested_bytes, after.requested_bytes, format_bytes),
+        _effect_row("Peak allocated", before.allocated_bytes, after.allocated_bytes, format_bytes),
+        _effect_row("Peak reserved", before.reserved_bytes, after.reserved_bytes, format_bytes),
+    ]
+    for kind in Kind if by_kind else ():
+        if kind in before.by_kind or kind in after.by_kind:
+            was, now = (peak.by_kind.get(kind, 0) for peak in (before, after))
+            rows.append(_effect_row(to_words(kind), was, now, format_bytes))
+    if plan is not None:
+        flops, extra = plan.forward_flops, plan.extra_flops
+        with_plan = None if flops is None or extra is None else flops + extra
+        rows.append(_effect_row("Forward FLOPs", flops, with_plan, format_flops))
+        rows.append(_effect_row("Step time", plan.before_seconds or None, plan.after_seconds or None, format_seconds))
+        if plan.host_bytes:
+            rows.append(["Host memory", format_bytes(0), format_bytes(plan.host_bytes), "pinned"])
+    columns = [TableColumn(is_head=True), *numbers("Before", "After", "Change")]
+    return make_table("The step before and after the plan", columns, filter(None, rows))
+
+
+def _effect_row(name: str, before: Any, after: Any, write: Callable[[Any], str]) -> list[str | Cell]:
+    """Nothing where one of both is not known."""
+    if before is None or after is None:
+        return []
+    sign = "-" if after < before else "+"
+    more = (f"{sign}{write(abs(after - before))}",) if after != before else ()
+    return [name, write(before), write(after), Cell(format_change(before, after), notes=more)]
+
+
+def format_change(before: float, after: float) -> str:
+    """`+12.3 %`; nothing of nothing."""
+    return f"{100 * (after - before) / before:+.1f} %" if before else ""
+
+
+def summarize(plan: Plan) -> str:
+    """Which plan it is, and how much it recomputes."""
+    if not plan.regions:
+        return "none needed: the step keeps the budget as it is" if plan.budget_bytes is not None else "no checkpoints"
+    strategy = plan.chosen if plan.chosen == plan.strategy else f"{plan.strategy}: {plan.chosen}"
+    return f"{strategy}, {plan.extent}"
+
+
+def effect_facts(plan: Plan) -> Iterator[Fact]:
+    """What else is to be said of a plan's effect."""
+    if plan.extra_flops is None and plan.regions:
+        yield Fact("Extra", "FLOPs unknown: an operator that runs again has no formula")
+    if plan.budget_bytes is not None:
+        spare = plan.budget_bytes - plan.after.counted_bytes
+        kept = f"kept, {format_bytes(spare)} to spare" if spare >= 0 else "exceeded"
+        yield Fact("Budget", f"{exact_bytes(plan.budget_bytes)}: {kept}", tone="good" if spare >= 0 else "bad")
+    if plan.certificate is not None:
+        yield Fact("Proof", _proof(plan, plan.certificate))
+    if not plan.analysed:
+        yield Fact("Note", "an estimate from the report: the plan has not been applied and analysed again")
+
+
+def _proof(plan: Plan, certificate: Certificate) -> str:
+    """The certificate in a sentence."""
+    those = "checkpoints of whole modules" if certificate.application == "modules" else "checkpoints"
+    if certificate.lower_bound_flops is None:
+        return f"no {those} keep {exact_bytes(certificate.budget_bytes)}: this plan's peak is an estimate, and too low"
+    if certificate.optimal:
+        return f"no {those} within the same peak run fewer FLOPs again"
+    least = _share(certificate.lower_bound_flops, plan.forward_flops)
+    bound = f"any {those} within the same peak run at least {least} of FLOPs again"
+    if certificate.gap_flops is not None:
+        bound += f"; this plan is within {_share(certificate.gap_flops, plan.forward_flops)} of the cheapest"
+    return bound + ("" if certificate.complete else "; the search ended at its limit, a longer one may prove more")
+
+
+def _share(flops: int, forward: int | None) -> str:
+    return f"{100 * flops / forward:.1f} %" if forward else format_flops(flops)
+
+
+def plan_words(plan: Plan) -> str:
+    """What a plan does to the peak, and what it costs."""
+    number = sum(1 for _ in plan.all_regions())
+    if not number:
+        return "no checkpoints"
+    allocated = plan.before.allocated_bytes is not None and plan.after.allocated_bytes is not None
+    before, after = (peak.counted_bytes if allocated else peak.requested_bytes for peak in (plan.before, plan.after))
+    change = f" ({format_change(before, after)})" if before else ""
+    share = "" if plan.extra_fraction is None else f", {100 * plan.extra_fraction:.1f} % of the forward's"
+    flops = "an unknown number of FLOPs" if plan.extra_flops is None else f"{format_flops(plan.extra_flops)} FLOPs"
+    parts = [
+        f"{number} checkpoint{'s' if number > 1 else ''} ({plan.chosen})",
+        f"peak {format_bytes(before)} -> {format_bytes(after)}{change}{' allocated' if allocated else ' requested'}"
+        + ("" if plan.analysed else ", an estimate"),
+        f"{flops} run again{share}",
+    ]
+    return "; ".join(parts)

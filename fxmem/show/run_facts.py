@@ -1,0 +1,243 @@
+"""How a step ran, as facts: its rank, what the compiler chose, the rounds of its program, its generation."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Final, NamedTuple
+
+from fxmem.hardware.context import format_range
+from fxmem.hardware.links import bytes_per_second
+from fxmem.records.names import NO_LOSS, TimedQuestion
+from fxmem.records.parts import (
+    Collective,
+    GenerationPeak,
+    GenerationRun,
+    RankClass,
+    RankedStep,
+    RankGroup,
+    TimedChoice,
+)
+from fxmem.records.profile import FileChange, Headed, Profile, ProgramFiles, ProgramRun, Round
+from fxmem.records.units import exact_bytes, format_bytes, printable
+from fxmem.show.facts import Facts, describe_growth, make_printable
+from fxmem.show.sections import Fact
+
+
+def run_facts(profile: Profile) -> Facts:
+    """How the step ran; nothing for an eager step with a loss on one card."""
+    return [*rank_facts(profile), *compile_facts(profile), *program_facts(profile), *loss_facts(profile)]
+
+
+def rank_facts(about: Headed) -> Facts:
+    """The rank's place, and a line for each group that it communicates in; none for one card alone."""
+    ranks = about.step.ranks
+    if ranks is None:
+        return []
+    facts = [Fact("Rank", f"{ranks.rank} of {ranks.world}, in a world that is not there")]
+    for each in ranks.classes:
+        label = f"Rank {each.first}" if each.size == 1 else f"Ranks {each.first}-{each.last}"
+        facts.append(Fact(label, _describe_class(each, ranks)))
+    for index, group in enumerate(ranks.groups):
+        moved = [each for each in ranks.collectives if each.group == index]
+        what = f"{_describe_group(group)}: {_describe_moves(about, group, moved)}"
+        facts.append(Fact("" if index else "Sends", what))
+    if ranks.host_bytes:
+        facts.append(
+            Fact("Host", f"{format_bytes(ranks.host_bytes)} a rank: parameters, gradients and optimizer state")
+        )
+    return facts
+
+
+def _describe_class(members: RankClass, ranks: RankedStep) -> str:
+    """What the ranks of a class take, and what shows that they are equal."""
+    parts = [describe_counts(members)]
+    if members.fits is False:
+        parts.append("does not fit")
+    if members.size > 1:
+        spread = f"{members.size} of them, " if members.size <= members.last - members.first else ""
+        *most, last = map(str, [members.first, *members.compared])
+        parts.append(f"{spread}{', '.join(most)}{' and ' if most else ''}{last} compared")
+    mark = _SHOWN if members.first == ranks.rank and len(ranks.classes) > 1 else ""
+    return ", ".join(parts) + mark
+
+
+def _describe_group(group: RankGroup) -> str:
+    return "all ranks" if group.name == "all ranks" else printable(f"{group.name} of {group.size}")
+
+
+def _describe_moves(about: Headed, group: RankGroup, moved: list[Collective]) -> str:
+    nbytes = sum(each.moved_bytes for each in moved)
+    kinds = ", ".join(f"{each.count} {each.kind}" for each in moved)
+    rate = bytes_per_second(about.target, group)
+    time = "" if rate is None else f", {1e3 * nbytes / rate:.3g} ms at {rate / 1e9:.0f} GB/s"
+    return f"{format_bytes(nbytes)} a step in {kinds}{time}"
+
+
+def compile_facts(about: Headed) -> Facts:
+    """What the compiler decides by timing on the card, with the peaks of both answers; none where nothing is."""
+    made = about.step.compiled
+    if made is None or not made.timed:
+        return []
+    groups: dict[TimedQuestion, list[TimedChoice]] = {}
+    for each in made.timed:
+        groups.setdefault(each.question, []).append(each)
+    what = ", ".join(_describe_timed(question, group) for question, group in groups.items())
+    if made.lowest_peak_bytes is None or made.highest_peak_bytes is None:
+        return [Fact("By timing", f"{what}. No other answer was tried")]
+    peaks = format_range(made.lowest_peak_bytes, made.highest_peak_bytes)
+    return [Fact("By timing", f"{what}. Peak with either answer: {peaks}")]
+
+
+_TIMED: Final[dict[TimedQuestion, tuple[str, str]]] = {
+    "padding": ("whether 1 matrix product is padded", "whether {} matrix products are padded"),
+    "kernel": ("what kind of kernel computes 1 operator", "what kind of kernel computes {} operators"),
+    "fusion": ("whether 1 pair of kernels is fused", "whether {} pairs of kernels are fused"),
+}
+"""What the compiler decides by timing: once, and more often."""
+
+
+def _describe_timed(question: TimedQuestion, group: list[TimedChoice]) -> str:
+    count = sum(each.count for each in group)
+    one, more = _TIMED[question]
+    taken = " and ".join(dict.fromkeys(printable(each.taken) for each in group))
+    return f"{one if count == 1 else more.format(count)} ({taken} here)"
+
+
+def loss_facts(profile: Profile) -> Facts:
+    """What a loss would add to a step without one."""
+    notes = [each.text for each in profile.assumptions if each.topic == "loss" and each.text.startswith(NO_LOSS)]
+    return make_printable([Fact("Note", note) for note in notes])
+
+
+def program_facts(profile: Profile) -> Facts:
+    """How a recorded program ran: its end, its rounds, what it was told. A generation's tokens. Nothing for others."""
+    program = profile.step.program
+    if program is None:
+        return [] if profile.step.generation is None else _generation_facts(profile.step.generation)
+    facts = [Fact("Run", program.ending)]
+    if program.setup is not None:
+        facts.append(Fact("Set-up", _describe_round(program.setup, "") + (_SHOWN if program.shown == 0 else "")))
+    groups = equal_rounds(program)
+    for each in groups:
+        mark = _SHOWN if each.is_shown and len(groups) > 1 else ""
+        facts.append(Fact(each.label, _describe_round(each.round) + mark))
+    if program.steady is not None:
+        growth = describe_growth(profile)
+        facts.append(Fact("Steady", f"no: it {growth}" if growth else _STEADY[program.steady]))
+    if program.files is not None and (program.files.written or program.files.native != "held"):
+        facts.append(Fact("Files", _describe_files(program.files)))
+    return make_printable(facts)
+
+
+_MOST_NAMED = 3
+"""Files that are named; all others are counted."""
+
+
+def _describe_files(files: ProgramFiles) -> str:
+    """What became of the files that a program wrote."""
+    counts = Counter(each.change for each in files.written)
+    parts = [f"{counts[change]} {words}" for change, words in _CHANGES.items() if counts[change]]
+    end = "dropped" if files.kept_in is None else f"kept in {files.kept_in}"
+    names = [each.path for each in files.written[:_MOST_NAMED]] + ["..."] * (len(files.written) > _MOST_NAMED)
+    found = f"{', '.join(parts)}, apart from yours and {end}: {', '.join(names)}" if parts else "none written"
+    return found + _NATIVE[files.native]
+
+
+_NATIVE: Final = {
+    "held": "",
+    "refused": "; what a library's own code or a child process writes is refused: only Python's own ways are held",
+    "real": "; what a library's own code or a child process writes is real: only Python's own ways are held",
+}
+_CHANGES: Final[dict[FileChange, str]] = {"new": "written", "changed": "changed", "removed": "removed"}
+"""By what became of a file, the word for it."""
+
+
+def describe_generation(run: GenerationRun) -> str:
+    """What is generated, and how, in a few words."""
+    beams = f", {run.beams} beams" if run.beams > 1 else ""
+    return f"{run.new_tokens} new tokens, {run.cache} cache{beams}"
+
+
+def _generation_facts(run: GenerationRun) -> Facts:
+    """What a generation takes in prefill and while decoding, and whether it fits."""
+    facts = [
+        Fact("Generation", f"{describe_generation(run)}; {run.recorded_tokens} recorded"),
+        Fact("Prefill", describe_counts(run.prefill)),
+    ]
+    if run.decode is not None:
+        facts.append(Fact("Decode", f"{describe_counts(run.decode)}; most alive at token {run.decode.token}"))
+    if run.growth_bytes is not None:
+        facts.append(Fact("Per token", f"the bytes alive grow by {exact_bytes(run.growth_bytes)}"))
+    if run.fits is not None:
+        last = run.last_token_that_fits
+        words = "every token fits" if last is None else f"it runs out at token {last + 1} of {run.new_tokens}"
+        back = f"; cached memory goes back to the driver {run.alloc_retries} times" if run.alloc_retries else ""
+        facts.append(Fact("Fits", words + back))
+    return facts
+
+
+def describe_counts(peak: GenerationPeak | RankClass | Round) -> str:
+    """The bytes in each count that is known."""
+    counts = (
+        (peak.requested_bytes, "requested"),
+        (peak.allocated_bytes, "allocated"),
+        (peak.reserved_bytes, "reserved"),
+    )
+    return ", ".join(f"{format_bytes(nbytes)} {name}" for nbytes, name in counts if nbytes is not None)
+
+
+class EqualRounds(NamedTuple):
+    """Rounds of a program that follow each other and are equal."""
+
+    label: str
+    round: Round
+    is_shown: bool
+    """Whether the profile is of one of them."""
+
+
+def equal_rounds(program: ProgramRun) -> list[EqualRounds]:
+    """A program's rounds, equal ones together: the first two, the last two, and the profile's."""
+    groups = [list(same) for _, same in itertools.groupby(enumerate(program.rounds, 1), key=lambda each: each[1])]
+    ends = {0, 1, len(groups) - 2, len(groups) - 1}
+    found = []
+    for index, group in enumerate(groups):
+        numbers = [number for number, _ in group]
+        if index in ends or program.shown in numbers:
+            label = f"Step {numbers[0]}" if len(numbers) == 1 else f"Steps {numbers[0]}-{numbers[-1]}"
+            if not group[0][1].is_whole and numbers[0] > 1:
+                label = "Afterwards"
+            found.append(EqualRounds(label, group[0][1], program.shown in numbers))
+    return found
+
+
+_SHOWN: Final = "; the table is of this one"
+_STEADY = {
+    True: "yes: the last two steps allocate the same",
+    False: "no: the last two steps allocate differently; more steps (--steps, --until steady) may be higher",
+}
+
+
+def _describe_round(about: Round, phase: str | None = None) -> str:
+    where = f"in {about.phase} " if phase is None else phase
+    return f"{describe_counts(about)}, {where}{f'at {about.place}' if about.place else ''}".strip().removesuffix(",")
+
+
+def made_up(profile: Profile) -> list[str]:
+    """What a recorded program was told that no card had computed, one sentence each."""
+    program = profile.step.program
+    found = []
+    for each in () if program is None else program.made_up:
+        times = f", {each.count} times" if each.count > 1 else ""
+        found.append(printable(f"{_MADE_UP[each.kind]}: {each.what}{f' at {each.place}' if each.place else ''}{times}"))
+    return found
+
+
+_MADE_UP = {
+    "read": "a number read back",
+    "decided": "a decision by a made-up number",
+    "shape": "a shape that hangs on data, at its largest",
+    "file": "a file",
+    "answered": "an answer",
+    "sent": "not sent",
+}
