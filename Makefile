@@ -81,35 +81,35 @@ examples: $(READY) ## run every script in examples/; what they write goes to a f
 		'said=$$($(abspath $(BIN))/python "$$0" 2>&1); code=$$?; printf "examples/%s\n%s\n" "$${0##*/}" "$$said"; exit $$code'
 
 scripts: $(READY) ## run public training scripts untouched, fetched from GitHub (SCRIPTS_ARGS=--python ... with what they import)
-	PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/scripts/run.py $(SCRIPTS_ARGS)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m benchmarks.programs.scripts.run $(SCRIPTS_ARGS)
 
 zoo: $(READY) ## analyse every architecture of the model collections
-	$(BIN)/python benchmarks/zoo.py
+	$(BIN)/python -m benchmarks.zoo.zoo
 
 zoo-compiled: $(READY) ## analyse the zoo's sample as compiled (about half an hour)
-	$(BIN)/python benchmarks/zoo.py --quick --compile --limit 600
+	$(BIN)/python -m benchmarks.zoo.zoo --quick --compile --limit 600
 
 bench: $(READY) ## time the analysis
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python -m benchmarks.speed.speed
 
 growth: $(READY) ## how the analysis, and all that is done with a profile, grow with the step (about an hour)
-	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python -m benchmarks.speed.growth
 
 plans: $(READY) ## how good and how fast the planners of checkpoints are, beside other tools' (about two hours; goes on where it stopped)
-	$(BIN)/python benchmarks/planning_speed.py
-	$(BIN)/python benchmarks/plans.py $(PLANS_ARGS)
+	$(BIN)/python -m benchmarks.planning.planning_speed
+	$(BIN)/python -m benchmarks.planning.plans $(PLANS_ARGS)
 
 optima: $(READY) ## how often plans of small random graphs are the cheapest there are, by exhaustive search; GRAPHS=0:200 says which
-	PYTHONPATH=. $(BIN)/python benchmarks/optima.py $(GRAPHS)
+	$(BIN)/python -m benchmarks.planning.optima $(GRAPHS)
 
 advice: $(READY) ## what each change is worth for well-known models
-	$(BIN)/python benchmarks/advice.py
+	$(BIN)/python -m benchmarks.planning.advice
 
 sizes: $(READY) ## the largest batch of well-known models, and that the next does not fit
-	$(BIN)/python benchmarks/max_batch.py
+	$(BIN)/python -m benchmarks.planning.max_batch
 
 drawings: $(READY) ## the graphs of large models: time, and whether anything overlaps
-	$(BIN)/python benchmarks/drawings.py
+	$(BIN)/python -m benchmarks.speed.drawings
 
 fuzz: $(READY) ## predict and run thousands of random programs; SEEDS=0:5000 says which
 	FXMEM_FUZZ=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) tests/validation/test_fuzz.py
@@ -118,46 +118,46 @@ fuzz-parsers: $(READY) ## give the parsers texts that atheris makes (pip install
 	$(BIN)/python -m tests.fuzzing.parsers --seconds $(SECONDS) --found $(VENV)/fuzz-found
 
 step-time: $(READY) ## fit estimated step times to published ones, and judge them on models that were not fitted
-	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python -m benchmarks.published.step_time
 
 leaks: $(READY) ## 500 analyses in one process, whose memory must stay flat
-	$(BIN)/python benchmarks/leaks.py
+	$(BIN)/python -m benchmarks.speed.leaks
 
 mutants: $(READY) ## put small bugs into the package, one at a time, and see which the tests miss (hours; goes on where it stopped today)
-	$(BIN)/python -m benchmarks.mutants $(MUTANTS_ARGS)
+	$(BIN)/python -m benchmarks.accuracy.mutants $(MUTANTS_ARGS)
 
 releases: $(READY) ## ask torch's own C++, on a stand-in for a card, what it allocates; with TORCH=latest the newest (needs gcc)
-	PYTHONPATH=. $(BIN)/python -m benchmarks.releases
+	$(BIN)/python -m benchmarks.releases
 
 validate-gpu: $(READY) ## measure steps on this machine's NVIDIA card, under nine minutes
-	$(BIN)/python benchmarks/gpu.py $(GPU_ARGS)
+	$(BIN)/python -m benchmarks.accuracy.gpu $(GPU_ARGS)
 
 accuracy: $(READY) ## hold predictions against every measurement that is kept; needs no card
-	$(BIN)/python benchmarks/accuracy.py $(ACCURACY_ARGS)
+	$(BIN)/python -m benchmarks.accuracy.accuracy $(ACCURACY_ARGS)
 
 compiled: $(READY) ## hold predicted compiled steps of a dozen models against real ones on the CPU (about eight minutes)
-	PYTHONPATH=. $(BIN)/python -m benchmarks.compiled_cpu
+	$(BIN)/python -m benchmarks.programs.compiled_cpu
 
 cuda-graphs: $(READY) ## hold predicted CUDA graphs against torch's own on a stand-in for a card (about a minute; needs gcc)
-	PYTHONPATH=. $(BIN)/python -m benchmarks.releases.cuda_graphs
+	$(BIN)/python -m benchmarks.releases.cuda_graphs
 
 compiled-gpu: $(READY) ## predict the compiled steps that an H100 ran (about five minutes); needs no card
-	PYTHONPATH=. $(BIN)/python -m benchmarks.compiled $(COMPILED_ARGS)
+	$(BIN)/python -m benchmarks.accuracy.compiled $(COMPILED_ARGS)
 
 programs: $(READY) ## predict and measure two hundred programs of many kinds on the CPU (about six minutes)
-	$(BIN)/python benchmarks/programs.py
+	$(BIN)/python -m benchmarks.programs.programs
 
 generations: $(READY) ## hold generations of transformers against real ones on the CPU (about five minutes); goes on where it stopped today
-	PYTHONPATH=. $(BIN)/python -m benchmarks.generations
+	$(BIN)/python -m benchmarks.programs.generations
 
 operators: $(READY) ## predict and measure every operator of torch's own list on the CPU; goes on where it stopped today
-	$(BIN)/python benchmarks/operators.py
+	$(BIN)/python -m benchmarks.programs.operators
 
 published: $(READY) ## hold predictions against published measurements of real cards; goes on where it stopped today
-	PYTHONPATH=. $(BIN)/python -m benchmarks.published $(PUBLISHED_ARGS)
+	$(BIN)/python -m benchmarks.published $(PUBLISHED_ARGS)
 
 published-batches: $(READY) ## hold timm's largest batches on an RTX 3090 against predictions (hours; goes on where it stopped today)
-	PYTHONPATH=. $(BIN)/python -m benchmarks.published.batches $(PUBLISHED_ARGS)
+	$(BIN)/python -m benchmarks.published.batches $(PUBLISHED_ARGS)
 
 constraints: $(READY) ## resolve constraints.txt anew, to the newest versions around the pinned torch
 	echo 'torch==$(PINNED_TORCH)' | $(BIN)/uv pip compile pyproject.toml --extra dev --constraints - --output-file constraints.txt \
@@ -192,7 +192,7 @@ install = $(@D)/bin/uv pip install --quiet --python $(@D)/bin/python $(1) || $(@
 	touch $@
 
 serving: $(READY) ## what a serving engine has left, beside what vLLM logged; needs no card
-	PYTHONPATH=. $(BIN)/python -m benchmarks.serving
+	$(BIN)/python -m benchmarks.published.serving
 
 ranks: $(READY) ## one rank with real tensors against its prediction, in twelve configurations
-	$(BIN)/python -m benchmarks.ranks
+	$(BIN)/python -m benchmarks.programs.ranks

@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import RESULTS
+
 from . import results
 from .bounds import broken, tighten
 from .prediction import predict
@@ -22,7 +24,6 @@ from .results import Row
 from .tables import Case, read_cases
 from .traces import replay_all
 
-RESULTS = Path(__file__).parents[1] / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "published.md"
 SECONDS_BETWEEN_WRITES = 20.0
 """What a run that is cut short may lose."""

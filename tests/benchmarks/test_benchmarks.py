@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ import pytest
 
 from tests import ROOT
 
-BENCHMARKS = ROOT / "benchmarks"
 MODEL = "torchvision:alexnet"
 
 
@@ -25,20 +23,16 @@ MODEL = "torchvision:alexnet"
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a zoo of one model was written to."""
     folder = tmp_path_factory.mktemp("zoo")
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, str(BENCHMARKS / "zoo.py"), "--only", MODEL, "--jobs", "1", "--out", str(folder)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=False
-    )
+    command = [sys.executable, "-m", "benchmarks.zoo.zoo", "--only", MODEL, "--jobs", "1", "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     return folder
 
 
 @pytest.fixture
-def zoo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def zoo() -> ModuleType:
     """The script, in this process."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("zoo")
+    return importlib.import_module("benchmarks.zoo.zoo")
 
 
 def test_zoo_writes_a_row_for_each_mode(out: Path) -> None:
@@ -71,8 +65,8 @@ def test_zoo_refuses_unknown_names(tmp_path: Path, zoo: ModuleType, capsys: pyte
 
 WORK = """
 import os, sys, time
-sys.path.insert(0, {benchmarks!r})
-from workers import Lost, run_jobs
+sys.path.insert(0, {root!r})
+from benchmarks.lib.workers import Lost, run_jobs
 
 def prepare():
     pass
@@ -93,7 +87,7 @@ if __name__ == "__main__":
 
 def test_workers_are_replaced_when_lost(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(WORK.format(benchmarks=str(BENCHMARKS)))
+    script.write_text(WORK.format(root=str(ROOT)))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "a A",
@@ -108,10 +102,9 @@ def test_workers_are_replaced_when_lost(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def table() -> ModuleType:
     """The rows of `plans.py`."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("plan_table")
+    return importlib.import_module("benchmarks.planning.plan_table")
 
 
 def _row(table: ModuleType, contender: str, peak: int | None, extra: int | None, setting: str = "", **more: Any) -> Any:
@@ -188,9 +181,9 @@ def test_the_report_says_where_we_lose(table: ModuleType) -> None:
 def plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The script, in this process, and one model that a pencil can follow: Linear and Tanh eight times, width 64, batch
     256."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script, models = importlib.import_module("plans"), importlib.import_module("plan_models")
-    torch = importlib.import_module("torch")
+    script, models, torch = map(
+        importlib.import_module, ("benchmarks.planning.plans", "benchmarks.planning.plan_models", "torch")
+    )
 
     def build() -> Any:
         return torch.nn.Sequential(*(layer for _ in range(8) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())))

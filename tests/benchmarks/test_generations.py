@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import generations
+from benchmarks.programs import generations
 
 WAYS = ("Whisper", "LLaVA, image in the prompt", "assisted decoding", "loop that keeps the old cache")
 FAMILIES = ("deepseek_v3", "qwen3_next")
