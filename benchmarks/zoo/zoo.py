@@ -7,8 +7,8 @@ it.
       --quick --compile                    that sample's training steps as compiled (`make zoo-compiled`)
 
 Nothing is allocated and no GPU is used: models are built on meta, the prediction is for an H100. The result is a JSON
-file and a Markdown table of the same name and the day's date under `benchmarks/results/`. A run that was interrupted
-goes on where it stopped; `--again` does what it is asked for anew.
+file with every row, and a page of counts and failures, both with the day's date, under `benchmarks/results/`. A run
+that was interrupted goes on where it stopped; `--again` does what it is asked for anew.
 
 Counted as failed: fxmem raised, or its result cannot be true (`fxmem.memory.liveness.check`; parameters that are not
 the model's or are more than the peak; kinds that do not sum to it), or its report cannot be printed, or read back.
@@ -282,12 +282,11 @@ def _portable(text: str) -> str:
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """The result for people: counts, failures with their reasons, and a line for each architecture."""
+    """The result for people: counts, and failures with their reasons."""
     rows = [
         Row(**{**row, "inputs": tuple(row["inputs"]), "unknown_flops": tuple(row["unknown_flops"])})
         for row in found["rows"]
     ]
-    by_key = {row.key: row for row in rows}
     specs = list(dict.fromkeys(row.architecture for row in rows))
     compiled = bool(found.get("compiled"))
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
@@ -303,17 +302,7 @@ def markdown(found: Mapping[str, Any]) -> str:
             *_counts(rows),
             "",
             *_failures(rows),
-            "## Architectures",
-            "",
-            "Peak: requested bytes. Saved: kept for backward when forward ends. Nodes: of the training graph. "
-            "Seconds: CPU time of the training step's analysis.",
-            "",
-            (
-                "| architecture | train | infer | peak MiB, train | peak MiB, infer | saved MiB | nodes | seconds | "
-                "without FLOPs | reason |"
-            ),
-            "|---|---|---|---:|---:|---:|---:|---:|---|---|",
-            *(_line(spec, by_key.get((spec, "train")), by_key.get((spec, "infer"))) for spec in specs),
+            f"Each architecture and mode has a row in `{_name(compiled)}-{found['date']}.json`.",
             "",
         ]
     )
@@ -358,37 +347,6 @@ def _failures(rows: Sequence[Row]) -> list[str]:
             lines.append(f"- {reason}: {', '.join(named)}")
         lines.append("")
     return lines
-
-
-def _line(spec: str, train: Row | None, infer: Row | None) -> str:
-    def state(row: Row | None) -> str:
-        return (
-            "" if row is None else f"ok{row.left_out and f', without {row.left_out}'}" if row.why is None else "failed"
-        )
-
-    def number(value: float | None, unit: float = 1, digits: int = 0) -> str:
-        return "" if value is None else f"{value / unit:,.{digits}f}"
-
-    some = train or infer
-    assert some is not None
-    whys = dict.fromkeys(row.why for row in (train, infer) if row is not None and row.why is not None)
-    cells = [
-        spec,
-        state(train),
-        state(infer),
-        number(train and train.peak_bytes, MIB, 1),
-        number(infer and infer.peak_bytes, MIB, 1),
-        number(train and train.saved_bytes, MIB, 1),
-        number(some.nodes),
-        number(some.seconds, 1, 2),
-        ", ".join(
-            dict.fromkeys(
-                op.removeprefix("aten.") for row in (train, infer) if row is not None for op in row.unknown_flops
-            )
-        ),
-        ", ".join(str(why) for why in whys),
-    ]
-    return f"| {' | '.join(cells)} |"
 
 
 # --- running ----------------------------------------------------------------------------------------------------------

@@ -44,10 +44,10 @@ def test_zoo_writes_a_row_for_each_mode(out: Path) -> None:
     assert rows["infer"]["saved_bytes"] == 0
 
 
-def test_zoo_writes_a_table(out: Path) -> None:
+def test_zoo_writes_a_page_of_counts(out: Path) -> None:
     table = next(out.glob("zoo-*.md")).read_text()
     assert "| torchvision | 1 of 1 | 1 of 1 |" in table
-    assert f"| {MODEL} | ok | ok |" in table
+    assert MODEL not in table
 
 
 def test_zoo_goes_on_where_it_stopped(out: Path, zoo: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
