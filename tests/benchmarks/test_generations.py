@@ -1,4 +1,4 @@
-"""A sample of `make generations`: generations predicted and run for real on the CPU, and families of decoders."""
+"""A sample of `make -C benchmarks generations`: ways to generate and families of decoders, predicted and run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A sample of torch's own list of operators, predicted and measured as `make operators` does with all of it."""
+"""A sample of torch's own list of operators, predicted and measured (all: `make -C benchmarks operators`)."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""A sample of the zoo: small architectures of every kind, analysed for a card as `make zoo` does."""
+"""A sample of the zoo: small architectures of every kind, analysed for a card as `make -C benchmarks zoo` does."""
 
 from __future__ import annotations
 

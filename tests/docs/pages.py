@@ -164,8 +164,7 @@ class Reader:
             case ["pip", "install", *packages]:
                 printed = check_packages(packages)
             case ["make", target]:
-                makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-                assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+                assert target in targets_of_make(), target
                 printed = ""
             case _:
                 printed = self.process(["bash", "-c", first])
@@ -195,6 +194,11 @@ class Reader:
         """Return the text without blanks at line ends, the folder named as in the pages."""
         lines = printed.replace(str(self.folder), HOME).splitlines()
         return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def targets_of_make(folder: str = "") -> set[str]:
+    """Return the targets of the Makefile in a folder of the repository, its root by default."""
+    return set(re.findall(r"^([a-z-]+):", (ROOT / folder / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 
 def check_packages(packages: list[str]) -> str:
