@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 import pytest
 
 import docs.pictures as pictures
-from tests.docs.pages import FENCE, PAGES, ROOT, of_the_shown_torch, targets_of_make
+import fxmem
+from tests.docs.pages import CHANGES, FENCE, PAGES, ROOT, of_the_shown_torch, targets_of_make
 
-TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+TEXTS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"))]
 FOLDERS = "benchmarks|docs|examples|fxmem|schemas|tests"
 ROOMS = [path.name for path in (ROOT / "fxmem").iterdir() if (path / "__init__.py").exists()]
 
@@ -56,6 +57,20 @@ def test_lines_and_tables_are_narrow(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
+
+
+def test_the_changelog_begins_with_the_version_of_the_package() -> None:
+    versions = re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert versions[0] == fxmem.__version__
+
+
+def test_a_change_is_one_bullet_in_a_file_named_by_its_kind() -> None:
+    for path in set(CHANGES.iterdir()) - {CHANGES / "README.md"}:
+        assert re.fullmatch(r"[a-z0-9-]+\.(added|changed|removed|fixed)\.md", path.name), path.name
+        first, *others = path.read_text(encoding="utf-8").splitlines()
+        assert first.startswith("- "), path.name
+        assert all(line.startswith("  ") for line in others), path.name
+        assert max(map(len, (first, *others))) <= 120, path.name
 
 
 def test_every_page_has_its_place() -> None:
