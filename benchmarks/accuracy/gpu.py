@@ -371,7 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(
             (
-                f"gpu.py: expected {', '.join(NEEDED)}; not installed: {', '.join(missing)} (CONTRIBUTING.md says "
+                f"gpu.py: expected {', '.join(NEEDED)}; not installed: {', '.join(missing)} (docs/measuring.md says "
                 f"how to "
                 f"bring them along)"
             ),
