@@ -38,12 +38,25 @@ FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILIN
 HOME = "/home/user/training"
 """What stands in a page for the folder that its commands run in; of the same length, so that lines break alike."""
 LEFT_OUT = "..."
-SHOWN = ".".join(map(str, max(RELEASES)))
-of_the_shown_torch = pytest.mark.skipif(
-    not torch.__version__.startswith(f"{SHOWN}."),
-    reason=f"pages and pictures show torch {SHOWN}: `make sample TORCH=latest`",
-)
-"""A test of numbers on the pages: those of the newest release of torch, which is what `pip install` brings."""
+NEWEST = ".".join(map(str, max(RELEASES)))
+"""What `pip install` brings, and all pages but README show."""
+PINNED = re.findall(
+    r"^PINNED_TORCH := (\d+\.\d+)", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE
+)[0]
+"""What `make demo` brings, and README shows."""
+
+
+def shown_torch(page: Path) -> str:
+    """Return the release of torch whose numbers a page shows."""
+    return PINNED if page == ROOT / "README.md" else NEWEST
+
+
+def of_torch(release: str) -> pytest.MarkDecorator:
+    """Return the mark of a test of numbers that one release of torch prints."""
+    return pytest.mark.skipif(
+        not torch.__version__.startswith(f"{release}."),
+        reason=f"shows torch {release}: `make sample{' TORCH=latest' if release == NEWEST else ''}`",
+    )
 
 
 @dataclass
@@ -164,6 +177,9 @@ class Reader:
                 printed = self.process([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments])
             case ["pip", "install", *packages]:
                 printed = check_packages(packages)
+            case ["source", script]:  # there is an environment already
+                assert script == ".venv/bin/activate"
+                self.code, printed = 0, ""
             case ["make", target]:
                 assert target in targets_of_make(), target
                 printed = ""

@@ -10,7 +10,7 @@ import pytest
 
 import docs.pictures as pictures
 import fxmem
-from tests.docs.pages import CHANGES, FENCE, PAGES, ROOT, of_the_shown_torch, targets_of_make
+from tests.docs.pages import CHANGES, FENCE, NEWEST, PAGES, PINNED, ROOT, of_torch, shown_torch, targets_of_make
 
 TEXTS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"))]
 FOLDERS = "benchmarks|docs|examples|fxmem|schemas|tests"
@@ -73,6 +73,22 @@ def test_a_change_is_one_bullet_in_a_file_named_by_its_kind() -> None:
         assert max(map(len, (first, *others))) <= 120, path.name
 
 
+@pytest.mark.parametrize(("page", "release"), [("README.md", PINNED), ("docs/tutorial.md", NEWEST)])
+def test_a_page_says_which_torch_it_shows(page: str, release: str) -> None:
+    assert shown_torch(ROOT / page) == release
+    assert f"of torch {release}" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_readme_says_which_torch_its_pictures_show() -> None:
+    assert f"pictures are of torch {NEWEST}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_first_screen_of_the_readme_says_how_to_begin() -> None:
+    screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:20]
+    for command in ("make demo", "source .venv/bin/activate", "make test"):
+        assert any(line.startswith(command) for line in screen), command
+
+
 def test_every_page_has_its_place() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     assert set(re.findall(r"[\w/-]+\.md", nav)) - {"reference/command-line.md"} == {
@@ -101,7 +117,7 @@ def words(svg: str) -> list[str]:
     return [text for element in ElementTree.fromstring(svg).iter() if (text := (element.text or "").strip())]
 
 
-@of_the_shown_torch
+@of_torch(NEWEST)
 def test_the_pictures_show_what_is_drawn_today(tmp_path: Path) -> None:
     pictures.main(tmp_path)
     for path in sorted((ROOT / "docs/images").glob("*.svg")):
