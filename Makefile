@@ -28,7 +28,7 @@ READY := $(VENV)/.ready
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  make -C benchmarks help lists the measurements and comparisons; CONTRIBUTING.md names what keeps the repository"
+	@echo "  make -C benchmarks help lists what measures and compares; CONTRIBUTING.md names the targets that are not here"
 	@echo "  PYTHON=python3.12 makes the environment with that Python; TORCH=latest takes the newest torch instead of $(PINNED_TORCH)"
 
 venv: $(READY) ## make the environment, .venv (made anew when pyproject.toml or constraints.txt change)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import graphlib
 import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -62,6 +65,44 @@ def test_zoo_refuses_unknown_names(tmp_path: Path, zoo: ModuleType, capsys: pyte
     assert "resnet17" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
+
+# --- how they lie -----------------------------------------------------------------------------------------------------
+
+
+def benchmark_imports() -> dict[str, set[str]]:
+    """Each module of the benchmarks with those that it imports, within functions as well."""
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (ROOT / "benchmarks").rglob("*.py")
+    }
+    found: dict[str, set[str]] = {module: set() for module in paths}
+    for module, path in paths.items():
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                for alias in node.names:
+                    found[module] |= {source, f"{source}.{alias.name}"} & paths.keys()
+    return found
+
+
+def test_the_benchmarks_import_nothing_in_a_circle() -> None:
+    imports = benchmark_imports()
+    assert "benchmarks.accuracy.planned" in imports["benchmarks.accuracy.cases"]
+    graphlib.TopologicalSorter(imports).prepare()
+
+
+def test_a_folder_of_benchmarks_imports_no_other_but_lib() -> None:
+    folders = {
+        (module.split(".")[1], imported.split(".")[1])
+        for module, names in benchmark_imports().items()
+        for imported in names
+        if module.count(".") and imported.count(".")
+    }
+    assert {(one, other) for one, other in folders if one != other} == {("accuracy", "lib"), ("zoo", "lib")}
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
 
 WORK = """
 import os, sys, time
