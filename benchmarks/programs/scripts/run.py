@@ -6,7 +6,7 @@
 Each repository is checked out at its commit into a folder of its own, data is made up beside it, and the program stops
 after three optimizer steps. FXMEM_SCRIPTS_FROM is where repositories come from, with `{owner}` and `{name}` in it; the
 default is GitHub. Nothing is installed: --python names an interpreter that has what the programs import, and fxmem's
-own dependencies (`benchmarks/scripts/requirements.txt`).
+own dependencies (`benchmarks/programs/scripts/requirements.txt`).
 
 The result is a JSON file and a Markdown table of the day's date under `benchmarks/results/`; scripts run before on the
 same day keep their rows unless they are run again.
