@@ -51,6 +51,8 @@ NEEDED = ("torch", "pydantic", "torchvision", "timm", "transformers")
 GIB = 1 << 30
 TIMED = 3, 10, 2
 """Steps that are not timed and steps that are, without and then with a plan; and how often that."""
+RUN = ("-m", "benchmarks.accuracy.gpu")
+"""What Python is given to run this module in a process of its own."""
 RESERVE_S = 30
 """No case is begun in the last seconds of the time that is given."""
 
@@ -301,8 +303,7 @@ def child(arguments: Sequence[str], *, dry_run: bool, limit_s: float, threads: i
         answer = Path(folder) / "answer.json"
         command = [
             sys.executable,
-            "-m",
-            "benchmarks.accuracy.gpu",
+            *RUN,
             *arguments,
             "--answer",
             str(answer),

@@ -545,7 +545,7 @@ def test_a_process_that_dies_or_hangs_is_an_error(tmp_path: Path, monkeypatch: p
     script.write_text(
         "import sys, time\ntime.sleep(60 if '--about' in sys.argv else 0)\nsys.exit('no such luck')\n", encoding="utf-8"
     )
-    monkeypatch.setattr(gpu, "__file__", str(script))
+    monkeypatch.setattr(gpu, "RUN", (str(script),))
     assert gpu.child(["--one", "a"], dry_run=False, limit_s=30, threads=1) == {
         "error": "its process ended with exit code 1: no such luck",
         "exit_code": 1,
