@@ -10,12 +10,6 @@ TORCH ?= pinned
 export PYTHONDONTWRITEBYTECODE :=
 
 PINNED_TORCH := 2.11.0
-# Random programs that `make fuzz` makes.
-SEEDS ?= 0:5000
-# Random graphs that `make optima` makes.
-GRAPHS ?= 0:200
-# Seconds that `make fuzz-parsers` gives each parser.
-SECONDS ?= 60
 
 ifeq ($(TORCH),pinned)
 VENV := .venv
@@ -29,11 +23,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo zoo-compiled bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy compiled compiled-gpu cuda-graphs generations operators programs published published-batches constraints clean mutants releases sample step-time ranks serving
+.PHONY: help venv demo test sample lint lines check schemas schemas-check docs pictures examples published accuracy validate-gpu constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
+	@echo "  make -C benchmarks help lists what measures and compares; CONTRIBUTING.md names the targets that are not here"
 	@echo "  PYTHON=python3.12 makes the environment with that Python; TORCH=latest takes the newest torch instead of $(PINNED_TORCH)"
 
 venv: $(READY) ## make the environment, .venv (made anew when pyproject.toml or constraints.txt change)
@@ -56,7 +51,8 @@ lint: $(READY) ## linter, formatter, types, import contract
 	$(BIN)/mypy --strict fxmem
 	$(BIN)/lint-imports --no-logo --no-cache
 
-lines: $(READY) ## lines of the package by room
+# Lines of the package by room.
+lines: $(READY)
 	$(BIN)/python .ci/lines.py
 
 check: lint test schemas-check docs examples ## all that must pass before a change is taken
@@ -64,7 +60,8 @@ check: lint test schemas-check docs examples ## all that must pass before a chan
 schemas: $(READY) ## write schemas/ from the records
 	$(BIN)/python -c 'import pathlib, fxmem.records.schemas; fxmem.records.schemas.write(pathlib.Path("schemas"))'
 
-schemas-check: $(READY) ## fail when schemas/ is not what the records say
+# Fails when schemas/ is not what the records say.
+schemas-check: $(READY)
 	rm -rf $(VENV)/schemas
 	$(BIN)/python -c 'import pathlib, fxmem.records.schemas; fxmem.records.schemas.write(pathlib.Path("$(VENV)/schemas"))'
 	diff -r schemas $(VENV)/schemas
@@ -72,7 +69,8 @@ schemas-check: $(READY) ## fail when schemas/ is not what the records say
 docs: $(READY) ## build the documentation into .venv/docs; broken links and missing docstrings fail
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir $(abspath $(VENV))/docs
 
-pictures: $(READY) ## draw the pictures of README and docs/ anew (TORCH=latest: they show the newest)
+# Draws the pictures of README and docs/ anew (TORCH=latest: they show the newest).
+pictures: $(READY)
 	$(BIN)/python docs/pictures.py docs/images
 
 examples: $(READY) ## run every script in examples/; what they write goes to a folder of the environment
@@ -80,86 +78,17 @@ examples: $(READY) ## run every script in examples/; what they write goes to a f
 	@cd $(VENV)/examples && printf '%s\0' $(CURDIR)/examples/*.py | xargs -0 -n 1 -P $(JOBS) sh -c \
 		'said=$$($(abspath $(BIN))/python "$$0" 2>&1); code=$$?; printf "examples/%s\n%s\n" "$${0##*/}" "$$said"; exit $$code'
 
-scripts: $(READY) ## run public training scripts untouched, fetched from GitHub (SCRIPTS_ARGS=--python ... with what they import)
-	PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/scripts/run.py $(SCRIPTS_ARGS)
-
-zoo: $(READY) ## analyse every architecture of the model collections
-	$(BIN)/python benchmarks/zoo.py
-
-zoo-compiled: $(READY) ## analyse the zoo's sample as compiled (about half an hour)
-	$(BIN)/python benchmarks/zoo.py --quick --compile --limit 600
-
-bench: $(READY) ## time the analysis
-	$(BIN)/python benchmarks/speed.py
-
-growth: $(READY) ## how the analysis, and all that is done with a profile, grow with the step (about an hour)
-	$(BIN)/python benchmarks/growth.py
-
-plans: $(READY) ## how good and how fast the planners of checkpoints are, beside other tools' (about two hours; goes on where it stopped)
-	$(BIN)/python benchmarks/planning_speed.py
-	$(BIN)/python benchmarks/plans.py $(PLANS_ARGS)
-
-optima: $(READY) ## how often plans of small random graphs are the cheapest there are, by exhaustive search; GRAPHS=0:200 says which
-	PYTHONPATH=. $(BIN)/python benchmarks/optima.py $(GRAPHS)
-
-advice: $(READY) ## what each change is worth for well-known models
-	$(BIN)/python benchmarks/advice.py
-
-sizes: $(READY) ## the largest batch of well-known models, and that the next does not fit
-	$(BIN)/python benchmarks/max_batch.py
-
-drawings: $(READY) ## the graphs of large models: time, and whether anything overlaps
-	$(BIN)/python benchmarks/drawings.py
-
-fuzz: $(READY) ## predict and run thousands of random programs; SEEDS=0:5000 says which
-	FXMEM_FUZZ=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) tests/validation/test_fuzz.py
-
-fuzz-parsers: $(READY) ## give the parsers texts that atheris makes (pip install atheris), SECONDS=60 each
-	$(BIN)/python -m tests.fuzzing.parsers --seconds $(SECONDS) --found $(VENV)/fuzz-found
-
-step-time: $(READY) ## fit estimated step times to published ones, and judge them on models that were not fitted
-	$(BIN)/python benchmarks/step_time.py
-
-leaks: $(READY) ## 500 analyses in one process, whose memory must stay flat
-	$(BIN)/python benchmarks/leaks.py
-
-mutants: $(READY) ## put small bugs into the package, one at a time, and see which the tests miss (hours; goes on where it stopped today)
-	$(BIN)/python -m benchmarks.mutants $(MUTANTS_ARGS)
-
-releases: $(READY) ## ask torch's own C++, on a stand-in for a card, what it allocates; with TORCH=latest the newest (needs gcc)
-	PYTHONPATH=. $(BIN)/python -m benchmarks.releases
-
 validate-gpu: $(READY) ## measure steps on this machine's NVIDIA card, under nine minutes
-	$(BIN)/python benchmarks/gpu.py $(GPU_ARGS)
+	$(BIN)/python -m benchmarks.accuracy.gpu $(GPU_ARGS)
 
 accuracy: $(READY) ## hold predictions against every measurement that is kept; needs no card
-	$(BIN)/python benchmarks/accuracy.py $(ACCURACY_ARGS)
-
-compiled: $(READY) ## hold predicted compiled steps of a dozen models against real ones on the CPU (about eight minutes)
-	PYTHONPATH=. $(BIN)/python -m benchmarks.compiled_cpu
-
-cuda-graphs: $(READY) ## hold predicted CUDA graphs against torch's own on a stand-in for a card (about a minute; needs gcc)
-	PYTHONPATH=. $(BIN)/python -m benchmarks.releases.cuda_graphs
-
-compiled-gpu: $(READY) ## predict the compiled steps that an H100 ran (about five minutes); needs no card
-	PYTHONPATH=. $(BIN)/python -m benchmarks.compiled $(COMPILED_ARGS)
-
-programs: $(READY) ## predict and measure two hundred programs of many kinds on the CPU (about six minutes)
-	$(BIN)/python benchmarks/programs.py
-
-generations: $(READY) ## hold generations of transformers against real ones on the CPU (about five minutes); goes on where it stopped today
-	PYTHONPATH=. $(BIN)/python -m benchmarks.generations
-
-operators: $(READY) ## predict and measure every operator of torch's own list on the CPU; goes on where it stopped today
-	$(BIN)/python benchmarks/operators.py
+	$(BIN)/python -m benchmarks.accuracy.accuracy $(ACCURACY_ARGS)
 
 published: $(READY) ## hold predictions against published measurements of real cards; goes on where it stopped today
-	PYTHONPATH=. $(BIN)/python -m benchmarks.published $(PUBLISHED_ARGS)
+	$(BIN)/python -m benchmarks.published $(PUBLISHED_ARGS)
 
-published-batches: $(READY) ## hold timm's largest batches on an RTX 3090 against predictions (hours; goes on where it stopped today)
-	PYTHONPATH=. $(BIN)/python -m benchmarks.published.batches $(PUBLISHED_ARGS)
-
-constraints: $(READY) ## resolve constraints.txt anew, to the newest versions around the pinned torch
+# Resolves constraints.txt anew, to the newest versions around the pinned torch.
+constraints: $(READY)
 	echo 'torch==$(PINNED_TORCH)' | $(BIN)/uv pip compile pyproject.toml --extra dev --constraints - --output-file constraints.txt \
 		--universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--custom-compile-command 'make constraints' --quiet
@@ -190,9 +119,3 @@ install = $(@D)/bin/uv pip install --quiet --python $(@D)/bin/python $(1) || $(@
 	sed -n 's/^\([a-z0-9][^\\]*[^\\ ]\).*/\1/p' constraints.txt | grep -vE '^(torch|torchvision|triton|setuptools|cuda-[a-z]+|nvidia-[a-z0-9-]+)==' > $(@D)/constraints.txt
 	$(call install,--constraint $(@D)/constraints.txt --editable '.[dev]')
 	touch $@
-
-serving: $(READY) ## what a serving engine has left, beside what vLLM logged; needs no card
-	PYTHONPATH=. $(BIN)/python -m benchmarks.serving
-
-ranks: $(READY) ## one rank with real tensors against its prediction, in twelve configurations
-	$(BIN)/python -m benchmarks.ranks

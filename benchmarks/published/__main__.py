@@ -1,4 +1,4 @@
-"""`make published`: predict every published case, write the results of the day and docs/published.md, hold the bounds.
+"""`make published`: predict every published case, write the results of the day and README.md, hold the bounds.
 
 python -m benchmarks.published                     goes on where it stopped today
 python -m benchmarks.published --only liger rope   cases whose name or source contains all words; only prints
@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import RESULTS
+
 from . import results
 from .bounds import broken, tighten
 from .prediction import predict
@@ -22,8 +24,7 @@ from .results import Row
 from .tables import Case, read_cases
 from .traces import replay_all
 
-RESULTS = Path(__file__).parents[1] / "results"
-PAGE = Path(__file__).parents[2] / "docs" / "published.md"
+PAGE = Path(__file__).with_name("README.md")
 SECONDS_BETWEEN_WRITES = 20.0
 """What a run that is cut short may lose."""
 

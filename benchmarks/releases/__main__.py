@@ -17,10 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import RESULTS
 from benchmarks.releases.stand_in import build
 from tests.memory.test_allocator import TORCH_ANSWERS
-
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 def ask(question: str, folder: dict[str, str], **settings: str) -> dict[str, Any]:

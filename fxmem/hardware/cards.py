@@ -24,7 +24,7 @@ class Rates(Record):
 
 
 class Reached(Record):
-    """What a step's operators reach of a card's rates, fitted to measured step times (`benchmarks/step_time.py`)."""
+    """What a step's operators reach of a card's rates, fitted to times by `benchmarks/published/step_time.py`."""
 
     products: float
     """Share of the arithmetic rate in matrix products and attention."""

@@ -1,9 +1,9 @@
 """What differs between releases of torch: one row a release, each with how it was confirmed.
 
-*Run*: torch's own C++ of that wheel ran on a stand-in for a card (`make releases`), whose runtime and cuBLAS compute
-nothing, and the caching allocator's own log was read: products on compute capabilities of 7.5 to 12.0; ten sequences of
-3,000 requests to the allocator, on one stream or four, each under its own settings, which release after release answers
-alike (2.12 excepted).
+*Run*: torch's own C++ of that wheel ran on a stand-in for a card (`make -C benchmarks releases`), whose runtime and
+cuBLAS compute nothing, and the caching allocator's own log was read: products on compute capabilities of 7.5 to 12.0;
+ten sequences of 3,000 requests to the allocator, on one stream or four, each under its own settings, which release
+after release answers alike (2.12 excepted).
 The other calls and the optimizers that were run so are in the `releases` file of `benchmarks/results`. *Wheel*: read in
 the texts of the wheel's libraries. The order of attention's backends has its releases beside each rule
 (`simulation/kernels/attention/backend_rules.py`).

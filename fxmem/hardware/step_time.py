@@ -4,7 +4,7 @@ The roofline of Williams, Waterman and Patterson ("Roofline: an insightful visua
 architectures", CACM 2009), operator by operator: each takes the longer of its FLOPs and its bytes, and a launch.
 Operators run one after another, while Python issues them: a step takes no less than that. The shares of a card's rates
 that products, convolutions and all else reach are fitted to published step times, and so is the interval
-(`benchmarks/step_time.py`).
+(`benchmarks/published/step_time.py`).
 """
 
 from __future__ import annotations

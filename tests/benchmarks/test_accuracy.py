@@ -7,10 +7,8 @@ The files in `tests/data` are made up by hand, for the plumbing. Real measuremen
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.accuracy import accuracy, cases, gpu, probes
 from fxmem.records.profile import Phase
 from fxmem.records.validation import LogSide, Measurement
 from fxmem.simulation.analysis import analyze_step
@@ -26,9 +25,6 @@ from fxmem.validation import measure_cuda
 from fxmem.validation.measure_cpu import resident_bytes
 from tests import ROOT
 from tests.benchmarks import on_measured_release
-
-sys.path.append(str(ROOT / "benchmarks"))
-accuracy, cases, gpu, probes = (importlib.import_module(name) for name in ("accuracy", "cases", "gpu", "probes"))
 
 DATA = ROOT / "tests" / "data"
 PLAIN, MEASUREMENT = DATA / "made-up-plain.json", DATA / "made-up-measurement.json"
@@ -549,7 +545,7 @@ def test_a_process_that_dies_or_hangs_is_an_error(tmp_path: Path, monkeypatch: p
     script.write_text(
         "import sys, time\ntime.sleep(60 if '--about' in sys.argv else 0)\nsys.exit('no such luck')\n", encoding="utf-8"
     )
-    monkeypatch.setattr(gpu, "__file__", str(script))
+    monkeypatch.setattr(gpu, "RUN", (str(script),))
     assert gpu.child(["--one", "a"], dry_run=False, limit_s=30, threads=1) == {
         "error": "its process ended with exit code 1: no such luck",
         "exit_code": 1,

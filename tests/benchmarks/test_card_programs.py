@@ -8,7 +8,7 @@ import json
 import torch
 
 import fxmem
-from benchmarks.compiled import TRUTH, build
+from benchmarks.accuracy.compiled import TRUTH, build
 from tests.benchmarks import on_measured_release
 
 

@@ -1,8 +1,8 @@
-"""A sample of `make generations`: generations predicted and run for real on the CPU, and families of decoders."""
+"""A sample of `make -C benchmarks generations`: ways to generate and families of decoders, predicted and run."""
 
 import pytest
 
-from benchmarks import generations
+from benchmarks.programs import generations
 
 WAYS = ("Whisper", "LLaVA, image in the prompt", "assisted decoding", "loop that keeps the old cache")
 FAMILIES = ("deepseek_v3", "qwen3_next")

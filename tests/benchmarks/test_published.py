@@ -14,8 +14,9 @@ from benchmarks.published import batches, results
 from benchmarks.published.bounds import SMALLEST_BOUND, bound_of, broken, tighten
 from benchmarks.published.prediction import Prediction, predict
 from benchmarks.published.results import Row
-from benchmarks.published.tables import TABLES, Case, format_tables, read_cases
+from benchmarks.published.tables import STATISTICS, TABLES, Case, format_tables, read_cases
 from benchmarks.published.traces import TRACES, Replay, replay
+from tests import ROOT
 from tests.benchmarks import on_measured_release
 
 CASES = list(read_cases())
@@ -62,6 +63,14 @@ def test_every_row_that_is_run_has_a_bound() -> None:
 def test_a_table_stands_as_it_would_be_written(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text == format_tables(json.loads(text))
+
+
+def test_the_page_of_the_docs_has_the_summary_of_the_whole_table() -> None:
+    whole = runner.PAGE.read_text(encoding="utf-8").splitlines()
+    page = (ROOT / "docs" / "published.md").read_text(encoding="utf-8").splitlines()
+    exact = [line for line in whole if line.startswith(tuple(f"| A | {statistic} | " for statistic in STATISTICS))]
+    assert [line for line in page if line.startswith("| A ")] == exact[: len(STATISTICS)]
+    assert sum(int(line.split(" | ")[2]) for line in exact[: len(STATISTICS)]) == 262, "the page and README name 262"
 
 
 # --- tables and bounds ------------------------------------------------------------------------------------------------

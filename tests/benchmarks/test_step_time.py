@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.step_time import TABLES, Steps, Table, load
+from benchmarks.published.step_time import TABLES, Steps, Table, load
 from fxmem.hardware.cards import CATALOGUE, Reached
 from fxmem.hardware.step_time import step_seconds
 from fxmem.records.profile import Phase

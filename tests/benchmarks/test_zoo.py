@@ -1,30 +1,13 @@
-"""A sample of the zoo: small architectures of every kind, analysed for a card as `make zoo` does."""
+"""A sample of the zoo: small architectures of every kind, analysed for a card as `make -C benchmarks zoo` does."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from tests import ROOT
-
-
-def _of_benchmarks(name: str) -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module(name)
-
-
-zoo, architectures = _of_benchmarks("zoo"), _of_benchmarks("architectures")
-
-
-@pytest.fixture(autouse=True)
-def _this_folder_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scripts import each other where they need each other."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-
+from benchmarks.zoo import architectures, zoo
+from benchmarks.zoo.calls import make_calls
 
 RECORDED = (
     *("torchvision:alexnet", "torchvision:squeezenet1_1", "torchvision:vit_b_32", "timm:dla34"),
@@ -84,7 +67,7 @@ def test_what_depends_on_values_that_can_be_known(spec: str, mode: str) -> None:
 
 def test_a_model_that_sees_is_asked_for_its_text_alone_at_the_last() -> None:
     built = architectures.build("hf:LlavaForConditionalGeneration", "train")
-    first, *_, last = _of_benchmarks("calls").make_calls(built)
+    first, *_, last = make_calls(built)
     assert "pixel_values" in first.call[1]
     assert not first.left_out
     assert sorted(last.call[1]) == ["input_ids", "labels"]

@@ -32,17 +32,31 @@ from fxmem.cli.verbs import serve
 from fxmem.hardware.releases import RELEASES
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CHANGES = ROOT / "docs" / "changes"
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent != CHANGES)]
 FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HOME = "/home/user/training"
 """What stands in a page for the folder that its commands run in; of the same length, so that lines break alike."""
 LEFT_OUT = "..."
-SHOWN = ".".join(map(str, max(RELEASES)))
-of_the_shown_torch = pytest.mark.skipif(
-    not torch.__version__.startswith(f"{SHOWN}."),
-    reason=f"pages and pictures show torch {SHOWN}: `make sample TORCH=latest`",
-)
-"""A test of numbers on the pages: those of the newest release of torch, which is what `pip install` brings."""
+NEWEST = ".".join(map(str, max(RELEASES)))
+"""What `pip install` brings, and all pages but README show."""
+PINNED = re.findall(
+    r"^PINNED_TORCH := (\d+\.\d+)", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE
+)[0]
+"""What `make demo` brings, and README shows."""
+
+
+def shown_torch(page: Path) -> str:
+    """Return the release of torch whose numbers a page shows."""
+    return PINNED if page == ROOT / "README.md" else NEWEST
+
+
+def of_torch(release: str) -> pytest.MarkDecorator:
+    """Return the mark of a test of numbers that one release of torch prints."""
+    return pytest.mark.skipif(
+        not torch.__version__.startswith(f"{release}."),
+        reason=f"shows torch {release}: `make sample{' TORCH=latest' if release == NEWEST else ''}`",
+    )
 
 
 @dataclass
@@ -163,9 +177,11 @@ class Reader:
                 printed = self.process([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments])
             case ["pip", "install", *packages]:
                 printed = check_packages(packages)
+            case ["source", script]:  # there is an environment already
+                assert script == ".venv/bin/activate"
+                self.code, printed = 0, ""
             case ["make", target]:
-                makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-                assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+                assert target in targets_of_make(), target
                 printed = ""
             case _:
                 printed = self.process(["bash", "-c", first])
@@ -195,6 +211,11 @@ class Reader:
         """Return the text without blanks at line ends, the folder named as in the pages."""
         lines = printed.replace(str(self.folder), HOME).splitlines()
         return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def targets_of_make(folder: str = "") -> set[str]:
+    """Return the targets of the Makefile in a folder of the repository, its root by default."""
+    return set(re.findall(r"^([a-z-]+):", (ROOT / folder / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 
 def check_packages(packages: list[str]) -> str:

@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 import pytest
 
 import docs.pictures as pictures
-from tests.docs.pages import FENCE, PAGES, ROOT, of_the_shown_torch
+import fxmem
+from tests.docs.pages import CHANGES, FENCE, NEWEST, PAGES, PINNED, ROOT, of_torch, shown_torch, targets_of_make
 
-TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+TEXTS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"))]
 FOLDERS = "benchmarks|docs|examples|fxmem|schemas|tests"
 ROOMS = [path.name for path in (ROOT / "fxmem").iterdir() if (path / "__init__.py").exists()]
 
@@ -43,9 +44,8 @@ def test_every_link_between_files_leads_somewhere(page: Path) -> None:
 
 @every_page
 def test_every_target_of_make_that_a_page_names_exists(page: Path) -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = set(re.findall(r"`make (?:[A-Z]+=\S+ )*([a-z-]+)", prose(page)))
-    assert {name for name in named if not re.search(rf"^{name}:", makefile, flags=re.MULTILINE)} == set()
+    named = set(re.findall(r"`make\s+(?:-C\s+(\w+)\s+)?(?:[A-Z]+=\S+\s+)*([a-z-]+)", prose(page)))
+    assert {(folder, target) for folder, target in named if target not in targets_of_make(folder)} == set()
 
 
 @every_page
@@ -57,6 +57,36 @@ def test_lines_and_tables_are_narrow(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
+
+
+def test_the_changelog_begins_with_the_version_of_the_package() -> None:
+    versions = re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert versions[0] == fxmem.__version__
+
+
+def test_a_change_is_one_bullet_in_a_file_named_by_its_kind() -> None:
+    for path in set(CHANGES.iterdir()) - {CHANGES / "README.md"}:
+        assert re.fullmatch(r"[a-z0-9-]+\.(added|changed|removed|fixed)\.md", path.name), path.name
+        first, *others = path.read_text(encoding="utf-8").splitlines()
+        assert first.startswith("- "), path.name
+        assert all(line.startswith("  ") for line in others), path.name
+        assert max(map(len, (first, *others))) <= 120, path.name
+
+
+@pytest.mark.parametrize(("page", "release"), [("README.md", PINNED), ("docs/tutorial.md", NEWEST)])
+def test_a_page_says_which_torch_it_shows(page: str, release: str) -> None:
+    assert shown_torch(ROOT / page) == release
+    assert f"of torch {release}" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_readme_says_which_torch_its_pictures_show() -> None:
+    assert f"pictures are of torch {NEWEST}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_first_screen_of_the_readme_says_how_to_begin() -> None:
+    screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:20]
+    for command in ("make demo", "source .venv/bin/activate", "make test"):
+        assert any(line.startswith(command) for line in screen), command
 
 
 def test_every_page_has_its_place() -> None:
@@ -87,7 +117,7 @@ def words(svg: str) -> list[str]:
     return [text for element in ElementTree.fromstring(svg).iter() if (text := (element.text or "").strip())]
 
 
-@of_the_shown_torch
+@of_torch(NEWEST)
 def test_the_pictures_show_what_is_drawn_today(tmp_path: Path) -> None:
     pictures.main(tmp_path)
     for path in sorted((ROOT / "docs/images").glob("*.svg")):

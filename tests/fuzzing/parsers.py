@@ -1,6 +1,7 @@
 """Every parser of texts and files, and what it may answer: a value, or an `FxmemError` in one line.
-`tests/cli/specs/test_hostile_specs.py` feeds them with hypothesis in every run of the tests; `make fuzz-parsers` with
-atheris, which looks where the code has not been yet.
+
+`tests/cli/specs/test_hostile_specs.py` feeds them with hypothesis in every run of the tests, and
+`make -C benchmarks fuzz-parsers` with atheris, which looks where the code has not been yet.
 
     python -m tests.fuzzing.parsers budget report        those two, a minute each
     python -m tests.fuzzing.parsers --seconds 600        all of them, ten minutes each

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fxmem
+from benchmarks.speed import growth_cases, long_profiles
 from fxmem.planning import tuning
 from fxmem.planning.regions.candidates import Span, graph_cuts, limit_spans
 from fxmem.planning.regions.peaks_by_unit import most_above, sum_alive
 from fxmem.records.profile import Op, Phase
-from tests import ROOT
 from tests.profiles import make_profile
 
 HOME = str(Path(fxmem.__file__).parent)
-BENCHMARKS = str(ROOT / "benchmarks")
 EVENTS = 1000
 FACTOR = 4
 COVERED = ("plan", "export: memory-viz", "allocator: replay")
@@ -31,13 +29,6 @@ COVERED = ("plan", "export: memory-viz", "allocator: replay")
 step does as well."""
 SLACK = 1.5
 """For N log N, and for the allocator's loop, which may take a step more to repeat itself. What is quadratic takes 4."""
-
-
-@pytest.fixture
-def cases(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    """The benchmark's steps over records, and its profiles."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("growth_cases"), importlib.import_module("long_profiles")
 
 
 def bytecodes(work: Callable[[], Any]) -> int:
@@ -67,12 +58,11 @@ def bytecodes(work: Callable[[], Any]) -> int:
     return count
 
 
-def test_work_on_records_is_linear_in_events(cases: tuple[ModuleType, ModuleType], tmp_path: Path) -> None:
-    steps, long_profiles = cases
+def test_work_on_records_is_linear_in_events(tmp_path: Path) -> None:
     counted: dict[str, list[int]] = {}
     for events in (EVENTS, FACTOR * EVENTS):
         report = long_profiles.long_report(events, "mirror")
-        for name, work in steps.record_steps(report, tmp_path / "report.json"):
+        for name, work in growth_cases.record_steps(report, tmp_path / "report.json"):
             if not name.startswith(COVERED):
                 work()  # what is done once is done
                 counted.setdefault(name, []).append(bytecodes(work))

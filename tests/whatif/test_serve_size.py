@@ -14,7 +14,7 @@ from transformers import (
 )
 
 import fxmem
-from benchmarks.serving import FOLDER, GIB, predict
+from benchmarks.published.serving import FOLDER, GIB, predict
 from fxmem.__main__ import main
 from fxmem.errors import UsageError
 from fxmem.hardware.releases import find_release
@@ -58,7 +58,7 @@ def test_the_sampler_sorts_the_logits_of_all_sequences():
 
 
 def test_a_published_start():
-    case = json.loads((FOLDER / "published" / "serving.json").read_text())["starts"][0]
+    case = json.loads((FOLDER / "serving.json").read_text())["starts"][0]
     found = predict(case)
     assert found.weights_bytes / GIB == pytest.approx(case["weights"], abs=0.005)
     # cuBLAS keeps 32 MiB in the torch of that start, and none in 2.15

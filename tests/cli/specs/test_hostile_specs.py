@@ -1,7 +1,7 @@
 """Anything that may stand on a command line or in a file: a value or one clear line, and never anything else.
 
-`PARSERS` is what `tests/fuzzing/parsers.py` (`make fuzz-parsers`) gives many more texts to. `FOUND` are texts that once
-went wrong.
+`PARSERS` is what `tests/fuzzing/parsers.py` (`make -C benchmarks fuzz-parsers`) gives many more texts to. `FOUND` are
+texts that once went wrong.
 """
 
 from __future__ import annotations

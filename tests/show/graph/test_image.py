@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import re
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.speed import drawings
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.memory import liveness
 from fxmem.records.plan import Region
@@ -22,7 +22,6 @@ from fxmem.show import graph
 from fxmem.show.graph import converter, subprocess_worker
 from fxmem.show.graph.subprocess_worker import WorkerFailedError, WorkerTooSlowError, answer
 from fxmem.show.graph.svg_document import Drawing
-from tests import ROOT
 from tests.memory.test_report_reader import small_report
 from tests.profiles import deep_profile, small_profile
 from tests.show.graph.test_checkpoints import plan_of
@@ -236,19 +235,10 @@ def test_workers_are_found_by_their_names(bare: Path) -> None:
 
 
 def test_the_benchmark_sees_what_overlaps() -> None:
-    spec = importlib.util.spec_from_file_location("benchmarks_drawings", ROOT / "benchmarks" / "drawings.py")
-    assert spec is not None
-    assert spec.loader is not None
-    benchmark = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = benchmark
-    try:
-        spec.loader.exec_module(benchmark)
-    finally:
-        del sys.modules[spec.name]
     profile = deep_profile(3)
     plan = plan_of(profile, Region(first_node=2, last_node=6))
     text = svg_of(profile, plan=plan, fold=False)
-    assert list(benchmark.complaints(ET.fromstring(text))) == []
+    assert list(drawings.complaints(ET.fromstring(text))) == []
     for part, field, by, complaint in (
         ("node-layers_0_linear", "y", -40.0, "boxes overlap: 1"),
         ("node-layers_0_linear", "width", 900.0, "frames cross: 0; boxes across a frame: 3"),
@@ -257,9 +247,9 @@ def test_the_benchmark_sees_what_overlaps() -> None:
         root = ET.fromstring(text)
         (moved,) = (each.findall(f"{SVG}rect")[-1] for each in root.iter(f"{SVG}g") if each.get("id") == part)
         moved.set(field, str(float(moved.get(field, "nan")) + by))
-        assert any(said.startswith(complaint) for said in benchmark.complaints(root)), (
+        assert any(said.startswith(complaint) for said in drawings.complaints(root)), (
             part,
-            list(benchmark.complaints(root)),
+            list(drawings.complaints(root)),
         )
     root = ET.fromstring(text)
     heading = next(
@@ -267,4 +257,4 @@ def test_the_benchmark_sees_what_overlaps() -> None:
     )
     assert heading is not None
     heading.set("y", str(float(heading.get("y", "nan")) + 60))
-    assert list(benchmark.complaints(root)) == ["a heading is under a box: 1"]
+    assert list(drawings.complaints(root)) == ["a heading is under a box: 1"]

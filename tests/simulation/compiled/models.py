@@ -1,4 +1,4 @@
-"""The steps whose compiled form is run for real on the CPU, and predicted: `python -m benchmarks.compiled_cpu`."""
+"""The steps whose compiled form is run for real on the CPU and predicted: `benchmarks/programs/compiled_cpu.py`."""
 
 from __future__ import annotations
 

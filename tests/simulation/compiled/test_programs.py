@@ -28,7 +28,7 @@ from tests.simulation.compiled.test_surroundings import _state
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = sorted(file.stem for file in PROGRAMS.glob("[!_]*.py"))
 SAMPLE = ("stepped",)
-"""That in `make test`; `FXMEM_ALL=1` takes all, as `make compiled` does."""
+"""That in `make test`; `FXMEM_ALL=1` takes all, as `make -C benchmarks compiled` does."""
 WITHIN = 1e-4
 
 

@@ -18,7 +18,7 @@ SAMPLE = (
     ("llama", "infer"),
     ("vit, bf16 autocast", "infer"),
 )
-"""Those in `make test`; `FXMEM_ALL=1` takes all, as `make compiled` does."""
+"""Those in `make test`; `FXMEM_ALL=1` takes all, as `make -C benchmarks compiled` does."""
 ALL = [(name, mode) for name in CASES for mode in ("train", "infer")]
 WITHIN = 1e-4
 

@@ -1,0 +1,1 @@
+"""Predictions held against measurements of real cards, and what else says that the numbers are right."""

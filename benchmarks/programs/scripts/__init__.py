@@ -1,0 +1,1 @@
+"""Public training scripts, run untouched on a pretended card."""

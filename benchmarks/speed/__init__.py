@@ -1,0 +1,1 @@
+"""How long things take, how that grows, and what stays behind in memory."""

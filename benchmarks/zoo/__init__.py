@@ -1,0 +1,1 @@
+"""Every architecture of the model collections, analysed."""
