@@ -11,6 +11,17 @@ at once:
 Nothing here imports torch, and cuDNN is loaded in a child process only.
 """
 
+from fxmem.hardware.hidden_memory import (
+    ConvSignature,
+    HeldBuffer,
+    HiddenEvent,
+    HiddenMemory,
+    Signature,
+    alloc,
+    free,
+    output,
+)
+from fxmem.hardware.tensor_layouts import MemoryFormat, TensorLayout, read_layout
 from fxmem.hardware.workspaces.attention import (
     cudnn_attention_backward,
     cudnn_attention_forward,
@@ -45,19 +56,8 @@ from fxmem.hardware.workspaces.cudnn_client import (
     find_cudnn,
     read_cudnn_folder,
 )
-from fxmem.hardware.workspaces.hidden_memory import (
-    ConvSignature,
-    HeldBuffer,
-    HiddenEvent,
-    HiddenMemory,
-    Signature,
-    alloc,
-    free,
-    output,
-)
 from fxmem.hardware.workspaces.insertion import TimedOp, insert_workspaces
 from fxmem.hardware.workspaces.other_kernels import NO_SCRATCH, kernel_memory, kernel_scratch
-from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, TensorLayout, read_layout
 
 __all__ = [
     "CONVOLUTIONS",

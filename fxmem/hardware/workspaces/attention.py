@@ -29,8 +29,8 @@ from typing import Literal, NamedTuple
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory, alloc, free, output
-from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES
+from fxmem.hardware.hidden_memory import HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.tensor_layouts import ITEM_BYTES
 from fxmem.records.profile import Target
 
 Shape = tuple[int, ...]

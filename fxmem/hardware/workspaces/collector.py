@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fxmem.errors import UsageError
+from fxmem.hardware.hidden_memory import HeldBuffer, HiddenMemory, RnnSignature, alloc, output
+from fxmem.hardware.tensor_layouts import TensorLayout, read_layout
 from fxmem.hardware.workspaces import attention
 from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvolutionMemory, ConvSettings, convolution_memory
 from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, SUMMING, add_copies, add_input_copy, composed_memory
 from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, conv_workspaces
 from fxmem.hardware.workspaces.driverless import ASKED, HOW
-from fxmem.hardware.workspaces.hidden_memory import HeldBuffer, HiddenMemory, RnnSignature, alloc, output
 from fxmem.hardware.workspaces.other_kernels import (
     KERNELS,
     RECURRENT,
@@ -29,7 +30,6 @@ from fxmem.hardware.workspaces.other_kernels import (
     undetermined_memory,
 )
 from fxmem.hardware.workspaces.reductions import REDUCTIONS, reduction_memory
-from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, read_layout
 from fxmem.records.names import GRAPH_POOL
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
 

@@ -23,9 +23,8 @@ from math import prod
 from typing import Literal, cast
 
 from fxmem.errors import UsageError
-from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
-from fxmem.hardware.workspaces.reductions import reduction_events
-from fxmem.hardware.workspaces.tensor_layouts import (
+from fxmem.hardware.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.tensor_layouts import (
     ITEM_BYTES,
     MemoryFormat,
     TensorLayout,
@@ -33,6 +32,7 @@ from fxmem.hardware.workspaces.tensor_layouts import (
     fix_size_one_strides,
     read_layout,
 )
+from fxmem.hardware.workspaces.reductions import reduction_events
 from fxmem.records.profile import Record, Target
 
 CONVOLUTIONS = frozenset(

@@ -15,9 +15,9 @@ from itertools import chain, zip_longest
 from math import prod
 from typing import Any
 
-from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.hidden_memory import HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, read_layout
 from fxmem.hardware.workspaces.other_kernels import is_tensor
-from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, TensorLayout, read_layout
 
 COPYING: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     # `host_softmax`, `host_softmax_backward` (aten/src/ATen/native/cuda/SoftMax.cu), aten/src/ATen/native/SoftMax.cpp.

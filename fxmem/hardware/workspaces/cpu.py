@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from fxmem.hardware.hidden_memory import HeldBuffer, HiddenMemory, alloc, free, output
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, read_layout
 from fxmem.hardware.workspaces.collector import Seen, unknown_buffers
 from fxmem.hardware.workspaces.copies import (
     COMPOSED,
@@ -23,9 +25,7 @@ from fxmem.hardware.workspaces.copies import (
     operand_copies,
 )
 from fxmem.hardware.workspaces.cublas import product_operands
-from fxmem.hardware.workspaces.hidden_memory import HeldBuffer, HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces.other_kernels import is_tensor, undetermined_memory
-from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, read_layout
 from fxmem.records.profile import Assumption, Phase, Unknown
 
 

@@ -22,7 +22,7 @@ from typing import Final, cast
 from fxmem.errors import UsageError
 from fxmem.hardware.op_classes import OP_CLASSES
 from fxmem.hardware.releases import find_release
-from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, TensorLike, read_layout
+from fxmem.hardware.tensor_layouts import TensorLayout, TensorLike, read_layout
 from fxmem.records.profile import Bytes, Record, Target
 
 _LARGE = 32 << 20

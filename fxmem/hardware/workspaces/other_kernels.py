@@ -14,8 +14,8 @@ from math import prod
 from typing import Any, cast
 
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, RnnSignature, alloc, free, output
-from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, read_layout
+from fxmem.hardware.hidden_memory import HiddenMemory, RnnSignature, alloc, free, output
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, read_layout
 from fxmem.records.profile import Target
 
 Shape = tuple[int, ...]

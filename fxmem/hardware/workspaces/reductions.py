@@ -13,9 +13,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 from fxmem.hardware.catalogue import device_properties
+from fxmem.hardware.hidden_memory import HiddenEvent, HiddenMemory, alloc, output
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, read_layout
 from fxmem.hardware.workspaces.copies import SUMMING, converted_input
-from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory, alloc, output
-from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, TensorLayout, read_layout
 from fxmem.records.profile import Target
 
 REDUCTIONS = frozenset({"sum", "nansum", "mean", "prod", "amax", "amin", "linalg_vector_norm"})

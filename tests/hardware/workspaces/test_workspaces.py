@@ -22,7 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import target
+from fxmem.hardware.hidden_memory import RnnSignature, alloc, output
 from fxmem.hardware.releases import RELEASES, release_assumption
+from fxmem.hardware.tensor_layouts import dense_strides, fix_size_one_strides
 from fxmem.hardware.workspaces import (
     Collector,
     ConvSettings,
@@ -53,10 +55,8 @@ from fxmem.hardware.workspaces import (
     uses_cublas,
     uses_cublaslt,
 )
-from fxmem.hardware.workspaces.hidden_memory import RnnSignature, alloc, output
 from fxmem.hardware.workspaces.other_kernels import recurrent_memory
 from fxmem.hardware.workspaces.reductions import reduction_events
-from fxmem.hardware.workspaces.tensor_layouts import dense_strides, fix_size_one_strides
 from fxmem.records.profile import Phase, Target
 from tests.no_files import NO_FILES
 
