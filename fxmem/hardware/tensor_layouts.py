@@ -6,11 +6,12 @@ Sources: `c10/core/MemoryFormat.h` (`is_channels_last_strides_2d_s4`, `…_3d_s5
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from math import prod
 from operator import mul
-from typing import Protocol
+from typing import Any, Protocol
 
 from fxmem.records.profile import Record
 
@@ -19,6 +20,8 @@ ITEM_BYTES = {
     "int32": 4, "float32": 4, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 """Bytes per element, by torch's name of the dtype."""
+
+HALF = ("float16", "bfloat16")
 
 _INT_MAX = 2**31 - 1
 
@@ -123,6 +126,11 @@ class TensorLayout(Record):
         return True
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether a value has what a tensor's layout is read from."""
+    return hasattr(value, "stride") and hasattr(value, "dtype")
+
+
 def read_layout(tensor: TensorLike | TensorLayout) -> TensorLayout:
     """The layout of a torch tensor; a layout is returned as it is."""
     if isinstance(tensor, TensorLayout):
@@ -161,3 +169,10 @@ def fix_size_one_strides(
         else:
             step *= shape[dim]
     return tuple(fixed)
+
+
+def broadcast_numel(*shapes: Sequence[int]) -> int:
+    """Elements of what these shapes are broadcast to."""
+    return prod(
+        0 if 0 in sizes else max(sizes) for sizes in zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
+    )

@@ -11,6 +11,7 @@ at once:
 Nothing here imports torch, and cuDNN is loaded in a child process only.
 """
 
+from fxmem.hardware.cublas import CUBLAS_VARIABLES, CublasWorkspaces, cublas_workspaces
 from fxmem.hardware.hidden_memory import (
     ConvSignature,
     HeldBuffer,
@@ -21,8 +22,8 @@ from fxmem.hardware.hidden_memory import (
     free,
     output,
 )
-from fxmem.hardware.tensor_layouts import MemoryFormat, TensorLayout, read_layout
-from fxmem.hardware.workspaces.attention import (
+from fxmem.hardware.operators import ConvSettings
+from fxmem.hardware.operators.attention import (
     cudnn_attention_backward,
     cudnn_attention_forward,
     efficient_backward,
@@ -30,24 +31,11 @@ from fxmem.hardware.workspaces.attention import (
     flash_backward,
     flash_forward,
 )
-from fxmem.hardware.workspaces.collector import Collector, Seen
-from fxmem.hardware.workspaces.convolution import (
-    CONVOLUTIONS,
-    ConvBackend,
-    ConvolutionMemory,
-    ConvSettings,
-    convolution_memory,
-)
-from fxmem.hardware.workspaces.copies import copy_in_memory
-from fxmem.hardware.workspaces.cpu import CpuCollector
-from fxmem.hardware.workspaces.cublas import (
-    CUBLAS_VARIABLES,
-    CublasWorkspaces,
-    cublas_workspaces,
-    matmul_copies,
-    uses_cublas,
-    uses_cublaslt,
-)
+from fxmem.hardware.operators.convolution import CONVOLUTIONS, ConvBackend, ConvolutionMemory, convolution_memory
+from fxmem.hardware.operators.products import matmul_copies, uses_cublas, uses_cublaslt
+from fxmem.hardware.tensor_layouts import MemoryFormat, TensorLayout, read_layout
+from fxmem.hardware.workspaces.collector import Collector, CpuCollector, Seen
+from fxmem.hardware.workspaces.copy_in import copy_in_memory
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory
 from fxmem.hardware.workspaces.cudnn_client import (
     CudnnLibrary,
@@ -57,12 +45,10 @@ from fxmem.hardware.workspaces.cudnn_client import (
     read_cudnn_folder,
 )
 from fxmem.hardware.workspaces.insertion import TimedOp, insert_workspaces
-from fxmem.hardware.workspaces.other_kernels import NO_SCRATCH, kernel_memory, kernel_scratch
 
 __all__ = [
     "CONVOLUTIONS",
     "CUBLAS_VARIABLES",
-    "NO_SCRATCH",
     "Collector",
     "ConvBackend",
     "ConvSettings",
@@ -95,8 +81,6 @@ __all__ = [
     "flash_forward",
     "free",
     "insert_workspaces",
-    "kernel_memory",
-    "kernel_scratch",
     "matmul_copies",
     "output",
     "read_cudnn_folder",

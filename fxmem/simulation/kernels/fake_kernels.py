@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fxmem._torch import common as torch_common
-from fxmem.hardware.op_classes import OP_CLASSES
+from fxmem.hardware.operators import OPERATORS
 from fxmem.simulation import known_values
 
 aten = torch.ops.aten
@@ -413,7 +413,7 @@ ALLOCATED: Final[dict[Any, tuple[int, ...]]] = {
 """Which results a kernel allocates, in its order, where that is not the order of the results."""
 
 ONE_DTYPE: Final[dict[Any, tuple[int, ...]]] = {
-    getattr(aten, name).default: op.one_dtype for name, op in OP_CLASSES.items() if op.one_dtype
+    getattr(aten, name).default: row.one_dtype for name, row in OPERATORS.items() if row.one_dtype
 }
 """Operators whose kernels take one dtype only, which torch's kernels for FakeTensors do not check; and which of their
 arguments."""

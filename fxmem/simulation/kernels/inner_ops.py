@@ -63,7 +63,7 @@ def inner_memory(
     events = inside.finish(result)
     if all(event.action == "output" for event in events):
         return None
-    return HiddenMemory(events=events, source="the kernel itself")
+    return HiddenMemory(events=events)
 
 
 class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What the fused attention kernels allocate beside their results.
+"""Attention: its FLOPs, and what the fused kernels allocate beside their results.
 
 Shapes are those of the ATen ops: `(B, H, S, D)` for query, key and value of the `_scaled_dot_product_*` ops. Letters:
 B batch, H query heads, Hk key/value heads, Sq and Sk sequence lengths, D head size, Dv head size of the values.
@@ -24,21 +24,20 @@ repeated. Flash attention 3 and 4, which torch uses only when asked to, are not 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import prod
+from types import SimpleNamespace
 from typing import Literal, NamedTuple
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import HiddenEvent, HiddenMemory, alloc, free, output
-from fxmem.hardware.tensor_layouts import ITEM_BYTES
+from fxmem.hardware.operators.registry import Call, Operator, ScratchRule, register
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout
 from fxmem.records.profile import Target
 
 Shape = tuple[int, ...]
 _FLOAT = ITEM_BYTES["float32"]
-_FLASH = "aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp"
-_EFFICIENT_FORWARD = "aten/src/ATen/native/transformers/cuda/attention.cu"
-_EFFICIENT_BACKWARD = "aten/src/ATen/native/transformers/cuda/attention_backward.cu"
-_CUDNN = "aten/src/ATen/native/cudnn/MHA.cpp"
 CUDNN_ATTENTION_VERSION = "9.19"
 """The cuDNN whose attention workspaces these are."""
 _CUDNN_FAMILIES: dict[tuple[int, int], Literal["hopper", "blackwell", "other"]] = {
@@ -67,7 +66,7 @@ def flash_forward(query: Shape, key: Shape, dropout_p: float, target: Target) ->
         if splits > 1
         else ()
     )
-    return HiddenMemory(events=(output("output"), output("logsumexp"), *buffers), source=_FLASH)
+    return HiddenMemory(events=(output("output"), output("logsumexp"), *buffers))
 
 
 def flash_backward(
@@ -110,7 +109,7 @@ def flash_backward(
     copies_of = {"dense grad_output": dense_grad, "dense output": dense_out}
     dense = (alloc(name, prod(query) * ITEM_BYTES[dtype]) for name, is_dense in copies_of.items() if not is_dense)
     floats = _floats([("softmax_d", (batch, heads, rows)), ("dq_accum", (copies, batch, rows, heads, columns))])
-    return HiddenMemory(events=(*dense, *_grads(), *floats, *grouped), source=_FLASH)
+    return HiddenMemory(events=(*dense, *_grads(), *floats, *grouped))
 
 
 def efficient_forward(query: Shape, value: Shape, dtype: str, target: Target) -> HiddenMemory:
@@ -123,10 +122,10 @@ def efficient_forward(query: Shape, value: Shape, dtype: str, target: Target) ->
     batch, heads, queries, head_size = query
     results = (output("output"), output("logsumexp"))
     if (target.capability or (0, 0)) < (8, 0):
-        return HiddenMemory(events=(*results, alloc(name, None)), source=_EFFICIENT_FORWARD)
+        return HiddenMemory(events=(*results, alloc(name, None)))
     needed = max(head_size, value[3]) > 128 and dtype != "float32"
     buffers = _floats([(name, (batch, queries, heads, value[3]))]) if needed else ()
-    return HiddenMemory(events=(*results, *buffers), source=_EFFICIENT_FORWARD)
+    return HiddenMemory(events=(*results, *buffers))
 
 
 def efficient_backward(
@@ -168,7 +167,7 @@ def efficient_backward(
         else kernel.workspace_bytes(batch, heads, queries, keys, head_size, value_size, deterministic)
     )
     named = () if workspace == 0 else (alloc("workspace", workspace),)
-    return HiddenMemory(events=(*copy, *_grads(), *delta, *named), source=_EFFICIENT_BACKWARD)
+    return HiddenMemory(events=(*copy, *_grads(), *delta, *named))
 
 
 def cudnn_attention_forward(query: Shape, key: Shape, dropout_p: float, target: Target) -> HiddenMemory:
@@ -182,7 +181,7 @@ def cudnn_attention_forward(query: Shape, key: Shape, dropout_p: float, target: 
     own = {"hopper": 128, "blackwell": mask, "other": 0}
     nbytes = None if family is None else _align(own[family])
     results = map(output, ("seed", "offset", "output", "logsumexp"))
-    return HiddenMemory(events=(*results, *_cudnn_workspace(nbytes)), source=_CUDNN)
+    return HiddenMemory(events=(*results, *_cudnn_workspace(nbytes)))
 
 
 def cudnn_attention_backward(
@@ -225,8 +224,7 @@ def cudnn_attention_backward(
             *_grads(),
             *copy,
             *_cudnn_workspace(None if family is None else graph + _align(own[family] + grouped)),
-        ),
-        source=_CUDNN,
+        )
     )
 
 
@@ -364,3 +362,126 @@ def _floats(buffers: Iterable[tuple[str, Shape]]) -> tuple[HiddenEvent, ...]:
 
 def _ceil(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+
+def _flops(c: SimpleNamespace) -> int:
+    """q k', then scores v: as torch counts them, with the key and value heads repeated to the query's."""
+    return _products(c, 1, 1)
+
+
+def _backward_flops(c: SimpleNamespace) -> int:
+    """The scores again, their gradient, and those of v, q and k: three products over q's head size, two over v's."""
+    return _products(c, 3, 2)
+
+
+def _products(c: SimpleNamespace, over_queries: int, over_values: int) -> int:
+    """So many products over the head size of the queries and of the values, each by every query and key."""
+    query: Shape = c.query.shape
+    keys: int = c.key.shape[-2]
+    values: int = c.value.shape[-1]
+    return 2 * prod(query[:3]) * keys * (over_queries * query[-1] + over_values * values)
+
+
+def _flash(call: Call) -> HiddenMemory:
+    return flash_forward(call.layout(0).shape, call.layout(1).shape, _number(call, 3), call.card)
+
+
+def _flash_backward(call: Call) -> HiddenMemory:
+    query, key = call.layout(1), call.layout(2)
+    return flash_backward(
+        query.shape,
+        key.shape,
+        query.dtype,
+        call.card,
+        deterministic=call.platform.deterministic,
+        dense_grad=_is_dense_by_rows(call.layout(0)),
+        dense_out=_is_dense_by_rows(call.layout(4)),
+    )
+
+
+def _efficient(call: Call) -> HiddenMemory:
+    query, value = call.layout(0), call.layout(2)
+    return efficient_forward(query.shape, value.shape, query.dtype, call.card)
+
+
+def _efficient_backward(call: Call) -> HiddenMemory:
+    query, key, value = (call.layout(position) for position in (1, 2, 3))
+    return efficient_backward(
+        query.shape,
+        key.shape,
+        value.shape,
+        query.dtype,
+        call.card,
+        dropout_p=_number(call, 9),
+        deterministic=call.platform.deterministic,
+        dense_grad=_is_dense_by_rows(call.layout(0)),
+    )
+
+
+def _cudnn(call: Call) -> HiddenMemory:
+    return cudnn_attention_forward(call.layout(0).shape, call.layout(1).shape, _number(call, 5), call.card)
+
+
+def _cudnn_backward(call: Call) -> HiddenMemory:
+    query, key, value = (call.layout(position).shape for position in (1, 2, 3))
+    dense = call.layout(0).stride[-1] == 1
+    return cudnn_attention_backward(query, key, value, _number(call, 13), call.card, dense_grad=dense)
+
+
+def _is_dense_by_rows(tensor: TensorLayout) -> bool:
+    """Contiguous as `(B, S, H, D)` while shaped `(B, H, S, D)`."""
+    batch, heads, rows, size = tensor.shape
+    wanted = (rows * heads * size, size, heads * size, 1)
+    return all(n == 1 or a == b for n, a, b in zip((batch, heads, rows, size), tensor.stride, wanted, strict=True))
+
+
+def _number(call: Call, position: int) -> float:
+    value = call.argument(position, 0.0)
+    if not isinstance(value, int | float):
+        raise UsageError(f"expected a dropout probability at position {position}, got {type(value).__name__}")
+    return float(value)
+
+
+def _attention(cuda: ScratchRule | None = None) -> Operator:
+    return Operator(_flops, kind="attention", counts_macs=True, is_product=True, cuda=cuda)
+
+
+_UNCOUNTED = Operator(kind="attention", is_product=True)
+
+register(
+    "transformers/cuda/flash_attn/flash_api.cpp",
+    {
+        "_scaled_dot_product_flash_attention": _attention(_flash),
+        "_scaled_dot_product_flash_attention_backward": Operator(_backward_flops, cuda=_flash_backward),
+    },
+)
+register(
+    "transformers/cuda/attention.cu, attention_backward.cu",
+    {
+        "_scaled_dot_product_efficient_attention": _attention(_efficient),
+        "_scaled_dot_product_efficient_attention_backward": Operator(_backward_flops, cuda=_efficient_backward),
+        # Of no batch of queries, keys and values: torch's own formulas count them.
+        "_flash_attention_forward _efficient_attention_forward": replace(_attention(), flops=None),
+        "_cudnn_attention_forward": _UNCOUNTED,
+    },
+)
+register(
+    "cudnn/MHA.cpp",
+    {
+        "_scaled_dot_product_cudnn_attention": _attention(_cudnn),
+        "_scaled_dot_product_cudnn_attention_backward": Operator(_backward_flops, cuda=_cudnn_backward),
+    },
+)
+register(
+    "transformers/attention.cpp",
+    {
+        """_scaled_dot_product_flash_attention_for_cpu
+        _scaled_dot_product_fused_attention_overrideable""": _attention(),
+        """_scaled_dot_product_flash_attention_for_cpu_backward
+        _scaled_dot_product_fused_attention_overrideable_backward""": Operator(_backward_flops),
+        "_scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps": _UNCOUNTED,
+    },
+)

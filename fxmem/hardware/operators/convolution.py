@@ -20,10 +20,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from math import prod
+from types import SimpleNamespace
 from typing import Literal, cast
 
 from fxmem.errors import UsageError
 from fxmem.hardware.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.operators.reductions import reduction_events
+from fxmem.hardware.operators.registry import Call, ConvSettings, Operator, register, short_name
 from fxmem.hardware.tensor_layouts import (
     ITEM_BYTES,
     MemoryFormat,
@@ -32,7 +35,6 @@ from fxmem.hardware.tensor_layouts import (
     fix_size_one_strides,
     read_layout,
 )
-from fxmem.hardware.workspaces.reductions import reduction_events
 from fxmem.records.profile import Record, Target
 
 CONVOLUTIONS = frozenset(
@@ -40,7 +42,6 @@ CONVOLUTIONS = frozenset(
 )
 """The ATen ops `convolution_memory` understands, without namespace and overload."""
 
-_SOURCE = "aten/src/ATen/native/cudnn/ConvShared.cpp, Conv_v8.cpp"
 _CUDNN_DTYPES = ("float16", "bfloat16", "float32", "float64")
 _CONTIGUOUS_1D = "contiguous 1-d input"
 _INT_MAX = 2**31 - 1
@@ -60,24 +61,6 @@ class ConvBackend(StrEnum):
     SLOW_DILATED_3D = "SlowDilated3d"
     SLOW_TRANSPOSE_2D = "SlowTranspose2d"
     SLOW_TRANSPOSE_3D = "SlowTranspose3d"
-
-
-class ConvSettings(Record):
-    """The global switches a convolution looks at; the defaults are torch's."""
-
-    allow_tf32: bool = True
-    """`torch.backends.cudnn.allow_tf32`."""
-    allow_tf32_in_rnn: bool = True
-    """`torch.backends.cudnn.rnn.fp32_precision == "tf32"`."""
-    deterministic: bool = False
-    """`torch.backends.cudnn.deterministic` or `torch.use_deterministic_algorithms`."""
-    enabled: bool = True
-    """`torch.backends.cudnn.enabled`."""
-    benchmark: bool = False
-    """`torch.backends.cudnn.benchmark`: the plan is found by timing. The workspace is that of the plan taken without,
-    all the same."""
-    cudnn_version: int = 91900
-    """As `torch.backends.cudnn.version()` gives it; decides a few exclusions only."""
 
 
 class ConvolutionMemory(HiddenMemory):
@@ -159,7 +142,7 @@ def convolution_memory(
         UsageError: `op` is none of `CONVOLUTIONS`.
     """
     settings = settings or ConvSettings()
-    name = op.removeprefix("aten.").removeprefix("aten::").split(".")[0]
+    name = short_name(op)
     if name == "convolution_backward":
         grad_output, source, weight = (read_layout(cast(TensorLike, tensor)) for tensor in args[:3])
         mask = cast("tuple[bool, bool, bool]", tuple(cast(Sequence[bool], args[10])))
@@ -181,7 +164,7 @@ def convolution_memory(
     settings = settings.model_copy(update={"deterministic": bool(deterministic), "allow_tf32": bool(allow_tf32)})
     window = _window((stride, padding, dilation, transposed, output_padding, groups), weight)
     backend = ConvBackend.CUDNN_TRANSPOSE if transposed else ConvBackend.CUDNN
-    return ConvolutionMemory(events=_cudnn_forward(source, weight, window, settings), source=_SOURCE, backend=backend)
+    return ConvolutionMemory(events=_cudnn_forward(source, weight, window, settings), backend=backend)
 
 
 def select_backend(
@@ -299,7 +282,7 @@ def _forward(
         )
     else:
         events += (output("result"), *_native_scratch(backend))
-    return ConvolutionMemory(events=events, source=_SOURCE, backend=backend)
+    return ConvolutionMemory(events=events, backend=backend)
 
 
 def _backward(
@@ -355,7 +338,7 @@ def _backward(
             output("grad_bias"),
             *reduction_events(grad, (0, *range(2, grad.rank)), max(4, ITEM_BYTES[grad.dtype]), target),
         )
-    return ConvolutionMemory(events=events, source=_SOURCE, backend=backend)
+    return ConvolutionMemory(events=events, backend=backend)
 
 
 def _cudnn_forward(
@@ -507,3 +490,36 @@ def _window(args: Sequence[object], weight: TensorLayout) -> _Window:
         output_padding=expand(output_padding),
         groups=int(cast(int, groups)),
     )
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+
+def _backward_flops(c: SimpleNamespace) -> int:
+    """Each of the gradients of input and weight costs the forward's multiply-adds. There is one for each number of the
+    weight at each place that it is put; torch's formula takes the weight's for that of one group, and multiplies by
+    their number."""
+    narrow = c.input if c.transposed else c.grad_output
+    forward: int = 2 * c.weight.numel * narrow.shape[0] * prod(narrow.shape[2:])
+    return forward * sum(map(bool, c.output_mask[:2]))
+
+
+def _memory(call: Call) -> ConvolutionMemory:
+    return convolution_memory(call.name, call.args, call.card, call.platform.settings)
+
+
+register(
+    "Convolution.cpp, cudnn/ConvShared.cpp, cudnn/Conv_v8.cpp",
+    {
+        "convolution": Operator(
+            kind="convolution", counts_macs=True, is_product=True, one_dtype=(0, 1, 2), cuda=_memory
+        ),
+        "_convolution": Operator(kind="convolution", counts_macs=True, is_product=True, cuda=_memory),
+        "convolution_overrideable": Operator(kind="convolution", counts_macs=True, is_product=True),
+        "mkldnn_convolution": Operator(kind="convolution", is_product=True),
+        "cudnn_convolution": Operator(kind="convolution", counts_macs=True, cuda=_memory),
+        "cudnn_convolution_transpose": Operator(cuda=_memory),
+        "_slow_conv2d_forward": Operator(kind="convolution", counts_macs=True),
+        "convolution_backward": Operator(_backward_flops, corrects_torch=True, cuda=_memory),
+    },
+)
