@@ -34,5 +34,6 @@ __all__ = [
     "short_name",
 ]
 
-for _family in iter_modules(__path__):
-    import_module(f"{__name__}.{_family.name}")
+for _module in iter_modules(__path__):
+    if _module.name != "registry":
+        register(import_module(f"{__name__}.{_module.name}").ROWS)

@@ -26,7 +26,7 @@ from typing import Literal, cast
 from fxmem.errors import UsageError
 from fxmem.hardware.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
 from fxmem.hardware.operators.reductions import reduction_events
-from fxmem.hardware.operators.registry import Call, ConvSettings, Operator, register, short_name
+from fxmem.hardware.operators.registry import Call, ConvSettings, Operator, short_name
 from fxmem.hardware.tensor_layouts import (
     ITEM_BYTES,
     MemoryFormat,
@@ -508,18 +508,17 @@ def _memory(call: Call) -> ConvolutionMemory:
     return convolution_memory(call.name, call.args, call.card, call.platform.settings)
 
 
-register(
-    "Convolution.cpp, cudnn/ConvShared.cpp, cudnn/Conv_v8.cpp",
-    {
+ROWS = {
+    "Convolution.cpp, cudnn/ConvShared.cpp, cudnn/Conv_v8.cpp": {
         "convolution": Operator(
-            kind="convolution", counts_macs=True, is_product=True, one_dtype=(0, 1, 2), cuda=_memory
+            kind="convolution", counts_macs=True, is_product=True, one_dtype=(0, 1, 2), is_opaque=True, cuda=_memory
         ),
-        "_convolution": Operator(kind="convolution", counts_macs=True, is_product=True, cuda=_memory),
+        "_convolution": Operator(kind="convolution", counts_macs=True, is_product=True, is_opaque=True, cuda=_memory),
         "convolution_overrideable": Operator(kind="convolution", counts_macs=True, is_product=True),
         "mkldnn_convolution": Operator(kind="convolution", is_product=True),
-        "cudnn_convolution": Operator(kind="convolution", counts_macs=True, cuda=_memory),
-        "cudnn_convolution_transpose": Operator(cuda=_memory),
+        "cudnn_convolution": Operator(kind="convolution", counts_macs=True, is_opaque=True, cuda=_memory),
+        "cudnn_convolution_transpose": Operator(is_opaque=True, cuda=_memory),
         "_slow_conv2d_forward": Operator(kind="convolution", counts_macs=True),
-        "convolution_backward": Operator(_backward_flops, corrects_torch=True, cuda=_memory),
+        "convolution_backward": Operator(_backward_flops, corrects_torch=True, is_opaque=True, cuda=_memory),
     },
-)
+}

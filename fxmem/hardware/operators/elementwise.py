@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, free, output
-from fxmem.hardware.operators.registry import Call, Operator, count_factors, dense_gradient, register
+from fxmem.hardware.operators.registry import Call, Operator, count_factors, dense_gradient
 from fxmem.hardware.tensor_layouts import HALF, ITEM_BYTES
 
 Events = tuple[HiddenEvent, ...]
@@ -62,9 +62,8 @@ def _gelu_backward(c: SimpleNamespace) -> int:
     return made * (18 if c.approximate == "tanh" else 11)
 
 
-register(
-    "UnaryOps.cpp",
-    {
+ROWS = {
+    "UnaryOps.cpp": {
         "abs angle": Operator(1, scratch=_complex_to_real),
         """sign reciprocal clamp_min clamp_max floor ceil round trunc sqrt rsqrt exp exp2 expm1 log log2 log10
         log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma polygamma
@@ -78,10 +77,7 @@ register(
         "clamp": Operator(lambda c: c.made * ((c.min is not None) + (c.max is not None))),
         "nan_to_num isnan isinf signbit logical_not bitwise_not": Operator(0),
     },
-)
-register(
-    "BinaryOps.cpp, PointwiseOps.cpp, Lerp.cpp, Pow.cpp",
-    {
+    "BinaryOps.cpp, PointwiseOps.cpp, Lerp.cpp, Pow.cpp": {
         "add sub rsub": Operator(lambda c: c.made * (1 + count_factors(c)), complex=2, cpu=_promote),
         "mul": Operator(1, complex=6, cpu=_promote),
         "div": Operator(lambda c: c.made * (1 + (getattr(c, "rounding_mode", None) is not None)), cpu=_promote),
@@ -99,10 +95,7 @@ register(
         """equal logical_and logical_or logical_xor bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__
         __lshift__ __rshift__ _assert_async""": Operator(0),
     },
-)
-register(
-    "Activation.cpp, cuda/Activation*.cu",
-    {
+    "Activation.cpp, cuda/Activation*.cu": {
         """relu threshold threshold_backward leaky_relu leaky_relu_backward _prelu_kernel rrelu_with_noise
         rrelu_with_noise_backward hardshrink hardshrink_backward softshrink softshrink_backward hardtanh_backward
         hardsigmoid_backward""": Operator(1),
@@ -129,11 +122,9 @@ register(
         "softplus_backward": Operator(5),  # dy z / (z + 1), z = exp(x b)
         "tanh_backward": Operator(3),  # dy (1 - y y)
     },
-)
-register(
-    "Dropout.cpp, cuda/Dropout.cu",
-    {
-        "native_dropout": Operator(lambda c: 0 if c.train is False else 2 * c.made),  # x mask / (1 - p)
+    "Dropout.cpp, cuda/Dropout.cu": {
+        # x mask / (1 - p); the mask is allocated first
+        "native_dropout": Operator(lambda c: 0 if c.train is False else 2 * c.made, order=(1, 0)),
         "native_dropout_backward": Operator(2, cpu=_dropout_backward_on_cpu),  # dy mask / (1 - p)
     },
-)
+}

@@ -13,7 +13,6 @@ from fxmem.hardware.operators.registry import (
     Operator,
     ScratchRule,
     dense_gradient,
-    register,
     undetermined,
 )
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat
@@ -97,9 +96,8 @@ def _grid_sample_backward_on_cpu(call: Call) -> Events | None:
 _ADDED, _ADDED_DENSE = Operator((1, 0)), Operator((1, 0), cpu=dense_gradient)
 _SKIPS = Operator(uncounted="points outside the input are skipped")
 
-register(
-    "Pooling.cpp, DilatedMaxPool*.cpp, AveragePool*.cpp, AdaptiveAveragePooling*.cpp, AdaptiveMaxPooling*.cpp",
-    {
+ROWS = {
+    "Pooling.cpp, DilatedMaxPool*.cpp, AveragePool*.cpp, AdaptiveAveragePooling*.cpp, AdaptiveMaxPooling*.cpp": {
         "max_pool1d": _max_pool(1),
         "max_pool2d_with_indices": _max_pool(2),
         "max_pool3d_with_indices": _max_pool(3),
@@ -120,10 +118,7 @@ register(
         ),
         "fractional_max_pool*": Operator(scratch=undetermined),  # with samples by thread
     },
-)
-register(
-    "ReflectionPad.cpp, ReplicationPadding.cpp, PixelShuffle.cpp, ChanelShuffle.cpp",
-    {
+    "ReflectionPad.cpp, ReplicationPadding.cpp, PixelShuffle.cpp, ChanelShuffle.cpp": {
         "reflection_pad1d reflection_pad2d reflection_pad3d": Operator(0),
         "replication_pad1d replication_pad2d replication_pad3d": Operator(0),
         """reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward
@@ -131,18 +126,12 @@ register(
         "constant_pad_nd channel_shuffle": Operator(0),
         "pixel_shuffle pixel_unshuffle": Operator(0, cpu=dense_gradient),
     },
-)
-register(
-    "Im2Col.cpp, Col2Im.cpp, cuda/Im2Col.cu, cuda/Col2Im.cu, UnfoldBackward.cpp",
-    {
+    "Im2Col.cpp, Col2Im.cpp, cuda/Im2Col.cu, cuda/Col2Im.cu, UnfoldBackward.cpp": {
         "im2col": Operator(0, scratch=_im2col),
         "col2im": _ADDED_DENSE,
         "unfold_backward": _ADDED,
     },
-)
-register(
-    "UpSample*.cpp, cpu/UpSampleKernel.cpp",
-    {
+    "UpSample*.cpp, cpu/UpSampleKernel.cpp": {
         "upsample_nearest1d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact3d": Operator(
             0, cpu=_upsample(1)
         ),
@@ -163,12 +152,9 @@ register(
         "upsample_bicubic2d_backward": Operator((48, 0), cpu=dense_gradient),
         "_upsample_bilinear2d_aa _upsample_bicubic2d_aa": Operator(scratch=undetermined),
     },
-)
-register(
-    "AffineGridGenerator.cpp, GridSampler.cpp, cpu/GridSamplerKernel.cpp",
-    {
+    "AffineGridGenerator.cpp, GridSampler.cpp, cpu/GridSamplerKernel.cpp": {
         "affine_grid_generator": Operator(lambda c: 2 * c.theta.shape[-1] * c.made),  # homogeneous coordinates by theta
         "grid_sampler_2d grid_sampler_3d grid_sampler_3d_backward": _SKIPS,
         "grid_sampler_2d_backward": replace(_SKIPS, cpu=_grid_sample_backward_on_cpu),
     },
-)
+}

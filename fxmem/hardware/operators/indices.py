@@ -16,7 +16,6 @@ from fxmem.hardware.operators.registry import (
     Operator,
     count_factors,
     layouts_among,
-    register,
     undetermined,
 )
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, broadcast_numel, is_tensor, read_layout
@@ -186,33 +185,30 @@ def _median_on_cpu(call: Call) -> Events | None:
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
-register(
-    "TensorAdvancedIndexing.cpp, cuda/Indexing.cu",
-    {
-        """index _unsafe_index index_copy index_fill index_select gather take masked_fill masked_scatter where
-        nonzero""": Operator(0),
-        "masked_select": Operator(0, cpu=_masked_select_on_cpu, scratch=undetermined),
-        "index_put index_put_ _index_put_impl_ _unsafe_index_put": Operator(_index_put_flops, cuda=_index_put_on_card),
-        "index_add": Operator(lambda c: c.source.numel * (1 + count_factors(c))),
+ROWS = {
+    "TensorAdvancedIndexing.cpp, cuda/Indexing.cu": {
+        "index _unsafe_index gather take": Operator(0, traffic="picks"),
+        "index_select": Operator(0, traffic="picks", index_at=2),
+        "masked_select": Operator(0, traffic="picks", cpu=_masked_select_on_cpu, scratch=undetermined),
+        "index_fill masked_fill masked_scatter where nonzero": Operator(0),
+        "index_copy": Operator(0, traffic="puts"),
+        "index_put index_put_ _index_put_impl_ _unsafe_index_put": Operator(
+            _index_put_flops, traffic="puts", cuda=_index_put_on_card
+        ),
+        "index_add": Operator(lambda c: c.source.numel * (1 + count_factors(c)), traffic="puts", index_at=2),
         "index_reduce": Operator(scratch=undetermined),
-        "scatter": Operator(lambda c: c.index.numel * hasattr(c, "reduce")),
-        "scatter_add": Operator(lambda c: c.index.numel),
+        "scatter": Operator(lambda c: c.index.numel * hasattr(c, "reduce"), traffic="puts"),
+        "scatter_add": Operator(lambda c: c.index.numel, traffic="puts"),
         "scatter_reduce": Operator(lambda c: c.index.numel + c.made * (c.reduce == "mean"), scratch=_scatter_reduce),
     },
-)
-register(
-    "Embedding.cpp, cuda/Embedding.cu, cuda/EmbeddingBackwardKernel.cu",
-    {
-        "embedding": Operator(0),
+    "Embedding.cpp, cuda/Embedding.cu, cuda/EmbeddingBackwardKernel.cu": {
+        "embedding": Operator(0, traffic="picks", index_at=1),
         # Gradients that meet in one place are added, each once.
         "embedding_dense_backward": Operator((1, 0), cuda=_embedding_backward_on_card),
         "embedding_renorm": Operator(uncounted="depends on how many rows exceed the norm"),
         "renorm": Operator(scratch=undetermined),
     },
-)
-register(
-    "EmbeddingBag.cpp",
-    {
+    "EmbeddingBag.cpp": {
         "_embedding_bag": Operator(
             lambda c: _bag_flops(c, c.weight.shape[1]) + c.made * (c.mode == 1), cpu=_embedding_bag_on_cpu
         ),
@@ -223,21 +219,15 @@ register(
         ),
         "_embedding_bag_per_sample_weights_backward": Operator(scratch=undetermined),
     },
-)
-register(
-    "Sorting.cpp, cuda/Sort.cpp, cuda/SortStable.cu, cuda/TensorTopK.cu",
-    {
+    "Sorting.cpp, cuda/Sort.cpp, cuda/SortStable.cu, cuda/TensorTopK.cu": {
         "sort": Operator(0, cuda=_sort_on_card, cpu=_sort_on_cpu),
         "topk": Operator(0, cuda=_topk_on_card),
         "kthvalue": Operator(0, cpu=_kth_value_on_cpu),
         "median nanmedian": Operator(0, cpu=_median_on_cpu),
         "argsort mode": Operator(0),
     },
-)
-register(
-    "Unique.cpp, cuda/Unique.cu, Bucketization.cpp, TensorCompare.cpp",
-    {
+    "Unique.cpp, cuda/Unique.cu, Bucketization.cpp, TensorCompare.cpp": {
         "unique_dim _unique2 bucketize searchsorted": Operator(0),
         "_unique isin": Operator(scratch=undetermined),
     },
-)
+}

@@ -7,7 +7,7 @@ from math import prod
 from types import SimpleNamespace
 
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
-from fxmem.hardware.operators.registry import Call, FlopRule, Operator, register
+from fxmem.hardware.operators.registry import Call, FlopRule, Operator
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout
 
 _MEAN = 1
@@ -15,7 +15,7 @@ _MEAN = 1
 
 
 def _flops(per_element: int, *factors: str) -> FlopRule:
-    """So many per element, one more for each factor that there is, and the mean or sum."""
+    """So many per element, one more for each factor, and the mean or sum."""
 
     def rule(c: SimpleNamespace) -> int:
         n: int = c.self.numel
@@ -64,9 +64,8 @@ def _ctc_backward(call: Call) -> tuple[HiddenEvent, ...]:
     return alloc("log_beta", log_alpha.nbytes), output("grad")
 
 
-register(
-    "Loss.cpp, cuda/Loss.cu",
-    {
+ROWS = {
+    "Loss.cpp, cuda/Loss.cu": {
         "mse_loss": Operator(_flops(2), scratch=_elementwise_then_reduced),  # (x - t)^2
         "mse_loss_backward": Operator(3),  # c (x - t) dy
         # z = |x - t|, then z z / 2 / beta or z - beta / 2
@@ -81,21 +80,15 @@ register(
         "binary_cross_entropy_with_logits": Operator(_with_logits),
         "multi_margin_loss multi_margin_loss_backward": Operator(uncounted="rare in models"),
     },
-)
-register(
-    "LossNLL.cpp, LossNLL2d.cpp, cuda/Loss.cu, cuda/NLLLoss2d.cu",
-    {
+    "LossNLL.cpp, LossNLL2d.cpp, cuda/Loss.cu, cuda/NLLLoss2d.cu": {
         "nll_loss_forward nll_loss2d_forward": Operator(_nll),
         # -dy at each target, times weight, over the total weight for a mean; the rest is zeros
         "nll_loss_backward nll_loss2d_backward": Operator(
             lambda c: c.target.numel * (1 + (c.weight is not None) + (c.reduction == _MEAN))
         ),
     },
-)
-register(
-    "LossCTC.cpp, cuda/LossCTC.cu",
-    {
+    "LossCTC.cpp, cuda/LossCTC.cu": {
         "_ctc_loss": Operator(uncounted="depends on the lengths of the targets"),
         "_ctc_loss_backward": Operator(uncounted="depends on the lengths of the targets", cuda=_ctc_backward),
     },
-)
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, free, output
-from fxmem.hardware.operators.registry import Call, Operator, register, undetermined
+from fxmem.hardware.operators.registry import Call, Operator, undetermined
 from fxmem.hardware.tensor_layouts import read_layout
 
 
@@ -34,41 +34,40 @@ def _roll(call: Call) -> tuple[HiddenEvent, ...] | None:
     return (*events, output("result")) if dims[1:] else None
 
 
-_MOVES = Operator(0)
+_MOVES, _MAKES = Operator(0), Operator(0, is_opaque=True)
 
-register(
-    "TensorShape.cpp, TensorConversions.cpp",
-    {
+ROWS = {
+    "TensorShape.cpp, TensorConversions.cpp": {
         """alias as_strided detach diagonal expand permute reshape select slice split split_with_sizes squeeze t
         transpose unbind unfold unsafe_split unsafe_split_with_sizes unsqueeze view _unsafe_view _reshape_alias _conj
-        _neg_view view_as_complex view_as_real resize set lift lift_fresh""": _MOVES,
-        "_to_copy clone copy stack repeat repeat_interleave complex diag_embed _local_scalar_dense": _MOVES,
+        _neg_view view_as_complex view_as_real resize set lift""": _MOVES,
+        "lift_fresh": _MAKES,
+        "stack repeat complex diag_embed _local_scalar_dense": _MOVES,
+        "repeat_interleave": Operator(0, index_at=0),
+        "_to_copy clone": _MAKES,
+        "copy": Operator(0, is_opaque=True, traffic="overwrites"),
         "cat": Operator(0, cpu=_cat_on_cpu),
         """as_strided_scatter diagonal_scatter select_scatter slice_scatter diagonal_backward select_backward
         slice_backward""": _MOVES,
     },
-)
-register(
-    "TensorTransformations.cpp, TriangularOps.cpp",
-    {"flip rot90 tril triu": _MOVES, "roll": Operator(0, scratch=_roll)},
-)
-register(
-    "TensorFactories.cpp, RangeFactories.cpp, Fill.cpp",
-    {
-        """empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros ones
-        ones_like new_ones full full_like new_full zero fill scalar_tensor arange linspace eye tril_indices triu_indices
-        _efficientzerotensor""": _MOVES,
+    "TensorTransformations.cpp, TriangularOps.cpp": {
+        "flip rot90 tril triu": _MOVES,
+        "roll": Operator(0, scratch=_roll),
     },
-)
-register(
-    "Distributions.cpp, TensorFactories.cpp",
-    {
-        """rand rand_like randn randn_like randint randint_like randperm bernoulli cauchy exponential geometric
-        log_normal normal random uniform""": _MOVES,
+    "TensorFactories.cpp, RangeFactories.cpp, Fill.cpp": {
+        """empty empty_like empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros ones ones_like
+        new_ones full full_like new_full scalar_tensor arange linspace eye""": _MAKES,
+        "logspace": Operator(is_opaque=True),
+        "empty_strided tril_indices triu_indices _efficientzerotensor": _MOVES,
+        "zero fill": Operator(0, traffic="overwrites"),
+    },
+    "Distributions.cpp, TensorFactories.cpp": {
+        "rand rand_like randn randn_like": _MAKES,
+        """randint randint_like randperm bernoulli cauchy exponential geometric log_normal normal random
+        uniform""": _MOVES,
         "multinomial": Operator(0, scratch=undetermined),
     },
-)
-register(
-    "torch/csrc/jit/runtime/register_prim_ops.cpp, torch/csrc/autograd/record_function_ops.cpp",
-    {"prim::device profiler::_record_function_enter_new profiler::_record_function_exit": _MOVES},
-)
+    "torch/csrc/jit/runtime/register_prim_ops.cpp, torch/csrc/autograd/record_function_ops.cpp": {
+        "prim::device profiler::_record_function_enter_new profiler::_record_function_exit": _MOVES
+    },
+}

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
-from fxmem.hardware.operators.registry import Call, Operator, dense_gradient, layouts_among, register, results_only
+from fxmem.hardware.operators.registry import Call, Operator, dense_gradient, layouts_among, results_only
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, TensorLike, read_layout
 
 Events = tuple[HiddenEvent, ...]
@@ -74,6 +74,12 @@ def _batch_norm_backward(c: SimpleNamespace) -> int:
     if c.train:
         return _normalize_backward(n, channels, c.weight, c.output_mask)
     return 2 * channels * (dx or dw) + (n + channels * (c.weight is not None)) * dx + 4 * n * dw + n * db
+
+
+def _log_softmax(c: SimpleNamespace) -> int:
+    """x - max - log(sum(exp(x - max)))."""
+    n: int = c.read
+    return 5 * n + n // max(1, c.self.shape[c.dim] if c.self.rank else 1)
 
 
 # --- on a card --------------------------------------------------------------------------------------------------------
@@ -204,9 +210,8 @@ def _group_norm_backward_on_cpu(call: Call) -> Events:
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
-register(
-    "layer_norm.cpp, cuda/layer_norm_kernel.cu",
-    {
+ROWS = {
+    "layer_norm.cpp, cuda/layer_norm_kernel.cu": {
         "native_layer_norm": Operator(
             lambda c: _normalize(c.made, c.result[1].numel, c.weight, c.bias), cuda=results_only, copies=((0,), ())
         ),
@@ -218,10 +223,7 @@ register(
         "_fused_rms_norm": Operator(_rms_norm, copies=((0,), ())),
         "_fused_rms_norm_backward": Operator(_rms_norm_backward, cuda=_rms_norm_backward_on_card, copies=((1,), (0,))),
     },
-)
-register(
-    "group_norm.cpp, cuda/group_norm_kernel.cu, cpu/group_norm_kernel.cpp",
-    {
+    "group_norm.cpp, cuda/group_norm_kernel.cu, cpu/group_norm_kernel.cpp": {
         "native_group_norm": Operator(
             lambda c: _normalize(c.made, c.result[1].numel, c.weight, c.bias), cuda=_group_norm_on_card
         ),
@@ -231,44 +233,27 @@ register(
             cpu=_group_norm_backward_on_cpu,
         ),
     },
-)
-register(
-    "Normalization.cpp, cpu/batch_norm_kernel.cpp, cudnn/BatchNorm.cpp",
-    {
+    "Normalization.cpp, cpu/batch_norm_kernel.cpp, cudnn/BatchNorm.cpp": {
         "native_batch_norm _native_batch_norm_legit": Operator(_batch_norm, cpu=_batch_norm_on_cpu),
         "cudnn_batch_norm _native_batch_norm_legit_no_training": Operator(_batch_norm),
         "_batch_norm_with_update": Operator(cpu=_batch_norm_on_cpu),
         "native_batch_norm_backward": Operator(_batch_norm_backward, cpu=_batch_norm_backward_on_cpu),
         "batch_norm_backward": Operator(cpu=_batch_norm_backward_on_cpu),
-        "cudnn_batch_norm_backward": Operator(
-            lambda c: _normalize_backward(c.read, c.input.shape[1], c.weight),
-        ),
+        "cudnn_batch_norm_backward": Operator(lambda c: _normalize_backward(c.read, c.input.shape[1], c.weight)),
     },
-)
-register(
-    "WeightNorm.cpp, cuda/WeightNorm.cu",
-    {
+    "WeightNorm.cpp, cuda/WeightNorm.cu": {
         "_weight_norm_interface": Operator(lambda c: 3 * c.v.numel + 2 * c.g.numel),  # v (g / |v|)
         # dg = sum(dw v) / |v|, (g / |v|) (dw - v (dg / |v|))
         "_weight_norm_interface_backward": Operator(lambda c: 5 * c.saved_v.numel + 3 * c.saved_g.numel),
     },
-)
-register(
     # `host_softmax`, `host_softmax_backward`.
-    "SoftMax.cpp, cuda/SoftMax.cu",
-    {
+    "SoftMax.cpp, cuda/SoftMax.cu": {
         "_softmax": Operator((5, 0), cuda=results_only, copies=((), (0,))),  # exp(x - max) / sum(exp(x - max))
-        "_softmax_backward_data": Operator(  # (dy - sum(dy y)) y
-            4, cuda=_softmax_backward_on_card, cpu=dense_gradient
-        ),
+        # (dy - sum(dy y)) y
+        "_softmax_backward_data": Operator(4, cuda=_softmax_backward_on_card, cpu=dense_gradient),
         "_safe_softmax": Operator((5, 0), cuda=_safe_softmax_on_card),
-        "_log_softmax": Operator(  # x - max - log(sum(exp(x - max)))
-            lambda c: 5 * c.read + c.read // max(1, c.self.shape[c.dim] if c.self.rank else 1),
-            cuda=results_only,
-            copies=((), (0,)),
-        ),
-        "_log_softmax_backward_data": Operator(  # dy - exp(y) sum(dy)
-            4, cuda=results_only, copies=((), (0, 1))
-        ),
+        "_log_softmax": Operator(_log_softmax, cuda=results_only, copies=((), (0,))),
+        # dy - exp(y) sum(dy)
+        "_log_softmax_backward_data": Operator(4, cuda=results_only, copies=((), (0, 1))),
     },
-)
+}

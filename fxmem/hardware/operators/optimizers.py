@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from fxmem.hardware.operators.registry import Operator, register
+from fxmem.hardware.operators.registry import Operator
 
 
 def _adam(c: SimpleNamespace, decay: int) -> int:
@@ -28,19 +28,15 @@ def _fused(c: SimpleNamespace, flops: int, decay: int) -> int:
     return made * each
 
 
-register(
-    "FusedAdam.cpp, FusedSGD.cpp, FusedAdagrad.cpp, cuda/FusedAdamKernel.cu, cuda/FusedSgdKernel.cu",
-    {
+ROWS = {
+    "FusedAdam.cpp, FusedSGD.cpp, FusedAdagrad.cpp, cuda/FusedAdamKernel.cu, cuda/FusedSgdKernel.cu": {
         "_fused_adam": Operator(lambda c: _adam(c, decay=2)),
         "_fused_adamw": Operator(lambda c: _adam(c, decay=1)),
         "_fused_sgd": Operator(_sgd),
         "_fused_adagrad": Operator(lambda c: _fused(c, 7, decay=2)),  # s + g g, p - (lr g) / (sqrt(s) + eps)
     },
-)
-register(
-    "cuda/AmpKernels.cu, cpu/AmpGradScalerKernels.cpp",
-    {
+    "cuda/AmpKernels.cu, cpu/AmpGradScalerKernels.cpp": {
         "_amp_foreach_non_finite_check_and_unscale": Operator((1, 0)),
         "_amp_update_scale": Operator(1),
     },
-)
+}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
-from fxmem.hardware.operators.registry import OPERATORS, Call, FlopRule, Operator, register, short_name
+from fxmem.hardware.operators.registry import OPERATORS, Call, FlopRule, Operator, short_name
 from fxmem.hardware.releases import find_release
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, TensorLike, read_layout
 
@@ -161,9 +161,8 @@ def _integers_or_composite(*, is_product: bool = False) -> Operator:
 _NUMBER = Operator(lambda c: 2 * c.read, kind="matrix product", counts_macs=True, uses_cublas=True, cuda=_on_card)
 _CUTLASS = Operator(_grouped_flops, kind="matrix product", counts_macs=True, is_product=True)
 
-register(
-    "LinearAlgebra.cpp, cuda/Blas.cpp, cuda/cuBlasCommonArgs.h",
-    {
+ROWS = {
+    "LinearAlgebra.cpp, cuda/Blas.cpp, cuda/cuBlasCommonArgs.h": {
         "mm bmm": _gemm(lambda c: _flops(c.self, c.mat2), 0, 1),
         "addmm": _gemm(lambda c: _flops(c.mat1, c.mat2), 0, 1, 2),
         "baddbmm": _gemm(lambda c: _flops(c.batch1, c.batch2), 0, 1, 2),
@@ -178,5 +177,5 @@ register(
         "matmul": _integers_or_composite(),
         "_trilinear": Operator(uncounted="rare in models"),
     },
-)
-register("cuda/GroupedBlas.cpp, GroupedMMUtils.h", {"_grouped_mm _scaled_grouped_mm": _CUTLASS})
+    "cuda/GroupedBlas.cpp, GroupedMMUtils.h": {"_grouped_mm _scaled_grouped_mm": _CUTLASS},
+}

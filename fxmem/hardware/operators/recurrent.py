@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.hidden_memory import HiddenMemory, RnnSignature, alloc, free, output
-from fxmem.hardware.operators.registry import Call, Operator, layouts_among, register
+from fxmem.hardware.hidden_memory import HiddenEvent, RnnSignature, alloc, free, output
+from fxmem.hardware.operators.registry import Call, Operator, layouts_among
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, read_layout
 from fxmem.records.profile import Target
 
@@ -26,10 +26,10 @@ dh (1), tanh' (3), dr, d(U h) (1 each), two sigmoids' (3 each).
 """
 
 
-def recurrent_memory(short: str, args: Sequence[Any], target: Target, *, allow_tf32: bool) -> HiddenMemory:
+def _memory(call: Call) -> list[HiddenEvent]:
     """The workspaces of cuDNN's recurrent layers (`_cudnn_rnn`, `_cudnn_rnn_backward` in RNN.cpp): forward's comes
     before the reserve; backward has one for the gradients of its inputs, then one for those of the weights."""
-    backward = short.endswith("_backward")
+    args, backward = call.args, call.name.endswith("_backward")
     source, weights, per_layer, flat, hx, cx = args[:6]
     mode, hidden, proj, layers, batch_first, dropout, training, bidirectional = args[10 if backward else 6 :][:8]
     layout = read_layout(source)
@@ -47,15 +47,15 @@ def recurrent_memory(short: str, args: Sequence[Any], target: Target, *, allow_t
         batch=batch,
         dropout=dropout if training else 0.0,
         training=training,
-        allow_tf32=allow_tf32,
+        allow_tf32=call.platform.settings.allow_tf32_in_rnn,
     )
-    signature = signature.model_copy(update={"algorithm": _rnn_algorithm(signature, target, backward=backward)})
+    signature = signature.model_copy(update={"algorithm": _rnn_algorithm(signature, call.card, backward=backward)})
     workspace = alloc("cuDNN RNN workspace", None, signature)
     states = [output("input or its gradient"), *(output("state") for state in (hx, cx) if state is not None)]
     if not backward:
         buffer = [output("weights")] if flat is None else []
         events = [*states, *buffer, workspace, output("reserve")]
-        return HiddenMemory(events=tuple(events))
+        return events
     # Each of backward's two parts copies an input that is not dense as (steps, batch, features).
     features = layout.shape[-1]
     wanted = (features, batch * features) if batch_first else (batch * features, features)
@@ -69,7 +69,7 @@ def recurrent_memory(short: str, args: Sequence[Any], target: Target, *, allow_t
         buffer = [alloc("gradients of the weights", prod(shape.shape) * ITEM_BYTES[shape.dtype])] if copied else []
         events += [*copy, *buffer, *([] if copied else [output("gradients")]), workspace, *free(workspace.name)]
         events += [output("gradient") for _ in weights] if copied else []
-    return HiddenMemory(events=tuple(events))
+    return events
 
 
 def _rnn_algorithm(layer: RnnSignature, target: Target, *, backward: bool) -> int:
@@ -141,30 +141,24 @@ def _mkldnn_weights(c: SimpleNamespace) -> list[TensorLayout]:
     return weights if c.has_biases else weights[:2]
 
 
-def _memory(call: Call) -> HiddenMemory:
-    return recurrent_memory(call.name, call.args, call.card, allow_tf32=call.platform.settings.allow_tf32_in_rnn)
-
-
-register(
-    "cudnn/RNN.cpp",
-    {
-        "_cudnn_rnn": Operator(lambda c: _rnn_flops(c, c.weight), kind="recurrent layer", cuda=_memory),
+ROWS = {
+    "cudnn/RNN.cpp": {
+        "_cudnn_rnn": Operator(
+            lambda c: _rnn_flops(c, c.weight),
+            kind="recurrent layer",
+            cuda=_memory,
+            order=(0, 1, 2, 4, 3),  # the weights' buffer before the reserve
+        ),
         "_cudnn_rnn_backward": Operator(lambda c: _rnn_backward_flops(c, c.weight, c.output_mask[3]), cuda=_memory),
     },
-)
-register(
-    "mkldnn/RNN.cpp",
-    {
+    "mkldnn/RNN.cpp": {
         "mkldnn_rnn_layer": Operator(lambda c: _rnn_flops(c, _mkldnn_weights(c)), kind="recurrent layer"),
         "mkldnn_rnn_layer_backward": Operator(lambda c: _rnn_backward_flops(c, _mkldnn_weights(c))),
     },
-)
-register(
-    "cuda/RNN.cu",
-    {
+    "cuda/RNN.cu": {
         "_thnn_fused_lstm_cell": Operator(lambda c: _cell_flops(c, _LSTM)),
         "_thnn_fused_gru_cell": Operator(lambda c: _cell_flops(c, _GRU)),
         "_thnn_fused_lstm_cell_backward_impl": Operator(lambda c: (23 + 4 * c.has_bias) * c.cx.numel),
         "_thnn_fused_gru_cell_backward": Operator(lambda c: (16 + 6 * c.has_bias) * c.read),
     },
-)
+}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
-from fxmem.hardware.operators.registry import Call, Operator, register
+from fxmem.hardware.operators.registry import Call, Operator
 from fxmem.hardware.tensor_layouts import HALF, ITEM_BYTES, TensorLayout, broadcast_numel, read_layout
 from fxmem.records.profile import Target
 
@@ -203,9 +203,8 @@ def _dist_flops(c: SimpleNamespace) -> int:
     return n + _norm_flops(n, 1, c.p)
 
 
-register(
-    "ReduceOps.cpp, ReduceOpsUtils.h, cuda/Reduce.cuh",
-    {
+ROWS = {
+    "ReduceOps.cpp, ReduceOpsUtils.h, cuda/Reduce.cuh": {
         "sum": Operator((1, 0), complex=2, cuda=_sum_on_card, cpu=_sum),
         "nansum prod": Operator((1, 0), cuda=_sum_on_card, cpu=_sum),
         "mean": Operator((1, 1), cuda=_sum_on_card, cpu=_mean_on_cpu),
@@ -222,12 +221,9 @@ register(
         "dist": Operator(_dist_flops),
         "trace": Operator(lambda c: min(c.self.shape)),
     },
-)
-register(
-    "LinearAlgebra.cpp, cuda/ReduceNormKernel.cu",
-    {
+    "LinearAlgebra.cpp, cuda/ReduceNormKernel.cu": {
         "linalg_vector_norm": Operator(lambda c: _norm_flops(c.read, c.made, c.ord), cuda=_norm_on_card),
         "norm": Operator(lambda c: _norm_flops(c.read, c.made, c.p if hasattr(c, "p") else c.ord)),
     },
-)
-register("cuda/ForeachReduceOp.cu", {"_foreach_norm": Operator(cuda=_foreach_norm)})
+    "cuda/ForeachReduceOp.cu": {"_foreach_norm": Operator(cuda=_foreach_norm)},
+}

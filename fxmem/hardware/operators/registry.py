@@ -1,7 +1,7 @@
 """The rows: all that is known of one ATen operator without torch, in one place.
 
-A family of operators is a module; it registers its rows by the file of torch that they were read in. Who has to know
-something of an operator asks its row: the FLOPs and their multiply-adds, the hidden memory of its kernels, the planners
+A family of operators is a module, which has its rows by the files of torch that they were read in (`ROWS`). All who
+have to know something of an operator ask its row: the count of FLOPs, the collector of hidden memory, layers, planners
 and what applies their plans, and the check of dtypes.
 """
 
@@ -133,16 +133,29 @@ class Operator:
     """What it hides on both, where there is no rule for the one."""
     copies: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
     """Positions of arguments that both copy where they are not contiguous: before the results are made, and after."""
+    is_opaque: bool = False
+    """Its kernel is not looked into for other operators that it calls: it allocates but for its results nothing, which
+    saves time, or its library chooses by the machine."""
+    order: tuple[int, ...] = ()
+    """Which results its kernel allocates, in its order, where that is not the order of the results."""
+    # --- its traffic --------------------------------------------------------------------------------------------------
+    traffic: Literal["picks", "puts", "overwrites"] | None = None
+    """It reads as much of its first argument as it writes; or, in place, it changes as much of it as it is given; or,
+    in place, it does not read what it writes to."""
+    index_at: int | None = None
+    """Position of an argument whose numbers its kernel takes whole, which torch's fake kernel does not check."""
     # --- where it was read --------------------------------------------------------------------------------------------
     source: str = ""
-    """Files of torch; `register` fills it in."""
+    """Files of torch; `register` fills them in."""
     since: str = ""
     """The first release that has it so, where that is later than the oldest that fxmem knows."""
 
-    @property
-    def may_hide(self) -> bool:
-        """Whether a call may hide something."""
-        return bool(self.cuda or self.cpu or self.scratch or any(self.copies))
+    def may_hide(self, platform: Platform) -> bool:
+        """Whether a call may hide something there."""
+        return self._rule(platform) is not None or any(self.copies)
+
+    def _rule(self, platform: Platform) -> ScratchRule | None:
+        return (self.cpu if platform.card is None else self.cuda) or self.scratch
 
     def count(self, call: SimpleNamespace) -> int:
         """FLOPs of a call, see `FlopRule`. The operator's are known."""
@@ -156,7 +169,7 @@ class Operator:
 
     def memory(self, call: Call) -> HiddenMemory | None:
         """What a call hides; the copies of arguments last until it returns."""
-        rule = (self.cpu if call.platform.card is None else self.cuda) or self.scratch
+        rule = self._rule(call.platform)
         found = None if rule is None else rule(call)
         memory = found if found is None or isinstance(found, HiddenMemory) else HiddenMemory(events=tuple(found))
         before, after = (_contiguous_copies(call, positions) for positions in self.copies)
@@ -173,19 +186,19 @@ OPERATORS: Final[dict[str, Operator]] = {}
 _BY_PREFIX: Final[dict[str, Operator]] = {}
 
 
-def register(source: str, rows: Mapping[str, Operator]) -> None:
-    """Register rows that were read in one place.
+def register(rows: Mapping[str, Mapping[str, Operator]]) -> None:
+    """Register the rows of a family.
 
     Args:
-        source: files of torch, below `aten/src/ATen/native` unless they say otherwise.
-        rows: by the names that share a row, separated by white space. A name that ends in `*` stands for all operators
+        rows: by the files of torch where they were read (below `aten/src/ATen/native` unless they say otherwise), and
+            by the names that share a row, separated by white space. A name that ends in `*` stands for all operators
             that begin so and have no row.
 
     Raises:
         ValueError: an operator has a row already.
     """
-    for names, row in rows.items():
-        for name in names.split():
+    for source, of_source in rows.items():
+        for name, row in ((name, row) for names, row in of_source.items() for name in names.split()):
             table = _BY_PREFIX if name.endswith("*") else OPERATORS
             if name.removesuffix("*") in table:
                 raise ValueError(f"expected one row for {name}, got a second one from {source}")

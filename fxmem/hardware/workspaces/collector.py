@@ -58,7 +58,7 @@ class CpuCollector:
     def look(self, name: str, args: Sequence[Any], result: Any) -> Seen | None:
         """What a call hides, which its op, layouts and numbers tell; None for nothing."""
         row = find_operator(name)
-        if row is None or not row.may_hide:
+        if row is None or not row.may_hide(self._platform):
             return None
         key = name, *map(_freeze, (*args, result))
         if key not in self._known:

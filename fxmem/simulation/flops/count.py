@@ -37,7 +37,7 @@ def op_flops(
     packet = _packet(func)
     if extra is not None and packet in extra:
         return extra[packet](*args, **kwargs, out_val=out)
-    row = _find_row(func)
+    row = find_row(func)
     if not (row is not None and row.corrects_torch) and packet in (registered := torch_formulas()):
         # torch's formulas refuse some calls they are registered for: grouped-query heads, `bmm.dtype`.
         with suppress(AssertionError, TypeError):
@@ -72,10 +72,12 @@ def _packet(func: Any) -> Any:
     return getattr(func, "overloadpacket", func)  # a higher-order operator has no overloads
 
 
-def _find_row(func: Any) -> Operator | None:
+@cache
+def find_row(func: Any) -> Operator | None:
     """The row that counts it: its own, or for `aten::_foreach_add_.Scalar` and `aten::add_.Tensor` that of `add`.
 
-    A name outside aten keeps its namespace."""
+    A name outside aten keeps its namespace.
+    """
     name: str = func.name().partition(".")[0].removeprefix("aten::")
     rows = (OPERATORS.get(each) for each in (name, name.removeprefix("_foreach_").removesuffix("_")))
     return next((row for row in rows if row is not None and row.flops is not None), None)

@@ -19,10 +19,11 @@ from fxmem.hardware.operators import OPERATORS
 from fxmem.simulation import known_values
 
 aten = torch.ops.aten
+Fakes = torch_common.FakeTensorMode
 
 
 def _cudnn_attention(
-    fakes: torch_common.FakeTensorMode,
+    fakes: Fakes,
     _: Any,
     query: Tensor,
     key: Tensor,
@@ -48,7 +49,7 @@ def _cudnn_attention(
 
 
 def _efficient_attention(
-    fakes: torch_common.FakeTensorMode,
+    fakes: Fakes,
     _: Any,
     query: Tensor,
     key: Tensor,
@@ -70,7 +71,7 @@ def _efficient_attention(
 
 
 def _grouped_mm(
-    fakes: torch_common.FakeTensorMode,
+    fakes: Fakes,
     _: Any,
     a: Tensor,
     b: Tensor,
@@ -95,18 +96,14 @@ def _grouped_mm(
         return torch.empty_strided((groups, rows, columns), (rows * padded, padded, 1), dtype=dtype, device=a.device)
 
 
-def _gru_cell(
-    fakes: torch_common.FakeTensorMode, _: Any, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Any
-) -> Any:
+def _gru_cell(fakes: Fakes, _: Any, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Any) -> Any:
     """`_thnn_fused_gru_cell_cuda` (cuda/RNN.cu): the new state and five values per element for backward."""
     with fakes:
         workspace = hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
         return torch.empty_like(hx, memory_format=torch.contiguous_format), workspace
 
 
-def _gru_cell_backward(
-    fakes: torch_common.FakeTensorMode, _: Any, grad_hy: Tensor, workspace: Tensor, has_bias: bool
-) -> Any:
+def _gru_cell_backward(fakes: Fakes, _: Any, grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
     """`_thnn_fused_gru_cell_backward_cuda` (cuda/RNN.cu)."""
     batch, hidden = workspace.shape[0], workspace.shape[1] // 5
     with fakes:
@@ -119,28 +116,20 @@ def _gru_cell_backward(
     return grad_input_gates, grad_hidden_gates, grad_hx, *grad_biases
 
 
-def _cudnn_grid_sampler(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, grid: Tensor) -> Any:
+def _cudnn_grid_sampler(fakes: Fakes, _: Any, source: Tensor, grid: Tensor) -> Any:
     """`cudnn_grid_sampler_forward` (cudnn/GridSampler.cpp): contiguous, of the grid's size."""
     with fakes:
         return source.new_empty((source.shape[0], source.shape[1], grid.shape[1], grid.shape[2]))
 
 
-def _cudnn_grid_sampler_backward(
-    fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, grid: Tensor, grad: Tensor
-) -> Any:
+def _cudnn_grid_sampler_backward(fakes: Fakes, _: Any, source: Tensor, grid: Tensor, grad: Tensor) -> Any:
     """`cudnn_grid_sampler_backward` (cudnn/GridSampler.cpp): contiguous gradients of both."""
     with fakes:
         return source.new_empty(source.shape), grid.new_empty(grid.shape)
 
 
 def _use_cudnn_ctc_loss(
-    _: torch_common.FakeTensorMode,
-    __: Any,
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    blank: int,
+    _: Fakes, __: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int
 ) -> Any:
     """`_use_cudnn_ctc_loss` (cudnn/LossCTC.cpp), as far as it is decided without lengths: cuDNN takes flat int32
     targets and blank 0 only."""
@@ -150,7 +139,7 @@ def _use_cudnn_ctc_loss(
 
 
 def _ctc_loss(
-    fakes: torch_common.FakeTensorMode,
+    fakes: Fakes,
     _: Any,
     log_probs: Tensor,
     targets: Tensor,
@@ -174,24 +163,16 @@ def _ctc_loss(
         return log_probs.new_empty(batch), log_probs.new_empty((batch, time, 2 * longest + 1))
 
 
-def _ctc_loss_backward(
-    fakes: torch_common.FakeTensorMode, _: Any, grad: Tensor, log_probs: Tensor, *rest: Any, **kwargs: Any
-) -> Any:
+def _ctc_loss_backward(fakes: Fakes, _: Any, grad: Tensor, log_probs: Tensor, *rest: Any, **kwargs: Any) -> Any:
     """`ctc_loss_backward_gpu_template` (cuda/LossCTC.cu): a contiguous gradient; its log_beta is in
-    `fxmem.hardware.workspaces`."""
+    `fxmem.hardware.operators`."""
     del grad
     with fakes:
         return log_probs.new_empty(log_probs.shape)
 
 
 def _elementwise_loss(
-    fakes: torch_common.FakeTensorMode,
-    _: Any,
-    source: Tensor,
-    target: Tensor,
-    reduction: int = 1,
-    *rest: Any,
-    **kwargs: Any,
+    fakes: Fakes, _: Any, source: Tensor, target: Tensor, reduction: int = 1, *rest: Any, **kwargs: Any
 ) -> Any:
     """A mean or sum in the memory of the unreduced loss: the result is made of its size and resized to a number, which
     frees nothing.
@@ -208,12 +189,7 @@ def _elementwise_loss(
 
 
 def _binary_cross_entropy(
-    fakes: torch_common.FakeTensorMode,
-    _: Any,
-    source: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: int = 1,
+    fakes: Fakes, _: Any, source: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
 ) -> Any:
     """The same for `binary_cross_entropy_out_cuda` (cuda/Loss.cu) and `binary_cross_entropy_out_cpu` (Loss.cpp):
     `loss.resize_as_(loss_reduced)`."""
@@ -224,7 +200,7 @@ def _binary_cross_entropy(
         return torch.empty_like(source).resize_(())
 
 
-def _col2im(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, size: Any, *rest: Any, **kwargs: Any) -> Any:
+def _col2im(fakes: Fakes, _: Any, source: Tensor, size: Any, *rest: Any, **kwargs: Any) -> Any:
     """`col2im_out_cpu_template` (Col2Im.cpp), `col2im_out_cuda_template` (cuda/Col2Im.cu): the result is made as large
     as the columns and resized, which frees nothing."""
     kernel, output = rest[0], tuple(size)
@@ -246,14 +222,14 @@ def answer_checks(value: bool) -> Iterator[None]:
         _passing.pop()
 
 
-def _check_of_arguments(_: torch_common.FakeTensorMode, __: Any, first: Tensor, second: Tensor) -> Any:
+def _check_of_arguments(_: Fakes, __: Any, first: Tensor, second: Tensor) -> Any:
     """Torch's own checks of values, which raise if they fail, are taken to hold: `is_scalar_tensor_true`
     (TensorSubclassLikeUtils.h, in `quantile`, `cov`)."""
     is_check = first.dim() == second.dim() == 0 and first.dtype is second.dtype is torch.bool
     return _passing[-1] if is_check else NotImplemented
 
 
-def _max_pool1d(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, *rest: Any) -> Any:
+def _max_pool1d(fakes: Fakes, _: Any, source: Tensor, *rest: Any) -> Any:
     """The CPU has a kernel without indices (MaxPooling.cpp); a card finds the indices all the same."""
     if source.device.type != "cpu":
         return NotImplemented
@@ -263,15 +239,13 @@ def _max_pool1d(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, *res
         return source.new_empty(shape)
 
 
-def _write_only(_: torch_common.FakeTensorMode, __: Any, *args: Any, **kwargs: Any) -> None:
+def _write_only(_: Fakes, __: Any, *args: Any, **kwargs: Any) -> None:
     """A fused optimizer's kernel updates its lists of tensors and allocates nothing (FusedSGD.cpp, FusedAdagrad.cpp,
     cuda/FusedSgdKernel.cu)."""
     del args, kwargs
 
 
-def _input_gradient(
-    fakes: torch_common.FakeTensorMode, _: Any, grad: Tensor, source: Tensor, *rest: Any, **kwargs: Any
-) -> Tensor:
+def _input_gradient(fakes: Fakes, _: Any, grad: Tensor, source: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
     """A contiguous gradient of the input (LossMultiMargin.cpp, LossMultiLabelMargin.cpp, FractionalMaxPool3d.cpp; the
     same in cuda/)."""
     del grad, rest, kwargs
@@ -279,7 +253,7 @@ def _input_gradient(
         return source.new_empty(source.shape)
 
 
-def _mixed_norm(fakes: torch_common.FakeTensorMode, func: Any, source: Tensor, *rest: Any) -> Any:
+def _mixed_norm(fakes: Fakes, func: Any, source: Tensor, *rest: Any) -> Any:
     """The CPU keeps float32 statistics of half precision where weights are float32.
 
     `param_scalar_type` (aten/src/ATen/native/cpu/mixed_data_type.h).
@@ -291,7 +265,7 @@ def _mixed_norm(fakes: torch_common.FakeTensorMode, func: Any, source: Tensor, *
         return result, *(each.new_empty(each.shape, dtype=torch.float32) for each in statistics)
 
 
-def _mixed_norm_backward(fakes: torch_common.FakeTensorMode, func: Any, gradient: Tensor, *rest: Any) -> Any:
+def _mixed_norm_backward(fakes: Fakes, func: Any, gradient: Tensor, *rest: Any) -> Any:
     """Each gradient has its tensor's dtype; torch's decomposition promotes."""
     if not _is_mixed(gradient, rest):
         return NotImplemented
@@ -308,16 +282,14 @@ def _is_mixed(source: Tensor, rest: tuple[Any, ...]) -> bool:
     return half and any(isinstance(each, Tensor) and each.dim() == 1 and each.dtype is torch.float32 for each in rest)
 
 
-def _geqrf(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor) -> Any:
+def _geqrf(fakes: Fakes, _: Any, source: Tensor) -> Any:
     """`geqrf_out` (BatchLinearAlgebra.cpp): the factors by columns, and a number for each reflector."""
     *batch, rows, columns = source.shape
     with fakes:
         return source.new_empty((*batch, columns, rows)).mT, source.new_empty((*batch, min(rows, columns)))
 
 
-def _histogram(
-    fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, bins: Tensor | int = 100, *rest: Any, **kwargs: Any
-) -> Any:
+def _histogram(fakes: Fakes, _: Any, source: Tensor, bins: Tensor | int = 100, *rest: Any, **kwargs: Any) -> Any:
     """`histogram_out` (Histogram.cpp): a number for each bin, and the edges."""
     del rest, kwargs
     count = bins if isinstance(bins, int) else bins.shape[0] - 1
@@ -325,19 +297,19 @@ def _histogram(
         return source.new_empty(count), source.new_empty(count + 1)
 
 
-def _fake_quantize(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, *rest: Any) -> Any:
+def _fake_quantize(fakes: Fakes, _: Any, source: Tensor, *rest: Any) -> Any:
     """`fake_quantize_per_channel_affine_cachemask` (quantized/FakeQuantPerChannelAffine.cpp): values and a mask."""
     del rest
     with fakes:
         return torch.empty_like(source), torch.empty_like(source, dtype=torch.bool)
 
 
-def _wait(_: torch_common.FakeTensorMode, __: Any, source: Tensor) -> Any:
+def _wait(_: Fakes, __: Any, source: Tensor) -> Any:
     """`wait_tensor` (distributed/c10d/Functional.cpp): the tensor itself; torch's meta kernel makes another."""
     return aten.alias.default(source)
 
 
-def _product_of_dtype(fakes: torch_common.FakeTensorMode, _: Any, *args: Any, out: Tensor, **kwargs: Any) -> Any:
+def _product_of_dtype(fakes: Fakes, _: Any, *args: Any, out: Tensor, **kwargs: Any) -> Any:
     """A product into `out` of another dtype (`_bmm_dtype_out_cuda`, `_scaled_mm_out_cuda`, cuda); torch has none."""
     return out
 
@@ -373,7 +345,7 @@ EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
 decompositions of some of them."""
 
 
-def run_kernel(fakes: torch_common.FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_kernel(fakes: Fakes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of a call on FakeTensors."""
     if func in EVERYWHERE and (made := EVERYWHERE[func](fakes, func, *args, **kwargs)) is not NotImplemented:
         return made
@@ -406,9 +378,7 @@ FAKE_KERNELS: Final[dict[Any, Callable[..., Any]]] = {
 """By operator: `implementation(mode, operator, *args, **kwargs)`."""
 
 ALLOCATED: Final[dict[Any, tuple[int, ...]]] = {
-    aten._cudnn_rnn.default: (0, 1, 2, 4, 3),  # RNN.cpp: the weights' buffer before the reserve
-    aten.native_dropout.default: (1, 0),  # Dropout.cu, Dropout.cpp: the mask first
-    aten._scaled_dot_product_cudnn_attention.default: (6, 7, 0, 1),  # attention.cu: the seeds first
+    getattr(aten, name).default: row.order for name, row in OPERATORS.items() if row.order
 }
 """Which results a kernel allocates, in its order, where that is not the order of the results."""
 
@@ -418,13 +388,13 @@ ONE_DTYPE: Final[dict[Any, tuple[int, ...]]] = {
 """Operators whose kernels take one dtype only, which torch's kernels for FakeTensors do not check; and which of their
 arguments."""
 
-
 INDICES: Final[dict[Any, int]] = {
-    aten.embedding.default: 1,
-    aten.index_select.default: 2,
-    aten.index_add.default: 2,
-    aten.index_add_.default: 2,
-    aten.repeat_interleave.Tensor: 0,
+    getattr(packet, overload): row.index_at
+    for name, row in OPERATORS.items()
+    if row.index_at is not None
+    for packet in (getattr(aten, form) for form in (name, f"{name}_") if hasattr(aten, form))
+    for overload in ("default", "Tensor")
+    if hasattr(packet, overload)
 }
 """Operators whose kernels take whole numbers for indices, which torch's kernels for FakeTensors do not check; and which
 of their arguments these are."""

@@ -21,12 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import target
+from fxmem.hardware.cublas import cublas_workspaces
 from fxmem.hardware.hidden_memory import RnnSignature, alloc, output
 from fxmem.hardware.operators import OPERATORS, Call, Operator
-from fxmem.hardware.operators.recurrent import recurrent_memory
+from fxmem.hardware.operators.convolution import convolution_memory
+from fxmem.hardware.operators.products import matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.hardware.operators.reductions import reduction_events
 from fxmem.hardware.releases import RELEASES, release_assumption
-from fxmem.hardware.tensor_layouts import dense_strides, fix_size_one_strides
+from fxmem.hardware.tensor_layouts import MemoryFormat, TensorLayout, dense_strides, fix_size_one_strides, read_layout
 from fxmem.hardware.workspaces import (
     Collector,
     ConvSettings,
@@ -35,26 +37,12 @@ from fxmem.hardware.workspaces import (
     HeldBuffer,
     HiddenEvent,
     HiddenMemory,
-    MemoryFormat,
-    TensorLayout,
     Workspace,
     conv_workspaces,
-    convolution_memory,
-    cublas_workspaces,
-    cudnn_attention_backward,
-    cudnn_attention_forward,
     cudnn_cache,
     cudnn_client,
-    efficient_backward,
-    efficient_forward,
     find_cudnn,
-    flash_backward,
-    flash_forward,
-    matmul_copies,
     read_cudnn_folder,
-    read_layout,
-    uses_cublas,
-    uses_cublaslt,
 )
 from fxmem.records.profile import Phase, Target
 from tests.no_files import NO_FILES
@@ -832,6 +820,57 @@ def test_operands_blas_cannot_read_are_copied() -> None:
 
 # Attention.
 
+Shape = tuple[int, ...]
+
+
+def attention(kernel: str, card: Target, *args: Any, deterministic: bool = False) -> HiddenMemory:
+    """What a call hides."""
+    collector = Collector(card, "2.11.0", {}, ConvSettings(), deterministic=deterministic)
+    seen = collector.look(f"aten._scaled_dot_product_{kernel}.default", args, None)
+    assert seen is not None
+    assert seen.memory is not None
+    return seen.memory
+
+
+def rows_first(shape: Shape, dtype: str, *, is_dense: bool = True) -> TensorLayout:
+    """As a transpose after attention makes its results; not dense: one number seen from everywhere."""
+    _, heads, rows, size = shape
+    stride = (rows * heads * size, size, heads * size, 1) if is_dense else (0, 0, 0, 0)
+    return TensorLayout(shape=shape, stride=stride, dtype=dtype)
+
+
+def flash_forward(query: Shape, key: Shape, dropout_p: float, card: Target) -> HiddenMemory:
+    return attention("flash_attention", card, tensor(*query), tensor(*key), tensor(*key), dropout_p)
+
+
+def flash_backward(query: Shape, key: Shape, dtype: str, card: Target, *, dense: bool = True, **options: Any) -> Any:
+    out, keys = rows_first(query, dtype), tensor(*key, dtype=dtype)
+    grad = rows_first(query, dtype, is_dense=dense)
+    return attention("flash_attention_backward", card, grad, out, keys, keys, out, **options)
+
+
+def efficient_forward(query: Shape, value: Shape, dtype: str, card: Target) -> HiddenMemory:
+    values = tensor(*value, dtype=dtype)
+    return attention("efficient_attention", card, tensor(*query, dtype=dtype), values, values)
+
+
+def efficient_backward(query: Shape, key: Shape, value: Shape, dtype: str, card: Target) -> HiddenMemory:
+    grad = rows_first((*query[:3], value[3]), dtype)
+    given = (tensor(*shape, dtype=dtype) for shape in (query, key, value))
+    return attention("efficient_attention_backward", card, grad, *given)
+
+
+def cudnn_attention_forward(query: Shape, key: Shape, dropout_p: float, card: Target) -> HiddenMemory:
+    return attention("cudnn_attention", card, tensor(*query), tensor(*key), tensor(*key), None, True, dropout_p)
+
+
+def cudnn_attention_backward(
+    query: Shape, key: Shape, value: Shape, dropout_p: float, card: Target, *, dense: bool = True
+) -> HiddenMemory:
+    grad = rows_first((*query[:3], value[3]), "float16", is_dense=dense)
+    given = (tensor(*shape, dtype="float16") for shape in (query, key, value))
+    return attention("cudnn_attention_backward", card, grad, *given, *[None] * 9, dropout_p)
+
 
 def test_flash_backward_by_hand() -> None:
     """Two sequences of 2000 tokens, 32 heads of 128, 8 for keys and values: 2000 rounds to 2048."""
@@ -850,7 +889,7 @@ def test_flash_backward_by_hand() -> None:
 def test_flash_backward_variants() -> None:
     shape = (1, 4, 100, 72)
     assert flash_backward(shape, shape, "float16", H100).peak_bytes() == (4 * 128 + 128 * 4 * 96) * 4
-    copied = flash_backward(shape, shape, "float16", H100, dense_grad=False)
+    copied = flash_backward(shape, shape, "float16", H100, dense=False)
     assert copied.events[0].nbytes == 4 * 100 * 72 * 2
     # 132 multiprocessors over 4 blocks: 33 copies of the queries' gradient.
     assert (
@@ -959,7 +998,7 @@ def test_cudnn_attention_backward_takes_what_cudnn_named(
 def test_cudnn_attention_backward_by_hand() -> None:
     """Hopper, 16 heads of 64 for 1000 queries: a float gradient, a float for each row, 256 bytes."""
     shape = (1, 16, 1000, 64)
-    memory = cudnn_attention_backward(shape, shape, shape, 0.1, H100, dense_grad=False)
+    memory = cudnn_attention_backward(shape, shape, shape, 0.1, H100, dense=False)
     assert script(memory)[3:] == ["dense grad_output", "cuDNN attention workspace"]
     assert [event.nbytes for event in memory.events[3:]] == [
         16 * 1000 * 64 * 2,
@@ -1237,7 +1276,9 @@ def rnn_signature(mode: int, dtype: str, *, backward: bool, **shape: Any) -> Rnn
     else:
         args = (x, [state], 4, None, state, None, *options)
     name = "_cudnn_rnn_backward" if backward else "_cudnn_rnn"
-    (signature, *_) = recurrent_memory(name, args, H100, allow_tf32=True).signatures
+    memory = hidden(f"{name}.default", *args)
+    assert memory is not None
+    (signature, *_) = memory.signatures
     assert isinstance(signature, RnnSignature)
     assert (signature.steps, signature.batch, signature.input_size) == (64, 8, 256)
     return signature
