@@ -14,10 +14,10 @@ from fxmem.hardware.operators.registry import (
     OPERATORS,
     Call,
     ConvSettings,
+    NamedCall,
     Operator,
     Platform,
     find_operator,
-    layouts_among,
     register,
     short_name,
 )
@@ -26,10 +26,10 @@ __all__ = [
     "OPERATORS",
     "Call",
     "ConvSettings",
+    "NamedCall",
     "Operator",
     "Platform",
     "find_operator",
-    "layouts_among",
     "register",
     "short_name",
 ]

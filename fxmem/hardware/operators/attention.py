@@ -26,13 +26,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
-from types import SimpleNamespace
 from typing import Literal, NamedTuple
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, free, output
-from fxmem.hardware.operators.registry import Call, Operator, ScratchRule
+from fxmem.hardware.operators.registry import Call, NamedCall, Operator, ScratchRule
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout
 from fxmem.records.profile import Target
 
@@ -333,17 +332,17 @@ def _ceil(number: int, multiple: int) -> int:
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
 
-def _flops(c: SimpleNamespace) -> int:
+def _flops(c: NamedCall) -> int:
     """q k', then scores v: as torch counts them, with the key and value heads repeated to the query's."""
     return _products(c, 1, 1)
 
 
-def _backward_flops(c: SimpleNamespace) -> int:
+def _backward_flops(c: NamedCall) -> int:
     """The scores again, their gradient, and those of v, q and k: three products over q's head size, two over v's."""
     return _products(c, 3, 2)
 
 
-def _products(c: SimpleNamespace, over_queries: int, over_values: int) -> int:
+def _products(c: NamedCall, over_queries: int, over_values: int) -> int:
     """Products over the head size of the queries and of the values, each by every query and key."""
     query: Shape = c.query.shape
     keys: int = c.key.shape[-2]

@@ -18,15 +18,15 @@ convolutions do not go to cuDNN, because it asks the (missing) device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from math import prod
-from types import SimpleNamespace
 from typing import Literal, cast
 
 from fxmem.errors import UsageError
 from fxmem.hardware.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
 from fxmem.hardware.operators.reductions import reduction_events
-from fxmem.hardware.operators.registry import Call, ConvSettings, Operator, short_name
+from fxmem.hardware.operators.registry import Call, ConvSettings, NamedCall, Operator, short_name
 from fxmem.hardware.tensor_layouts import (
     ITEM_BYTES,
     MemoryFormat,
@@ -345,9 +345,7 @@ def _cudnn_forward(
     source: TensorLayout, weight: TensorLayout, window: _Window, settings: ConvSettings
 ) -> tuple[HiddenEvent, ...]:
     """`cudnn_convolution` and `cudnn_convolution_transpose`."""
-    result = source.model_copy(update={"shape": window.result_shape(source.shape, weight.shape)}).dense(
-        _format(source, weight)
-    )
+    result = replace(source, shape=window.result_shape(source.shape, weight.shape)).dense(_format(source, weight))
     if window.transposed:
         return (
             output("result"),
@@ -495,7 +493,7 @@ def _window(args: Sequence[object], weight: TensorLayout) -> _Window:
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
 
-def _backward_flops(c: SimpleNamespace) -> int:
+def _backward_flops(c: NamedCall) -> int:
     """Each of the gradients of input and weight costs the forward's multiply-adds. There is one for each number of the
     weight at each place that it is put; torch's formula takes the weight's for that of one group, and multiplies by
     their number."""

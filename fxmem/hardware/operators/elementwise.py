@@ -6,10 +6,9 @@ Kernels compute in one dtype only: a card's convert number by number, the CPU's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, free, output
-from fxmem.hardware.operators.registry import Call, Operator, count_factors, dense_gradient
+from fxmem.hardware.operators.registry import Call, NamedCall, Operator, count_factors, dense_gradient
 from fxmem.hardware.tensor_layouts import HALF, ITEM_BYTES
 
 Events = tuple[HiddenEvent, ...]
@@ -52,7 +51,7 @@ def _dropout_backward_on_cpu(call: Call) -> Events:
     return alloc("mask", nbytes), alloc("product", nbytes), *free("mask"), output("gradient")
 
 
-def _gelu_backward(c: SimpleNamespace) -> int:
+def _gelu_backward(c: NamedCall) -> int:
     """dy (cdf + x pdf), cdf = (1 + erf(x / sqrt(2))) / 2 (4), pdf = c exp(-x x / 2) (4).
 
     With tanh: t = tanh(b (x + k x x x)) (6), i = b (1 + 3 k x x) (3: x x is there), dy ((1 + t) / 2 + x / 2 (1 - t t)

@@ -8,16 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from types import SimpleNamespace
 
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, free, output
-from fxmem.hardware.operators.registry import (
-    Call,
-    Operator,
-    count_factors,
-    layouts_among,
-    undetermined,
-)
+from fxmem.hardware.operators.registry import Call, NamedCall, Operator, count_factors, layouts_among, undetermined
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, broadcast_numel, is_tensor, read_layout
 
 Events = tuple[HiddenEvent, ...]
@@ -26,7 +19,7 @@ Events = tuple[HiddenEvent, ...]
 # --- FLOPs ------------------------------------------------------------------------------------------------------------
 
 
-def _index_put_flops(c: SimpleNamespace) -> int:
+def _index_put_flops(c: NamedCall) -> int:
     """One addition per element written, if it accumulates. `values` may be broadcast to them; with masks its own size
     is all that is known."""
     indices: Sequence[TensorLayout | None] = c.indices
@@ -38,7 +31,7 @@ def _index_put_flops(c: SimpleNamespace) -> int:
     return broadcast_numel(*(index.shape for index in given)) * prod(kept)
 
 
-def _bag_flops(c: SimpleNamespace, width: int) -> int:
+def _bag_flops(c: NamedCall, width: int) -> int:
     """Rows looked up times their width; weighted rows are multiplied too."""
     rows: int = c.indices.numel
     return rows * width * (1 + (c.per_sample_weights is not None))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import zip_longest
 from math import prod
-from types import SimpleNamespace
 
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
-from fxmem.hardware.operators.registry import Call, FlopRule, Operator
+from fxmem.hardware.operators.registry import Call, FlopRule, NamedCall, Operator
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout
 
 _MEAN = 1
@@ -17,7 +16,7 @@ _MEAN = 1
 def _flops(per_element: int, *factors: str) -> FlopRule:
     """So many per element, one more for each factor, and the mean or sum."""
 
-    def rule(c: SimpleNamespace) -> int:
+    def rule(c: NamedCall) -> int:
         n: int = c.self.numel
         weighted = sum(getattr(c, name) is not None for name in factors)
         return (per_element + weighted) * n + (0, n + 1, n)[c.reduction]
@@ -25,12 +24,12 @@ def _flops(per_element: int, *factors: str) -> FlopRule:
     return rule
 
 
-def _with_logits(c: SimpleNamespace) -> int:
+def _with_logits(c: NamedCall) -> int:
     """(1 - t) x - log_sigmoid(x), the second term times 1 + (pos_weight - 1) t."""
     return _flops(9 + 4 * (c.pos_weight is not None), "weight")(c)
 
 
-def _nll(c: SimpleNamespace) -> int:
+def _nll(c: NamedCall) -> int:
     """-x[t], times weight; a weighted mean also sums the weights. Targets to be ignored cannot be told from shapes, and
     count."""
     n: int = c.target.numel

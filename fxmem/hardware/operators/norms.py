@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from types import SimpleNamespace
 
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
-from fxmem.hardware.operators.registry import Call, Operator, dense_gradient, layouts_among, results_only
+from fxmem.hardware.operators.registry import (
+    Call,
+    NamedCall,
+    Operator,
+    dense_gradient,
+    layouts_among,
+    results_only,
+)
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, TensorLike, read_layout
 
 Events = tuple[HiddenEvent, ...]
@@ -39,14 +45,14 @@ def _normalize_backward(n: int, g: int, weight: TensorLayout | None, mask: Seque
     )
 
 
-def _rms_norm(c: SimpleNamespace) -> int:
+def _rms_norm(c: NamedCall) -> int:
     """Mean of squares (2n + g), 1 / sqrt(it + eps) (2g), x rstd (n), times weight (n)."""
     n: int = c.made
     g: int = c.result[1].numel
     return 3 * n + 3 * g + n * (c.weight is not None)
 
 
-def _rms_norm_backward(c: SimpleNamespace) -> int:
+def _rms_norm_backward(c: NamedCall) -> int:
     """x^ = x rstd (n); dx = rstd (w dy - x^ mean(w dy x^)) (5n + g, and n for w); dw = sum(dy x^) (2n)."""
     n: int = c.read
     g: int = c.rstd.numel
@@ -54,7 +60,7 @@ def _rms_norm_backward(c: SimpleNamespace) -> int:
     return n * (mask[0] or mask[1]) + (5 * n + g + n * (c.weight is not None)) * mask[0] + 2 * n * mask[1]
 
 
-def _batch_norm(c: SimpleNamespace) -> int:
+def _batch_norm(c: NamedCall) -> int:
     """Training: a group per channel, and a moving average (3) for each running statistic. Else 1 / sqrt(running_var +
     eps) is all of the statistics."""
     x: TensorLayout = c.input
@@ -66,7 +72,7 @@ def _batch_norm(c: SimpleNamespace) -> int:
     return (2 + affine) * n + 2 * channels
 
 
-def _batch_norm_backward(c: SimpleNamespace) -> int:
+def _batch_norm_backward(c: NamedCall) -> int:
     """Not training, the statistics are constants: rstd (2 per channel), dx = dy (w rstd) (n, and 1 per channel), x^
     (2n), dw (2n), db (n)."""
     x: TensorLayout = c.input
@@ -76,7 +82,7 @@ def _batch_norm_backward(c: SimpleNamespace) -> int:
     return 2 * channels * (dx or dw) + (n + channels * (c.weight is not None)) * dx + 4 * n * dw + n * db
 
 
-def _log_softmax(c: SimpleNamespace) -> int:
+def _log_softmax(c: NamedCall) -> int:
     """x - max - log(sum(exp(x - max)))."""
     n: int = c.read
     return 5 * n + n // max(1, c.self.shape[c.dim] if c.self.rank else 1)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import cast
 
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
-from fxmem.hardware.operators.registry import OPERATORS, Call, FlopRule, Operator, short_name
+from fxmem.hardware.operators.registry import OPERATORS, Call, FlopRule, NamedCall, Operator, short_name
 from fxmem.hardware.releases import find_release
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, TensorLike, read_layout
 
@@ -130,7 +129,7 @@ def _flops(a: TensorLayout, b: TensorLayout) -> int:
     return 2 * a.numel * b.shape[-1]
 
 
-def _grouped_flops(c: SimpleNamespace) -> int:
+def _grouped_flops(c: NamedCall) -> int:
     """Groups add up to one product, unless both operands are 3-d: that is a batch. They split the rows (2d x 3d), the
     columns (3d x 2d) or the contraction (2d x 2d)."""
     a: TensorLayout = c.self

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from types import SimpleNamespace
 from typing import Any, cast
 
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import HiddenEvent, RnnSignature, alloc, free, output
-from fxmem.hardware.operators.registry import Call, Operator, layouts_among
+from fxmem.hardware.operators.registry import Call, NamedCall, Operator, layouts_among
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, read_layout
 from fxmem.records.profile import Target
 
@@ -98,21 +97,21 @@ def _persists(layer: RnnSignature, target: Target) -> bool:
     return batch % 8 == 0 and batch <= 128 and not wide
 
 
-def _rnn_flops(c: SimpleNamespace, weights: Sequence[TensorLayout]) -> int:
+def _rnn_flops(c: NamedCall, weights: Sequence[TensorLayout]) -> int:
     """Per step: the products, the biases, the sum of a gate's two products, and the cell."""
     gates, pointwise, _ = _CELLS[c.mode]
     products, biases = _products_and_biases(weights)
     return _steps(c) * (products + biases + _hidden_elements(c, weights) * (gates + pointwise))
 
 
-def _rnn_backward_flops(c: SimpleNamespace, weights: Sequence[TensorLayout], weights_too: bool = True) -> int:
+def _rnn_backward_flops(c: NamedCall, weights: Sequence[TensorLayout], weights_too: bool = True) -> int:
     """Every product once for its input and once for its weight, every bias summed."""
     _, _, pointwise = _CELLS[c.mode]
     products, biases = _products_and_biases(weights)
     return _steps(c) * (products + (products + biases) * weights_too + _hidden_elements(c, weights) * pointwise)
 
 
-def _cell_flops(c: SimpleNamespace, mode: int) -> int:
+def _cell_flops(c: NamedCall, mode: int) -> int:
     """A cell by itself takes the gates' two products and sums them with the biases."""
     gates, pointwise, _ = _CELLS[mode]
     n: int = c.input_gates.numel
@@ -123,19 +122,19 @@ def _products_and_biases(weights: Sequence[TensorLayout]) -> tuple[int, int]:
     return 2 * sum(w.numel for w in weights if w.rank == 2), sum(w.numel for w in weights if w.rank == 1)
 
 
-def _steps(c: SimpleNamespace) -> int:
+def _steps(c: NamedCall) -> int:
     """Time steps times batch, packed sequences included."""
     return prod(c.input.shape[:-1])
 
 
-def _hidden_elements(c: SimpleNamespace, weights: Sequence[TensorLayout]) -> int:
+def _hidden_elements(c: NamedCall, weights: Sequence[TensorLayout]) -> int:
     """Hidden elements of all layers and directions: each has two matrices with a row per gate and element (a projection
     has fewer)."""
     rows: int = _CELLS[c.mode][0] * c.hidden_size
     return sum(w.rank == 2 and w.shape[0] == rows for w in weights) // 2 * (rows // _CELLS[c.mode][0])
 
 
-def _mkldnn_weights(c: SimpleNamespace) -> list[TensorLayout]:
+def _mkldnn_weights(c: NamedCall) -> list[TensorLayout]:
     """Two matrices and two biases. They are numbered from 0 in the forward op and from 1 in the backward one."""
     weights = layouts_among([getattr(c, f"weight{i}", None) for i in range(5)])
     return weights if c.has_biases else weights[:2]

@@ -11,13 +11,13 @@ Sums are taken over a copy of the input in the result's dtype, on the CPU as on 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf, prod
-from types import SimpleNamespace
 from typing import NamedTuple
 
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
-from fxmem.hardware.operators.registry import Call, Operator
+from fxmem.hardware.operators.registry import Call, NamedCall, Operator
 from fxmem.hardware.tensor_layouts import HALF, ITEM_BYTES, TensorLayout, broadcast_numel, read_layout
 from fxmem.records.profile import Target
 
@@ -136,7 +136,7 @@ def _converted_input(call: Call) -> TensorLayout:
     """The tensor that is summed: the input, or a copy of it. A card sums half precision in float32 without one."""
     source, made = call.layout(), call.made
     in_kernel = call.platform.card is not None and source.dtype in HALF and made.dtype == "float32"
-    return source if source.dtype == made.dtype or in_kernel else source.model_copy(update={"dtype": made.dtype})
+    return source if source.dtype == made.dtype or in_kernel else replace(source, dtype=made.dtype)
 
 
 def _sum(call: Call, *rest: HiddenEvent) -> tuple[HiddenEvent, ...] | None:
@@ -197,7 +197,7 @@ def _norm_flops(read: int, made: int, order: float | None) -> int:
     return per_element * read + per_result * made
 
 
-def _dist_flops(c: SimpleNamespace) -> int:
+def _dist_flops(c: NamedCall) -> int:
     """The norm of the difference."""
     n = broadcast_numel(c.self.shape, c.other.shape)
     return n + _norm_flops(n, 1, c.p)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, Final, Literal, TypeAlias
 
 from fxmem.hardware.cublas import CublasWorkspaces
@@ -18,9 +17,7 @@ from fxmem.hardware.tensor_layouts import MemoryFormat, TensorLayout, is_tensor,
 from fxmem.records.profile import Record, Target
 
 Kind = Literal["matrix product", "convolution", "attention", "recurrent layer"]
-FlopRule: TypeAlias = Callable[[SimpleNamespace], int]
-"""Reads a call's arguments by their names in torch's schema, with tensors as layouts, `read` (elements of the first
-argument), `made` (elements of the result) and `result`."""
+FlopRule: TypeAlias = Callable[["NamedCall"], int]
 ScratchRule: TypeAlias = Callable[["Call"], HiddenMemory | Iterable[HiddenEvent] | None]
 """What a call allocates beside its results, in order; None where it allocates nothing, or nothing is known."""
 
@@ -99,6 +96,26 @@ class Call:
         return self.platform.card
 
 
+class NamedCall:
+    """One call as a count of FLOPs reads it: its arguments by their names in torch's schema, tensors as layouts.
+
+    Also `result`, and as numbers `read`, the elements of the first argument, and `made`, those of the result.
+
+    Args:
+        values: all these, by name.
+        describe: makes layouts of the tensors in a value, when it is asked for: lists of tensors are long.
+    """
+
+    def __init__(self, values: Mapping[str, Any], describe: Callable[[Any], Any]) -> None:
+        self._values = values
+        self._describe = describe
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._values:
+            raise AttributeError(name)
+        return self._describe(self._values[name])
+
+
 @dataclasses.dataclass(frozen=True)
 class Operator:
     """What is known of one operator, by its name without `aten.` and overload."""
@@ -157,8 +174,8 @@ class Operator:
     def _rule(self, platform: Platform) -> ScratchRule | None:
         return (self.cpu if platform.card is None else self.cuda) or self.scratch
 
-    def count(self, call: SimpleNamespace) -> int:
-        """FLOPs of a call, see `FlopRule`. The operator's are known."""
+    def count(self, call: NamedCall) -> int:
+        """FLOPs of a call. The operator's are known."""
         if callable(self.flops):
             return self.flops(call)
         assert self.flops is not None
@@ -250,7 +267,7 @@ def _contiguous_copies(call: Call, positions: Sequence[int]) -> tuple[HiddenEven
     )
 
 
-def count_factors(c: SimpleNamespace) -> int:
+def count_factors(c: NamedCall) -> int:
     """How many scalar factors are there and not 1: foreach ops call `value` also `scalars`, and either may be a list or
     tensor."""
     given = [getattr(c, name) for name in ("alpha", "beta", "value", "scalars") if hasattr(c, name)]

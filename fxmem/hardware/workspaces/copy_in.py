@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from math import prod
 from typing import Any
@@ -44,7 +45,7 @@ def _join(gradients: Sequence[TensorLayout], out: TensorLayout, chunks: int, *, 
     elif on_card and all(_casts_as_it_copies(each, out) for each in gradients):
         yield _places(gradients, out, chunks, numbers=6)
     else:
-        cast = [each.model_copy(update={"dtype": out.dtype}) for each in gradients]
+        cast = [replace(each, dtype=out.dtype) for each in gradients]
         for number, (given, made) in enumerate(zip(gradients, cast, strict=True), 1):
             if given.dtype != made.dtype:
                 yield alloc(f"gradient {number} in {made.dtype}", made.nbytes)

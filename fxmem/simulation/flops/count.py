@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from fxmem._torch.common import OpOverload, OpOverloadPacket, op_arguments
-from fxmem.hardware.operators import OPERATORS, Operator, layouts_among
+from fxmem.hardware.operators import OPERATORS, NamedCall, Operator
 from fxmem.hardware.tensor_layouts import TensorLayout
 
 Formula: TypeAlias = Callable[..., int | None]
@@ -83,22 +82,18 @@ def find_row(func: Any) -> Operator | None:
     return next((row for row in rows if row is not None and row.flops is not None), None)
 
 
-def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> SimpleNamespace:
-    """The call as a row's rule reads it (`FlopRule`)."""
+def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> NamedCall:
     schema = op_arguments(func)
     named = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     named |= {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
-    layouts = {name: _layouts(value) for name, value in named.items()}
-    made = _layouts(result)
-    return SimpleNamespace(
-        **layouts | {"read": _count_elements(layouts[schema[0].name]), "made": _count_elements(made), "result": made}
-    )
+    counts = {"read": _count_elements(named[schema[0].name]), "made": _count_elements(result)}
+    return NamedCall(named | counts | {"result": result}, _layouts)
 
 
 def _layouts(value: Any) -> Any:
     """The same with layouts for tensors, of which strides are left out: sparse tensors have none."""
     if isinstance(value, Tensor):
-        return TensorLayout.model_construct(shape=tuple(value.shape), stride=(), dtype=str(value.dtype)[6:])
+        return TensorLayout(shape=tuple(value.shape), stride=(), dtype=str(value.dtype)[6:])
     if isinstance(value, list | tuple):
         return type(value)(map(_layouts, value)) if type(value) in (list, tuple) else value
     return value
@@ -112,7 +107,7 @@ def _tensors_among(value: Any) -> list[Tensor]:
 def _count_elements(value: Any) -> int:
     """Elements of a tensor, of a tuple's first tensor, or of a list's floating-point tensors. A tuple's first is the
     main result; a list comes from a foreach operator."""
-    layouts = layouts_among(value)
+    tensors = _tensors_among(value)
     if isinstance(value, list):
-        return sum(layout.numel for layout in layouts if "float" in layout.dtype)
-    return layouts[0].numel if layouts else 0
+        return sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
+    return tensors[0].numel() if tensors else 0
