@@ -43,15 +43,6 @@ class CublasWorkspaces(Record):
     notes: tuple[str, ...] = ()
     """Settings that were ignored, as torch ignores them."""
 
-    def held_bytes(self, *, threads: int, lt_threads: int) -> int:
-        """Total for a process.
-
-        Args:
-            threads: how many threads multiply matrices: 1 at inference, 2 when forward and backward both do.
-            lt_threads: how many of them run a cuBLASLt matmul (`uses_cublaslt`).
-        """
-        return threads * self.handle_bytes + lt_threads * self.lt_bytes
-
 
 CUBLAS_VARIABLES: Final = (
     "CUBLASLT_WORKSPACE_SIZE",

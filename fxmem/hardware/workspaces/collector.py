@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fxmem.hardware.cublas import cublas_workspaces
@@ -88,7 +88,10 @@ class CpuCollector:
 
     def unknowns(self) -> Iterator[Unknown]:
         """Buffers whose size is not known."""
-        yield from unknown_buffers(self._memory.values())
+        hidden = self._memory.values()
+        counts = Counter(f"{buffer} of {name}" for name, memory in hidden for buffer in memory.unknown_buffers)
+        for what, count in sorted(counts.items()):
+            yield Unknown(topic="memory", what=what, count=count)
 
 
 class Collector(CpuCollector):
@@ -231,13 +234,6 @@ class Collector(CpuCollector):
             )
             yield Unknown(topic="memory", what=what, count=convolutions)
         yield from super().unknowns()
-
-
-def unknown_buffers(calls: Iterable[tuple[str, HiddenMemory]]) -> Iterator[Unknown]:
-    """The buffers of these operators whose size is not known."""
-    counts = Counter(f"{buffer} of {name}" for name, memory in calls for buffer in memory.unknown_buffers)
-    for what, count in sorted(counts.items()):
-        yield Unknown(topic="memory", what=what, count=count)
 
 
 _DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")

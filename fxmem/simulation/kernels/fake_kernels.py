@@ -163,14 +163,6 @@ def _ctc_loss(
         return log_probs.new_empty(batch), log_probs.new_empty((batch, time, 2 * longest + 1))
 
 
-def _ctc_loss_backward(fakes: Fakes, _: Any, grad: Tensor, log_probs: Tensor, *rest: Any, **kwargs: Any) -> Any:
-    """`ctc_loss_backward_gpu_template` (cuda/LossCTC.cu): a contiguous gradient; its log_beta is in
-    `fxmem.hardware.operators`."""
-    del grad
-    with fakes:
-        return log_probs.new_empty(log_probs.shape)
-
-
 def _elementwise_loss(
     fakes: Fakes, _: Any, source: Tensor, target: Tensor, reduction: int = 1, *rest: Any, **kwargs: Any
 ) -> Any:
@@ -247,7 +239,7 @@ def _write_only(_: Fakes, __: Any, *args: Any, **kwargs: Any) -> None:
 
 def _input_gradient(fakes: Fakes, _: Any, grad: Tensor, source: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
     """A contiguous gradient of the input (LossMultiMargin.cpp, LossMultiLabelMargin.cpp, FractionalMaxPool3d.cpp; the
-    same in cuda/)."""
+    same in cuda/, and `ctc_loss_backward_gpu_template` in cuda/LossCTC.cu)."""
     del grad, rest, kwargs
     with fakes:
         return source.new_empty(source.shape)
@@ -364,8 +356,8 @@ _OF_ALL_VERSIONS: Final[dict[Any, Callable[..., Any]]] = {
     aten._use_cudnn_ctc_loss.Tensor: _use_cudnn_ctc_loss,
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss.Tensor: _ctc_loss,
-    aten._ctc_loss_backward.default: _ctc_loss_backward,
-    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten._ctc_loss_backward.default: _input_gradient,
+    aten._ctc_loss_backward.Tensor: _input_gradient,
     **{getattr(aten, name).dtype_out: _product_of_dtype for name in ("mm", "bmm", "addmm", "baddbmm")},
     aten._scaled_mm.out: _product_of_dtype,
 }

@@ -752,9 +752,16 @@ def test_settings_cublas_cannot_read_are_ignored_as_torch_does() -> None:
 
 
 def test_forward_and_backward_hold_one_each() -> None:
-    found = cublas_workspaces(H100, "2.11.0", {})
-    assert found.held_bytes(threads=1, lt_threads=0) == 33_554_432
-    assert found.held_bytes(threads=2, lt_threads=1) == 2 * 33_554_432 + 1_048_576
+    collector = Collector(H100, "2.11.0", {}, ConvSettings())
+    collector.note(0, "aten.mm.default", (tensor(64, 32), tensor(32, 16)), tensor(64, 16), Phase.FORWARD)
+    assert collector.held() == {"cuBLAS workspace, forward thread": HeldBuffer(33_554_432, 0)}
+    linear = (tensor(16), tensor(64, 32), tensor(32, 16))
+    collector.note(1, "aten.addmm.default", linear, tensor(64, 16), Phase.BACKWARD)
+    assert {name: buffer.nbytes for name, buffer in collector.held().items()} == {
+        "cuBLAS workspace, forward thread": 33_554_432,
+        "cuBLAS workspace, autograd thread": 33_554_432,
+        "cuBLASLt workspace, autograd thread": 1_048_576,
+    }
 
 
 @pytest.mark.parametrize(
