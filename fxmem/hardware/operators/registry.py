@@ -18,6 +18,7 @@ from fxmem.records.profile import Record, Target
 
 Kind = Literal["matrix product", "convolution", "attention", "recurrent layer"]
 FlopRule: TypeAlias = Callable[["NamedCall"], int]
+"""FLOPs of a call."""
 ScratchRule: TypeAlias = Callable[["Call"], HiddenMemory | Iterable[HiddenEvent] | None]
 """What a call allocates beside its results, in order; None where it allocates nothing, or nothing is known."""
 
@@ -122,7 +123,7 @@ class Operator:
 
     # --- its arithmetic -----------------------------------------------------------------------------------------------
     flops: FlopRule | int | tuple[int, int] | None = None
-    """FLOPs, of the in-place and the foreach form too: per element of the result (0: it moves or views only), per
+    """FLOPs, of the in-place and the foreach form too: per element of the result (0: it only moves or views), per
     element of the first argument and of the result, or by a rule. None: unknown."""
     uncounted: str = ""
     """Why its FLOPs stay unknown on purpose."""
@@ -151,16 +152,16 @@ class Operator:
     copies: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
     """Positions of arguments that both copy where they are not contiguous: before the results are made, and after."""
     is_opaque: bool = False
-    """Its kernel is not looked into for other operators that it calls: it allocates but for its results nothing, which
-    saves time, or its library chooses by the machine."""
+    """Its kernel is not searched for other operators that it calls: it allocates nothing but its results, or a library
+    chooses by the machine."""
     order: tuple[int, ...] = ()
     """Which results its kernel allocates, in its order, where that is not the order of the results."""
     # --- its traffic --------------------------------------------------------------------------------------------------
     traffic: Literal["picks", "puts", "overwrites"] | None = None
-    """It reads as much of its first argument as it writes; or, in place, it changes as much of it as it is given; or,
-    in place, it does not read what it writes to."""
+    """Where its kernel does not read and write each argument whole: it `picks` as much of the first as it writes; in
+    place it `puts` there as much as it is given, or `overwrites` without reading."""
     index_at: int | None = None
-    """Position of an argument whose numbers its kernel takes whole, which torch's fake kernel does not check."""
+    """Position of the argument that has to be int32 or int64, which torch's fake kernel does not check."""
     # --- where it was read --------------------------------------------------------------------------------------------
     source: str = ""
     """Files of torch; `register` fills them in."""
