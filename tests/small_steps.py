@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fxmem import analyze
-from fxmem.hardware.workspaces.cpu import CpuCollector
+from fxmem.hardware.workspaces import CpuCollector
 from fxmem.records.plan import Region
 from fxmem.records.profile import Phase, Profile
 from tests.simulated_steps import Simulator

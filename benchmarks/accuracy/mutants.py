@@ -33,22 +33,27 @@ MODULES = {
     "memory/allocator/settings.py": ["memory/test_allocator.py"],
     "memory/liveness.py": ["memory/test_liveness.py", "validation/test_verdict.py"],
     "simulation/profile_builder.py": ["simulation/test_analysis.py", "simulation/test_step.py"],
-    "simulation/flops/formulas.py": ["simulation/flops/test_flops.py"],
     "simulation/observe/autograd_engine.py": [
         "simulation/observe/test_autograd_engine.py",
         "simulation/observe/test_inplace_nodes.py",
     ],
     "simulation/observe/graph_task.py": ["simulation/observe/test_autograd_engine.py"],
-    "hardware/workspaces/cpu.py": [
-        "simulation/kernels/test_composed.py",
-        "simulation/observe/test_inplace_nodes.py",
-    ],
-    "hardware/workspaces/attention.py": ["hardware/workspaces"],
-    "hardware/workspaces/convolution.py": ["hardware/workspaces"],
-    "hardware/workspaces/cublas.py": ["hardware/workspaces"],
+    **{
+        f"hardware/operators/{family}.py": ["hardware", "simulation/flops", *more]
+        for family, more in {
+            "attention": [],
+            "convolution": [],
+            "images": ["simulation/kernels/test_composed.py"],
+            "indices": ["simulation/kernels/test_composed.py", "simulation/observe/test_inplace_nodes.py"],
+            "losses": ["simulation/kernels/test_losses.py"],
+            "norms": ["simulation/kernels/test_composed.py"],
+            "products": ["simulation/kernels/test_copies.py"],
+            "recurrent": [],
+            "reductions": ["simulation/kernels/test_copies.py"],
+        }.items()
+    },
+    "hardware/cublas.py": ["hardware/workspaces"],
     "hardware/workspaces/insertion.py": ["hardware/workspaces"],
-    "hardware/workspaces/other_kernels.py": ["hardware/workspaces"],
-    "hardware/workspaces/reductions.py": ["hardware/workspaces"],
 }
 """By module of the package, the test files that should notice."""
 SECONDS = 240

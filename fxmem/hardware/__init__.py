@@ -1,1 +1,1 @@
-"""Cards: the catalogue, rates, workspaces of libraries, and cuDNN asked in a process of its own. No torch."""
+"""Cards and operators: the catalogue, rates, a row for each operator, and what libraries allocate. No torch."""

@@ -415,6 +415,7 @@ ALLOWED = {
     ("__init__.py", "import_module"): "the public names, as they stand in that file",
     ("cli/verbs/__init__.py", "import_module"): "the verbs, as they stand in that file",
     ("testing/__init__.py", "import_module"): "its public names, as they stand in that file",
+    ("hardware/operators/__init__.py", "import_module"): "the families of operators, by their files beside that one",
     ("show/graph/converter.py", "importlib.util.find_spec"): "whether vl-convert is installed",
     (
         "show/graph/subprocess_worker.py",

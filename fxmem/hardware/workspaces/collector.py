@@ -1,35 +1,26 @@
 """Which ops of a step allocate memory unseen, and how much.
 
-`Collector.note` is shown every op as it runs and keeps what its kind hides (`HiddenMemory`); `settle` asks cuDNN about
-all convolutions at once. Held for good, and so there before the step: cuBLAS's workspaces, one per thread that
-multiplies.
+A collector is shown every op as it runs (`look`), asks the operator's row, and keeps what it hides (`saw`). On a card
+`settle` asks cuDNN about all convolutions at once. Held for good, and so there before the step: cuBLAS's workspaces,
+one per thread that multiplies.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fxmem.errors import UsageError
-from fxmem.hardware.workspaces import attention
-from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvolutionMemory, ConvSettings, convolution_memory
-from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, SUMMING, add_copies, add_input_copy, composed_memory
-from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
+from fxmem.hardware.cublas import cublas_workspaces
+from fxmem.hardware.hidden_memory import HeldBuffer, HiddenMemory, RnnSignature
+from fxmem.hardware.operators import Call, ConvSettings, Platform, find_operator, short_name
+from fxmem.hardware.operators.attention import CUDNN_ATTENTION_VERSION
+from fxmem.hardware.operators.convolution import ConvolutionMemory
+from fxmem.hardware.operators.products import uses_cublas, uses_cublaslt
+from fxmem.hardware.tensor_layouts import is_tensor, read_layout
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, conv_workspaces
 from fxmem.hardware.workspaces.driverless import ASKED, HOW
-from fxmem.hardware.workspaces.hidden_memory import HeldBuffer, HiddenMemory, RnnSignature, alloc, output
-from fxmem.hardware.workspaces.other_kernels import (
-    KERNELS,
-    RECURRENT,
-    call_memory,
-    is_tensor,
-    recurrent_memory,
-    undetermined_memory,
-)
-from fxmem.hardware.workspaces.reductions import REDUCTIONS, reduction_memory
-from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, read_layout
 from fxmem.records.names import GRAPH_POOL
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
 
@@ -46,7 +37,64 @@ class Seen:
     memory: HiddenMemory | None
 
 
-class Collector:
+class CpuCollector:
+    """Collects over one step on the CPU, whose libraries hold nothing."""
+
+    def __init__(self, platform: Platform | None = None) -> None:
+        self._platform = platform or Platform()
+        self._known: dict[Any, Seen | None] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget everything; a new step begins."""
+        self._memory: dict[int, tuple[str, HiddenMemory]] = {}
+
+    def note(self, index: int, name: str, args: Sequence[Any], result: Any, phase: Phase) -> None:
+        """Op `index` of the step was this call; tensors may be anything with shape, stride and dtype."""
+        seen = self.look(name, args, result)
+        if seen is not None:
+            self.saw(index, seen, phase)
+
+    def look(self, name: str, args: Sequence[Any], result: Any) -> Seen | None:
+        """What a call hides, which its op, layouts and numbers tell; None for nothing."""
+        row = find_operator(name)
+        if row is None or not row.may_hide(self._platform):
+            return None
+        key = name, *map(_freeze, (*args, result))
+        if key not in self._known:
+            memory = row.memory(Call(short_name(name), args, result, self._platform))
+            self._known[key] = self._find_libraries(name, args, memory)
+        return self._known[key]
+
+    def _find_libraries(self, name: str, args: Sequence[Any], memory: HiddenMemory | None) -> Seen | None:
+        return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
+
+    def saw(self, index: int, seen: Seen, phase: Phase, stream: int = 0) -> None:
+        """Op `index` of the step was a call that hides this; it ran on this stream."""
+        if seen.memory is not None:
+            self._memory[index] = seen.name, seen.memory
+
+    def settle(self) -> dict[int, HiddenMemory]:
+        """By op index, what it hides."""
+        return {index: memory for index, (_, memory) in self._memory.items()}
+
+    def held(self) -> dict[str, HeldBuffer]:
+        """Workspaces that the first step leaves there for good, by name."""
+        return {}
+
+    def assumptions(self) -> Iterator[Assumption]:
+        """Where the numbers came from."""
+        yield from ()
+
+    def unknowns(self) -> Iterator[Unknown]:
+        """Buffers whose size is not known."""
+        hidden = self._memory.values()
+        counts = Counter(f"{buffer} of {name}" for name, memory in hidden for buffer in memory.unknown_buffers)
+        for what, count in sorted(counts.items()):
+            yield Unknown(topic="memory", what=what, count=count)
+
+
+class Collector(CpuCollector):
     """Collects over one step on a CUDA target.
 
     Args:
@@ -75,120 +123,33 @@ class Collector:
         self._environ = _with_cublas_config(environ) if deterministic else environ
         self._given_environ = environ
         self._settings = settings
-        self._deterministic = deterministic
         self._cudnn = cudnn
         self._cublas = cublas_workspaces(target, torch_version, self._environ)
-        self._known: dict[Any, HiddenMemory | None] = {}
-        self.begin()
+        super().__init__(Platform(target, torch_version, self._environ, settings, deterministic, self._cublas))
 
     def begin(self) -> None:
         """Forget everything; a new step begins."""
-        self._memory: dict[int, tuple[str, HiddenMemory]] = {}
+        super().begin()
         self._multiplying: dict[tuple[int, bool], list[int]] = {}
         """By stream, and by thread, whether it is autograd's: the ops that multiplied."""
         self._multiplying_lt: dict[tuple[int, bool], list[int]] = {}
         self._notes: Counter[str] = Counter()
         self._rnn_sources: set[str] = set()
 
-    def note(self, index: int, name: str, args: Sequence[Any], result: Any, phase: Phase) -> None:
-        """Op `index` of the step was this call; tensors may be anything with shape, stride and dtype."""
-        seen = self.look(name, args, result)
-        if seen is not None:
-            self.saw(index, seen, phase)
-
-    def look(self, name: str, args: Sequence[Any], result: Any) -> Seen | None:
-        """What a call hides, which its op, layouts and numbers tell; None for nothing."""
-        short = name.removeprefix("aten.").partition(".")[0]
+    def _find_libraries(self, name: str, args: Sequence[Any], memory: HiddenMemory | None) -> Seen | None:
         multiplies = uses_cublas(name, self._torch_version)
-        if not (multiplies or short in KERNELS or short in _OF_OTHER_MODULES):
-            memory = undetermined_memory(short)
-            return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
-        key = (
-            name,
-            *(_freeze(value) for value in args),
-            _freeze(result)
-            if short in REDUCTIONS | SUMMING or (short in KERNELS and KERNELS[short].reads_result)
-            else None,
-        )
-        if key not in self._known:
-            self._known[key] = self._find_hidden(short, name, args, result)
-        memory = self._known[key]
+        lt = multiplies and uses_cublaslt(name, args, self._environ)
         multiplies |= isinstance(memory, ConvolutionMemory) and memory.backend.startswith("Slow")
-        lt = uses_cublas(name, self._torch_version) and uses_cublaslt(name, args, self._environ)
-        return Seen(name, multiplies, lt, memory)
+        return Seen(name, multiplies, lt, memory) if memory is not None or multiplies else None
 
     def saw(self, index: int, seen: Seen, phase: Phase, stream: int = 0) -> None:
         """Op `index` of the step was a call that hides this; it ran on this stream."""
+        super().saw(index, seen, phase, stream)
         handle = stream, phase is Phase.BACKWARD and stream != GRAPH_POOL
         if seen.multiplies:
             self._multiplying.setdefault(handle, []).append(index)
         if seen.multiplies_lt:
             self._multiplying_lt.setdefault(handle, []).append(index)
-        if seen.memory is not None:
-            self._memory[index] = seen.name, seen.memory
-
-    def _find_hidden(self, short: str, name: str, args: Sequence[Any], result: Any) -> HiddenMemory | None:
-        if short in CONVOLUTIONS:
-            return convolution_memory(name, args, self._target, self._settings)
-        if uses_cublas(name, self._torch_version):
-            return self._product(name, args)
-        if short in RECURRENT:
-            return recurrent_memory(short, args, self._target, allow_tf32=self._settings.allow_tf32_in_rnn)
-        if short in _ATTENTION:
-            return self._attention(short, args)
-        if short in REDUCTIONS:
-            memory = reduction_memory(short, args, result, self._target)
-            return add_input_copy(args, result, memory, on_card=True) if short in SUMMING else memory
-        if short in SUMMING:
-            return add_input_copy(args, result, None, on_card=True)
-        if short in COMPOSED:
-            return composed_memory(short, args)
-        memory = call_memory(short, args, result, self._target, self._deterministic)
-        return add_copies(short, args, result, memory) if short in COPYING else memory
-
-    def _product(self, name: str, args: Sequence[Any]) -> HiddenMemory | None:
-        buffers = [alloc(f"dense operand {i}", nbytes) for i, nbytes in enumerate(matmul_copies(name, args))]
-        if not self._cublas.is_kept:
-            lt = uses_cublaslt(name, args, self._environ)
-            nbytes = self._cublas.lt_bytes if lt else self._cublas.handle_bytes
-            buffers.append(alloc("cuBLASLt workspace" if lt else "cuBLAS workspace", nbytes))
-        return HiddenMemory(events=(output("result"), *buffers)) if buffers else None
-
-    def _attention(self, short: str, args: Sequence[Any]) -> HiddenMemory:
-        backward = short.endswith("_backward")
-        query, key, value = (read_layout(t) for t in (args[1:4] if backward else args[:3]))
-        dense = _is_dense_by_rows(read_layout(args[0])) if backward else True
-        if "flash" in short:
-            if not backward:
-                return attention.flash_forward(query.shape, key.shape, _number(args, 3), self._target)
-            return attention.flash_backward(
-                query.shape,
-                key.shape,
-                query.dtype,
-                self._target,
-                deterministic=self._deterministic,
-                dense_grad=dense,
-                dense_out=_is_dense_by_rows(read_layout(args[4])),
-            )
-        if "efficient" in short:
-            if not backward:
-                return attention.efficient_forward(query.shape, value.shape, query.dtype, self._target)
-            return attention.efficient_backward(
-                query.shape,
-                key.shape,
-                value.shape,
-                query.dtype,
-                self._target,
-                dropout_p=_number(args, 9),
-                deterministic=self._deterministic,
-                dense_grad=dense,
-            )
-        if not backward:
-            return attention.cudnn_attention_forward(query.shape, key.shape, _number(args, 5), self._target)
-        dense = read_layout(args[0]).stride[-1] == 1
-        return attention.cudnn_attention_backward(
-            query.shape, key.shape, value.shape, _number(args, 13), self._target, dense_grad=dense
-        )
 
     def settle(self) -> dict[int, HiddenMemory]:
         """By op index, what it hides, cuDNN's workspaces filled in."""
@@ -241,7 +202,7 @@ class Collector:
         if any("cudnn_attention" in name for name, _ in self._memory.values()):
             yield Assumption(
                 topic="workspace",
-                text=f"workspaces of cuDNN's attention are those of cuDNN {attention.CUDNN_ATTENTION_VERSION}",
+                text=f"workspaces of cuDNN's attention are those of cuDNN {CUDNN_ATTENTION_VERSION}",
             )
         if self._multiplying:
             held = self._cublas
@@ -272,14 +233,7 @@ class Collector:
                 "are those of the choice without it"
             )
             yield Unknown(topic="memory", what=what, count=convolutions)
-        yield from unknown_buffers(self._memory.values())
-
-
-def unknown_buffers(calls: Iterable[tuple[str, HiddenMemory]]) -> Iterator[Unknown]:
-    """The buffers of these operators whose size is not known."""
-    counts = Counter(f"{buffer} of {name}" for name, memory in calls for buffer in memory.unknown_buffers)
-    for what, count in sorted(counts.items()):
-        yield Unknown(topic="memory", what=what, count=count)
+        yield from super().unknowns()
 
 
 _DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
@@ -292,34 +246,12 @@ def _with_cublas_config(environ: Mapping[str, str]) -> Mapping[str, str]:
     return environ if suits else {**environ, "CUBLAS_WORKSPACE_CONFIG": _DETERMINISTIC_CUBLAS[0]}
 
 
-_ATTENTION = frozenset(
-    f"_scaled_dot_product_{kernel}_attention{end}"
-    for kernel in ("flash", "efficient", "cudnn")
-    for end in ("", "_backward")
-)
-_OF_OTHER_MODULES = CONVOLUTIONS | RECURRENT | _ATTENTION | COPYING.keys() | COMPOSED.keys() | REDUCTIONS | SUMMING
-
-
 def _freeze(value: Any) -> Any:
     """A hashable stand-in for an argument: a tensor's layout, a list as a tuple."""
     if is_tensor(value):
         layout = read_layout(value)
         return layout.shape, layout.stride, layout.dtype
     return tuple(_freeze(v) for v in value) if isinstance(value, list | tuple) else value
-
-
-def _is_dense_by_rows(tensor: TensorLayout) -> bool:
-    """Contiguous as `(B, S, H, D)` while shaped `(B, H, S, D)`."""
-    batch, heads, rows, size = tensor.shape
-    wanted = (rows * heads * size, size, heads * size, 1)
-    return all(n == 1 or a == b for n, a, b in zip((batch, heads, rows, size), tensor.stride, wanted, strict=True))
-
-
-def _number(args: Sequence[Any], position: int) -> float:
-    value = args[position] if position < len(args) else 0.0
-    if not isinstance(value, int | float):
-        raise UsageError(f"expected a dropout probability at position {position}, got {type(value).__name__}")
-    return float(value)
 
 
 def _handle_name(stream: int, *, is_autograd: bool) -> str:

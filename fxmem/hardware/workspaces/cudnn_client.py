@@ -22,11 +22,11 @@ from typing import Any, Literal
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import device_properties
+from fxmem.hardware.hidden_memory import RnnSignature, Signature
 from fxmem.hardware.releases import find_release
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, dense_strides
 from fxmem.hardware.workspaces import driverless
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory, load, store
-from fxmem.hardware.workspaces.hidden_memory import RnnSignature, Signature
-from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, dense_strides
 from fxmem.records.profile import Bytes, Record, Target
 
 _OLDEST = (9, 8)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil, prod
 
-from fxmem.hardware.workspaces.hidden_memory import ConvSignature
+from fxmem.hardware.hidden_memory import ConvSignature
 
 ASKED = (9, 0)
 """The compute capability whose card has been asked."""

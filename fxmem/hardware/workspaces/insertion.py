@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fxmem.hardware.workspaces.hidden_memory import HeldBuffer, HiddenEvent, HiddenMemory
+from fxmem.hardware.hidden_memory import HeldBuffer, HiddenEvent, HiddenMemory
 from fxmem.records.profile import Kind, PhaseSpan, Storage
 
 

@@ -16,7 +16,8 @@ What is counted, for an op as a dispatch mode below autograd sees it:
 * The sum of n numbers is n operations, not n - 1, as it is for multiply-adds.
 * Zero: moving, viewing, creating, selecting, ordering and converting numbers, drawing random ones, and arithmetic on
   integers and booleans, comparisons included. Complex numbers count what their real and imaginary parts cost.
-* None, never 0: an op that computes and is not known here. `UNCOUNTED` says why for those left out on purpose.
+* None, never 0: an op that computes and has no count in its row (`fxmem.hardware.operators`), where `uncounted` says
+  why it was left out on purpose.
 
 Composite ops (`aten.linear`, `aten.matmul`, …) reach a dispatch mode only under `torch.inference_mode`; they are None
 as well.
@@ -25,11 +26,9 @@ as well.
 from __future__ import annotations
 
 from fxmem.simulation.flops.count import Formula, is_counted_by_torch, op_flops, torch_formulas
-from fxmem.simulation.flops.tables import UNCOUNTED
 from fxmem.simulation.flops.traffic import host_bytes, moved_bytes, size_of_tensors
 
 __all__ = [
-    "UNCOUNTED",
     "Formula",
     "host_bytes",
     "is_counted_by_torch",

@@ -8,13 +8,7 @@ from typing import Any
 import torch
 
 from fxmem._torch import common as torch_common
-
-_WRITES_WHOLE = frozenset({"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"})
-"""In-place ops that do not read what they write to."""
-_PICKS = frozenset({"embedding", "index", "_unsafe_index", "index_select", "gather", "take", "masked_select"})
-"""Of their first argument they read as much as they write."""
-_PUTS = frozenset({"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_"})
-"""They change as much of their first argument as they are given."""
+from fxmem.simulation.flops.count import find_row
 
 
 def moved_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
@@ -27,6 +21,8 @@ def moved_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: 
         out: its result.
     """
     name = torch_common.op_name(func)
+    row = find_row(func)
+    traffic = None if row is None else row.traffic
     # A tensor that is given twice counts twice: a call that looks the same may be given two.
     given = list(torch_common.iterate_tensors((args, kwargs)))
     writes = torch_common.is_mutable(func)
@@ -34,16 +30,16 @@ def moved_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: 
     made = [tensor for tensor in _tensors(out) if writes or _storage(tensor) not in storages]
     if (not made and not writes) or "empty" in name:
         return 0
-    if name in _PICKS:
+    if traffic == "picks":
         return 2 * _size(made) + _size(given[1:])
-    if name in _PUTS:
+    if traffic == "puts" and name.endswith("_"):
         return _size(given[1:]) + 2 * _size(given[-1:])
     read = given
     if writes:
         declared = zip(torch_common.op_arguments(func), [*args, *kwargs.values()], strict=False)
         changed = _tensors([value for argument, value in declared if argument.is_write])
         made = _tensors([changed, made])
-        read = given if name not in _WRITES_WHOLE else given[len(changed) :]
+        read = given[len(changed) :] if traffic == "overwrites" and name.endswith("_") else given
     return _size(read) + _size(made) + _reread(func, name, args, given)
 
 

@@ -2,7 +2,7 @@
 
 Each is given to FakeTensorMode by `_torch.kernels.override_fake_kernels` and returns FakeTensors of the sizes, strides
 and dtypes the CUDA kernel would; NotImplemented leaves a call to torch. Kept to what the step's memory needs: checks of
-arguments are torch's.
+arguments are torch's. They stand by the families of `fxmem.hardware.operators`, which knows all that needs no torch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,48 @@ import torch
 from torch import Tensor
 
 from fxmem._torch import common as torch_common
-from fxmem.hardware.op_classes import OP_CLASSES
+from fxmem.hardware.operators import OPERATORS
 from fxmem.simulation import known_values
 
 aten = torch.ops.aten
+Fakes = torch_common.FakeTensorMode
+Kernel = Callable[..., Any]
+
+EVERYWHERE: Final[dict[Any, Kernel]] = {}
+"""Results on the CPU as on a card; the recorder asks here, because FakeTensorMode prefers its decompositions of some of
+them."""
+FAKE_KERNELS: Final[dict[Any, Kernel]] = {}
+"""Results on a card, by operator: `implementation(mode, operator, *args, **kwargs)`."""
 
 
+def _result_of(names: str, *, everywhere: bool = False) -> Callable[[Kernel], Kernel]:
+    """Register a kernel for these operators of ATen, as far as torch has them; an operator has one.
+
+    Args:
+        names: with the overload, where that is not the default one.
+        everywhere: on the CPU too.
+    """
+    table = EVERYWHERE if everywhere else FAKE_KERNELS
+
+    def register(kernel: Kernel) -> Kernel:
+        for name in names.split():
+            packet, _, overload = name.partition(".")
+            func = getattr(getattr(aten, packet, None), overload or "default", None)
+            if func in table:
+                raise ValueError(f"expected one kernel for {name}, got a second one")
+            if func is not None:
+                table[func] = kernel
+        return kernel
+
+    return register
+
+
+# --- Products and attention -------------------------------------------------------------------------------------------
+
+
+@_result_of("_scaled_dot_product_cudnn_attention")
 def _cudnn_attention(
-    fakes: torch_common.FakeTensorMode,
+    fakes: Fakes,
     _: Any,
     query: Tensor,
     key: Tensor,
@@ -47,8 +81,9 @@ def _cudnn_attention(
     return out, None, None, None, query.shape[2], key.shape[2], seed, offset, None
 
 
+@_result_of("_scaled_dot_product_efficient_attention")
 def _efficient_attention(
-    fakes: torch_common.FakeTensorMode,
+    fakes: Fakes,
     _: Any,
     query: Tensor,
     key: Tensor,
@@ -69,8 +104,9 @@ def _efficient_attention(
     return out, logsumexp, seed, offset
 
 
+@_result_of("_grouped_mm", everywhere=True)
 def _grouped_mm(
-    fakes: torch_common.FakeTensorMode,
+    fakes: Fakes,
     _: Any,
     a: Tensor,
     b: Tensor,
@@ -95,52 +131,83 @@ def _grouped_mm(
         return torch.empty_strided((groups, rows, columns), (rows * padded, padded, 1), dtype=dtype, device=a.device)
 
 
-def _gru_cell(
-    fakes: torch_common.FakeTensorMode, _: Any, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Any
+@_result_of("mm.dtype_out bmm.dtype_out addmm.dtype_out baddbmm.dtype_out _scaled_mm.out")
+def _product_of_dtype(fakes: Fakes, _: Any, *args: Any, out: Tensor, **kwargs: Any) -> Any:
+    """A product into `out` of another dtype (`_bmm_dtype_out_cuda`, `_scaled_mm_out_cuda`, cuda); torch has none."""
+    return out
+
+
+# --- Normalisation ----------------------------------------------------------------------------------------------------
+
+
+@_result_of("native_layer_norm native_group_norm native_batch_norm", everywhere=True)
+def _mixed_norm(fakes: Fakes, func: Any, source: Tensor, *rest: Any) -> Any:
+    """The CPU keeps float32 statistics of half precision where weights are float32.
+
+    `param_scalar_type` (aten/src/ATen/native/cpu/mixed_data_type.h).
+    """
+    if not _is_mixed(source, rest):
+        return NotImplemented
+    result, *statistics = func(source, *rest)
+    with fakes:
+        return result, *(each.new_empty(each.shape, dtype=torch.float32) for each in statistics)
+
+
+@_result_of("native_group_norm_backward", everywhere=True)
+def _mixed_norm_backward(fakes: Fakes, func: Any, gradient: Tensor, *rest: Any) -> Any:
+    """Each gradient has its tensor's dtype; torch's decomposition promotes."""
+    if not _is_mixed(gradient, rest):
+        return NotImplemented
+    weight = next(each for each in rest if isinstance(each, Tensor) and each.dim() == 1)
+    dtypes = gradient.dtype, weight.dtype, weight.dtype
+    with fakes:
+        results = zip(func(gradient, *rest), dtypes, strict=True)
+        return tuple(None if each is None else torch.empty_like(each, dtype=dtype) for each, dtype in results)
+
+
+def _is_mixed(source: Tensor, rest: tuple[Any, ...]) -> bool:
+    """Whether the CPU normalizes half precision with float32 weights."""
+    half = source.device.type == "cpu" and source.dtype in (torch.bfloat16, torch.float16)
+    return half and any(isinstance(each, Tensor) and each.dim() == 1 and each.dtype is torch.float32 for each in rest)
+
+
+# --- Losses -----------------------------------------------------------------------------------------------------------
+
+
+@_result_of("mse_loss smooth_l1_loss soft_margin_loss", everywhere=True)
+def _elementwise_loss(
+    fakes: Fakes, _: Any, source: Tensor, target: Tensor, reduction: int = 1, *rest: Any, **kwargs: Any
 ) -> Any:
-    """`_thnn_fused_gru_cell_cuda` (cuda/RNN.cu): the new state and five values per element for backward."""
+    """A mean or sum in the memory of the unreduced loss: the result is made of its size and resized to a number, which
+    frees nothing.
+
+    `TORCH_META_FUNC(mse_loss)`, `smooth_l1_loss`; `soft_margin_loss_out` (Loss.cpp). Kept until the loss is freed, as
+    a rule by the step's end.
+    """
+    if reduction == 0:
+        return NotImplemented
     with fakes:
-        workspace = hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
-        return torch.empty_like(hx, memory_format=torch.contiguous_format), workspace
+        # Torch has no types for it.
+        shape = torch.broadcast_shapes(source.shape, target.shape)  # type: ignore[no-untyped-call]
+        return source.new_empty(shape, dtype=torch.promote_types(source.dtype, target.dtype)).resize_(())
 
 
-def _gru_cell_backward(
-    fakes: torch_common.FakeTensorMode, _: Any, grad_hy: Tensor, workspace: Tensor, has_bias: bool
+@_result_of("binary_cross_entropy", everywhere=True)
+def _binary_cross_entropy(
+    fakes: Fakes, _: Any, source: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
 ) -> Any:
-    """`_thnn_fused_gru_cell_backward_cuda` (cuda/RNN.cu)."""
-    batch, hidden = workspace.shape[0], workspace.shape[1] // 5
+    """The same for `binary_cross_entropy_out_cuda` (cuda/Loss.cu) and `binary_cross_entropy_out_cpu` (Loss.cpp):
+    `loss.resize_as_(loss_reduced)`."""
+    del target, weight
+    if reduction == 0:
+        return NotImplemented
     with fakes:
-        grad_input_gates, grad_hidden_gates = (
-            workspace.new_empty((batch, 3 * hidden)),
-            workspace.new_empty((batch, 3 * hidden)),
-        )
-        grad_hx = torch.empty_like(grad_hy, memory_format=torch.contiguous_format)
-        grad_biases = [workspace.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
-    return grad_input_gates, grad_hidden_gates, grad_hx, *grad_biases
+        return torch.empty_like(source).resize_(())
 
 
-def _cudnn_grid_sampler(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, grid: Tensor) -> Any:
-    """`cudnn_grid_sampler_forward` (cudnn/GridSampler.cpp): contiguous, of the grid's size."""
-    with fakes:
-        return source.new_empty((source.shape[0], source.shape[1], grid.shape[1], grid.shape[2]))
-
-
-def _cudnn_grid_sampler_backward(
-    fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, grid: Tensor, grad: Tensor
-) -> Any:
-    """`cudnn_grid_sampler_backward` (cudnn/GridSampler.cpp): contiguous gradients of both."""
-    with fakes:
-        return source.new_empty(source.shape), grid.new_empty(grid.shape)
-
-
+@_result_of("_use_cudnn_ctc_loss _use_cudnn_ctc_loss.Tensor")
 def _use_cudnn_ctc_loss(
-    _: torch_common.FakeTensorMode,
-    __: Any,
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    blank: int,
+    _: Fakes, __: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int
 ) -> Any:
     """`_use_cudnn_ctc_loss` (cudnn/LossCTC.cpp), as far as it is decided without lengths: cuDNN takes flat int32
     targets and blank 0 only."""
@@ -149,8 +216,15 @@ def _use_cudnn_ctc_loss(
     return NotImplemented if allowed and all(kind is torch.int32 for kind in kinds) else False
 
 
+@_result_of("_use_miopen_ctc_loss _use_miopen_ctc_loss.Tensor")
+def _use_miopen_ctc_loss(*_: Any) -> bool:
+    """Whether AMD's library would run; torch asks since 2.11."""
+    return False
+
+
+@_result_of("_ctc_loss _ctc_loss.Tensor")
 def _ctc_loss(
-    fakes: torch_common.FakeTensorMode,
+    fakes: Fakes,
     _: Any,
     log_probs: Tensor,
     targets: Tensor,
@@ -174,63 +248,118 @@ def _ctc_loss(
         return log_probs.new_empty(batch), log_probs.new_empty((batch, time, 2 * longest + 1))
 
 
-def _ctc_loss_backward(
-    fakes: torch_common.FakeTensorMode, _: Any, grad: Tensor, log_probs: Tensor, *rest: Any, **kwargs: Any
-) -> Any:
-    """`ctc_loss_backward_gpu_template` (cuda/LossCTC.cu): a contiguous gradient; its log_beta is in
-    `fxmem.hardware.workspaces`."""
-    del grad
+@_result_of(
+    "multi_margin_loss_backward multilabel_margin_loss_backward fractional_max_pool3d_backward", everywhere=True
+)
+@_result_of("_ctc_loss_backward _ctc_loss_backward.Tensor")
+def _input_gradient(fakes: Fakes, _: Any, grad: Tensor, source: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
+    """A contiguous gradient of the input (LossMultiMargin.cpp, LossMultiLabelMargin.cpp, FractionalMaxPool3d.cpp; the
+    same in cuda/, and `ctc_loss_backward_gpu_template` in cuda/LossCTC.cu)."""
+    del grad, rest, kwargs
     with fakes:
-        return log_probs.new_empty(log_probs.shape)
+        return source.new_empty(source.shape)
 
 
-def _elementwise_loss(
-    fakes: torch_common.FakeTensorMode,
-    _: Any,
-    source: Tensor,
-    target: Tensor,
-    reduction: int = 1,
-    *rest: Any,
-    **kwargs: Any,
-) -> Any:
-    """A mean or sum in the memory of the unreduced loss: the result is made of its size and resized to a number, which
-    frees nothing.
+# --- Images -----------------------------------------------------------------------------------------------------------
 
-    `TORCH_META_FUNC(mse_loss)`, `smooth_l1_loss`; `soft_margin_loss_out` (Loss.cpp). Kept until the loss is freed, as
-    a rule by the step's end.
-    """
-    if reduction == 0:
-        return NotImplemented
+
+@_result_of("cudnn_grid_sampler")
+def _cudnn_grid_sampler(fakes: Fakes, _: Any, source: Tensor, grid: Tensor) -> Any:
+    """`cudnn_grid_sampler_forward` (cudnn/GridSampler.cpp): contiguous, of the grid's size."""
     with fakes:
-        # Torch has no types for it.
-        shape = torch.broadcast_shapes(source.shape, target.shape)  # type: ignore[no-untyped-call]
-        return source.new_empty(shape, dtype=torch.promote_types(source.dtype, target.dtype)).resize_(())
+        return source.new_empty((source.shape[0], source.shape[1], grid.shape[1], grid.shape[2]))
 
 
-def _binary_cross_entropy(
-    fakes: torch_common.FakeTensorMode,
-    _: Any,
-    source: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: int = 1,
-) -> Any:
-    """The same for `binary_cross_entropy_out_cuda` (cuda/Loss.cu) and `binary_cross_entropy_out_cpu` (Loss.cpp):
-    `loss.resize_as_(loss_reduced)`."""
-    del target, weight
-    if reduction == 0:
-        return NotImplemented
+@_result_of("cudnn_grid_sampler_backward")
+def _cudnn_grid_sampler_backward(fakes: Fakes, _: Any, source: Tensor, grid: Tensor, grad: Tensor) -> Any:
+    """`cudnn_grid_sampler_backward` (cudnn/GridSampler.cpp): contiguous gradients of both."""
     with fakes:
-        return torch.empty_like(source).resize_(())
+        return source.new_empty(source.shape), grid.new_empty(grid.shape)
 
 
-def _col2im(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, size: Any, *rest: Any, **kwargs: Any) -> Any:
+@_result_of("col2im", everywhere=True)
+def _col2im(fakes: Fakes, _: Any, source: Tensor, size: Any, *rest: Any, **kwargs: Any) -> Any:
     """`col2im_out_cpu_template` (Col2Im.cpp), `col2im_out_cuda_template` (cuda/Col2Im.cu): the result is made as large
     as the columns and resized, which frees nothing."""
     kernel, output = rest[0], tuple(size)
     channels = source.shape[-2] // (kernel[0] * kernel[1])
     with fakes:
         return torch.empty_like(source).resize_((*source.shape[:-2], channels, *output))
+
+
+@_result_of("max_pool1d", everywhere=True)
+def _max_pool1d(fakes: Fakes, _: Any, source: Tensor, *rest: Any) -> Any:
+    """The CPU has a kernel without indices (MaxPooling.cpp); a card finds the indices all the same."""
+    if source.device.type != "cpu":
+        return NotImplemented
+    with torch_common.no_modes():
+        shape = torch.max_pool1d(torch.empty(source.shape, device="meta"), *rest).shape
+    with fakes:
+        return source.new_empty(shape)
+
+
+# --- Recurrent cells, optimizers, libraries, quantisation -------------------------------------------------------------
+
+
+@_result_of("_thnn_fused_gru_cell")
+def _gru_cell(fakes: Fakes, _: Any, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Any) -> Any:
+    """`_thnn_fused_gru_cell_cuda` (cuda/RNN.cu): the new state and five values per element for backward."""
+    with fakes:
+        workspace = hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+        return torch.empty_like(hx, memory_format=torch.contiguous_format), workspace
+
+
+@_result_of("_thnn_fused_gru_cell_backward")
+def _gru_cell_backward(fakes: Fakes, _: Any, grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+    """`_thnn_fused_gru_cell_backward_cuda` (cuda/RNN.cu)."""
+    batch, hidden = workspace.shape[0], workspace.shape[1] // 5
+    with fakes:
+        grad_input_gates, grad_hidden_gates = (
+            workspace.new_empty((batch, 3 * hidden)),
+            workspace.new_empty((batch, 3 * hidden)),
+        )
+        grad_hx = torch.empty_like(grad_hy, memory_format=torch.contiguous_format)
+        grad_biases = [workspace.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
+    return grad_input_gates, grad_hidden_gates, grad_hx, *grad_biases
+
+
+@_result_of("_fused_sgd_ _fused_sgd_.tensor_lr _fused_adagrad_", everywhere=True)
+def _write_only(_: Fakes, __: Any, *args: Any, **kwargs: Any) -> None:
+    """A fused optimizer's kernel updates its lists of tensors and allocates nothing (FusedSGD.cpp, FusedAdagrad.cpp,
+    cuda/FusedSgdKernel.cu)."""
+    del args, kwargs
+
+
+@_result_of("geqrf", everywhere=True)
+def _geqrf(fakes: Fakes, _: Any, source: Tensor) -> Any:
+    """`geqrf_out` (BatchLinearAlgebra.cpp): the factors by columns, and a number for each reflector."""
+    *batch, rows, columns = source.shape
+    with fakes:
+        return source.new_empty((*batch, columns, rows)).mT, source.new_empty((*batch, min(rows, columns)))
+
+
+@_result_of("histogram.bin_ct histogram.bins_tensor", everywhere=True)
+def _histogram(fakes: Fakes, _: Any, source: Tensor, bins: Tensor | int = 100, *rest: Any, **kwargs: Any) -> Any:
+    """`histogram_out` (Histogram.cpp): a number for each bin, and the edges."""
+    del rest, kwargs
+    count = bins if isinstance(bins, int) else bins.shape[0] - 1
+    with fakes:
+        return source.new_empty(count), source.new_empty(count + 1)
+
+
+@_result_of(
+    """fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask
+    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams""",
+    everywhere=True,
+)
+def _fake_quantize(fakes: Fakes, _: Any, source: Tensor, *rest: Any) -> Any:
+    """`fake_quantize_per_channel_affine_cachemask` (quantized/FakeQuantPerChannelAffine.cpp): values and a mask."""
+    del rest
+    with fakes:
+        return torch.empty_like(source), torch.empty_like(source, dtype=torch.bool)
+
+
+# --- Checks, and what a group of processes does -----------------------------------------------------------------------
 
 
 _passing = [True]
@@ -246,185 +375,52 @@ def answer_checks(value: bool) -> Iterator[None]:
         _passing.pop()
 
 
-def _check_of_arguments(_: torch_common.FakeTensorMode, __: Any, first: Tensor, second: Tensor) -> Any:
+@_result_of("equal", everywhere=True)
+def _check_of_arguments(_: Fakes, __: Any, first: Tensor, second: Tensor) -> Any:
     """Torch's own checks of values, which raise if they fail, are taken to hold: `is_scalar_tensor_true`
     (TensorSubclassLikeUtils.h, in `quantile`, `cov`)."""
     is_check = first.dim() == second.dim() == 0 and first.dtype is second.dtype is torch.bool
     return _passing[-1] if is_check else NotImplemented
 
 
-def _max_pool1d(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, *rest: Any) -> Any:
-    """The CPU has a kernel without indices (MaxPooling.cpp); a card finds the indices all the same."""
-    if source.device.type != "cpu":
-        return NotImplemented
-    with torch_common.no_modes():
-        shape = torch.max_pool1d(torch.empty(source.shape, device="meta"), *rest).shape
-    with fakes:
-        return source.new_empty(shape)
-
-
-def _write_only(_: torch_common.FakeTensorMode, __: Any, *args: Any, **kwargs: Any) -> None:
-    """A fused optimizer's kernel updates its lists of tensors and allocates nothing (FusedSGD.cpp, FusedAdagrad.cpp,
-    cuda/FusedSgdKernel.cu)."""
-    del args, kwargs
-
-
-def _input_gradient(
-    fakes: torch_common.FakeTensorMode, _: Any, grad: Tensor, source: Tensor, *rest: Any, **kwargs: Any
-) -> Tensor:
-    """A contiguous gradient of the input (LossMultiMargin.cpp, LossMultiLabelMargin.cpp, FractionalMaxPool3d.cpp; the
-    same in cuda/)."""
-    del grad, rest, kwargs
-    with fakes:
-        return source.new_empty(source.shape)
-
-
-def _mixed_norm(fakes: torch_common.FakeTensorMode, func: Any, source: Tensor, *rest: Any) -> Any:
-    """The CPU keeps float32 statistics of half precision where weights are float32.
-
-    `param_scalar_type` (aten/src/ATen/native/cpu/mixed_data_type.h).
-    """
-    if not _is_mixed(source, rest):
-        return NotImplemented
-    result, *statistics = func(source, *rest)
-    with fakes:
-        return result, *(each.new_empty(each.shape, dtype=torch.float32) for each in statistics)
-
-
-def _mixed_norm_backward(fakes: torch_common.FakeTensorMode, func: Any, gradient: Tensor, *rest: Any) -> Any:
-    """Each gradient has its tensor's dtype; torch's decomposition promotes."""
-    if not _is_mixed(gradient, rest):
-        return NotImplemented
-    weight = next(each for each in rest if isinstance(each, Tensor) and each.dim() == 1)
-    dtypes = gradient.dtype, weight.dtype, weight.dtype
-    with fakes:
-        results = zip(func(gradient, *rest), dtypes, strict=True)
-        return tuple(None if each is None else torch.empty_like(each, dtype=dtype) for each, dtype in results)
-
-
-def _is_mixed(source: Tensor, rest: tuple[Any, ...]) -> bool:
-    """Whether the CPU normalizes half precision with float32 weights."""
-    half = source.device.type == "cpu" and source.dtype in (torch.bfloat16, torch.float16)
-    return half and any(isinstance(each, Tensor) and each.dim() == 1 and each.dtype is torch.float32 for each in rest)
-
-
-def _geqrf(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor) -> Any:
-    """`geqrf_out` (BatchLinearAlgebra.cpp): the factors by columns, and a number for each reflector."""
-    *batch, rows, columns = source.shape
-    with fakes:
-        return source.new_empty((*batch, columns, rows)).mT, source.new_empty((*batch, min(rows, columns)))
-
-
-def _histogram(
-    fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, bins: Tensor | int = 100, *rest: Any, **kwargs: Any
-) -> Any:
-    """`histogram_out` (Histogram.cpp): a number for each bin, and the edges."""
-    del rest, kwargs
-    count = bins if isinstance(bins, int) else bins.shape[0] - 1
-    with fakes:
-        return source.new_empty(count), source.new_empty(count + 1)
-
-
-def _fake_quantize(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, *rest: Any) -> Any:
-    """`fake_quantize_per_channel_affine_cachemask` (quantized/FakeQuantPerChannelAffine.cpp): values and a mask."""
-    del rest
-    with fakes:
-        return torch.empty_like(source), torch.empty_like(source, dtype=torch.bool)
-
-
-def _wait(_: torch_common.FakeTensorMode, __: Any, source: Tensor) -> Any:
+def _wait(_: Fakes, __: Any, source: Tensor) -> Any:
     """`wait_tensor` (distributed/c10d/Functional.cpp): the tensor itself; torch's meta kernel makes another."""
     return aten.alias.default(source)
 
 
-def _product_of_dtype(fakes: torch_common.FakeTensorMode, _: Any, *args: Any, out: Tensor, **kwargs: Any) -> Any:
-    """A product into `out` of another dtype (`_bmm_dtype_out_cuda`, `_scaled_mm_out_cuda`, cuda); torch has none."""
-    return out
+if torch.distributed.is_available():
+    EVERYWHERE[torch.ops._c10d_functional.wait_tensor.default] = _wait
+# A card has it from FakeTensorMode, too.
+FAKE_KERNELS[aten._grouped_mm.default] = _grouped_mm
 
 
-EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
-    aten.mse_loss.default: _elementwise_loss,
-    aten.smooth_l1_loss.default: _elementwise_loss,
-    aten.soft_margin_loss.default: _elementwise_loss,
-    aten.binary_cross_entropy.default: _binary_cross_entropy,
-    aten.col2im.default: _col2im,
-    aten.native_layer_norm.default: _mixed_norm,
-    aten.native_group_norm.default: _mixed_norm,
-    aten.native_batch_norm.default: _mixed_norm,
-    aten.native_group_norm_backward.default: _mixed_norm_backward,
-    aten.equal.default: _check_of_arguments,
-    aten.max_pool1d.default: _max_pool1d,
-    aten._grouped_mm.default: _grouped_mm,
-    aten._fused_sgd_.default: _write_only,
-    aten._fused_sgd_.tensor_lr: _write_only,
-    aten._fused_adagrad_.default: _write_only,
-    aten.multi_margin_loss_backward.default: _input_gradient,
-    aten.multilabel_margin_loss_backward.default: _input_gradient,
-    aten.fractional_max_pool3d_backward.default: _input_gradient,
-    aten.geqrf.default: _geqrf,
-    aten.histogram.bin_ct: _histogram,
-    aten.histogram.bins_tensor: _histogram,
-    aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantize,
-    aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
-    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _fake_quantize,
-    **({torch.ops._c10d_functional.wait_tensor.default: _wait} if torch.distributed.is_available() else {}),
-}
-"""The same for these, on the CPU as on a card; the recorder asks here, because FakeTensorMode prefers its
-decompositions of some of them."""
-
-
-def run_kernel(fakes: torch_common.FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_kernel(fakes: Fakes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of a call on FakeTensors."""
     if func in EVERYWHERE and (made := EVERYWHERE[func](fakes, func, *args, **kwargs)) is not NotImplemented:
         return made
     return func(*args, **kwargs)
 
 
-_OF_ALL_VERSIONS: Final[dict[Any, Callable[..., Any]]] = {
-    aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
-    aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
-    aten._grouped_mm.default: _grouped_mm,
-    aten.cudnn_grid_sampler.default: _cudnn_grid_sampler,
-    aten.cudnn_grid_sampler_backward.default: _cudnn_grid_sampler_backward,
-    aten._thnn_fused_gru_cell.default: _gru_cell,
-    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
-    aten._use_cudnn_ctc_loss.default: _use_cudnn_ctc_loss,
-    aten._use_cudnn_ctc_loss.Tensor: _use_cudnn_ctc_loss,
-    aten._ctc_loss.default: _ctc_loss,
-    aten._ctc_loss.Tensor: _ctc_loss,
-    aten._ctc_loss_backward.default: _ctc_loss_backward,
-    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
-    **{getattr(aten, name).dtype_out: _product_of_dtype for name in ("mm", "bmm", "addmm", "baddbmm")},
-    aten._scaled_mm.out: _product_of_dtype,
-}
-_USE_MIOPEN: Final = getattr(aten, "_use_miopen_ctc_loss", None)
-"""Whether AMD's library would run; torch asks since 2.11."""
-FAKE_KERNELS: Final[dict[Any, Callable[..., Any]]] = {
-    **_OF_ALL_VERSIONS,
-    **({} if _USE_MIOPEN is None else {_USE_MIOPEN.default: lambda *_: False, _USE_MIOPEN.Tensor: lambda *_: False}),
-}
-"""By operator: `implementation(mode, operator, *args, **kwargs)`."""
+# --- what rows say of results and arguments ---------------------------------------------------------------------------
 
 ALLOCATED: Final[dict[Any, tuple[int, ...]]] = {
-    aten._cudnn_rnn.default: (0, 1, 2, 4, 3),  # RNN.cpp: the weights' buffer before the reserve
-    aten.native_dropout.default: (1, 0),  # Dropout.cu, Dropout.cpp: the mask first
-    aten._scaled_dot_product_cudnn_attention.default: (6, 7, 0, 1),  # attention.cu: the seeds first
+    getattr(aten, name).default: row.order for name, row in OPERATORS.items() if row.order
 }
 """Which results a kernel allocates, in its order, where that is not the order of the results."""
 
 ONE_DTYPE: Final[dict[Any, tuple[int, ...]]] = {
-    getattr(aten, name).default: op.one_dtype for name, op in OP_CLASSES.items() if op.one_dtype
+    getattr(aten, name).default: row.one_dtype for name, row in OPERATORS.items() if row.one_dtype
 }
 """Operators whose kernels take one dtype only, which torch's kernels for FakeTensors do not check; and which of their
 arguments."""
 
-
 INDICES: Final[dict[Any, int]] = {
-    aten.embedding.default: 1,
-    aten.index_select.default: 2,
-    aten.index_add.default: 2,
-    aten.index_add_.default: 2,
-    aten.repeat_interleave.Tensor: 0,
+    getattr(packet, overload): row.index_at
+    for name, row in OPERATORS.items()
+    if row.index_at is not None
+    for packet in (getattr(aten, form) for form in (name, f"{name}_") if hasattr(aten, form))
+    for overload in ("default", "Tensor")
+    if hasattr(packet, overload)
 }
 """Operators whose kernels take whole numbers for indices, which torch's kernels for FakeTensors do not check; and which
 of their arguments these are."""

@@ -18,19 +18,12 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.errors import forget_frames
-from fxmem.hardware.workspaces import CONVOLUTIONS, HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.hidden_memory import HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.operators import find_operator
 from fxmem.simulation.kernels.fake_kernels import run_kernel
 
 Look = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], HiddenMemory | None]
 """`(op, args, kwargs, result)` -> what a call hides."""
-
-_ALLOCATE_RESULTS_ONLY = frozenset({
-    "_to_copy", "arange", "clone", "copy", "empty", "empty_like", "empty_permuted", "eye", "full", "full_like",
-    "lift_fresh", "linspace", "logspace", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones",
-    "ones_like", "rand", "rand_like", "randn", "randn_like", "scalar_tensor", "zeros", "zeros_like",
-})  # fmt: skip
-"""Operators whose kernels of this kind call nothing that allocates but for their results; left out to save time. So
-are convolutions, whose libraries choose by the machine."""
 
 
 def inner_memory(
@@ -49,8 +42,9 @@ def inner_memory(
         device_type: where allocations count.
         look: what an inner call hides.
     """
-    kernel = torch_common.explicit_kernel(func, device_type)
-    if kernel is None or torch_common.op_name(func) in _ALLOCATE_RESULTS_ONLY | CONVOLUTIONS:
+    row = find_operator(str(func))
+    kernel = None if row is not None and row.is_opaque else torch_common.explicit_kernel(func, device_type)
+    if kernel is None:
         return None
     inside = _InnerOps(fakes, device_type, look, (args, kwargs))
     try:
@@ -63,7 +57,7 @@ def inner_memory(
     events = inside.finish(result)
     if all(event.action == "output" for event in events):
         return None
-    return HiddenMemory(events=events, source="the kernel itself")
+    return HiddenMemory(events=events)
 
 
 class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]

@@ -5,10 +5,9 @@ cuDNN's own figures are pinned to the version they were seen on; on another one 
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -22,41 +21,29 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import target
+from fxmem.hardware.cublas import cublas_workspaces
+from fxmem.hardware.hidden_memory import RnnSignature, alloc, output
+from fxmem.hardware.operators import OPERATORS, Call, Operator
+from fxmem.hardware.operators.convolution import ConvolutionMemory
+from fxmem.hardware.operators.products import matmul_copies, uses_cublas, uses_cublaslt
+from fxmem.hardware.operators.reductions import reduction_events
 from fxmem.hardware.releases import RELEASES, release_assumption
+from fxmem.hardware.tensor_layouts import MemoryFormat, TensorLayout, dense_strides, fix_size_one_strides, read_layout
 from fxmem.hardware.workspaces import (
     Collector,
     ConvSettings,
     ConvSignature,
+    CpuCollector,
     HeldBuffer,
+    HiddenEvent,
     HiddenMemory,
-    MemoryFormat,
-    TensorLayout,
     Workspace,
     conv_workspaces,
-    convolution_memory,
-    cublas_workspaces,
-    cudnn_attention_backward,
-    cudnn_attention_forward,
     cudnn_cache,
     cudnn_client,
-    efficient_backward,
-    efficient_forward,
     find_cudnn,
-    flash_backward,
-    flash_forward,
-    kernel_memory,
-    kernel_scratch,
-    matmul_copies,
-    other_kernels,
     read_cudnn_folder,
-    read_layout,
-    uses_cublas,
-    uses_cublaslt,
 )
-from fxmem.hardware.workspaces.hidden_memory import RnnSignature, alloc, output
-from fxmem.hardware.workspaces.other_kernels import recurrent_memory
-from fxmem.hardware.workspaces.reductions import reduction_events
-from fxmem.hardware.workspaces.tensor_layouts import dense_strides, fix_size_one_strides
 from fxmem.records.profile import Phase, Target
 from tests.no_files import NO_FILES
 
@@ -114,6 +101,15 @@ VGG = square("fwd", 32, 64, 224, 64, 3)
 
 def nbytes(signatures: list[ConvSignature], machine: Target) -> list[int | None]:
     return [answer.nbytes for answer in conv_workspaces(signatures, machine).values()]
+
+
+def convolution_memory(
+    op: str, args: Sequence[Any], card: Target, settings: ConvSettings | None = None
+) -> ConvolutionMemory:
+    seen = Collector(card, "2.11.0", {}, settings or ConvSettings()).look(op, args, None)
+    assert seen is not None
+    assert isinstance(seen.memory, ConvolutionMemory)
+    return seen.memory
 
 
 # Layouts, held against torch itself.
@@ -374,11 +370,6 @@ def test_native_kernels_are_unknown_and_empty_batches_free() -> None:
     assert convolution_memory("convolution", args, T4).unknown_buffers == ("SlowDilated2d kernel's buffers",)
     empty = convolution_memory("convolution", (tensor(0, 64, 9, 9), tensor(64, 64, 3, 3), None, *WINDOW_2D), H100)
     assert (script(empty), empty.unknown_buffers) == (["=result"], ())
-
-
-def test_other_ops_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"expected one of the ops .*convolution_backward.* got 'aten\.mm\.default'"):
-        convolution_memory("aten.mm.default", (), H100)
 
 
 # What cuDNN answers.
@@ -765,9 +756,16 @@ def test_settings_cublas_cannot_read_are_ignored_as_torch_does() -> None:
 
 
 def test_forward_and_backward_hold_one_each() -> None:
-    found = cublas_workspaces(H100, "2.11.0", {})
-    assert found.held_bytes(threads=1, lt_threads=0) == 33_554_432
-    assert found.held_bytes(threads=2, lt_threads=1) == 2 * 33_554_432 + 1_048_576
+    collector = Collector(H100, "2.11.0", {}, ConvSettings())
+    collector.note(0, "aten.mm.default", (tensor(64, 32), tensor(32, 16)), tensor(64, 16), Phase.FORWARD)
+    assert collector.held() == {"cuBLAS workspace, forward thread": HeldBuffer(33_554_432, 0)}
+    linear = (tensor(16), tensor(64, 32), tensor(32, 16))
+    collector.note(1, "aten.addmm.default", linear, tensor(64, 16), Phase.BACKWARD)
+    assert {name: buffer.nbytes for name, buffer in collector.held().items()} == {
+        "cuBLAS workspace, forward thread": 33_554_432,
+        "cuBLAS workspace, autograd thread": 33_554_432,
+        "cuBLASLt workspace, autograd thread": 1_048_576,
+    }
 
 
 @pytest.mark.parametrize(
@@ -833,6 +831,57 @@ def test_operands_blas_cannot_read_are_copied() -> None:
 
 # Attention.
 
+Shape = tuple[int, ...]
+
+
+def attention(kernel: str, card: Target, *args: Any, deterministic: bool = False) -> HiddenMemory:
+    """What a call hides."""
+    collector = Collector(card, "2.11.0", {}, ConvSettings(), deterministic=deterministic)
+    seen = collector.look(f"aten._scaled_dot_product_{kernel}.default", args, None)
+    assert seen is not None
+    assert seen.memory is not None
+    return seen.memory
+
+
+def rows_first(shape: Shape, dtype: str, *, is_dense: bool = True) -> TensorLayout:
+    """As a transpose after attention makes its results; not dense: one number seen from everywhere."""
+    _, heads, rows, size = shape
+    stride = (rows * heads * size, size, heads * size, 1) if is_dense else (0, 0, 0, 0)
+    return TensorLayout(shape=shape, stride=stride, dtype=dtype)
+
+
+def flash_forward(query: Shape, key: Shape, dropout_p: float, card: Target) -> HiddenMemory:
+    return attention("flash_attention", card, tensor(*query), tensor(*key), tensor(*key), dropout_p)
+
+
+def flash_backward(query: Shape, key: Shape, dtype: str, card: Target, *, dense: bool = True, **options: Any) -> Any:
+    out, keys = rows_first(query, dtype), tensor(*key, dtype=dtype)
+    grad = rows_first(query, dtype, is_dense=dense)
+    return attention("flash_attention_backward", card, grad, out, keys, keys, out, **options)
+
+
+def efficient_forward(query: Shape, value: Shape, dtype: str, card: Target) -> HiddenMemory:
+    values = tensor(*value, dtype=dtype)
+    return attention("efficient_attention", card, tensor(*query, dtype=dtype), values, values)
+
+
+def efficient_backward(query: Shape, key: Shape, value: Shape, dtype: str, card: Target) -> HiddenMemory:
+    grad = rows_first((*query[:3], value[3]), dtype)
+    given = (tensor(*shape, dtype=dtype) for shape in (query, key, value))
+    return attention("efficient_attention_backward", card, grad, *given)
+
+
+def cudnn_attention_forward(query: Shape, key: Shape, dropout_p: float, card: Target) -> HiddenMemory:
+    return attention("cudnn_attention", card, tensor(*query), tensor(*key), tensor(*key), None, True, dropout_p)
+
+
+def cudnn_attention_backward(
+    query: Shape, key: Shape, value: Shape, dropout_p: float, card: Target, *, dense: bool = True
+) -> HiddenMemory:
+    grad = rows_first((*query[:3], value[3]), "float16", is_dense=dense)
+    given = (tensor(*shape, dtype="float16") for shape in (query, key, value))
+    return attention("cudnn_attention_backward", card, grad, *given, *[None] * 9, dropout_p)
+
 
 def test_flash_backward_by_hand() -> None:
     """Two sequences of 2000 tokens, 32 heads of 128, 8 for keys and values: 2000 rounds to 2048."""
@@ -851,7 +900,7 @@ def test_flash_backward_by_hand() -> None:
 def test_flash_backward_variants() -> None:
     shape = (1, 4, 100, 72)
     assert flash_backward(shape, shape, "float16", H100).peak_bytes() == (4 * 128 + 128 * 4 * 96) * 4
-    copied = flash_backward(shape, shape, "float16", H100, dense_grad=False)
+    copied = flash_backward(shape, shape, "float16", H100, dense=False)
     assert copied.events[0].nbytes == 4 * 100 * 72 * 2
     # 132 multiprocessors over 4 blocks: 33 copies of the queries' gradient.
     assert (
@@ -960,7 +1009,7 @@ def test_cudnn_attention_backward_takes_what_cudnn_named(
 def test_cudnn_attention_backward_by_hand() -> None:
     """Hopper, 16 heads of 64 for 1000 queries: a float gradient, a float for each row, 256 bytes."""
     shape = (1, 16, 1000, 64)
-    memory = cudnn_attention_backward(shape, shape, shape, 0.1, H100, dense_grad=False)
+    memory = cudnn_attention_backward(shape, shape, shape, 0.1, H100, dense=False)
     assert script(memory)[3:] == ["dense grad_output", "cuDNN attention workspace"]
     assert [event.nbytes for event in memory.events[3:]] == [
         16 * 1000 * 64 * 2,
@@ -1029,55 +1078,67 @@ def test_plans_found_by_timing_are_unknown() -> None:
 # Other kernels.
 
 
+def hidden(name: str, *args: Any, result: Any = None) -> HiddenMemory | None:
+    """What a call hides on an H100."""
+    seen = Collector(H100, "2.11.0", {}, ConvSettings()).look(f"aten.{name}", args, result)
+    return None if seen is None else seen.memory
+
+
+def scratch(name: str, *args: Any, result: Any = None) -> int:
+    """Most bytes that a call has allocated at once beside its results."""
+    memory = hidden(name, *args, result=result)
+    return 0 if memory is None else memory.peak_bytes()
+
+
 def test_embedding_backward_by_hand() -> None:
     """4000 tokens into a table of 1000 rows of 96: parts of 10 rows, 1000 segments, 1400 parts at most."""
-    shapes, dtypes = [(4, 1000, 96), (4, 1000), (1000, 96)], ["bfloat16", "int64", "bfloat16"]
-    expected = 8 * 4000 * 3 + 8 + 8 * 1000 * 2 + 8 + 8 * 1400 + 1400 * 96 * 4
-    assert kernel_scratch("aten.embedding_dense_backward.default", shapes, dtypes, H100) == expected
-    few = [(4, 700, 96), (4, 700), (1000, 96)]
-    assert kernel_scratch("embedding_dense_backward", few, dtypes, H100) == 0
+    name, made = "embedding_dense_backward.default", tensor(1000, 96, dtype="bfloat16")
+
+    def backward(tokens: int) -> int:
+        grad, index = tensor(4, tokens, 96, dtype="bfloat16"), tensor(4, tokens, dtype="int64")
+        return scratch(name, grad, index, 1000, -1, False, result=made)
+
+    assert backward(1000) == 8 * 4000 * 3 + 8 + 8 * 1000 * 2 + 8 + 8 * 1400 + 1400 * 96 * 4
+    assert backward(700) == 0
 
 
 def test_layer_norm_backward_sums_in_parts_only_for_many_short_rows() -> None:
-    def shapes(rows: int, columns: int) -> list[tuple[int, ...]]:
-        return [(rows, columns), (rows, columns), (rows, 1), (rows, 1), (columns,), (columns,)]
+    def backward(rows: int, columns: int, weight: TensorLayout | None) -> int:
+        x, mean = tensor(rows, columns), tensor(rows, 1)
+        args = (x, x, [columns], mean, mean, weight, weight, [True] * 3)
+        return scratch("native_layer_norm_backward.default", *args, result=(x, weight, weight))
 
-    dtypes = ["float32"] * 6
-    op = "aten.native_layer_norm_backward.default"
     # 100,000 rows of 96: 3 blocks across, so 3125 = ceil(100000 / 32) down, below 32768 // 3.
-    assert kernel_scratch(op, shapes(100_000, 96), dtypes, H100) == 2 * (3125 + 1) * 96 * 4
-    assert kernel_scratch(op, shapes(60_000, 96), dtypes, H100) == 0
-    assert kernel_scratch(op, shapes(100_000, 4096), dtypes, H100) == 0
-    assert kernel_scratch(op, shapes(100_000, 96)[:4], dtypes[:4], H100) == 0
+    assert backward(100_000, 96, tensor(96)) == 2 * (3125 + 1) * 96 * 4
+    assert backward(60_000, 96, tensor(96)) == 0
+    assert backward(100_000, 4096, tensor(4096)) == 0
+    assert backward(100_000, 96, None) == 0
 
 
 def test_softmax_backward_multiplies_first() -> None:
-    memory = kernel_memory("aten._softmax_backward_data.default", [(2, 8, 128, 128)] * 2, ["float32"] * 2, H100)
+    scores = tensor(2, 8, 128, 128)
+    memory = hidden("_softmax_backward_data.default", scores, scores, -1, torch.float32, result=scores)
     assert memory is not None
     assert script(memory) == ["=grad_input", "grad_output * output"]
     assert memory.peak_bytes() == 2 * 8 * 128 * 128 * 4
-    assert kernel_scratch("aten._log_softmax_backward_data.default", [(8, 100)] * 2, ["float32"] * 2, H100) == 0
+    dense = tensor(8, 100)
+    assert scratch("_log_softmax_backward_data.default", dense, dense, -1, torch.float32, result=dense) == 0
 
 
-def test_what_is_not_in_the_table_is_unknown() -> None:
-    assert kernel_scratch("aten.topk.default", [(4096, 64)], ["float32"], H100) == 0
-    several = kernel_memory("aten.topk.default", [(4096, 50_000)], ["float32"], H100)
-    assert several is not None
-    assert several.unknown_buffers == ("buffers of several blocks for a slice",)
-    assert kernel_scratch("aten._foreach_norm.Scalar", [(100_000,), (10,)], ["float32"] * 2, H100) == 2 * 2 * 4
-    assert kernel_scratch("aten.unique_consecutive.default", [(1000,)], ["float32"], H100) is None
+def test_partial_norms_are_as_many_as_the_largest_tensor_has_chunks() -> None:
+    assert scratch("_foreach_norm.Scalar", [tensor(100_000), tensor(10)]) == 2 * 2 * 4
+    assert hidden("unique_consecutive.default", tensor(1000)) is None
 
 
 def test_short_rows_are_sorted_in_the_results_and_long_ones_by_cub() -> None:
-    assert kernel_scratch("aten.sort.default", [(4096,)], ["float32"], H100) == 4096 * 8
-    assert kernel_scratch("aten.sort.default", [(4096,), (512, 4096)], ["float32"] * 2, H100) == 4096 * 8
+    assert scratch("sort.default", tensor(4096)) == 4096 * 8
+    assert scratch("sort.default", tensor(512, 4096)) == 4096 * 8
     # Measured on an RTX 3090 for rows of 8192, 16384 and 32768 (Liger-Kernel's sparsemax).
     for length in (8192, 16384, 32768):
-        shapes = [(length,), (4096, length)]
-        assert kernel_scratch("aten.sort.default", shapes, ["float32"] * 2, H100) == 4096 * length * 20 + 512
-    assert kernel_scratch("aten.sort.default", shapes, ["bfloat16"] * 2, H100) == 4096 * 32768 * 18 + 512
+        assert scratch("sort.default", tensor(4096, length)) == 4096 * length * 20 + 512
+    assert scratch("sort.default", tensor(4096, 32768, dtype="bfloat16")) == 4096 * 32768 * 18 + 512
     for rows, known in ((1, 8 * 4097), (127, 2 * 8 * 127 * 4097)):
-        few = kernel_memory("aten.sort.stable", [(4097,), (rows, 4097)], ["float32"] * 2, H100)
+        few = hidden("sort.stable", tensor(rows, 4097))
         assert few is not None
         assert few.unknown_buffers == ("CUB's buffers",)
         assert few.peak_bytes() == known
@@ -1119,9 +1180,9 @@ def test_group_norm_sums_by_channel_and_has_factors_by_channel_and_group() -> No
 
 @pytest.mark.parametrize(("shape", "several"), [((8, 399), False), ((8, 400), True), ((399,), True)])
 def test_long_slices_are_searched_by_several_blocks(shape: tuple[int, ...], several: bool) -> None:
-    memory = kernel_memory("aten.topk.default", [shape], ["float32"], H100)
+    memory = hidden("topk.default", tensor(*shape), 5)
     assert memory is not None
-    assert bool(memory.unknown_buffers) == several
+    assert memory.unknown_buffers == ("buffers of several blocks for a slice",) * several
 
 
 def test_rms_norm_backward_copies_an_expanded_gradient_and_sums_as_layer_norm_does() -> None:
@@ -1141,8 +1202,8 @@ def test_rms_norm_backward_copies_an_expanded_gradient_and_sums_as_layer_norm_do
 def test_what_is_put_at_one_place_is_found_by_sorting() -> None:
     """2401 indices, as for a table of relative positions: the linear index, its sorted form, both kinds of
     positions."""
-    assert kernel_scratch("aten._index_put_impl_.default", [(2401,)], ["int64"], H100) == 4 * 2401 * 8
     table, values, index = tensor(169, 4), tensor(2401, 4), tensor(2401, dtype="int64")
+    assert scratch("_index_put_impl_.default", table, [index], values, True) == 4 * 2401 * 8
     found = {}
     for accumulate, deterministic in product((False, True), repeat=2):
         collector = Collector(H100, "2.11.0", {}, ConvSettings(), deterministic=deterministic)
@@ -1162,13 +1223,17 @@ def test_the_row_that_is_sorted_is_the_one_of_the_dimension() -> None:
 
 
 def test_one_row_is_all_that_a_further_kernel_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rule(shapes: Any, dtypes: Any, target: Any) -> HiddenMemory:
-        return HiddenMemory(events=(alloc("scratch", math.prod(shapes[0])), output("result")))
+    def rule(call: Call) -> tuple[HiddenEvent, ...]:
+        return alloc("scratch", call.layout().numel), output("result")
 
-    monkeypatch.setitem(other_kernels.KERNELS, "made_up", other_kernels.Kernel(rule))
-    collector = Collector(H100, "2.11.0", {}, ConvSettings())
-    collector.note(0, "aten.made_up.default", (tensor(3, 5), 7), tensor(3), Phase.FORWARD)
-    assert collector.settle()[0].peak_bytes() == 15
+    monkeypatch.setitem(OPERATORS, "made_up", Operator(cuda=rule))
+    assert scratch("made_up.default", tensor(3, 5), 7, result=tensor(3)) == 15
+    monkeypatch.setitem(OPERATORS, "made_up", Operator(cpu=rule))
+    assert hidden("made_up.default", tensor(3, 5), 7, result=tensor(3)) is None
+    seen = CpuCollector().look("aten.made_up.default", (tensor(3, 5), 7), tensor(3))
+    assert seen is not None
+    assert seen.memory is not None
+    assert seen.memory.peak_bytes() == 15
 
 
 @pytest.mark.parametrize(
@@ -1222,7 +1287,9 @@ def rnn_signature(mode: int, dtype: str, *, backward: bool, **shape: Any) -> Rnn
     else:
         args = (x, [state], 4, None, state, None, *options)
     name = "_cudnn_rnn_backward" if backward else "_cudnn_rnn"
-    (signature, *_) = recurrent_memory(name, args, H100, allow_tf32=True).signatures
+    memory = hidden(f"{name}.default", *args)
+    assert memory is not None
+    (signature, *_) = memory.signatures
     assert isinstance(signature, RnnSignature)
     assert (signature.steps, signature.batch, signature.input_size) == (64, 8, 256)
     return signature

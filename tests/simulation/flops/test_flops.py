@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from fxmem.simulation.flops import UNCOUNTED, is_counted_by_torch, op_flops, tables
+from fxmem.simulation.flops import is_counted_by_torch, op_flops
 
 aten = torch.ops.aten
 MEAN, SUM, NONE = 1, 2, 0
@@ -917,23 +917,3 @@ def test_formula_registered_with_torch_is_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(flop_registry, TWICE, lambda x, out_val: x.numel())
     assert is_counted_by_torch(TWICE.default)
     assert op_flops(TWICE.default, (X,), {}, Y) == 15
-
-
-# --- the tables -------------------------------------------------------------------------------------------------------
-
-
-def forms(name: str) -> Iterator[tuple[Any, str]]:
-    if "::" in name:
-        namespace, name = name.split("::")
-        yield getattr(torch.ops, namespace), name
-    else:
-        yield from ((aten, form) for form in (name, f"{name}_", f"_foreach_{name}"))
-
-
-def test_every_name_is_an_op_of_torch_and_stands_in_one_table() -> None:
-    each = [set(tables.FORMULAS), set(tables.NO_ARITHMETIC), set(UNCOUNTED)]
-    names = set.union(*each)
-    assert sum(map(len, each)) == len(names)
-    assert [name for name in names if not any(hasattr(*form) for form in forms(name))] == []
-    assert set(tables.COMPLEX) <= set(tables.FORMULAS)
-    assert not set(tables.EACH) & set(tables.EACH_READ)

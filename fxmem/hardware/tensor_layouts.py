@@ -6,19 +6,21 @@ Sources: `c10/core/MemoryFormat.h` (`is_channels_last_strides_2d_s4`, `…_3d_s5
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from math import prod
 from operator import mul
-from typing import Protocol
-
-from fxmem.records.profile import Record
+from typing import Any, Protocol
 
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int16": 2, "float16": 2, "bfloat16": 2,
     "int32": 4, "float32": 4, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 """Bytes per element, by torch's name of the dtype."""
+
+HALF = ("float16", "bfloat16")
 
 _INT_MAX = 2**31 - 1
 
@@ -45,7 +47,8 @@ class TensorLike(Protocol):
         """Elements."""
 
 
-class TensorLayout(Record):
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
     """A tensor's geometry: what a kernel choice depends on."""
 
     shape: tuple[int, ...]
@@ -88,17 +91,13 @@ class TensorLayout(Record):
 
     def dense(self, memory_format: MemoryFormat) -> TensorLayout:
         """The layout of `torch.empty(shape, memory_format=…)`."""
-        return self.model_copy(update={"stride": dense_strides(self.shape, memory_format)})
+        return replace(self, stride=dense_strides(self.shape, memory_format))
 
     def unsqueeze(self, dim: int) -> TensorLayout:
         """`Tensor.unsqueeze(dim)` for a dimension that is not the last."""
         stride = self.stride[dim] * self.shape[dim]
-        return self.model_copy(
-            update={
-                "shape": (*self.shape[:dim], 1, *self.shape[dim:]),
-                "stride": (*self.stride[:dim], stride, *self.stride[dim:]),
-            }
-        )
+        shape, step = (*self.shape[:dim], 1, *self.shape[dim:]), (*self.stride[:dim], stride, *self.stride[dim:])
+        return replace(self, shape=shape, stride=step)
 
     def is_blas_matrix(self) -> bool:
         """Whether BLAS reads the last two dimensions as they lie: one has stride 1, the other is as long as a row."""
@@ -121,6 +120,11 @@ class TensorLayout(Record):
                 return False
             smallest = stride * max(size, 1)
         return True
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value has what a tensor's layout is read from."""
+    return hasattr(value, "stride") and hasattr(value, "dtype")
 
 
 def read_layout(tensor: TensorLike | TensorLayout) -> TensorLayout:
@@ -161,3 +165,10 @@ def fix_size_one_strides(
         else:
             step *= shape[dim]
     return tuple(fixed)
+
+
+def broadcast_numel(*shapes: Sequence[int]) -> int:
+    """Elements of what these shapes are broadcast to."""
+    return prod(
+        0 if 0 in sizes else max(sizes) for sizes in zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
+    )

@@ -18,29 +18,22 @@ convolutions do not go to cuDNN, because it asks the (missing) device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from math import prod
 from typing import Literal, cast
 
-from fxmem.errors import UsageError
-from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
-from fxmem.hardware.workspaces.reductions import reduction_events
-from fxmem.hardware.workspaces.tensor_layouts import (
+from fxmem.hardware.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.operators.reductions import reduction_events
+from fxmem.hardware.operators.registry import Call, ConvSettings, NamedCall, Operator
+from fxmem.hardware.tensor_layouts import (
     ITEM_BYTES,
     MemoryFormat,
     TensorLayout,
-    TensorLike,
     fix_size_one_strides,
-    read_layout,
 )
 from fxmem.records.profile import Record, Target
 
-CONVOLUTIONS = frozenset(
-    {"convolution", "_convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose"}
-)
-"""The ATen ops `convolution_memory` understands, without namespace and overload."""
-
-_SOURCE = "aten/src/ATen/native/cudnn/ConvShared.cpp, Conv_v8.cpp"
 _CUDNN_DTYPES = ("float16", "bfloat16", "float32", "float64")
 _CONTIGUOUS_1D = "contiguous 1-d input"
 _INT_MAX = 2**31 - 1
@@ -60,24 +53,6 @@ class ConvBackend(StrEnum):
     SLOW_DILATED_3D = "SlowDilated3d"
     SLOW_TRANSPOSE_2D = "SlowTranspose2d"
     SLOW_TRANSPOSE_3D = "SlowTranspose3d"
-
-
-class ConvSettings(Record):
-    """The global switches a convolution looks at; the defaults are torch's."""
-
-    allow_tf32: bool = True
-    """`torch.backends.cudnn.allow_tf32`."""
-    allow_tf32_in_rnn: bool = True
-    """`torch.backends.cudnn.rnn.fp32_precision == "tf32"`."""
-    deterministic: bool = False
-    """`torch.backends.cudnn.deterministic` or `torch.use_deterministic_algorithms`."""
-    enabled: bool = True
-    """`torch.backends.cudnn.enabled`."""
-    benchmark: bool = False
-    """`torch.backends.cudnn.benchmark`: the plan is found by timing. The workspace is that of the plan taken without,
-    all the same."""
-    cudnn_version: int = 91900
-    """As `torch.backends.cudnn.version()` gives it; decides a few exclusions only."""
 
 
 class ConvolutionMemory(HiddenMemory):
@@ -136,52 +111,6 @@ class _Window(Record):
 
     def result_shape(self, source: tuple[int, ...], weight: tuple[int, ...]) -> tuple[int, ...]:
         return (self.wide_shape if self.transposed else self.narrow_shape)(source, weight)
-
-
-def convolution_memory(
-    op: str, args: Sequence[object], target: Target, settings: ConvSettings | None = None
-) -> ConvolutionMemory:
-    """The cuDNN workspaces and contiguous copies of one ATen convolution, in order, for CUDA.
-
-    Args:
-        op: the op's name, e.g. `aten.convolution_backward.default`; one of `CONVOLUTIONS`.
-        args: its positional arguments as the dispatcher saw them; tensors may be torch's (real or fake) or
-            `TensorLayout`s.
-        target: decides what the hardware can do (compute capability).
-        settings: torch's switches; its defaults when None. The `cudnn_convolution*` ops carry their own.
-
-    Returns:
-        Workspace sizes are open (`signatures`), to be asked of `conv_workspaces` and filled in by `fill_workspaces`.
-        The native kernels that torch falls back to get one buffer of unknown size, except the depthwise ones, which
-        need none.
-
-    Raises:
-        UsageError: `op` is none of `CONVOLUTIONS`.
-    """
-    settings = settings or ConvSettings()
-    name = op.removeprefix("aten.").removeprefix("aten::").split(".")[0]
-    if name == "convolution_backward":
-        grad_output, source, weight = (read_layout(cast(TensorLike, tensor)) for tensor in args[:3])
-        mask = cast("tuple[bool, bool, bool]", tuple(cast(Sequence[bool], args[10])))
-        return _backward(grad_output, source, weight, _window(args[4:10], weight), mask, target, settings)
-    if name not in CONVOLUTIONS:
-        raise UsageError(f"expected one of the ops {', '.join(sorted(CONVOLUTIONS))}, got {op!r}")
-    source, weight = (read_layout(cast(TensorLike, tensor)) for tensor in args[:2])
-    if name in ("convolution", "_convolution"):
-        if name == "_convolution":
-            _, deterministic, enabled, allow_tf32 = args[9:13]
-            settings = settings.model_copy(
-                update={"deterministic": bool(deterministic), "enabled": bool(enabled), "allow_tf32": bool(allow_tf32)}
-            )
-        return _forward(source, weight, _window(args[3:9], weight), target, settings)
-    transposed = name == "cudnn_convolution_transpose"
-    padding, *rest = args[2:]
-    output_padding = rest.pop(0) if transposed else (0,)
-    stride, dilation, groups, _, deterministic, allow_tf32 = rest
-    settings = settings.model_copy(update={"deterministic": bool(deterministic), "allow_tf32": bool(allow_tf32)})
-    window = _window((stride, padding, dilation, transposed, output_padding, groups), weight)
-    backend = ConvBackend.CUDNN_TRANSPOSE if transposed else ConvBackend.CUDNN
-    return ConvolutionMemory(events=_cudnn_forward(source, weight, window, settings), source=_SOURCE, backend=backend)
 
 
 def select_backend(
@@ -299,7 +228,7 @@ def _forward(
         )
     else:
         events += (output("result"), *_native_scratch(backend))
-    return ConvolutionMemory(events=events, source=_SOURCE, backend=backend)
+    return ConvolutionMemory(events=events, backend=backend)
 
 
 def _backward(
@@ -355,16 +284,14 @@ def _backward(
             output("grad_bias"),
             *reduction_events(grad, (0, *range(2, grad.rank)), max(4, ITEM_BYTES[grad.dtype]), target),
         )
-    return ConvolutionMemory(events=events, source=_SOURCE, backend=backend)
+    return ConvolutionMemory(events=events, backend=backend)
 
 
 def _cudnn_forward(
     source: TensorLayout, weight: TensorLayout, window: _Window, settings: ConvSettings
 ) -> tuple[HiddenEvent, ...]:
     """`cudnn_convolution` and `cudnn_convolution_transpose`."""
-    result = source.model_copy(update={"shape": window.result_shape(source.shape, weight.shape)}).dense(
-        _format(source, weight)
-    )
+    result = replace(source, shape=window.result_shape(source.shape, weight.shape)).dense(_format(source, weight))
     if window.transposed:
         return (
             output("result"),
@@ -507,3 +434,81 @@ def _window(args: Sequence[object], weight: TensorLayout) -> _Window:
         output_padding=expand(output_padding),
         groups=int(cast(int, groups)),
     )
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+
+def _backward_flops(c: NamedCall) -> int:
+    """Each of the gradients of input and weight costs the forward's multiply-adds. There is one for each number of the
+    weight at each place that it is put; torch's formula takes the weight's for that of one group, and multiplies by
+    their number."""
+    narrow = c.input if c.transposed else c.grad_output
+    forward: int = 2 * c.weight.numel * narrow.shape[0] * prod(narrow.shape[2:])
+    return forward * sum(map(bool, c.output_mask[:2]))
+
+
+def _convolution(call: Call) -> ConvolutionMemory:
+    """Sizes of cuDNN's workspaces are open (`signatures`), to be asked for and filled in.
+
+    The native kernels that torch falls back to get one buffer of unknown size, except the depthwise ones, which need
+    none.
+    """
+    source, weight = call.layout(0), call.layout(1)
+    return _forward(source, weight, _window(call.args[3:9], weight), call.card, call.platform.settings)
+
+
+def _convolution_of_settings(call: Call) -> ConvolutionMemory:
+    """The same with switches of its own."""
+    _, deterministic, enabled, allow_tf32 = map(bool, call.args[9:13])
+    own = {"deterministic": deterministic, "enabled": enabled, "allow_tf32": allow_tf32}
+    platform = replace(call.platform, settings=call.platform.settings.model_copy(update=own))
+    return _convolution(replace(call, platform=platform))
+
+
+def _convolution_backward(call: Call) -> ConvolutionMemory:
+    grad, source, weight = (call.layout(position) for position in range(3))
+    wants_input, wants_weight, wants_bias = call.args[10]
+    mask = (wants_input, wants_weight, wants_bias)
+    window = _window(call.args[4:10], weight)
+    return _backward(grad, source, weight, window, mask, call.card, call.platform.settings)
+
+
+def _cudnn_convolution(call: Call) -> ConvolutionMemory:
+    """cuDNN whatever the shapes, with switches of its own."""
+    source, weight = call.layout(0), call.layout(1)
+    transposed = call.name == "cudnn_convolution_transpose"
+    padding, *rest = call.args[2:]
+    output_padding = rest.pop(0) if transposed else (0,)
+    stride, dilation, groups, _, deterministic, allow_tf32 = rest
+    own = {"deterministic": bool(deterministic), "allow_tf32": bool(allow_tf32)}
+    window = _window((stride, padding, dilation, transposed, output_padding, groups), weight)
+    return ConvolutionMemory(
+        events=_cudnn_forward(source, weight, window, call.platform.settings.model_copy(update=own)),
+        backend=ConvBackend.CUDNN_TRANSPOSE if transposed else ConvBackend.CUDNN,
+    )
+
+
+ROWS = {
+    "Convolution.cpp, cudnn/ConvShared.cpp, cudnn/Conv_v8.cpp": {
+        "convolution": Operator(
+            kind="convolution",
+            counts_macs=True,
+            is_product=True,
+            one_dtype=(0, 1, 2),
+            is_opaque=True,
+            cuda=_convolution,
+        ),
+        "_convolution": Operator(
+            kind="convolution", counts_macs=True, is_product=True, is_opaque=True, cuda=_convolution_of_settings
+        ),
+        "convolution_overrideable": Operator(kind="convolution", counts_macs=True, is_product=True),
+        "mkldnn_convolution": Operator(kind="convolution", is_product=True),
+        "cudnn_convolution": Operator(kind="convolution", counts_macs=True, is_opaque=True, cuda=_cudnn_convolution),
+        "cudnn_convolution_transpose": Operator(is_opaque=True, cuda=_cudnn_convolution),
+        "_slow_conv2d_forward": Operator(kind="convolution", counts_macs=True),
+        "convolution_backward": Operator(
+            _backward_flops, corrects_torch=True, is_opaque=True, cuda=_convolution_backward
+        ),
+    },
+}

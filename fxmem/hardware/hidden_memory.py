@@ -107,8 +107,6 @@ class HiddenMemory(Record):
     """The events of one op, in order. Whatever is not freed explicitly is freed when the op returns."""
 
     events: tuple[HiddenEvent, ...] = ()
-    source: str = ""
-    """Where it was read."""
 
     @property
     def signatures(self) -> tuple[Signature, ...]:

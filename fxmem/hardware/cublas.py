@@ -16,13 +16,11 @@ Which of the two, and the sizes, depend on the release (`hardware/releases.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from collections.abc import Mapping
+from typing import Final
 
 from fxmem.errors import UsageError
-from fxmem.hardware.op_classes import OP_CLASSES
 from fxmem.hardware.releases import find_release
-from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, TensorLike, read_layout
 from fxmem.records.profile import Bytes, Record, Target
 
 _LARGE = 32 << 20
@@ -44,15 +42,6 @@ class CublasWorkspaces(Record):
     """The release whose defaults these are; another than the one asked for when that one is not in the table."""
     notes: tuple[str, ...] = ()
     """Settings that were ignored, as torch ignores them."""
-
-    def held_bytes(self, *, threads: int, lt_threads: int) -> int:
-        """Total for a process.
-
-        Args:
-            threads: how many threads multiply matrices: 1 at inference, 2 when forward and backward both do.
-            lt_threads: how many of them run a cuBLASLt matmul (`uses_cublaslt`).
-        """
-        return threads * self.handle_bytes + lt_threads * self.lt_bytes
 
 
 CUBLAS_VARIABLES: Final = (
@@ -100,81 +89,3 @@ def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, 
     return CublasWorkspaces(
         handle_bytes=handle, lt_bytes=lt, is_kept=is_kept, torch_version=release, notes=tuple(notes)
     )
-
-
-def uses_cublas(op: str, torch_version: str) -> bool:
-    """Whether an ATen op runs on a cuBLAS handle, whose workspace its thread then allocates."""
-    found = OP_CLASSES.get(_name(op))
-    if found is None or not found.uses_cublas:
-        return False
-    return _name(op) != "_int_mm" or find_release(torch_version)[0].integers_use_cublas
-
-
-def uses_cublaslt(op: str, args: Sequence[object], environ: Mapping[str, str]) -> bool:
-    """Whether an ATen op runs in cuBLASLt's workspace: `addmm` with a 1-d bias to fuse, and the scaled product.
-
-    The product of integers runs through cuBLASLt without a workspace of its own (`int8_gemm`).
-
-    Args:
-        op: the op's name, e.g. `aten.addmm.default`.
-        args: its positional arguments; for `addmm`, bias and the two matrices (beta and alpha are taken to be 1).
-        environ: `DISABLE_ADDMM_CUDA_LT=1` sends `addmm` to cuBLAS.
-
-    Source: `isInputCompliesAddmmCudaLt`, `aten/src/ATen/native/cuda/Blas.cpp`, torch 2.11.
-    """
-    name = _name(op)
-    if name == "_scaled_mm":
-        return True
-    if name not in ("addmm", "_addmm_activation") or environ.get("DISABLE_ADDMM_CUDA_LT") == "1":
-        return False
-    bias, first, second = (read_layout(cast(TensorLike, tensor)) for tensor in args[:3])
-    fusable = bias.rank == 1 and bias.shape[0] == second.shape[1] and bias.is_contiguous()
-    return (
-        fusable
-        and min(*first.shape, *second.shape) > 1
-        and first.dtype in ("float16", "bfloat16", "float32", "float64")
-    )
-
-
-def matmul_copies(op: str, args: Sequence[object]) -> tuple[int, ...]:
-    """Bytes of dense copies that a matrix product makes of operands BLAS cannot read. They are freed when it returns.
-
-    They come after the result. BLAS wants one dimension of stride 1 and the other at least as long as a row; an
-    expanded gradient (all strides 0, from `sum().backward()`) is the common case that is neither.
-
-    Source: `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas`, `aten/src/ATen/native/cuda/`
-    (`cuBlasCommonArgs.h`, `Blas.cpp`), torch 2.11.
-    """
-    return tuple(
-        operand.nbytes
-        for operand in product_operands(_name(op), args)
-        if operand.numel and not (operand.is_blas_matrix() or _dense(operand.shape[-2:], operand.stride[-2:]))
-    )
-
-
-def product_operands(short: str, args: Sequence[object]) -> list[TensorLayout]:
-    """The two matrices, or batches of them, that a product multiplies; none for another operator.
-
-    Args:
-        short: the operator, without `aten.` and overload.
-        args: its positional arguments.
-    """
-    first = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}.get(short)
-    return [] if first is None else [read_layout(cast(TensorLike, each)) for each in args[first : first + 2]]
-
-
-def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Strides of size-1 dimensions say nothing."""
-    ordered = sorted(
-        ((step, size) for size, step in zip(shape, stride, strict=True) if size != 1), key=lambda pair: pair[0]
-    )
-    expected = 1
-    for step, size in ordered:
-        if step != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _name(op: str) -> str:
-    return op.removeprefix("aten.").removeprefix("aten::").split(".")[0]

@@ -1,4 +1,4 @@
-"""What the fused attention kernels allocate beside their results.
+"""Attention: its FLOPs, and what the fused kernels allocate beside their results.
 
 Shapes are those of the ATen ops: `(B, H, S, D)` for query, key and value of the `_scaled_dot_product_*` ops. Letters:
 B batch, H query heads, Hk key/value heads, Sq and Sk sequence lengths, D head size, Dv head size of the values.
@@ -24,21 +24,20 @@ repeated. Flash attention 3 and 4, which torch uses only when asked to, are not 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import prod
 from typing import Literal, NamedTuple
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory, alloc, free, output
-from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES
+from fxmem.hardware.hidden_memory import HiddenEvent, alloc, free, output
+from fxmem.hardware.operators.registry import Call, NamedCall, Operator, ScratchRule
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout
 from fxmem.records.profile import Target
 
 Shape = tuple[int, ...]
+Events = tuple[HiddenEvent, ...]
 _FLOAT = ITEM_BYTES["float32"]
-_FLASH = "aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp"
-_EFFICIENT_FORWARD = "aten/src/ATen/native/transformers/cuda/attention.cu"
-_EFFICIENT_BACKWARD = "aten/src/ATen/native/transformers/cuda/attention_backward.cu"
-_CUDNN = "aten/src/ATen/native/cudnn/MHA.cpp"
 CUDNN_ATTENTION_VERSION = "9.19"
 """The cuDNN whose attention workspaces these are."""
 _CUDNN_FAMILIES: dict[tuple[int, int], Literal["hopper", "blackwell", "other"]] = {
@@ -49,155 +48,110 @@ _CUDNN_FAMILIES: dict[tuple[int, int], Literal["hopper", "blackwell", "other"]] 
 """By compute capability: whose attention engines cuDNN runs there. What is not here was not asked."""
 
 
-def flash_forward(query: Shape, key: Shape, dropout_p: float, target: Target) -> HiddenMemory:
-    """`_scaled_dot_product_flash_attention`: accumulators of the split-keys kernel, when there are too few blocks to
-    fill the card.
+def _flash(call: Call) -> Events:
+    """Accumulators of the split-keys kernel, when there are too few blocks to fill the card.
 
     Both live from after the output and logsumexp until the op returns.
     """
-    batch, heads, queries, head_size = query
-    kv_heads, keys = key[1], key[2]
+    batch, heads, queries, head_size = call.layout(0).shape
+    _, kv_heads, keys, _ = call.layout(1).shape
+    dropout_p = _probability(call, 3)
     if queries == 1 and heads > kv_heads and dropout_p == 0 and head_size % 8 == 0:
         # One query per sequence: the query heads of a group are computed as rows.
         queries, heads = heads // kv_heads, kv_heads
-    splits = _flash_splits(batch, heads, queries, keys, head_size, target) if dropout_p == 0 else 1
+    splits = _flash_splits(batch, heads, queries, keys, head_size, call.card) if dropout_p == 0 else 1
     rows = (splits, batch, heads, queries)
     buffers = (
         _floats([("logsumexp of the splits", rows), ("output of the splits", (*rows, _flash_head(head_size)))])
         if splits > 1
         else ()
     )
-    return HiddenMemory(events=(output("output"), output("logsumexp"), *buffers), source=_FLASH)
+    return output("output"), output("logsumexp"), *buffers
 
 
-def flash_backward(
-    query: Shape,
-    key: Shape,
-    dtype: str,
-    target: Target,
-    *,
-    deterministic: bool = False,
-    dense_grad: bool = True,
-    dense_out: bool = True,
-) -> HiddenMemory:
-    """`_scaled_dot_product_flash_attention_backward`.
+def _flash_backward(call: Call) -> Events:
+    """Copies of the output and its gradient, which the kernel reads dense as `(B, S, H, D)`; the gradients; the rest.
 
-    Args:
-        query: `(B, H, Sq, D)`.
-        key: `(B, Hk, Sk, D)`; the values have the same shape.
-        dtype: of all of them, `float16` or `bfloat16`.
-        target: its multiprocessors count when `deterministic`.
-        deterministic: `torch.use_deterministic_algorithms`; the gradient of the queries is then summed from several
-            copies.
-        dense_grad: whether the output's gradient is dense as `(B, Sq, H, D)`, as it is when a transpose follows
-            attention. torch copies it otherwise.
-        dense_out: the same of the output, whose strides are those of the queries.
-
-    Events, all until the op returns: the copies; grad_query, grad_key, grad_value; `softmax_d` float `[B, H,
-    ceil128(Sq)]`; `dq_accum` float `[B, ceil128(Sq), H, ceil(D)]` (binary); under grouped queries `dk` and `dv` for
-    every query head, summed at the end.
+    All until the op returns: grad_query, grad_key, grad_value; `softmax_d` float `[B, H, ceil128(Sq)]`; `dq_accum`
+    float `[B, ceil128(Sq), H, ceil(D)]` (binary), of which deterministic kernels sum several copies; under grouped
+    queries `dk` and `dv` for every query head, summed at the end.
     """
-    batch, heads, queries, head_size = query
-    kv_heads, keys = key[1], key[2]
+    grad, query, key, _, out = (call.layout(position) for position in range(5))
+    batch, heads, queries, head_size = query.shape
+    _, kv_heads, keys, _ = key.shape
+    item = ITEM_BYTES[query.dtype]
     rows, columns = _ceil(queries, 128), _flash_head(head_size)
-    copies = -(-_multiprocessors(target) // (batch * heads)) if deterministic else 1
-    expanded = batch * keys * heads * head_size * ITEM_BYTES[dtype]
+    copies = -(-_multiprocessors(call.card) // (batch * heads)) if call.platform.deterministic else 1
+    expanded = batch * keys * heads * head_size * item
     grouped = (
         (alloc("grad_key of every query head", expanded), alloc("grad_value of every query head", expanded))
         if heads != kv_heads
         else ()
     )
-    copies_of = {"dense grad_output": dense_grad, "dense output": dense_out}
-    dense = (alloc(name, prod(query) * ITEM_BYTES[dtype]) for name, is_dense in copies_of.items() if not is_dense)
+    read = {"dense grad_output": grad, "dense output": out}
+    dense = (alloc(name, query.numel * item) for name, layout in read.items() if not _is_dense_by_rows(layout))
     floats = _floats([("softmax_d", (batch, heads, rows)), ("dq_accum", (copies, batch, rows, heads, columns))])
-    return HiddenMemory(events=(*dense, *_grads(), *floats, *grouped), source=_FLASH)
+    return *dense, *_grads(), *floats, *grouped
 
 
-def efficient_forward(query: Shape, value: Shape, dtype: str, target: Target) -> HiddenMemory:
-    """`_scaled_dot_product_efficient_attention`: half-precision heads larger than 128 are accumulated in a float copy
-    of the output.
+def _efficient(call: Call) -> Events:
+    """Half-precision heads larger than 128 are accumulated in a float copy of the output.
 
     It lives from after the output until the op returns. Unknown before compute capability 8.0.
     """
     name = "float output"
-    batch, heads, queries, head_size = query
+    query, value = call.layout(0), call.layout(2)
+    batch, heads, queries, head_size = query.shape
     results = (output("output"), output("logsumexp"))
-    if (target.capability or (0, 0)) < (8, 0):
-        return HiddenMemory(events=(*results, alloc(name, None)), source=_EFFICIENT_FORWARD)
-    needed = max(head_size, value[3]) > 128 and dtype != "float32"
-    buffers = _floats([(name, (batch, queries, heads, value[3]))]) if needed else ()
-    return HiddenMemory(events=(*results, *buffers), source=_EFFICIENT_FORWARD)
+    if (call.card.capability or (0, 0)) < (8, 0):
+        return *results, alloc(name, None)
+    needed = max(head_size, value.shape[3]) > 128 and query.dtype != "float32"
+    buffers = _floats([(name, (batch, queries, heads, value.shape[3]))]) if needed else ()
+    return *results, *buffers
 
 
-def efficient_backward(
-    query: Shape,
-    key: Shape,
-    value: Shape,
-    dtype: str,
-    target: Target,
-    *,
-    dropout_p: float = 0.0,
-    deterministic: bool = False,
-    dense_grad: bool = True,
-) -> HiddenMemory:
-    """`_scaled_dot_product_efficient_attention_backward`.
+def _efficient_backward(call: Call) -> Events:
+    """The gradient's copy, if it is not dense by rows; grad_query, grad_key, grad_value; `delta`; the workspace.
 
-    Arguments as of `flash_backward`, the values' shape and the dropout probability beside them (the kernel is another
-    then).
-
-    Events: the gradient's copy; grad_query, grad_key, grad_value; `delta` float `[B, H, Sq]`, which in float32 is
-    reduced from a product as large as the output, gone before the rest; the kernel's workspace, a few float copies of
-    the gradients. Unknown before compute capability 8.0.
+    `delta`, float `[B, H, Sq]`, is in float32 reduced from a product as large as the output, gone before the rest. The
+    kernel's workspace, a few float copies of the gradients, is that of another kernel where there is dropout, and
+    unknown before compute capability 8.0.
     """
-    batch, heads, queries, head_size = query
-    keys, value_size = key[2], value[3]
-    copy = () if dense_grad else (alloc("dense grad_output", batch * heads * queries * value_size * ITEM_BYTES[dtype]),)
+    grad, query, key, value = (call.layout(position) for position in range(4))
+    batch, heads, queries, head_size = query.shape
+    keys, value_size, dtype = key.shape[2], value.shape[3], query.dtype
+    nbytes = batch * heads * queries * value_size * ITEM_BYTES[dtype]
+    copy = () if _is_dense_by_rows(grad) else (alloc("dense grad_output", nbytes),)
     delta = _floats([("delta", (batch, heads, queries))])
     if dtype == "float32":
-        scratch = _floats(
-            [
-                ("grad_output * output", (batch, queries, heads, value_size)),
-                ("delta, unordered", (batch, queries, heads)),
-            ]
-        )
+        product, unordered = (batch, queries, heads, value_size), (batch, queries, heads)
+        scratch = _floats([("grad_output * output", product), ("delta, unordered", unordered)])
         delta = (*scratch, *delta, *free(*(event.name for event in scratch)))
-    kernel = _backward_kernel(max(head_size, value_size), dtype, dropout_p > 0, target)
+    kernel = _backward_kernel(max(head_size, value_size), dtype, _probability(call, 9) > 0, call.card)
     workspace = (
         None
         if kernel is None
-        else kernel.workspace_bytes(batch, heads, queries, keys, head_size, value_size, deterministic)
+        else kernel.workspace_bytes(batch, heads, queries, keys, head_size, value_size, call.platform.deterministic)
     )
     named = () if workspace == 0 else (alloc("workspace", workspace),)
-    return HiddenMemory(events=(*copy, *_grads(), *delta, *named), source=_EFFICIENT_BACKWARD)
+    return *copy, *_grads(), *delta, *named
 
 
-def cudnn_attention_forward(query: Shape, key: Shape, dropout_p: float, target: Target) -> HiddenMemory:
-    """`_scaled_dot_product_cudnn_attention`: one workspace for the call, after the results.
+def _cudnn(call: Call) -> Events:
+    """One workspace for the call, after the results.
 
     256 bytes on Hopper; on data-centre Blackwell the dropout mask, if there is dropout; nothing elsewhere. Unknown on
     architectures that were not asked.
     """
-    family = _CUDNN_FAMILIES.get(target.capability or (0, 0))
-    mask = _dropout_mask(query, key) if dropout_p > 0 else 0
+    family = _CUDNN_FAMILIES.get(call.card.capability or (0, 0))
+    mask = _dropout_mask(call.layout(0).shape, call.layout(1).shape) if _probability(call, 5) > 0 else 0
     own = {"hopper": 128, "blackwell": mask, "other": 0}
-    nbytes = None if family is None else _align(own[family])
     results = map(output, ("seed", "offset", "output", "logsumexp"))
-    return HiddenMemory(events=(*results, *_cudnn_workspace(nbytes)), source=_CUDNN)
+    return *results, *_cudnn_workspace(None if family is None else _align(own[family]))
 
 
-def cudnn_attention_backward(
-    query: Shape, key: Shape, value: Shape, dropout_p: float, target: Target, *, dense_grad: bool = True
-) -> HiddenMemory:
-    """`_scaled_dot_product_cudnn_attention_backward`: one workspace for the call, after the gradients.
-
-    Args:
-        query: `(B, H, Sq, D)`.
-        key: `(B, Hk, Sk, D)`.
-        value: `(B, Hk, Sk, Dv)`.
-        dropout_p: the dropout probability.
-        target: decides which of cuDNN's engines runs.
-        dense_grad: whether the last dimension of the output's gradient has stride 1. torch copies the gradient
-            otherwise.
+def _cudnn_backward(call: Call) -> Events:
+    """One workspace for the call, after the gradients, and after the copy of a gradient whose rows are not dense.
 
     In the workspace: the queries' gradient in float `[B, H, Sq, D]`; the sum over each row of gradient times output,
     float `[B, H, Sq]`; under grouped queries `dk` and `dv` for every query head. Beside these Hopper's engine takes a
@@ -205,9 +159,10 @@ def cudnn_attention_backward(
     for up to 128 queries or keys without dropout, a second float gradient of the queries `[B, H, ceil8(Sq), D]`.
     Unknown on architectures that were not asked.
     """
+    query, key, value = (call.layout(position).shape for position in (1, 2, 3))
     batch, heads, queries, head_size = query
-    keys = key[2]
-    family = _CUDNN_FAMILIES.get(target.capability or (0, 0))
+    keys, dropout_p = key[2], _probability(call, 13)
+    family = _CUDNN_FAMILIES.get(call.card.capability or (0, 0))
     if family == "blackwell" and dropout_p == 0 and (keys <= 128 or 1 < queries <= 128):
         family = "other"
     own = {
@@ -219,15 +174,23 @@ def cudnn_attention_backward(
         sum(_ceil(batch * heads * keys * size * 2, 128) for size in (head_size, value[3])) if heads != key[1] else 0
     )
     graph = batch * heads * queries * (head_size + 1) * _FLOAT
-    copy = () if dense_grad else (alloc("dense grad_output", batch * heads * queries * value[3] * 2),)
-    return HiddenMemory(
-        events=(
-            *_grads(),
-            *copy,
-            *_cudnn_workspace(None if family is None else graph + _align(own[family] + grouped)),
-        ),
-        source=_CUDNN,
-    )
+    is_dense = call.layout(0).stride[-1] == 1
+    copy = () if is_dense else (alloc("dense grad_output", batch * heads * queries * value[3] * 2),)
+    return *_grads(), *copy, *_cudnn_workspace(None if family is None else graph + _align(own[family] + grouped))
+
+
+def _is_dense_by_rows(tensor: TensorLayout) -> bool:
+    """Contiguous as `(B, S, H, D)` while shaped `(B, H, S, D)`."""
+    batch, heads, rows, size = tensor.shape
+    wanted = (rows * heads * size, size, heads * size, 1)
+    return all(n == 1 or a == b for n, a, b in zip((batch, heads, rows, size), tensor.stride, wanted, strict=True))
+
+
+def _probability(call: Call, position: int) -> float:
+    value = call.argument(position, 0.0)
+    if not isinstance(value, int | float):
+        raise UsageError(f"expected a dropout probability at position {position}, got {type(value).__name__}")
+    return float(value)
 
 
 def _align(plan: int) -> int:
@@ -364,3 +327,56 @@ def _floats(buffers: Iterable[tuple[str, Shape]]) -> tuple[HiddenEvent, ...]:
 
 def _ceil(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+
+def _flops(c: NamedCall) -> int:
+    """q k', then scores v: as torch counts them, with the key and value heads repeated to the query's."""
+    return _products(c, 1, 1)
+
+
+def _backward_flops(c: NamedCall) -> int:
+    """The scores again, their gradient, and those of v, q and k: three products over q's head size, two over v's."""
+    return _products(c, 3, 2)
+
+
+def _products(c: NamedCall, over_queries: int, over_values: int) -> int:
+    """Products over the head size of the queries and of the values, each by every query and key."""
+    query: Shape = c.query.shape
+    keys: int = c.key.shape[-2]
+    values: int = c.value.shape[-1]
+    return 2 * prod(query[:3]) * keys * (over_queries * query[-1] + over_values * values)
+
+
+def _attention(cuda: ScratchRule | None = None) -> Operator:
+    return Operator(_flops, kind="attention", counts_macs=True, is_product=True, cuda=cuda)
+
+
+_UNCOUNTED = Operator(kind="attention", is_product=True)
+
+ROWS = {
+    "transformers/cuda/flash_attn/flash_api.cpp": {
+        "_scaled_dot_product_flash_attention": _attention(_flash),
+        "_scaled_dot_product_flash_attention_backward": Operator(_backward_flops, cuda=_flash_backward),
+    },
+    "transformers/cuda/attention.cu, attention_backward.cu": {
+        "_scaled_dot_product_efficient_attention": _attention(_efficient),
+        "_scaled_dot_product_efficient_attention_backward": Operator(_backward_flops, cuda=_efficient_backward),
+        # Of no batch of queries, keys and values: torch's own formulas count them.
+        "_flash_attention_forward _efficient_attention_forward": replace(_attention(), flops=None),
+        "_cudnn_attention_forward": _UNCOUNTED,
+    },
+    "cudnn/MHA.cpp": {
+        "_scaled_dot_product_cudnn_attention": replace(_attention(_cudnn), order=(6, 7, 0, 1)),  # the seeds first
+        "_scaled_dot_product_cudnn_attention_backward": Operator(_backward_flops, cuda=_cudnn_backward),
+    },
+    "transformers/attention.cpp": {
+        """_scaled_dot_product_flash_attention_for_cpu
+        _scaled_dot_product_fused_attention_overrideable""": _attention(),
+        """_scaled_dot_product_flash_attention_for_cpu_backward
+        _scaled_dot_product_fused_attention_overrideable_backward""": Operator(_backward_flops),
+        "_scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps": _UNCOUNTED,
+    },
+}

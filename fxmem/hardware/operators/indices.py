@@ -1,0 +1,226 @@
+"""Reading and writing by index or mask, embeddings, sorting and searching.
+
+Temporary storage of CUB (sorting, scanning) is a few bytes per index, decided inside CUB: where it is not at the peak
+it is left out, where it would be the peak it is a buffer of unknown size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from fxmem.hardware.hidden_memory import HiddenEvent, alloc, free, output
+from fxmem.hardware.operators.registry import Call, NamedCall, Operator, count_factors, layouts_among, undetermined
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, broadcast_numel, is_tensor, read_layout
+
+Events = tuple[HiddenEvent, ...]
+
+
+# --- FLOPs ------------------------------------------------------------------------------------------------------------
+
+
+def _index_put_flops(c: NamedCall) -> int:
+    """One addition per element written, if it accumulates. `values` may be broadcast to them; with masks its own size
+    is all that is known."""
+    indices: Sequence[TensorLayout | None] = c.indices
+    values: TensorLayout = c.values
+    given = layouts_among(indices)
+    if not c.accumulate or any(index.dtype in ("bool", "uint8") for index in given):
+        return values.numel if c.accumulate else 0
+    kept: list[int] = [size for d, size in enumerate(c.self.shape) if d >= len(indices) or indices[d] is None]
+    return broadcast_numel(*(index.shape for index in given)) * prod(kept)
+
+
+def _bag_flops(c: NamedCall, width: int) -> int:
+    """Rows looked up times their width; weighted rows are multiplied too."""
+    rows: int = c.indices.numel
+    return rows * width * (1 + (c.per_sample_weights is not None))
+
+
+# --- embeddings -------------------------------------------------------------------------------------------------------
+
+
+def _embedding_backward_on_card(call: Call) -> Events:
+    """`embedding_dense_backward_cuda`, `embedding_backward_cuda_kernel` (Embedding.cu, EmbeddingBackwardKernel.cu).
+
+    Indices are sorted; rows of the same index are summed in parts of 10, in float, before they are scattered. Up to
+    3072 indices are scattered directly. `scale_grad_by_freq` is taken to be off.
+    """
+    grad, indices = call.layouts()[:2]
+    count, index_bytes, weight = indices.numel, ITEM_BYTES[indices.dtype], call.made.shape
+    if count <= 3072:
+        return (output("grad_weight"),)
+    segments = min(count, weight[0])
+    parts = count // 10 + segments
+    return (
+        alloc("sorted indices", count * index_bytes),
+        alloc("original positions", count * index_bytes),
+        alloc("range", count * index_bytes),
+        *free("range"),
+        output("grad_weight"),
+        alloc("segment offsets", count * index_bytes),
+        alloc("number of segments", 8),
+        alloc("parts per segment", segments * index_bytes),
+        alloc("offsets of the parts per segment", segments * index_bytes),
+        alloc("number of parts", 8),
+        alloc("part offsets", parts * index_bytes),
+        alloc("partial sums", parts * weight[1] * (8 if grad.dtype == "float64" else 4)),
+    )
+
+
+def _embedding_bag_on_cpu(call: Call) -> Events | None:
+    """`make_offset2bag_out` (EmbeddingBag.cpp): bags are counted in one place more than there are indices."""
+    indices = read_layout(call.result[1]).numel
+    if not indices:
+        return None
+    counted = "counted offsets"
+    return output("bags"), alloc(counted, 8 * (indices + 1)), output("bag of each index"), *free(counted)
+
+
+# --- writing by index -------------------------------------------------------------------------------------------------
+
+
+def _index_put_on_card(call: Call) -> Events | None:
+    """`index_put_with_sort_kernel` (Indexing.cu), the one that accumulates: what is put at one place is found by
+    sorting.
+
+    The indices become one linear index, which is sorted with the positions it came from; values are taken to be dense
+    and not to be broadcast.
+    """
+    if not (call.platform.deterministic or call.argument(3)):
+        return None  # the one that does not accumulate sorts nothing
+    nbytes = max(read_layout(index).numel for index in call.args[1] if index is not None) * 8
+    return (
+        alloc("index within bounds", nbytes),
+        alloc("linear index", nbytes),
+        *free("index within bounds"),
+        alloc("sorted indices", nbytes),
+        alloc("original positions", nbytes),
+        alloc("range", nbytes),
+    )
+
+
+def _scatter_reduce(call: Call) -> Events | None:
+    """`scatter_reduce_two` (TensorAdvancedIndexing.cpp): how many numbers each mean is of, and where it is none."""
+    if call.args[4] != "mean":
+        return None
+    own, source = call.layout(0), call.layout(3)
+    return output("result"), alloc("ones", source.nbytes), alloc("counts", own.nbytes), alloc("counts of 0", own.numel)
+
+
+def _masked_select_on_cpu(call: Call) -> Events:
+    """`masked_select_out_impl_cpu` (TensorAdvancedIndexing.cpp): the mask is counted in int64. Several threads share
+    the work by sums over it."""
+    counted = alloc("mask in int64", 8 * call.layout(1).numel), *free("mask in int64"), output("result")
+    return *counted, alloc("temporaries of several threads", None)
+
+
+# --- sorting and searching --------------------------------------------------------------------------------------------
+
+
+def _sort_on_card(call: Call) -> Events:
+    """`sort_cuda_kernel` (Sort.cpp, Sort.h) and `do_launch_stable_sort_kernel` (SortStable.cu).
+
+    Rows of up to 4096 are sorted in place in the results; the positions come from a range. CUB sorts longer ones and
+    keeps values and positions a second time; from 128 rows on all rows have their positions, and CUB's own 512 bytes
+    beside them are what published runs left over. Fewer rows are sorted as one, with the number of the row beside each
+    position, where what CUB takes is unknown.
+
+    The overload with `stable` has its dimension by keyword, which is not seen here; nearly everybody sorts along the
+    last.
+    """
+    source, dim = call.layout(), call.argument(1)
+    length = prod(source.shape[dim if isinstance(dim, int) else -1 :][:1])
+    total, item = source.numel, ITEM_BYTES[source.dtype]
+    results = (output("values"), output("indices"))
+    if length <= 4096:
+        return *results, alloc("range", length * 8), *free("range")
+    rows = total // length
+    if rows == 1 or length >= 1_000_000:
+        return *results, alloc("positions", length * 8), alloc("CUB's buffers", None)
+    if rows < 128:
+        named = (alloc(f"rows and positions{state}", total * 8) for state in ("", ", sorted"))
+        return *results, *named, alloc("CUB's buffers", None)
+    return *results, alloc("positions", total * 8), alloc("CUB's values and positions", total * (8 + item) + 512)
+
+
+def _sort_on_cpu(call: Call) -> Events | None:
+    """`fill_indices` (Sorting.cpp): the positions of one row, which are written to all."""
+    source = call.layout()
+    dim = next((value for value in call.args[1:] if isinstance(value, int) and not isinstance(value, bool)), -1)
+    if source.rank == 0:
+        return None
+    return output("values"), output("indices"), alloc("range", 8 * source.shape[dim])
+
+
+def _topk_on_card(call: Call) -> Events:
+    """`should_use_multiblock` (TensorTopK.cu): slices shorter than 400 are searched by one block each, in shared
+    memory."""
+    shape = call.layout().shape
+    several = len(shape) < 2 or shape[-1] >= 400
+    buffers = (alloc("buffers of several blocks for a slice", None),) if several else ()
+    return output("values"), output("indices"), *buffers
+
+
+def _kth_value_on_cpu(call: Call) -> Events:
+    """`kthvalue_out_impl_cpu` (Sorting.cpp): values and positions that are partitioned."""
+    source = call.layout()
+    buffers = alloc("partitioned values", source.nbytes), alloc("partitioned positions", 8 * source.numel)
+    return output("values"), output("indices"), *buffers
+
+
+def _median_on_cpu(call: Call) -> Events | None:
+    """`median_impl` (Sorting.cpp): a copy that is partitioned; with a dimension each row has its own, unseen."""
+    if is_tensor(call.result):
+        return alloc("partitioned values", call.layout().nbytes), output("median")
+    return None
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+ROWS = {
+    "TensorAdvancedIndexing.cpp, cuda/Indexing.cu": {
+        "index _unsafe_index gather take": Operator(0, traffic="picks"),
+        "index_select": Operator(0, traffic="picks", index_at=2),
+        "masked_select": Operator(0, traffic="picks", cpu=_masked_select_on_cpu, scratch=undetermined),
+        "index_fill masked_fill masked_scatter where nonzero": Operator(0),
+        "index_copy": Operator(0, traffic="puts"),
+        "index_put index_put_ _index_put_impl_ _unsafe_index_put": Operator(
+            _index_put_flops, traffic="puts", cuda=_index_put_on_card
+        ),
+        "index_add": Operator(lambda c: c.source.numel * (1 + count_factors(c)), traffic="puts", index_at=2),
+        "index_reduce": Operator(scratch=undetermined),
+        "scatter": Operator(lambda c: c.index.numel * hasattr(c, "reduce"), traffic="puts"),
+        "scatter_add": Operator(lambda c: c.index.numel, traffic="puts"),
+        "scatter_reduce": Operator(lambda c: c.index.numel + c.made * (c.reduce == "mean"), scratch=_scatter_reduce),
+    },
+    "Embedding.cpp, cuda/Embedding.cu, cuda/EmbeddingBackwardKernel.cu": {
+        "embedding": Operator(0, traffic="picks", index_at=1),
+        # Gradients that meet in one place are added, each once.
+        "embedding_dense_backward": Operator((1, 0), cuda=_embedding_backward_on_card),
+        "embedding_renorm": Operator(uncounted="depends on how many rows exceed the norm"),
+        "renorm": Operator(scratch=undetermined),
+    },
+    "EmbeddingBag.cpp": {
+        "_embedding_bag": Operator(
+            lambda c: _bag_flops(c, c.weight.shape[1]) + c.made * (c.mode == 1), cpu=_embedding_bag_on_cpu
+        ),
+        "_embedding_bag_backward _embedding_bag_dense_backward": Operator(
+            # mode 2: the largest row has all of it
+            lambda c: c.read if c.mode == 2 else _bag_flops(c, c.grad.shape[1]) + c.read * (c.mode == 1),
+            scratch=undetermined,
+        ),
+        "_embedding_bag_per_sample_weights_backward": Operator(scratch=undetermined),
+    },
+    "Sorting.cpp, cuda/Sort.cpp, cuda/SortStable.cu, cuda/TensorTopK.cu": {
+        "sort": Operator(0, cuda=_sort_on_card, cpu=_sort_on_cpu),
+        "topk": Operator(0, cuda=_topk_on_card),
+        "kthvalue": Operator(0, cpu=_kth_value_on_cpu),
+        "median nanmedian": Operator(0, cpu=_median_on_cpu),
+        "argsort mode": Operator(0),
+    },
+    "Unique.cpp, cuda/Unique.cu, Bucketization.cpp, TensorCompare.cpp": {
+        "unique_dim _unique2 bucketize searchsorted": Operator(0),
+        "_unique isin": Operator(scratch=undetermined),
+    },
+}

@@ -1,0 +1,265 @@
+"""Normalisation by layer, batch, group and root mean square, and softmax.
+
+Softmax, layer norm and RMS norm copy arguments that are not contiguous: logits of `(batch, classes, tokens)` made by a
+transpose are copied whole by the loss, images of `channels_last` too, and so is what `permute` hands a layer norm over
+channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from fxmem.hardware.catalogue import device_properties
+from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
+from fxmem.hardware.operators.registry import (
+    Call,
+    NamedCall,
+    Operator,
+    dense_gradient,
+    layouts_among,
+    results_only,
+)
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, TensorLike, read_layout
+
+Events = tuple[HiddenEvent, ...]
+
+
+# --- FLOPs: n elements, g groups that are normalised together ---------------------------------------------------------
+
+
+def _normalize(n: int, g: int, weight: TensorLayout | None, bias: TensorLayout | None) -> int:
+    """Mean (n + g), variance (3n + g), 1 / sqrt(variance + eps) (2g), (x - mean) rstd (2n), times weight (n), plus bias
+    (n)."""
+    return 6 * n + 4 * g + n * len(layouts_among((weight, bias)))
+
+
+def _normalize_backward(n: int, g: int, weight: TensorLayout | None, mask: Sequence[bool] = (True, True, True)) -> int:
+    """x^ = (x - mean) rstd (2n); dx = rstd (w dy - mean(w dy) - x^ mean(w dy x^)) (7n + 2g, and n for w); dw = sum(dy
+    x^) (2n); db = sum(dy) (n)."""
+    return (
+        2 * n * (mask[0] or mask[1])
+        + (7 * n + 2 * g + n * (weight is not None)) * mask[0]
+        + 2 * n * mask[1]
+        + n * mask[2]
+    )
+
+
+def _rms_norm(c: NamedCall) -> int:
+    """Mean of squares (2n + g), 1 / sqrt(it + eps) (2g), x rstd (n), times weight (n)."""
+    n: int = c.made
+    g: int = c.result[1].numel
+    return 3 * n + 3 * g + n * (c.weight is not None)
+
+
+def _rms_norm_backward(c: NamedCall) -> int:
+    """x^ = x rstd (n); dx = rstd (w dy - x^ mean(w dy x^)) (5n + g, and n for w); dw = sum(dy x^) (2n)."""
+    n: int = c.read
+    g: int = c.rstd.numel
+    mask: Sequence[bool] = c.output_mask
+    return n * (mask[0] or mask[1]) + (5 * n + g + n * (c.weight is not None)) * mask[0] + 2 * n * mask[1]
+
+
+def _batch_norm(c: NamedCall) -> int:
+    """Training: a group per channel, and a moving average (3) for each running statistic. Else 1 / sqrt(running_var +
+    eps) is all of the statistics."""
+    x: TensorLayout = c.input
+    n, channels = x.numel, x.shape[1]
+    if getattr(c, "training", False):
+        running = layouts_among((getattr(c, "running_mean", None), getattr(c, "running_var", None)))
+        return _normalize(n, channels, c.weight, c.bias) + 3 * len(running) * channels
+    affine = len(layouts_among((c.weight, c.bias)))
+    return (2 + affine) * n + 2 * channels
+
+
+def _batch_norm_backward(c: NamedCall) -> int:
+    """Not training, the statistics are constants: rstd (2 per channel), dx = dy (w rstd) (n, and 1 per channel), x^
+    (2n), dw (2n), db (n)."""
+    x: TensorLayout = c.input
+    n, channels, (dx, dw, db) = x.numel, x.shape[1], map(bool, c.output_mask)
+    if c.train:
+        return _normalize_backward(n, channels, c.weight, c.output_mask)
+    return 2 * channels * (dx or dw) + (n + channels * (c.weight is not None)) * dx + 4 * n * dw + n * db
+
+
+def _log_softmax(c: NamedCall) -> int:
+    """x - max - log(sum(exp(x - max)))."""
+    n: int = c.read
+    return 5 * n + n // max(1, c.self.shape[c.dim] if c.self.rank else 1)
+
+
+# --- on a card --------------------------------------------------------------------------------------------------------
+
+
+def _layer_norm_backward_on_card(call: Call) -> Events:
+    """`LaunchGammaBetaBackwardCUDAKernel` (layer_norm_kernel.cu): partial sums by row block when there are many short
+    rows.
+
+    Arguments: grad_out, input, mean, rstd, weight, bias. Constants checked in the 2.11 binary. The sums over the blocks
+    replace grad_weight and grad_bias, which were allocated before.
+    """
+    return _sums_by_row_block(call, 4, ("grad_weight", "grad_bias"))
+
+
+def _rms_norm_backward_on_card(call: Call) -> Events:
+    """As layer norm's, without the bias. Arguments: grad_out, input, rstd, weight."""
+    return _sums_by_row_block(call, 3, ("grad_weight",))
+
+
+def _sums_by_row_block(call: Call, position: int, names: Sequence[str]) -> Events:
+    """Of gradients of a weight that is the tensor argument at this position."""
+    layouts = call.layouts()
+    if len(layouts) <= position:
+        return (output("grad_input"),)
+    grads = (output("grad_input"), *(output(name) for name in names))
+    columns = layouts[position].shape[-1]
+    rows = layouts[1].numel // columns
+    if not (rows > 64 * 1024 and columns // 32 < device_properties(call.card).multi_processor_count // 2):
+        return grads
+    blocks = min((64 * 1024 // 2) // -(-columns // 32), -(-rows // 32))
+    nbytes = columns * ITEM_BYTES[layouts[1].dtype]
+    partial = (alloc(f"partial {name}", blocks * nbytes) for name in names)
+    return *grads, *partial, *(alloc(f"summed {name}", nbytes) for name in names)
+
+
+def _group_norm_on_card(call: Call) -> Events:
+    """`GroupNormKernelImplInternal` (group_norm_kernel.cu): a factor and a summand for each channel of each image.
+
+    Arguments: input, weight, bias, N, C, HxW, groups, ...
+    """
+    source, weight, bias, count, channels, positions = call.args[:6]
+    nbytes = count * channels * _accumulator_bytes(source)
+    fused = (weight is not None or bias is not None) and positions > 1
+    factors = (alloc("factors", nbytes), alloc("summands", nbytes)) if fused else ()
+    return output("result"), output("mean"), output("rstd"), *factors
+
+
+def _group_norm_backward_on_card(call: Call) -> Events:
+    """`GroupNormBackwardKernelImplInternal` (group_norm_kernel.cu): two sums for each channel of each image, then a
+    factor for each of them and two for each group, if the input's gradient is wanted.
+
+    Arguments: grad_out, input, mean, rstd, weight, N, C, HxW, groups, mask. Measured steps of a B200 have exactly these
+    bytes more than their tensors (Liger-Kernel's published benchmarks).
+    """
+    weight, count, channels, positions, groups, mask = call.args[4:10]
+    item = _accumulator_bytes(call.args[1])
+    nbytes, of_groups = count * channels * item, count * groups * item * mask[0]
+    sums = (alloc("sums of gradient * input", nbytes), alloc("sums of gradient", nbytes)) if positions > 1 else ()
+    scaled = mask[0] and weight is not None and positions > 1
+    factors = (alloc("factors of the gradient", nbytes),) if scaled else ()
+    by_group = (alloc("factors of the input", of_groups), alloc("summands", of_groups))
+    return output("grad_input"), output("grad_weight"), output("grad_bias"), *sums, *by_group, *factors
+
+
+def _accumulator_bytes(source: TensorLike | TensorLayout) -> int:
+    """Bytes of a number in the type that a kernel accumulates in (`acc_type`)."""
+    return max(4, ITEM_BYTES[read_layout(source).dtype])
+
+
+def _softmax_backward_on_card(call: Call) -> Events:
+    """`softmax_backward_cuda_out` (SoftMax.cu): the kernel wants the product of gradient and output, which is as large
+    as either (2.11 binary)."""
+    first, second = call.layouts()[:2]
+    item = max(ITEM_BYTES[first.dtype], ITEM_BYTES[second.dtype])
+    return output("grad_input"), alloc("grad_output * output", first.numel * item)
+
+
+def _safe_softmax_on_card(call: Call) -> Events:
+    """`_safe_softmax` (SoftMax.cpp) of the last dimension: which scores are -inf, one byte each, to find the rows that
+    are nothing else, and the zero that goes there."""
+    scores = call.layout()
+    buffers = {
+        "scores that are -inf": scores.numel,
+        "rows of -inf": prod(scores.shape[:-1]),
+        "zero": ITEM_BYTES[scores.dtype],
+    }
+    return output("result"), *(alloc(name, nbytes) for name, nbytes in buffers.items())
+
+
+# --- on the CPU -------------------------------------------------------------------------------------------------------
+
+
+def _batch_norm_on_cpu(call: Call) -> Events:
+    """`batch_norm_cpu_contiguous_impl` (cpu/batch_norm_kernel.cpp): a factor and a summand for each channel."""
+    nbytes = call.layout().shape[1] * _accumulator_bytes(call.args[0])
+    outputs = (output("result"), output("mean"), output("inverse deviation"))
+    return *outputs, alloc("factors", nbytes), alloc("summands", nbytes)
+
+
+def _batch_norm_backward_on_cpu(call: Call) -> Events | None:
+    """`batch_norm_backward_cpu_template` (Normalization.cpp): for dense arguments it makes the input's gradient a
+    second time.
+
+    The second takes the first one's place once both are there. Arguments: grad_out, input, ...; results: the gradients
+    that were asked for, or None.
+    """
+    grad, source = call.layout(0), call.layout(1)
+    dense = all(each.is_contiguous() or each.is_contiguous(MemoryFormat.CHANNELS_LAST) for each in (grad, source))
+    if call.result[0] is None or not dense or grad.memory_format() is not source.memory_format():
+        return None
+    outputs = (output(f"gradient {number}") for number in range(len(call.results)))
+    return *outputs, alloc("the input's first gradient", read_layout(call.result[0]).nbytes)
+
+
+def _group_norm_backward_on_cpu(call: Call) -> Events:
+    """`GroupNormBackwardKernelImpl` (cpu/group_norm_kernel.cpp): two sums for each channel of each image.
+
+    A gradient that is not laid out as the input is copied first, as a run of torch 2.15 shows; before, autograd copies
+    it. Arguments: grad_out, input, mean, rstd, weight, N, C, ...; results: three gradients, of which some may be None.
+    """
+    grad, source = call.layout(0), call.layout(1)
+    nbytes = call.args[5] * call.args[6] * _accumulator_bytes(source)
+    copies = () if grad.is_contiguous(source.memory_format()) else (alloc("dense gradient", grad.nbytes),)
+    outputs = (output("gradient") for _ in call.results)
+    return *copies, *outputs, alloc("sums of gradient * input", nbytes), alloc("sums of gradient", nbytes)
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+ROWS = {
+    "layer_norm.cpp, cuda/layer_norm_kernel.cu": {
+        "native_layer_norm": Operator(
+            lambda c: _normalize(c.made, c.result[1].numel, c.weight, c.bias), cuda=results_only, copies=((0,), ())
+        ),
+        "native_layer_norm_backward": Operator(
+            lambda c: _normalize_backward(c.read, c.mean.numel, c.weight, c.output_mask),
+            cuda=_layer_norm_backward_on_card,
+            copies=((1,), (0,)),
+        ),
+        "_fused_rms_norm": Operator(_rms_norm, copies=((0,), ())),
+        "_fused_rms_norm_backward": Operator(_rms_norm_backward, cuda=_rms_norm_backward_on_card, copies=((1,), (0,))),
+    },
+    "group_norm.cpp, cuda/group_norm_kernel.cu, cpu/group_norm_kernel.cpp": {
+        "native_group_norm": Operator(
+            lambda c: _normalize(c.made, c.result[1].numel, c.weight, c.bias), cuda=_group_norm_on_card
+        ),
+        "native_group_norm_backward": Operator(
+            lambda c: _normalize_backward(c.read, c.mean.numel, c.weight, c.output_mask),
+            cuda=_group_norm_backward_on_card,
+            cpu=_group_norm_backward_on_cpu,
+        ),
+    },
+    "Normalization.cpp, cpu/batch_norm_kernel.cpp, cudnn/BatchNorm.cpp": {
+        "native_batch_norm _native_batch_norm_legit": Operator(_batch_norm, cpu=_batch_norm_on_cpu),
+        "cudnn_batch_norm _native_batch_norm_legit_no_training": Operator(_batch_norm),
+        "_batch_norm_with_update": Operator(cpu=_batch_norm_on_cpu),
+        "native_batch_norm_backward": Operator(_batch_norm_backward, cpu=_batch_norm_backward_on_cpu),
+        "batch_norm_backward": Operator(cpu=_batch_norm_backward_on_cpu),
+        "cudnn_batch_norm_backward": Operator(lambda c: _normalize_backward(c.read, c.input.shape[1], c.weight)),
+    },
+    "WeightNorm.cpp, cuda/WeightNorm.cu": {
+        "_weight_norm_interface": Operator(lambda c: 3 * c.v.numel + 2 * c.g.numel),  # v (g / |v|)
+        # dg = sum(dw v) / |v|, (g / |v|) (dw - v (dg / |v|))
+        "_weight_norm_interface_backward": Operator(lambda c: 5 * c.saved_v.numel + 3 * c.saved_g.numel),
+    },
+    # `host_softmax`, `host_softmax_backward`.
+    "SoftMax.cpp, cuda/SoftMax.cu": {
+        "_softmax": Operator((5, 0), cuda=results_only, copies=((), (0,))),  # exp(x - max) / sum(exp(x - max))
+        # (dy - sum(dy y)) y
+        "_softmax_backward_data": Operator(4, cuda=_softmax_backward_on_card, cpu=dense_gradient),
+        "_safe_softmax": Operator((5, 0), cuda=_safe_softmax_on_card),
+        "_log_softmax": Operator(_log_softmax, cuda=results_only, copies=((), (0,))),
+        # dy - exp(y) sum(dy)
+        "_log_softmax_backward_data": Operator(4, cuda=results_only, copies=((), (0, 1))),
+    },
+}
