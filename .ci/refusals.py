@@ -31,12 +31,15 @@ def build():
 SUBJECTS = {
     "model": (["model.py:build", "--input", "4x8"], []),
     "model compiled": (["model.py:build", "--input", "4x8", "--compile"], []),
+    "model at inference": (["model.py:build", "--input", "4x8", "--mode", "infer"], []),
     "model on ranks": (["model.py:build", "--input", "4x8", "--mesh", "fsdp=2"], []),
     "generation": (["hf:GPT2LMHeadModel", "--set", "n_layer=1", "--mode", "generate", "--new", "4"], []),
     "program": ([], ["--run", "train.py", "{}"]),
     "program compiled": (["--compile", "as-is"], ["--run", "train.py", "{}"]),
     "program on ranks": (["--ranks", "2"], ["--run", "train.py", "{}"]),
     "report of a step": (["report.json"], []),
+    "report of a generation": (["generation.json"], []),
+    "report of a program": (["program.json"], []),
 }
 """What comes first and what comes last on the command line."""
 VERBS = ("analyze", "plan", "advise", "max-batch", "cards", "shard", "validate", "show", "lines", "layers")
@@ -51,32 +54,40 @@ NEEDED = {
 """What a verb asks for whatever its subject is."""
 OPTIONS = {
     "--budget": ["1GiB"],
-    "--plan": ["plan.json"],
+    "--plan": [],
     "--strategy": ["chen"],
     "--application": ["operators"],
     "--host-memory": ["1GiB"],
     "--certificate": [],
     "--code": [],
+    "--quick": [],
+    "--no-plans": [],
     "--svg": ["out.svg"],
+    "--html": ["out.html"],
     "--json": ["out.json"],
     "--goal": ["throughput"],
     "--dim": ["batch"],
-    "--mode": ["infer"],
-    "--accumulate": ["2"],
-    "--prefetch": ["1"],
-    "--values": ["real"],
-    "--precision": ["bf16"],
-    "--quantize": ["int8"],
-    "--lora": ["r=8"],
-    "--compile": [],
-    "--mesh": ["fsdp=2"],
-    "--rank": ["0"],
+    "--limit": ["64"],
+    "--only": ["h100"],
+    "--time": [],
     "--steps": ["3"],
-    "--snapshot": ["card.pickle", "--target", "h100"],
     "--device": ["cpu"],
-    "--after": ["report.json"],
+    "--tolerance": ["0.1"],
+    "--check": [],
+    "--full": [],
+    "--depth": ["1"],
     "--max-boxes": ["9"],
+    "--heat": ["flops"],
+    "--focus": ["peak"],
+    "--by": ["modules"],
+    "--format": ["csv"],
+    "--all": [],
+    "--cards": ["2xh100"],
+    "--seq": ["8"],
 }
+"""What is asked of a subject, in options of the verbs; what describes a model's step is the subject's own."""
+OF_FILE = {"max-batch", "report", "graph"}
+"""Verbs whose `--plan` names a file."""
 ANALYSES = (
     ("fxmem.simulation.analysis", "_trace"),
     ("fxmem.simulation.analysis", "trace_step"),
@@ -134,7 +145,8 @@ def commands() -> Iterator[tuple[str, str, str, list[str]]]:
             yield subject, verb, "", [verb, *first, *last]
             for option, values in OPTIONS.items():
                 if option in own and option not in first:
-                    yield subject, verb, option, [verb, *first, option, *values, *last]
+                    given = ["plan.json"] if option == "--plan" and verb in OF_FILE else values
+                    yield subject, verb, option, [verb, *first, option, *given, *last]
 
 
 def main() -> None:
@@ -155,6 +167,12 @@ def main() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         analysis = fxmem.analyze(model, torch.empty(4, 8))
         analysis.to_json("report.json")
+        with fxmem.record("h100") as recorded:
+            torch.nn.Linear(8, 8).cuda()(torch.ones(4, 8, device="cuda")).sum().backward()
+        recorded.to_json("program.json")
+        main_ = importlib.import_module("fxmem.__main__").main
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            main_(["generate", *SUBJECTS["generation"][0][:3], "--new", "4", "--json", "generation.json"])
         Path("plan.json").write_text(fxmem.plan(analysis, budget="100%").to_json())
         with _no_analysis():
             for subject, verb, option, words in commands():
