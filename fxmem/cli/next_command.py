@@ -10,9 +10,22 @@ from typing import TYPE_CHECKING
 
 from fxmem.cli.options import ANALYSIS
 from fxmem.cli.parser import Argument
+from fxmem.cli.step import is_report
 
 if TYPE_CHECKING:
     from fxmem.records.profile import Peak, Report
+
+
+def next_for(options: argparse.Namespace, report: Report) -> str:
+    """The command for the subject that the options of `SUBJECT` name."""
+    if options.run_program is not None:
+        ranks = options.ranks, options.rank
+        return "" if options.compile else next_for_program(report.target.name, options.run_program, ranks)
+    if is_report(options.model):
+        return next_for_report(options.model, report)
+    if options.mode == "generate":
+        return next_for_report(options.json or "-", report)
+    return next_for_model(options, report.peak)
 
 
 def next_for_model(options: argparse.Namespace, peak: Peak) -> str:

@@ -263,6 +263,9 @@ def or_generation(*arguments: Argument) -> tuple[Argument, ...]:
     return (*widen(), *GENERATION)
 
 
+SUBJECT = (or_program(MODEL_OR_REPORT), *or_generation(*ANALYSIS[1:]), STEPS_OF_PROGRAM, *PROGRAM)
+"""Whatever may be asked about: a model's step or generation, a report of one, a program."""
+
 OPEN = flag("--open", "open what was written, in the browser or what the system has for it")
 OVERLAYS = (
     argument("--budget", metavar="BYTES|8GiB|60%", help="drawn as a line; a share is of the step's peak"),

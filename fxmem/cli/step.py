@@ -15,6 +15,7 @@ from fxmem.cli.parser import Argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.spec_names import check_names, is_reference, names_optimizer_factory
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
+from fxmem.records.names import AS_IS
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.units import exact_bytes
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fxmem.simulation.analysis import Analysis
     from fxmem.simulation.generation import AnyAnalysis, Generation
     from fxmem.simulation.kernel_settings import KernelSettings
+    from fxmem.simulation.profiled_step import ProfiledStep
     from fxmem.simulation.request import StepRequest
     from fxmem.whatif.program_step import ProgramCommand
 
@@ -78,10 +80,12 @@ def read_program(options: argparse.Namespace, *allowed: str) -> ProgramWords | N
     words = tuple(options.run_program[is_module:])
     if not words:
         raise UsageError("expected a program after --run, its script first")
+    if getattr(options, "compile", None) not in (None, AS_IS):
+        raise UsageError(f"expected --compile {AS_IS} with --run: a program says itself what it compiles")
     for each in (*STEP, *LOOP, *COMPILE, *SHARDING):
         name = each.names[0]
         value = getattr(options, each.dest, None)
-        if value and value != each.settings.get("default") and name not in ("--quiet", *allowed):
+        if value and value != each.settings.get("default") and name not in ("--quiet", "--compile", *allowed):
             raise UsageError(f"expected --run without {name}: a program says itself what it does")
     return ProgramWords(words[0], words[1:], is_module, *read_ranks(options))
 
@@ -103,26 +107,35 @@ def program_command(options: argparse.Namespace, words: ProgramWords) -> Program
     from fxmem.simulation.program import Launch
     from fxmem.whatif.program_step import ProgramCommand
 
-    return ProgramCommand(Launch(*words), card, options.steps)
+    return ProgramCommand(Launch(*words), card, options.steps, options.compile)
 
 
-def load_or_analyze(options: argparse.Namespace) -> tuple[Report, Timeline]:
-    """Load the report that `options.model` names, from a file or stdin, or analyse the model."""
+def read_step(options: argparse.Namespace) -> tuple[Report, Timeline]:
+    """The report of the subject that the options name, and its timeline: it is analysed, run, or read."""
     from fxmem.memory import report_reader
 
-    if is_report(options.model):
+    program = read_program(options)
+    check_generation(options)
+    if program is None and is_report(options.model):
         report = report_reader.load_report(Path(options.model))
         return report, report_reader.timeline(report)
-    return analyze_report(options)
-
-
-def analyze_report(options: argparse.Namespace) -> tuple[Report, Timeline]:
-    """The report of the step that the options describe, and its timeline."""
-    from fxmem.memory import report_reader
-
     with Progress(options.quiet) as progress:
-        report = analyze_model(options, progress).report()
+        report = analyze_subject(options, program, progress).report()
     return report, report_reader.timeline(report)
+
+
+def analyze_subject(options: argparse.Namespace, program: ProgramWords | None, progress: Progress) -> ProfiledStep:
+    """Analyse the model's step or generation, run the program, or load the report that the options name."""
+    if program is not None:
+        command = program_command(options, program)
+        progress("running the program")
+        return command.run()
+    if not is_report(options.model):
+        return analyze_any(options, progress)
+    from fxmem.memory import report_reader
+    from fxmem.simulation.profiled_step import ReportedStep
+
+    return ReportedStep(report_reader.load_report(Path(options.model)))
 
 
 def analyze_any(options: argparse.Namespace, progress: Progress) -> AnyAnalysis:
@@ -283,6 +296,11 @@ def is_report(model: str) -> bool:
 
 def require_torch(options: argparse.Namespace | None = None) -> None:
     """Raise an `EnvironmentLacksError` if torch is not installed; refuse misspelt names before."""
+    if options is not None and is_report(options.model):
+        raise UsageError(
+            f"expected a model or a program, got the report {options.model!r}: here the step runs again, and what a "
+            "report says was fixed when it was written"
+        )
     if options is not None:
         check_names(options)
     if importlib.util.find_spec("torch") is None:

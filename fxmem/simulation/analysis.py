@@ -43,6 +43,8 @@ class Analysis(ProfiledStep):
     is imported only then.
     """
 
+    is_fixed = False
+
     def __init__(
         self, profile: Profile, model: torch.nn.Module, traced: Callable[[], TracedStep], request: StepRequest
     ) -> None:
@@ -239,22 +241,6 @@ def _answer_both_ways(analysis: Analysis, progress: Callable[[str], None]) -> No
     peaks = answer_all_ways(Answered(made, analysis.peak.counted_bytes), recompile)
     step = analysis.profile.step.model_copy(update={"compiled": made.with_peaks(*peaks)})
     analysis.profile = analysis.profile.model_copy(update={"step": step})
-
-
-def restore_analysis(model: Any, request: StepRequest, profile: Profile) -> Analysis:
-    """The analysis of a step whose profile was kept: nothing runs unless its graph is asked for.
-
-    Args:
-        model: as for `analyze_step`, the model that was analysed or one built alike.
-        request: the step that was analysed.
-        profile: what was predicted then, or the report with it.
-
-    Raises:
-        UsageError, AnalysisError: as `analyze` does for a model or a request that cannot be understood.
-    """
-    model, request = _prepare(model, request)
-    plain = Profile.model_construct(**{name: getattr(profile, name) for name in Profile.model_fields})
-    return Analysis(plain, model, functools.cache(lambda: _trace(model, request, lambda _: None)), request)
 
 
 def _prepare(model: Any, request: StepRequest) -> tuple[torch.nn.Module, StepRequest]:

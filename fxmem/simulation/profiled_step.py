@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fxmem.errors import UsageError
 from fxmem.hardware import step_time
 from fxmem.memory import allocator, report_reader
 from fxmem.memory.budget import MemoryFit, peak_in_memory
@@ -25,6 +26,16 @@ class ProfiledStep:
 
     profile: Profile
     """The step: nodes, ops and storages."""
+    is_fixed = True
+    """Whether it is what it is: nothing can be run again with something changed."""
+
+    def vary(self, **changes: Any) -> ProfiledStep:
+        """The step with something changed, analysed or run again.
+
+        Raises:
+            UsageError: what there is of it is a record.
+        """
+        raise UsageError(f"expected a model or a program to change {', '.join(changes)} of, got the record of a step")
 
     @functools.cached_property
     def timeline(self) -> Timeline:

@@ -28,6 +28,7 @@ def validate_program(
     is_module: bool = False,
     steps: int = STEPS,
     device: MeasuredDevice = "cpu",
+    compile: str | None = None,
     tolerance: float = 0.01,
     progress: Callable[[str], None] | None = None,
 ) -> ProgramVerdict:
@@ -42,6 +43,7 @@ def validate_program(
         is_module: whether the first word is a module's name, as after `python -m`.
         steps: optimizer steps, rounds, after which both runs end.
         device: where to run for real. With "cuda" the prediction is for the card that is found.
+        compile: "as-is" compiles what the program compiles, in both runs; None runs that as it was written.
         tolerance: largest absolute error allowed in any round, as a fraction of the measured peak.
         progress: called with a few words before each stage.
 
@@ -64,10 +66,10 @@ def validate_program(
     check_program(launched)
     tell = progress or (lambda _: None)
     tell(f"running the program on the {'card' if device == 'cuda' else 'CPU'}")
-    measured = measure_program(launched, steps=steps, device=device)
+    measured = measure_program(launched, steps=steps, device=device, compile=compile)
     tell("predicting it")
     target = _target(measured.machine)
-    predicted = launch_apart(launched, target, RunSettings(steps), IsolationSettings())
+    predicted = launch_apart(launched, target, RunSettings(steps, compile=compile), IsolationSettings())
     return program_verdict(predicted.report(), measured, tolerance)
 
 

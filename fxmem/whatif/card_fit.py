@@ -19,7 +19,7 @@ from fxmem.records.profile import Profile, Target
 from fxmem.records.sizes import CardFit, CardFits
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.generation import AnyAnalysis, analyze_any
+from fxmem.simulation.generation import analyze_any
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif import verified_plan
 from fxmem.whatif.plans.proposals import check_training
@@ -68,25 +68,39 @@ def cards(
 
 
 def fit_cards(
-    analysis: AnyAnalysis,
+    analysis: ProfiledStep,
     *,
     names: Iterable[str] | None = None,
     plans: bool = False,
     host_memory: int | str | None = None,
-    change: Callable[[Any], AnyAnalysis] | None = None,
+    change: Callable[[Any], ProfiledStep] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> CardFits:
-    """`cards` for what is analysed. `change` is applied to it before it is judged."""
+    """`cards` for what is analysed or was run. `change` is applied to it before it is judged.
+
+    A report, which cannot be analysed again, is held against the cards of its own compute capability alone.
+    """
     tell = progress or (lambda _: None)
     if plans:
         check_training(analysis)
+        if not isinstance(analysis, Analysis):
+            raise UsageError(
+                "expected plans for a model alone: `fxmem plan` plans a program, or a report, for one card"
+            )
     elif host_memory is not None:
         raise UsageError("expected host_memory with plans=True: it is where plans put results")
     alike: dict[tuple[int, int] | None, list[Target]] = {}
     for card in _choose_cards(names):
+        if analysis.is_fixed and card.capability != analysis.profile.target.capability:
+            if names is None:
+                continue
+            raise UsageError(
+                f"expected cards of the report's compute capability, that of {analysis.profile.target.name}: others "
+                f"run other kernels; {card.name} needs the model or the program itself"
+            )
         alike.setdefault(card.capability, []).append(card)
     found: list[CardFit] = []
-    steps: list[tuple[AnyAnalysis, list[CardFit]]] = []
+    steps: list[tuple[ProfiledStep, list[CardFit]]] = []
     for number, (capability, group) in enumerate(alike.items(), 1):
         for_it = analysis if analysis.profile.target.capability == capability else analysis.vary(target=group[0])
         judged = for_it if change is None else change(for_it)
@@ -147,7 +161,7 @@ def _retarget(card: Target, profile: Profile) -> Profile:
     return profile.model_copy(update={"target": card})
 
 
-def _file_short(steps: list[tuple[AnyAnalysis, list[CardFit]]], analysis: AnyAnalysis, short: list[CardFit]) -> None:
+def _file_short(steps: list[tuple[ProfiledStep, list[CardFit]]], analysis: ProfiledStep, short: list[CardFit]) -> None:
     """Add cards to those for which the step is the same, call for call."""
     if not short:
         return
@@ -164,7 +178,7 @@ def _file_short(steps: list[tuple[AnyAnalysis, list[CardFit]]], analysis: AnyAna
 
 
 def _plan_short(
-    step: AnyAnalysis, short: Sequence[CardFit], host_memory: int | str | None, tell: Callable[[str], None]
+    step: ProfiledStep, short: Sequence[CardFit], host_memory: int | str | None, tell: Callable[[str], None]
 ) -> tuple[list[CardFit], int]:
     """Plan for the cards that the step does not fit; return them and the number of plans analysed."""
     assert isinstance(step, Analysis)  # plans are refused for what is no training step
@@ -183,7 +197,7 @@ def _plan_short(
     return fits, tried
 
 
-def _move_plan(plan: Plan, card: Target, before: AnyAnalysis, after: ProfiledStep) -> Plan:
+def _move_plan(plan: Plan, card: Target, before: ProfiledStep, after: ProfiledStep) -> Plan:
     """Return another card's plan of the same step, with this card's times and process bytes."""
     one, other = _retarget(card, before.profile), _retarget(card, after.profile)
     return plan.model_copy(

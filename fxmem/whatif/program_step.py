@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
-from fxmem.records.profile import Target
+from fxmem.records.profile import Report, Target
 from fxmem.simulation.profiled_step import ReportedStep
 from fxmem.simulation.program import (
     IsolationSettings,
@@ -46,6 +46,8 @@ class ProgramCommand:
     launch: Launch
     target: Target
     steps: int
+    compile: str | None = None
+    """"as-is" compiles what it compiles; None runs that as eager code."""
 
     def __post_init__(self) -> None:
         check_program(self.launch)
@@ -70,13 +72,13 @@ class ProgramCommand:
         arguments = tuple(word.replace(PLACE, str(size)) for word in self.launch.arguments)
         return dataclasses.replace(self, launch=dataclasses.replace(self.launch, arguments=arguments), target=target)
 
-    def run(self, edits: ProgramEdits = AS_IT_IS) -> ReportedStep:
+    def run(self, edits: ProgramEdits = AS_IT_IS) -> ProgramStep:
         """Run it as `fxmem run --oom continue` does, with edits, in another process.
 
         Raises:
             AnalysisError: it raised, or nothing ran on the card. The end of what it printed goes to standard error.
         """
-        settings = RunSettings(steps=self.steps, out_of_memory="continue", prepare=edits.prepare)
+        settings = RunSettings(self.steps, out_of_memory="continue", compile=self.compile, prepare=edits.prepare)
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "output")
             try:
@@ -95,7 +97,21 @@ class ProgramCommand:
                 lines = output.read_text(errors="replace").splitlines() if output.exists() else []
                 sys.stderr.writelines(f"{line}\n" for line in lines[-_SHOWN:])
                 raise
-        return step
+        return ProgramStep(step.profile, self)
+
+
+class ProgramStep(ReportedStep):
+    """A run of a program, which can be run again with something changed."""
+
+    is_fixed = False
+
+    def __init__(self, report: Report, command: ProgramCommand) -> None:
+        super().__init__(report)
+        self._command = command
+
+    def vary(self, **changes: Any) -> ProgramStep:
+        """Run the program again with other fields of its command: on another target."""
+        return dataclasses.replace(self._command, **changes).run()
 
 
 def record_size(call: Callable[[int], Any], options: Mapping[str, Any], size: int, target: Target) -> RecordedProgram:

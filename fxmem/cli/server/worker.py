@@ -38,7 +38,7 @@ def write_page(options: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Analyse the step whose options stand on stdin, and write its page to stdout."""
-    from fxmem.cli.step import load_or_analyze, read_budget
+    from fxmem.cli.step import read_budget, read_step
     from fxmem.memory.allocator import read_settings
     from fxmem.show.html import PageOptions, report_html
 
@@ -46,7 +46,7 @@ def main() -> None:
     page, sys.stdout = sys.stdout, sys.stderr  # what a model prints is no part of the page
     try:
         budget = read_budget(options)
-        report, timeline = load_or_analyze(options)
+        report, timeline = read_step(options)
     except FxmemError as error:
         sys.exit(str(error))
     nbytes = None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem.cli.next_command import next_for_model
-from fxmem.cli.options import ANALYSIS, REPORT_OUTPUT
+from fxmem.cli.next_command import next_for
+from fxmem.cli.options import REPORT_OUTPUT, SUBJECT
 from fxmem.cli.output import check_output, write_report
 from fxmem.cli.parser import argument
-from fxmem.cli.step import analyze_report
+from fxmem.cli.step import read_step
 
 BRIEF = "peak memory of a step, node by node"
-DESCRIPTION = "Predict the memory of one training or inference step."
+DESCRIPTION = "Predict the memory of one training or inference step, of a generation, or of your own program."
 
 EXAMPLES = (
     "fxmem analyze torchvision:resnet50 --input 32x3x224x224 --target rtx4090",
@@ -20,7 +20,7 @@ EXAMPLES = (
 )
 
 ARGUMENTS = (
-    *ANALYSIS,
+    *SUBJECT,
     argument("--budget", metavar="BYTES|8GiB", help="what the step may take; exit code 4 if its peak is above"),
     *REPORT_OUTPUT,
 )
@@ -32,5 +32,5 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     budget = None if options.budget is None else parse_bytes(options.budget, "--budget")
-    report, timeline = analyze_report(options)
-    return write_report(options, report, timeline, next_for_model(options, report.peak), budget)
+    report, timeline = read_step(options)
+    return write_report(options, report, timeline, next_for(options, report), budget)

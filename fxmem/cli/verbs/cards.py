@@ -9,23 +9,27 @@ from fxmem.cli.options import (
     COMPILE,
     HOST_MEMORY,
     LOOP,
-    MODEL,
+    MODEL_OR_REPORT,
+    PROGRAM,
     RANKS,
     SHARDING,
     STEP,
+    STEPS_OF_PROGRAM,
     or_generation,
+    or_program,
     text_output,
 )
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import analyze_any, check_generation, check_host_memory
+from fxmem.cli.step import analyze_subject, check_generation, check_host_memory, read_program
 from fxmem.errors import UsageError
 
 BRIEF = "which cards a step fits"
 DESCRIPTION = (
     "Hold a step against every card of the catalogue. It is analysed once for each compute capability (eight times "
-    "for all cards), because that decides the kernels and their workspaces. With --plan also the checkpoints with "
+    "for all cards), because that decides the kernels and their workspaces; so is a program (--run), and a report is "
+    "held against cards of its own capability. With --plan also the checkpoints with "
     "which it fits where it does not by itself. Exit code 4 if it fits none."
 )
 
@@ -36,8 +40,9 @@ EXAMPLES = (
 )
 
 ARGUMENTS = (
-    MODEL,
+    or_program(MODEL_OR_REPORT),
     *or_generation(*STEP, *LOOP, *COMPILE, *RANKS, *SHARDING),
+    STEPS_OF_PROGRAM,
     argument(
         "--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own"
     ),
@@ -48,6 +53,7 @@ ARGUMENTS = (
     HOST_MEMORY,
     flag("--time", help="the fastest first, by the estimated time of a step; else the smallest memory first"),
     *text_output("result"),
+    *PROGRAM,
 )
 
 
@@ -57,6 +63,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.text import sizes as size_reporting
 
     check_output(options)
+    program = read_program(options)
     check_generation(options)
     names = None if options.only is None else [name.strip() for name in options.only.split(",")]
     if options.plan and options.mode != "train":
@@ -72,7 +79,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             raise UsageError(f"expected --only with cards whose memory is known, got {name!r}")
     options.target = "h100" if names is None else names[0]
     with Progress(options.quiet) as progress:
-        analysis = analyze_any(options, progress)
+        analysis = analyze_subject(options, program, progress)
         from fxmem.whatif import card_fit
 
         fits = card_fit.fit_cards(

@@ -8,7 +8,7 @@ import copy
 from fxmem.cli.options import ANALYSIS_OR_REPORT, text_output
 from fxmem.cli.output import check_output, check_writable, layout, write_file, write_json
 from fxmem.cli.parser import Parser, argument, repeatable
-from fxmem.cli.step import is_report, load_or_analyze
+from fxmem.cli.step import is_report, read_step
 from fxmem.errors import UsageError
 
 BRIEF = "what grew from one step to another"
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.top < 0:
         raise UsageError(f"expected --top of at least 0, got {options.top}")
     other = _second_options(options)
-    (before, timeline), (after, later) = load_or_analyze(options), load_or_analyze(other)
+    (before, timeline), (after, later) = read_step(options), read_step(other)
     comparison = compare(before, after)
     summary = "" if options.markdown is None else summarize_growth(comparison, timeline, later)
     if options.markdown not in (None, "-"):

@@ -6,10 +6,10 @@ import argparse
 import os
 from pathlib import Path
 
-from fxmem.cli.options import ANALYSIS_OR_REPORT
+from fxmem.cli.options import SUBJECT
 from fxmem.cli.output import check_writable, report_written
 from fxmem.cli.parser import argument
-from fxmem.cli.step import load_or_analyze
+from fxmem.cli.step import read_step
 from fxmem.errors import UsageError
 from fxmem.records.registry import EXPORTERS
 
@@ -22,7 +22,7 @@ DESCRIPTION = (
 EXAMPLES = ("fxmem export report.json --to perfetto -o trace.json",)
 
 ARGUMENTS = (
-    *ANALYSIS_OR_REPORT,
+    *SUBJECT,
     argument(
         "--to",
         required=True,
@@ -44,11 +44,11 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     to, settings = options.to, read_settings(os.environ)
     if options.output != "-":
         check_writable(options, "--output", options.output, ", or - for stdout")
-        report, timeline = load_or_analyze(options)
+        report, timeline = read_step(options)
         export.save(report, timeline, Path(options.output), to, settings=settings)
         report_written(options, options.output)
         return 0, ""
     if EXPORTERS.get(to).binary:
         raise UsageError(f"expected --output to name a file, got '-': {to} is no text")
-    content = export.export(*load_or_analyze(options), to, settings=settings)
+    content = export.export(*read_step(options), to, settings=settings)
     return 0, content if isinstance(content, str) else content.decode()

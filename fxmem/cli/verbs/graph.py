@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from fxmem.cli.options import ANALYSIS_OR_REPORT, OPEN, drawing
+from fxmem.cli.options import OPEN, SUBJECT, drawing
 from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument, flag
-from fxmem.cli.step import load_or_analyze
+from fxmem.cli.step import read_step
 from fxmem.records.names import Heat
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ DESCRIPTION = "Draw the graph of a step, annotated; of a report, needs no torch.
 EXAMPLES = ("fxmem graph torchvision:resnet50 -o graph.svg --open",)
 
 ARGUMENTS = (
-    *ANALYSIS_OR_REPORT,
+    *SUBJECT,
     argument(
         "-o",
         "--output",
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if form is not None:
         graph.require_image(form)  # refused before the work, not after
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
-    report, timeline = load_or_analyze(options)
+    report, timeline = read_step(options)
     drawing = graph.DrawingOptions(
         heat=options.heat,
         fold=not options.no_fold,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem.cli.options import ANALYSIS_OR_REPORT, width
+from fxmem.cli.options import SUBJECT, width
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument
-from fxmem.cli.step import load_or_analyze
+from fxmem.cli.step import read_step
 
 BRIEF = "parameters, MACs, FLOPs and activations, layer by layer"
 DESCRIPTION = (
@@ -18,7 +18,7 @@ DESCRIPTION = (
 EXAMPLES = ("fxmem layers report.json --format csv",)
 
 ARGUMENTS = (
-    *ANALYSIS_OR_REPORT,
+    *SUBJECT,
     argument(
         "--format",
         choices=["table", "md", "csv", "json"],
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_output(options)
     if options.format == "json":
         options.json = options.json or "-"
-    report, _ = load_or_analyze(options)
+    report, _ = read_step(options)
     layers = by_layer(report)
 
     def text() -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem.cli.options import ANALYSIS_OR_REPORT, text_output
+from fxmem.cli.options import SUBJECT, text_output
 from fxmem.cli.output import check_file, check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag, repeatable
-from fxmem.cli.step import load_or_analyze
+from fxmem.cli.step import read_step
 from fxmem.errors import UsageError
 
 BRIEF = "memory by source line, as annotated source"
@@ -20,7 +20,7 @@ DESCRIPTION = (
 EXAMPLES = ("fxmem lines report.json",)
 
 ARGUMENTS = (
-    *ANALYSIS_OR_REPORT,
+    *SUBJECT,
     repeatable(
         "--file",
         metavar="PATH",
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         raise UsageError(f"expected --tensors of at least 0, got {options.tensors}")
     if options.all and options.file:
         raise UsageError("expected --all or --file, not both: --file says which files are shown")
-    report, _ = load_or_analyze(options)
+    report, _ = read_step(options)
     lines = by_line(report, files=options.file, installed=options.all)
     if options.html is not None:
         from fxmem.show.html import lines_html

@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     budget = read_budget(options)
-    if options.compile is not None:
+    if options.compile is not None and options.run_program is None:
         return _plan_compiled(options, budget)
     if options.certificate is not None:
         certificate.cp_sat()
@@ -118,7 +118,7 @@ def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | N
     given += ["--strategy"] if options.strategy != "auto" else []
     if given:
         raise UsageError(f"expected --compile without {given[0]}: the compiler decides itself what it recomputes")
-    if read_program(options) is not None or is_report(options.model):
+    if is_report(options.model):
         raise UsageError("expected --compile with a model: its step is compiled anew for each try")
     if budget is None:
         raise UsageError("expected --compile with --budget: what the compiled step may take")

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import ANALYSIS_OR_REPORT, OPEN, OVERLAYS, drawing
+from fxmem.cli.options import OPEN, OVERLAYS, SUBJECT, drawing
 from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument
-from fxmem.cli.step import load_or_analyze, read_budget
+from fxmem.cli.step import read_budget, read_step
 from fxmem.cli.verbs.timeline import load_planned
 from fxmem.errors import UsageError
 
@@ -27,7 +27,7 @@ DESCRIPTION = (
 EXAMPLES = ("fxmem report report.json -o report.html --open",)
 
 ARGUMENTS = (
-    *ANALYSIS_OR_REPORT,
+    *SUBJECT,
     argument("-o", "--output", required=True, metavar="FILE.html", help="what to write"),
     OPEN,
     argument(
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
     budget = read_budget(options)
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
-    report, timeline = load_or_analyze(options)
+    report, timeline = read_step(options)
     after_profile, after = load_planned(options, report) or (None, None)
     if plan is not None:
         _check_same_step(options.plan, plan, report)

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import ANALYSIS_OR_REPORT, OPEN, OVERLAYS
+from fxmem.cli.options import OPEN, OVERLAYS, SUBJECT
 from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument
-from fxmem.cli.step import load_or_analyze, read_budget
+from fxmem.cli.step import read_budget, read_step
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ DESCRIPTION = "Plot the bytes alive over a step by kind, or those at its peak by
 EXAMPLES = ("fxmem timeline report.json -o timeline.svg",)
 
 ARGUMENTS = (
-    *ANALYSIS_OR_REPORT,
+    *SUBJECT,
     argument("-o", "--output", required=True, metavar="FILE.svg", help="what to write"),
     OPEN,
     argument(
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.by == "modules" and (options.budget is not None or options.after is not None):
         raise UsageError("--budget and --after are for the plot over time; leave them out, or --by modules")
     budget = read_budget(options)
-    report, timeline = load_or_analyze(options)
+    report, timeline = read_step(options)
     if options.by == "modules":
         text = plots.icicle_svg(report, timeline, width=options.width)
     else:

@@ -93,6 +93,7 @@ def _run_program(options: argparse.Namespace, program: ProgramWords) -> tuple[in
             is_module=program.is_module,
             steps=options.steps,
             device=options.device,
+            compile=options.compile,
             tolerance=options.tolerance,
             progress=progress,
         )

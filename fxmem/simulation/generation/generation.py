@@ -51,6 +51,8 @@ class GenerationRequest(StepRequest):
 class Generation(ProfiledStep):
     """The memory of a generation, and its reasons."""
 
+    is_fixed = False
+
     def __init__(
         self,
         profile: Profile,
