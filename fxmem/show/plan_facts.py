@@ -1,4 +1,4 @@
-"""What a plan does to a step and what that costs, as data and in a sentence."""
+"""What a plan does to a step and what it costs: as data, and in a sentence."""
 
 from __future__ import annotations
 

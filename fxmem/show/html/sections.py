@@ -45,7 +45,7 @@ def draw_views(plot: Callable[[str, float], str], wide: float = 1150.0) -> _View
 
 
 def numbers(profile: Profile, peak: Peak) -> Iterator[facts.PeakCount]:
-    """The peak in every count, with the reason in the place of one that is not known."""
+    """The peak in every count; a count that is not known says why."""
     absent, process = "not modelled", "reserved and the CUDA context, whose size is not predicted"
     if profile.target.device == "cpu":
         absent = "only a card has an allocator of this kind"

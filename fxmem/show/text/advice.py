@@ -12,13 +12,13 @@ from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
 from fxmem.show.facts import header_facts
 from fxmem.show.sections import Fact, Section, Table, TableColumn, make_table
-from fxmem.show.text.tables import fit, grid, label_content, parts_of, render
+from fxmem.show.text.tables import fit, grid, label_content, lay_out_sections, render
 
 
 def table(advice: Advice, *, width: int = 100, color: bool = False) -> str:
     """The advice as text whose lines are at most `width` columns wide (at least 60)."""
     width = max(width, 60)
-    parts = list(parts_of(advice_sections(advice, width)))
+    parts = list(lay_out_sections(advice_sections(advice, width)))
     if advice.suggestions:
         parts.append(label_content("Code", _code(advice)))
     if advice.refused:

@@ -16,7 +16,7 @@ from fxmem.records.units import format_bytes, format_flops, percent, printable
 from fxmem.show.facts import header_facts
 from fxmem.show.plan_facts import effect_facts, effect_table, format_change, summarize
 from fxmem.show.sections import Fact, Section
-from fxmem.show.text.tables import facts, fit, fit_left, item_list, label_content, note, parts_of, render, ruled
+from fxmem.show.text.tables import facts, fit, fit_left, item_list, label_content, lay_out_sections, note, render, ruled
 
 _PLACES = 34
 """Columns that a region's name needs; what is left is its source line's."""
@@ -26,7 +26,7 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
     """The plan as text whose lines are at most `width` columns wide (at least 60)."""
     width = max(width, 60)
     effect = Section(effect_table(plan.before, plan.after, plan), list(effect_facts(plan)), label="Effect")
-    parts = [facts([*header_facts(plan), Fact("Plan", summarize(plan))]), *parts_of([effect])]
+    parts = [facts([*header_facts(plan), Fact("Plan", summarize(plan))]), *lay_out_sections([effect])]
     if plan.curve:
         parts.append(label_content("Curve", _curve(plan, width)))
         parts.append(

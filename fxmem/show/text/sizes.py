@@ -13,7 +13,7 @@ from fxmem.show.facts import autocast_parts, describe_inputs, rank_parts
 from fxmem.show.plan_facts import format_change
 from fxmem.show.run_facts import describe_generation
 from fxmem.show.sections import Cell, Fact, Section, Table, TableColumn, Tone, join_parts, make_table, numbers
-from fxmem.show.text.tables import item_list, parts_of, render, render_sections
+from fxmem.show.text.tables import item_list, lay_out_sections, render, render_sections
 
 _BAR = 24
 """Columns of the longest bar; fewer where the lines are narrower."""
@@ -137,7 +137,7 @@ def meshes_table(fits: MeshFits, *, width: int = 100, color: bool = False) -> st
     if any(_is_tight_mesh(each, fits) for each in fits.meshes):
         found.append(Section(facts=[Fact("tight", TIGHT)]))
     assumed = item_list("Assumed", [(f"{n}.", printable(each.text)) for n, each in enumerate(fits.assumptions, 1)])
-    return render([*parts_of(found), assumed], max(width, 60), color)
+    return render([*lay_out_sections(found), assumed], max(width, 60), color)
 
 
 def _mesh_rows(fits: MeshFits) -> Table:

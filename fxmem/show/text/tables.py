@@ -80,15 +80,15 @@ def _lay_out_cell(column: sections.TableColumn, cell: sections.Cell) -> Text:
 
 def render_sections(found: Iterable[sections.Section], width: int, color: bool) -> str:
     """Sections as text whose lines are at most `width` columns wide (at least 60)."""
-    return render(parts_of(found), max(width, 60), color)
+    return render(lay_out_sections(found), max(width, 60), color)
 
 
-def parts_of(found: Iterable[sections.Section]) -> Iterator[RenderableType]:
+def lay_out_sections(found: Iterable[sections.Section]) -> Iterator[RenderableType]:
     """Sections as `render` takes them."""
-    return (part for section in found for part in _section_parts(section))
+    return (part for section in found for part in _lay_out_section(section))
 
 
-def _section_parts(section: sections.Section) -> Iterator[RenderableType]:
+def _lay_out_section(section: sections.Section) -> Iterator[RenderableType]:
     below = [replace(fact, text=printable(fact.text)) for fact in section.facts]
     if section.table is not None:
         table = lay_out(section.table)
