@@ -343,7 +343,7 @@ def _backward_flops(c: NamedCall) -> int:
 
 
 def _products(c: NamedCall, over_queries: int, over_values: int) -> int:
-    """So many products over the head size of the queries, and over that of the values."""
+    """So many products over the head size of queries, and over that of values."""
     query: Shape = c.query.shape
     keys: int = c.key.shape[-2]
     values: int = c.value.shape[-1]
