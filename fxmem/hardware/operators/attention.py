@@ -151,7 +151,7 @@ def _cudnn(call: Call) -> Events:
 
 
 def _cudnn_backward(call: Call) -> Events:
-    """One workspace for the call, after the gradients, and after the copy of a gradient whose rows are not dense.
+    """One workspace for the call, after the gradients. An output's gradient is copied if its rows are not dense.
 
     In the workspace: the queries' gradient in float `[B, H, Sq, D]`; the sum over each row of gradient times output,
     float `[B, H, Sq]`; under grouped queries `dk` and `dv` for every query head. Beside these Hopper's engine takes a
@@ -343,7 +343,7 @@ def _backward_flops(c: NamedCall) -> int:
 
 
 def _products(c: NamedCall, over_queries: int, over_values: int) -> int:
-    """Products over the head size of the queries and of the values, each by every query and key."""
+    """So many products over the head size of queries, and over that of values."""
     query: Shape = c.query.shape
     keys: int = c.key.shape[-2]
     values: int = c.value.shape[-1]
