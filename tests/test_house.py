@@ -418,10 +418,14 @@ def test_what_a_docstring_names_is_there() -> None:
 PROCESS_STATE = {
     "fxmem/_torch/distributed.py: _RESULTS": "a cache of what operators on a mesh return, the same for every run",
     "fxmem/_torch/fakes.py: _shared_tables": "a cache of fake kernels' results, the oldest first to go",
+    "fxmem/hardware/operators/registry.py: OPERATORS": "the rows of operators, filled when the package is imported",
+    "fxmem/hardware/operators/registry.py: _BY_PREFIX": "the rows of whole groups of operators, filled likewise",
     "fxmem/records/pause_gc.py: _rest": "who is within `pause_gc`; the last to leave turns the collector on again",
     "fxmem/simulation/kernel_settings.py: _CUDNN": "cuDNN's version in this context, reset where it was set",
     "fxmem/simulation/kernels/card_emulation.py: _active": "the cards entered on this thread; each leaves when it ends",
     "fxmem/simulation/kernels/card_emulation.py: _last": "the last card's generation: another makes torch forget",
+    "fxmem/simulation/kernels/fake_kernels.py: EVERYWHERE": "kernels for every device, filled when it is imported",
+    "fxmem/simulation/kernels/fake_kernels.py: FAKE_KERNELS": "kernels for cards, filled when it is imported",
     "fxmem/simulation/kernels/fake_kernels.py: _passing": "what checks of data answer; restored where it was changed",
     "fxmem/simulation/kernels/subclass_ways.py: _linear_runs": "the calls of `linear` that run, till each ends",
     "fxmem/simulation/known_values.py: _factory_calls": "a cache of which calls make known values",
@@ -476,11 +480,35 @@ def test_the_linter_bounds_lines_branches_and_arguments() -> None:
 
 def test_the_lines_of_the_rooms_are_all_lines() -> None:
     head, *rooms, total = python(".ci/lines.py").stdout.splitlines()
-    assert head.split() == ["room", "files", "lines", "longest", "file"]
+    assert head.split() == ["room", "files", "lines", "code", "longest", "file"]
     assert {row.split()[0] for row in rooms} == {*ROOMS, "__init__.py", "__main__.py", "errors.py"}
     lines = [int(row.split()[2].replace(",", "")) for row in (*rooms, total)]
     counted = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES)
     assert (sum(lines[:-1]), lines[-1]) == (counted, counted)
+
+
+MOST_ATTRIBUTES = 25
+"""That an object is made with; one with more has several trades."""
+
+
+def test_there_is_one_recording_and_no_object_of_many_trades() -> None:
+    recordings, crowded = [], []
+    for path in SOURCES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for each in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            recordings += [each.name] * ("Recording" in each.name)
+            inits = (node for node in each.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+            names = {
+                node.attr
+                for init in inits
+                for node in ast.walk(init)
+                if isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and ast.unparse(node.value) == "self"
+            }
+            crowded += [f"{each.name}: {len(names)}"] * (len(names) > MOST_ATTRIBUTES)
+    assert recordings == ["Recording"]
+    assert not crowded
 
 
 # --- what is declared and pinned ----------------------------------------------------------------------------------

@@ -72,12 +72,13 @@ def read_program(options: argparse.Namespace, *allowed: str) -> ProgramWords | N
     `allowed` are options of a model's step that mean something for a program, too, as its rank does; the others are
     refused: a program says itself what it does.
     """
-    if (options.model is None) == (options.run_program is None):
+    given: list[str] | None = getattr(options, "run_program", None)
+    if (options.model is None) == (given is None):
         raise UsageError("expected a MODEL, or --run with a program: one of the two")
-    if options.run_program is None:
+    if given is None:
         return None
-    is_module = options.run_program[:1] == ["-m"]
-    words = tuple(options.run_program[is_module:])
+    is_module = given[:1] == ["-m"]
+    words = tuple(given[is_module:])
     if not words:
         raise UsageError("expected a program after --run, its script first")
     if getattr(options, "compile", None) not in (None, AS_IS):

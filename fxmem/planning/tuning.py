@@ -1,8 +1,8 @@
 """The numbers that the planners are tuned with: what each trades, and what it rests on.
 
-As a whole they are measured by `benchmarks/planning_speed.py` (time of a plan, which budgets are reached) and
-`benchmarks/plans.py` (peaks and FLOPs beside other planners); both write to `benchmarks/results`. Where nothing more is
-said of a number by itself, it was chosen and not measured.
+As a whole they are measured by `benchmarks/planning/planning_speed.py` (time of a plan, which budgets are reached) and
+`benchmarks/planning/plans.py` (peaks and FLOPs beside other planners); both write to `benchmarks/results`. Where
+nothing more is said of a number by itself, it was chosen and not measured.
 """
 
 from __future__ import annotations

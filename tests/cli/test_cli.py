@@ -160,7 +160,7 @@ TYPOS = {
     "analyse x": f"expected COMMAND to be one of {_VERBS}; got 'analyse', did you mean analyze?; see fxmem --help",
     "frobnicate": f"expected COMMAND to be one of {_VERBS}; got 'frobnicate'; see fxmem --help",
     "--verbose doctor": "no option --verbose; see fxmem doctor --help",
-    "analyze": "the following arguments are required: MODEL; see fxmem analyze --help",
+    "analyze": "expected a MODEL, or --run with a program: one of the two",
     "analyze m --prescision bf16": "no option --prescision, did you mean --precision?; see fxmem analyze --help",
     "analyze m --prec bf16": "no option --prec, did you mean --precision?; see fxmem analyze --help",
     "analyze m --targets=h100": "no option --targets, did you mean --target?; see fxmem analyze --help",
@@ -190,11 +190,11 @@ TYPOS = {
     "validate m --snapshot x.pickle": "expected --snapshot together with --target",
     "validate m --target t4": "expected --snapshot together with --target",
     "validate m --snapshot x.pickle --target t4 --device cuda": "expected --snapshot or --device, not both",
-    "show": "the following arguments are required: REPORT.json|-; see fxmem show --help",
+    "show": "expected a MODEL, or --run with a program: one of the two",
     "show nothing.json": (
         "expected a report written by `fxmem analyze --json`, got 'nothing.json': No such file or directory"
     ),
-    "show own.py": "expected a report written by `fxmem analyze --json`, got 'own.py', which is no JSON",
+    "show own.py": "expected a model as torchvision:NAME",
     "schema reprot": f"schema: expected one of {_SCHEMAS}; got 'reprot'",
     "doctor --target": "no option --target, did you mean --targets?; see fxmem doctor --help",
     "analyze m --json nowhere/report.json": (
@@ -584,7 +584,7 @@ def test_without_a_command_it_is_the_help(capsys: Capture) -> None:
 def test_the_help_of_a_verb_has_groups(capsys: Capture) -> None:
     text = succeeds(capsys, "analyze", "--help")
     headings = [line for line in text.splitlines() if re.fullmatch(r"[a-z ]+:", line)]
-    groups = ["the model and its inputs:", "the step:", "kernels:", "what is shown and written:"]
+    groups = ["the model and its inputs:", "the step:", "kernels:", "what is shown and written:", "a generation:"]
     assert headings[2:] == [*groups, "examples:"]
 
 

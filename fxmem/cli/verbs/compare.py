@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 
-from fxmem.cli.options import ANALYSIS_OR_REPORT, text_output
+from fxmem.cli.options import ANALYSIS_OR_REPORT, or_generation, text_output
 from fxmem.cli.output import check_output, check_writable, layout, write_file, write_json
 from fxmem.cli.parser import Parser, argument, repeatable
 from fxmem.cli.step import is_report, read_step
@@ -24,8 +24,10 @@ EXAMPLES = (
     'fxmem compare torchvision:resnet50 --with "--precision bf16"',
 )
 
+_STEP = or_generation(*ANALYSIS_OR_REPORT)
+
 ARGUMENTS = (
-    *ANALYSIS_OR_REPORT,
+    *_STEP,
     argument(
         "second",
         metavar="MODEL|REPORT.json",
@@ -97,7 +99,7 @@ def _second_options(options: argparse.Namespace) -> argparse.Namespace:
         )
     if options.model == "-" and model == "-":
         raise UsageError("expected stdin (-) for one of the two, got it for both")
-    parser = Parser(prog=options.parser.prog, add_help=False).add_arguments(ANALYSIS_OR_REPORT)
+    parser = Parser(prog=options.parser.prog, add_help=False).add_arguments(_STEP)
     words, other = [model], copy.copy(options)
     for change in options.changes:
         name, equals, value = change.partition("=")
