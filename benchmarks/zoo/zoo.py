@@ -253,7 +253,7 @@ def _check_recording(analysed: Any, model: Any, args: Any, kwargs: Any) -> None:
 def _explain(error: BaseException) -> tuple[Why, str]:
     from fxmem._torch import common as torch_common
     from fxmem.errors import EnvironmentLacksError
-    from fxmem.simulation.observe.source_lines import innermost_user_line
+    from fxmem.simulation.source_lines import innermost_user_line
 
     cause = error.__cause__ or error
     line = innermost_user_line(cause) if isinstance(cause, Exception) else None

@@ -14,8 +14,8 @@ from fxmem.hardware.releases import release_assumption
 from fxmem.hardware.step_time import time_assumption
 from fxmem.records.parts import CompileRecord
 from fxmem.records.profile import Assumption, Kind, Step, Target, Unknown
+from fxmem.simulation.asked import stop_rule
 from fxmem.simulation.kernels import card_emulation
-from fxmem.simulation.model import stop_rule
 from fxmem.simulation.model.accepted_models import COMPILED
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.recording import FinishedRun

@@ -14,7 +14,7 @@ import torch
 import fxmem
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError, one_line
-from fxmem.simulation.observe.source_lines import innermost_user_line
+from fxmem.simulation.source_lines import innermost_user_line
 
 _NO_FAKE_KERNEL: Final = (
     re.compile(r"no fake impl registered for <CustomOpDef\((\w+::\w+)\)>"),

@@ -22,6 +22,7 @@ from fxmem._torch import modules as torch_modules
 from fxmem._torch.gradient_release import steps_in_backward
 from fxmem.errors import UsageError
 from fxmem.records.profile import Kind, Phase
+from fxmem.simulation.asked.values import Values
 from fxmem.simulation.given.losses import LabelledLoss, find_label_argument, loss_assumption, missing_loss
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
@@ -29,7 +30,6 @@ from fxmem.simulation.model.fake_model import fake_copy, fake_inputs
 from fxmem.simulation.model.function_copies import tensors_behind
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
-from fxmem.simulation.observe.values import Values
 from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.ranks.world import shard
 from fxmem.simulation.recording import FinishedRun, Subject

@@ -29,13 +29,15 @@ from fxmem.hardware.workspaces import CUBLAS_VARIABLES, Collector, CpuCollector
 from fxmem.records.parts import CompileRecord
 from fxmem.records.pause_gc import freeze_gc, pause_gc
 from fxmem.records.profile import Phase, Step, Target
-from fxmem.simulation import flops, known_values
+from fxmem.simulation import flops
+from fxmem.simulation.asked import known_values
+from fxmem.simulation.asked.stop_rule import StopRule
+from fxmem.simulation.asked.values import Values
 from fxmem.simulation.error_advice import explain_error
 from fxmem.simulation.kernel_settings import chosen_cudnn, convolution_settings, is_deterministic
 from fxmem.simulation.kernels import card_emulation, subclass_ways
 from fxmem.simulation.kernels.streams import Streams
 from fxmem.simulation.model.fake_model import deep_recursion
-from fxmem.simulation.model.stop_rule import StopRule
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, StepLog
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
@@ -43,7 +45,6 @@ from fxmem.simulation.observe.node_ledger import NodeLedger
 from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.observe.op_cache import CHECK, OpCache
 from fxmem.simulation.observe.op_recorder import Dispatch, OpRecorder
-from fxmem.simulation.observe.values import Values
 from fxmem.simulation.op_inspector import OpInspector
 from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.ranks.collectives import Collectives

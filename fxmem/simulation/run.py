@@ -16,7 +16,7 @@ import torch.fx
 from fxmem.errors import EnvironmentLacksError
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Profile, Target
-from fxmem.simulation.model.real_reads import read_really
+from fxmem.simulation.model.real_run import read_really
 from fxmem.simulation.model_step import ModelStep
 from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.recording import Recording

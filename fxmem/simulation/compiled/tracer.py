@@ -23,13 +23,13 @@ from fxmem._torch.compiler import cuda_graphs as torch_cuda_graphs
 from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.records.names import GRAPH_INPUT, GRAPH_POOL
 from fxmem.records.profile import Kind, ModuleCall, Phase, RecomputedRegion, SourceLine
-from fxmem.simulation import known_values
+from fxmem.simulation.asked import known_values
 from fxmem.simulation.flops import size_of_tensors
 from fxmem.simulation.observe.event_log import LOSS
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.observe.node_ledger import NodeLedger
 from fxmem.simulation.observe.saved_tensors import SavedHandle
-from fxmem.simulation.observe.source_lines import calling_line, user_line
+from fxmem.simulation.source_lines import calling_line, user_line
 
 _UNNOTED = frozenset({"empty_strided", "empty", "as_strided", "detach", "select", "view"})
 

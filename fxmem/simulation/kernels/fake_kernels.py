@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fxmem._torch import common as torch_common
 from fxmem.hardware.operators import OPERATORS
-from fxmem.simulation import known_values
+from fxmem.simulation.asked import known_values
 
 aten = torch.ops.aten
 Fakes = torch_common.FakeTensorMode

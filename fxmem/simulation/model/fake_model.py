@@ -26,7 +26,7 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
-from fxmem.simulation import known_values
+from fxmem.simulation.asked import known_values
 from fxmem.simulation.model.accepted_models import without_compiled
 from fxmem.simulation.model.function_copies import Rebinder, tensors_behind
 

@@ -29,7 +29,7 @@ from fxmem._torch import common as torch_common
 from fxmem.records.profile import ModuleCall, RecomputedRegion
 from fxmem.simulation.observe.fx_writer import GraphWriter, as_node, has_tensor, named_apply
 from fxmem.simulation.observe.observer import Observer
-from fxmem.simulation.observe.source_lines import calling_line
+from fxmem.simulation.source_lines import calling_line
 
 _METADATA_METHODS = frozenset(
     {

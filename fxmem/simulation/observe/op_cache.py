@@ -27,7 +27,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.errors import AnalysisError
-from fxmem.simulation.known_values import VALUE
+from fxmem.simulation.asked.known_values import VALUE
 
 _PLAIN = frozenset({int, float, bool})
 

@@ -22,8 +22,9 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Phase
-from fxmem.simulation import known_values
-from fxmem.simulation.kernels.data_shapes import picks_by_mask
+from fxmem.simulation.asked import known_values
+from fxmem.simulation.asked.bounded_shapes import picks_by_mask
+from fxmem.simulation.asked.values import Values
 from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, INDICES, ONE_DTYPE, check_dtypes
 from fxmem.simulation.kernels.subclass_ways import adds_in_place
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
@@ -32,8 +33,7 @@ from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpReplay, describe_mismatch
 from fxmem.simulation.observe.op_facts import OpFacts
 from fxmem.simulation.observe.plain_formulas import IN_PLACE
-from fxmem.simulation.observe.source_lines import variables
-from fxmem.simulation.observe.values import Values
+from fxmem.simulation.source_lines import variables
 
 _SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
 _SUM, _SUM_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor

@@ -2,7 +2,7 @@
 
 The host is real: data sets, tokenizers, samplers, seeds and every tensor on the CPU have their values. On the card are
 FakeTensors. An operator is the card's if one of its tensors is fake, or if it is told to make one there. A tensor that
-comes back has its known values (`fxmem.simulation.known_values`), else zeros.
+comes back has its known values (`fxmem.simulation.asked.known_values`), else zeros.
 
 Large floating-point tensors that a module makes in its `__init__` are fake on the host as well: a model is built there
 before it moves to the card, and one larger than this machine's memory could not be.
@@ -20,9 +20,9 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.simulation import known_values
-from fxmem.simulation.observe.source_lines import variables
+from fxmem.simulation.asked import known_values
 from fxmem.simulation.program.card_thread import CardThread
+from fxmem.simulation.source_lines import variables
 
 _RANDOM_INTEGERS: Final = ("randint", "randperm", "arange")
 _REGISTER: Final = torch.nn.Module.register_parameter

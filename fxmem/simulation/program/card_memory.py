@@ -18,7 +18,7 @@ from fxmem.records.profile import Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.kernel_settings import chosen_cudnn
 from fxmem.simulation.observe.observer import Observer
-from fxmem.simulation.observe.source_lines import program_place
+from fxmem.simulation.source_lines import program_place
 
 _Request = tuple[int, int, int]
 """A storage, its bytes, its stream."""

@@ -12,15 +12,15 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind
-from fxmem.simulation import known_values
-from fxmem.simulation.observe.assertions import find_going_on_value
+from fxmem.simulation.asked import known_values
+from fxmem.simulation.asked.checks import find_going_on_value
+from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.asked.values import Values
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_recorder import OpRecorder, Run
-from fxmem.simulation.observe.source_lines import optimizer_frame
-from fxmem.simulation.observe.values import Values
 from fxmem.simulation.program.border import Border
 from fxmem.simulation.program.card_memory import CardMemory
-from fxmem.simulation.program.made_up import MadeUpNotes
+from fxmem.simulation.source_lines import optimizer_frame
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
-from fxmem.simulation.observe.source_lines import program_place
+from fxmem.simulation.source_lines import program_place
 
 _WAKE: Final[int | None] = getattr(signal, "SIGUSR2", None)
 """Not SIGINT, which programs handle, and which a shell has what it runs in the background ignore. None on

@@ -8,7 +8,7 @@ from fxmem.hardware.workspaces import HiddenMemory
 from fxmem.records.profile import Phase
 from fxmem.simulation.observe.event_log import LoggedOp, StepLog
 from fxmem.simulation.observe.observer import Observer
-from fxmem.simulation.observe.source_lines import program_place
+from fxmem.simulation.source_lines import program_place
 
 
 class LiveBytes(Observer):

@@ -18,6 +18,7 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.hardware.workspaces import Seen
 from fxmem.records.names import GRAPH_POOL, MAX_OPERATORS, OWN_LOSS, Mode
 from fxmem.records.profile import Phase, ProgramRun, Step, Target
+from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.program.border import Border, CardMode
@@ -25,7 +26,6 @@ from fxmem.simulation.program.card_memory import CardMemory
 from fxmem.simulation.program.card_operators import CardOperators, MadeUpValues
 from fxmem.simulation.program.card_thread import CardThread
 from fxmem.simulation.program.live_bytes import LiveBytes
-from fxmem.simulation.program.made_up import MadeUpNotes
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
 from fxmem.simulation.program.rounds import FinishedRound, Rounds, find_growth

@@ -19,7 +19,6 @@ from fxmem.records.parts import CompileRecord, CompileSettings, RankClass
 from fxmem.records.profile import MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
 from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.lock import one_at_a_time
-from fxmem.simulation.observe.source_lines import error_place
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program.card_memory import describe_shortage
@@ -30,6 +29,7 @@ from fxmem.simulation.ranks.classes import with_classes
 from fxmem.simulation.ranks.world import World
 from fxmem.simulation.round_rule import Enough
 from fxmem.simulation.run import require_device
+from fxmem.simulation.source_lines import error_place
 from fxmem.simulation.wiring import make_recording
 
 

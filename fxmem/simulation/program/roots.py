@@ -11,7 +11,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.simulation.observe.source_lines import user_frame, variables
+from fxmem.simulation.source_lines import user_frame, variables
 
 _PASSING_NAMES = frozenset({"self", "m", "mod", "module", "child", "layer", "x", "obj", "_"})
 """What functions call whichever module they are given."""

@@ -13,11 +13,11 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
-from fxmem.simulation import known_values
-from fxmem.simulation.observe.source_lines import exact_types_place
+from fxmem.simulation.asked import known_values
+from fxmem.simulation.asked.made_up import MadeUpNotes, made_up_number
 from fxmem.simulation.program.border import Border
-from fxmem.simulation.program.made_up import MadeUpNotes, made_up_number
 from fxmem.simulation.program.stand_ins.cuda import convert
+from fxmem.simulation.source_lines import exact_types_place
 
 Tensor = torch.Tensor
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from fxmem._torch import common as torch_common
 from fxmem.records.profile import ProgramFiles, WrittenFile
-from fxmem.simulation.program.made_up import MadeUpNotes
+from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.program.sandbox.landlock import command_that_refuses
 from fxmem.simulation.program.sandbox.network import network_patches
 from fxmem.simulation.program.sandbox.redirect import Redirect

@@ -26,7 +26,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
-from fxmem.simulation.program.made_up import MadeUpNotes
+from fxmem.simulation.asked.made_up import MadeUpNotes
 
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS", "CONNECT", "PROPFIND"})
 _ASKS: Final = ("/paths-info/", "/info/lfs/objects/batch")

@@ -27,7 +27,7 @@ import torch
 from fxmem import errors
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError
 from fxmem.records.profile import ProgramFiles
-from fxmem.simulation.program.made_up import MadeUpNotes
+from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, find_written
 from fxmem.simulation.program.sandbox.landlock import refuse_writes
 from fxmem.simulation.program.sandbox.overlay import enter_overlay

@@ -25,9 +25,9 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
-from fxmem.simulation import known_values
+from fxmem.simulation.asked import known_values
+from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.program.border import has_fake_inside, move_to_card
-from fxmem.simulation.program.made_up import MadeUpNotes
 from fxmem.simulation.program.sandbox.isolation import Isolation
 
 _TOKEN: Final = secrets.token_bytes(16)

@@ -11,8 +11,8 @@ import torch.utils.data
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
+from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.program.border import Border, has_fake_inside
-from fxmem.simulation.program.made_up import MadeUpNotes
 
 
 def loader_patches(border: Border, *, on_card: bool) -> Iterator[contextlib.AbstractContextManager[Any]]:

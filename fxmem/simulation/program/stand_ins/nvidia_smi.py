@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from fxmem._torch import common as torch_common
 from fxmem.records.profile import Target
+from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.program.card_memory import CardMemory
-from fxmem.simulation.program.made_up import MadeUpNotes
 
 _NAME: Final = "nvidia-smi"
 _UUID: Final = "GPU-00000000-0000-0000-0000-000000000000"

@@ -14,8 +14,8 @@ import torch.nn.parallel
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
+from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.program.border import move_to_card
-from fxmem.simulation.program.made_up import MadeUpNotes
 from fxmem.simulation.ranks.mailbox import mail_patches
 from fxmem.simulation.ranks.reducer import Replica
 from fxmem.simulation.ranks.world import World

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
-from fxmem.simulation import known_values
-from fxmem.simulation.kernels.data_shapes import bound_result
-from fxmem.simulation.observe.assertions import find_passing_value
-from fxmem.simulation.observe.source_lines import checking_frame, is_stepping, program_place
-
-
-class Reads(Protocol):
-    """What a real run of the same program has read."""
-
-    def begin(self) -> None:
-        """Another run of the program begins."""
-
-    def give(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Give the fakes that an operator reads the values that they had there."""
+from fxmem.simulation.asked import known_values
+from fxmem.simulation.asked.bounded_shapes import bound_result
+from fxmem.simulation.asked.checks import find_passing_value
+from fxmem.simulation.asked.real_reads import RealReads
+from fxmem.simulation.source_lines import checking_frame, is_stepping, program_place
 
 
 class Values:
@@ -33,7 +24,7 @@ class Values:
     """Whether `unique` is taken to find no two elements equal."""
 
     def __init__(self) -> None:
-        self.reads: Reads | None = None
+        self.reads: RealReads | None = None
         """Values of a real run, if there was one."""
         self.bounded: dict[tuple[str, str], None] = {}
         """Shapes that hang on data and are taken at their largest: what, and where."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fxmem.records.profile import MadeUp, MadeUpKind
-from fxmem.simulation.observe.source_lines import program_place
+from fxmem.simulation.source_lines import program_place
 
 
 class MadeUpNotes:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from fxmem._torch import common as torch_common
-from fxmem.simulation import known_values
+from fxmem.simulation.asked import known_values
 
 ASSUMED: Final = "no sequence ends before the last token: stopping criteria that look at tokens are not met"
 DRAFTS_ASSUMED: Final = "an assistant's drafts are as long as they may be, and no token of them is accepted"
