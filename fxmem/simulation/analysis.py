@@ -80,6 +80,10 @@ class Analysis(ProfiledStep):
         """The step that was analysed."""
         return self._request
 
+    def with_profile(self, profile: Profile) -> Analysis:
+        """The same analysis, whose profile says more."""
+        return Analysis(profile, self._model, self._trace, self._request)
+
     def vary(self, model: torch.nn.Module | None = None, **changes: Any) -> Analysis:
         """Analyse the step of another model, or with other settings: any field of `StepRequest`."""
         request = dataclasses.replace(self._request, **changes)
@@ -214,24 +218,21 @@ def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], Non
         return _analyze_rank(model, dataclasses.replace(request, rank=rank), told)
 
     found = find_classes(request.world.size, analyze_rank)
-    found.largest.profile = with_classes(found.largest.profile, found.records)
-    return found.largest
+    return found.largest.with_profile(with_classes(found.largest.profile, found.records))
 
 
 def _analyze_rank(model: Any, request: StepRequest, progress: Callable[[str], None] | None) -> Analysis:
     model, request = _prepare(model, request)
     tell = progress or (lambda _: None)
     traced = _trace(model, request, tell)
-    analysis = Analysis(traced.profile, model, lambda: traced, request)
-    _answer_both_ways(analysis, tell)
-    return analysis
+    return _answer_both_ways(Analysis(traced.profile, model, lambda: traced, request), tell)
 
 
-def _answer_both_ways(analysis: Analysis, progress: Callable[[str], None]) -> None:
-    """Note the peaks of all answers where the compiler decides by timing on the card."""
+def _answer_both_ways(analysis: Analysis, progress: Callable[[str], None]) -> Analysis:
+    """The analysis with the peaks of all answers where the compiler decides by timing on the card."""
     settings, made = analysis.request.compile, analysis.profile.step.compiled
     if settings is None or made is None or not made.timed or settings.answers:
-        return
+        return analysis
 
     def recompile(answers: Answers) -> Answered:
         progress("compiling it again, with another answer to what is decided by timing")
@@ -240,7 +241,7 @@ def _answer_both_ways(analysis: Analysis, progress: Callable[[str], None]) -> No
 
     peaks = answer_all_ways(Answered(made, analysis.peak.counted_bytes), recompile)
     step = analysis.profile.step.model_copy(update={"compiled": made.with_peaks(*peaks)})
-    analysis.profile = analysis.profile.model_copy(update={"step": step})
+    return analysis.with_profile(analysis.profile.model_copy(update={"step": step}))
 
 
 def _prepare(model: Any, request: StepRequest) -> tuple[torch.nn.Module, StepRequest]:
