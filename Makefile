@@ -23,7 +23,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test sample lint lines check schemas schemas-check docs pictures examples published accuracy validate-gpu constraints clean
+.PHONY: help venv demo test truth sample lint lines check schemas schemas-check docs pictures examples published accuracy validate-gpu constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,13 +37,19 @@ demo: $(READY) ## analyse ResNet-50, and a Llama on an H100, neither of which ne
 	$(BIN)/fxmem analyze torchvision:resnet50 --input 32x3x224x224
 	$(BIN)/fxmem analyze hf:LlamaForCausalLM --set num_hidden_layers=2 --input input_ids:1x2048:int64 --input labels:1x2048:int64 --target h100
 
-test: $(READY) ## run the tests
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+# A module's tests run in one process, so that what they share is made once.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadscope
+
+test: $(READY) ## run the tests that every change runs: a few minutes on two cores
+	$(PYTEST) -m "not truth" $(PYTEST_ARGS)
+
+truth: $(READY) ## run the long tests: real ranks, torch's own compiler, the model collections, published figures
+	$(PYTEST) -m truth $(PYTEST_ARGS)
 
 SAMPLE := tests/hardware tests/simulation/kernels tests/simulation/program tests/memory/test_allocator.py tests/docs
 
 sample: $(READY) ## run the tests of what differs between releases of torch, and with TORCH=latest all that README and docs show
-	$(BIN)/python -m pytest -n $(JOBS) $(SAMPLE)
+	$(PYTEST) $(SAMPLE)
 
 lint: $(READY) ## linter, formatter, types, import contract
 	$(BIN)/ruff check .
@@ -51,11 +57,12 @@ lint: $(READY) ## linter, formatter, types, import contract
 	$(BIN)/mypy --strict fxmem
 	$(BIN)/lint-imports --no-logo --no-cache
 
-# Lines of the package by room.
+# Lines of the package by room, and the combinations that the command line refuses.
 lines: $(READY)
 	$(BIN)/python .ci/lines.py
+	$(BIN)/python .ci/refusals.py
 
-check: lint test schemas-check docs examples ## all that must pass before a change is taken
+check: lint test truth schemas-check docs examples ## all that must pass before a change is taken
 
 schemas: $(READY) ## write schemas/ from the records
 	$(BIN)/python -c 'import pathlib, fxmem.records.schemas; fxmem.records.schemas.write(pathlib.Path("schemas"))'

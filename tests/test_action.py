@@ -13,6 +13,8 @@ import yaml
 
 from tests import ROOT
 
+pytestmark = pytest.mark.truth
+
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 MODEL = """from torch import nn
 

@@ -26,6 +26,8 @@ from fxmem.validation.measure_cpu import resident_bytes
 from tests import ROOT
 from tests.benchmarks import on_measured_release
 
+pytestmark = pytest.mark.truth
+
 DATA = ROOT / "tests" / "data"
 PLAIN, MEASUREMENT = DATA / "made-up-plain.json", DATA / "made-up-measurement.json"
 EVERY = 1 if os.environ.get("FXMEM_ALL") else 12

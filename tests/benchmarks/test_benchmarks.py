@@ -109,6 +109,8 @@ import os, sys, time
 sys.path.insert(0, {root!r})
 from benchmarks.lib.workers import Lost, run_jobs
 
+pytestmark = pytest.mark.truth
+
 def prepare():
     pass
 

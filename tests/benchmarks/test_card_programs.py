@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 
+import pytest
 import torch
 
 import fxmem
@@ -12,6 +13,7 @@ from benchmarks.accuracy.compiled import TRUTH, build
 from tests.benchmarks import on_measured_release
 
 
+@pytest.mark.truth
 @on_measured_release
 def test_a_model_made_on_the_card_and_cast_there_is_met_to_the_byte() -> None:
     """Its float32 weights leave segments behind, which count for the process and split what the steps allocate."""

@@ -31,6 +31,7 @@ print(json.dumps([off, sorted({row["operator"] for row in rows if row["unknowns"
 """
 
 
+@pytest.mark.truth
 def test_a_sample_of_operators_agrees_forward_and_backward() -> None:
     # In a process of its own: torch's lists of operators switch torch's global flags off where they are imported.
     done = subprocess.run(

@@ -19,6 +19,8 @@ from benchmarks.published.traces import TRACES, Replay, replay
 from tests import ROOT
 from tests.benchmarks import on_measured_release
 
+pytestmark = pytest.mark.truth
+
 CASES = list(read_cases())
 SAMPLE = [case for case in CASES if case.sample]
 RESERVED_PERCENT = {"kai_memory_files_memory_ctx256_fullstep_": 0.16}

@@ -11,6 +11,8 @@ from fxmem.hardware.step_time import step_seconds
 from fxmem.records.profile import Phase
 from tests.profiles import Log
 
+pytestmark = pytest.mark.truth
+
 
 def estimate(part: Steps, reached: Reached) -> np.ndarray:
     shares = (reached.products, reached.convolutions, reached.bandwidth, reached.convolution_bandwidth)

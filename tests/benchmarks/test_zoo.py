@@ -9,6 +9,8 @@ import pytest
 from benchmarks.zoo import architectures, zoo
 from benchmarks.zoo.calls import make_calls
 
+pytestmark = pytest.mark.truth
+
 RECORDED = (
     *("torchvision:alexnet", "torchvision:squeezenet1_1", "torchvision:vit_b_32", "timm:dla34"),
     *("timm:test_vit_relpos", "hf:GPT2LMHeadModel", "hf:XGLMForCausalLM", "hf:BigBirdForCausalLM"),

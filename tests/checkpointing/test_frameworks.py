@@ -18,6 +18,8 @@ import fxmem
 from fxmem.records.plan import Plan
 from tests.sharded_models import VOCABULARY, Llama, loss, tokens
 
+pytestmark = pytest.mark.truth
+
 APPLICATIONS = ("operators", "modules")
 Batch = dict[str, torch.Tensor]
 Run = tuple[list[float], dict[str, torch.Tensor]]

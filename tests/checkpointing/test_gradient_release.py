@@ -153,6 +153,7 @@ def test_the_peak_is_what_a_real_run_has(optimizer: str) -> None:
     assert analysis.profile.step.optimizer == f"{ordinary.profile.step.optimizer} within backward"
 
 
+@pytest.mark.truth
 def test_a_plan_on_top_of_it_keeps_its_promise() -> None:
     x = torch.randn(512, 64)
     analysis = fxmem.analyze(deep(), x, optimizer="adamw:in-backward", loss=squares, target="cpu")

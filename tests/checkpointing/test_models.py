@@ -190,6 +190,7 @@ def random_cuts(profile, names, seed):
     return found
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize(("spec", "settings", "side", "traceable"), MODELS, ids=[spec for spec, *_ in MODELS])
 def test_a_step_is_the_same_to_the_last_bit(spec, settings, side, traceable):
     torch.manual_seed(0)
@@ -230,6 +231,7 @@ def test_a_step_is_the_same_to_the_last_bit(spec, settings, side, traceable):
     assert type(uncheckpoint(checkpointed)) is type(model)
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize(
     ("spec", "settings", "side", "application"),
     [

@@ -64,6 +64,7 @@ def test_gradients_are_the_same_bits(remakes: bool) -> None:
     )
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("first", [0, 20])
 def test_random_programs(first: int) -> None:
     def left_behind(model: nn.Module) -> list[torch.Tensor]:
@@ -84,6 +85,7 @@ def test_random_programs(first: int) -> None:
             assert all(map(torch.equal, expected, left_behind(planned))), seed
 
 
+@pytest.mark.truth
 def test_what_is_offloaded_is_not_on_the_device_between_forward_and_backward() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Sigmoid()) for _ in range(6)))
     x = torch.randn(256, 64)
@@ -123,6 +125,7 @@ def _stop(out: torch.Tensor) -> None:
         out.sum().backward()
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("use", [_skip, _retain, _stop])
 def test_copies_of_a_graph_that_backward_does_not_walk_are_freed(use: Callable[[torch.Tensor], None]) -> None:
     model = offloaded(MIXED, IMAGES)

@@ -503,6 +503,7 @@ def test_a_copy_checkpoints_its_own_parameters(application, through):
     assert type(uncheckpoint(copied)[1]) is nn.Sequential
 
 
+@pytest.mark.truth
 def test_a_saved_model_is_loaded_in_another_process(tmp_path):
     for application, names in ((MODULES, ("1",)), (GRAPH, ("_1_0", "_1_1"))):
         model = apply(blocks(nn.Tanh(), nn.Conv2d(4, 4, 1)), [region(*names, of=application)], application)
@@ -581,6 +582,7 @@ def test_a_slice_of_a_sequential_and_slices_within():
     assert saved[0] > saved[1] > saved[2]
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("application", [Application.MODULES, Application.GRAPH])
 def test_under_the_compiler(application):
     model = nn.Sequential(

@@ -201,6 +201,7 @@ def test_a_result_that_was_written_to_is_computed_again() -> None:
     assert [profile.nodes[product.node].module for product in known] == ["0.last", "1"]
 
 
+@pytest.mark.truth
 def test_a_plan_of_blocks_keeps_products_and_what_is_promised_is_what_a_run_takes() -> None:
     model = Stack(6)
     analysis = analyze(model, X.repeat(8, 1), target="cpu", optimizer=None)
@@ -222,6 +223,7 @@ def test_a_plan_of_blocks_keeps_products_and_what_is_promised_is_what_a_run_take
     )
 
 
+@pytest.mark.truth
 def test_flops_of_a_plan_are_those_of_its_analysis() -> None:
     analysis = analyze(Stack(6), X, target="cpu", optimizer=None)
     for budget in (0.8, 0.65, 0.5):

@@ -423,6 +423,7 @@ def test_what_raises_leaves_nothing_on() -> None:
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
 
 
+@pytest.mark.truth
 def test_nothing_is_held_for_longer_than_it_is_needed() -> None:
     alive: list[weakref.ref[Any]] = []
 
@@ -631,6 +632,7 @@ def _sines(*stretches: tuple[int, ...]) -> tuple[Result, ...]:
 A, B, C, D = (0, 0), (0, 1), (1, 0), (1, 1)
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize(
     ("frees", "runs", "most"),
     [

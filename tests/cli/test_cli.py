@@ -551,6 +551,7 @@ def test_names_that_stdout_cannot_spell(capsys: Capture, report: Path, monkeypat
 # --- schema, doctor, help ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.truth
 def test_schemas(capsys: Capture) -> None:
     assert succeeds(capsys, "schema").split() == list(RECORDS)
     for name in RECORDS:
@@ -636,6 +637,7 @@ def test_stdout_may_be_closed(report: Path) -> None:
     assert (done.returncode, done.stderr) == (1, b"fxmem: expected a stdout to write the result to, but it is closed\n")
 
 
+@pytest.mark.truth
 def test_a_program_runs_on_a_card_that_is_not_there_and_for_real(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.py").write_text(

@@ -100,6 +100,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.truth
 @pytest.mark.skipif(os.name != "posix", reason="needs the signals of a Unix")
 @pytest.mark.parametrize(("how", "words"), [(signal.SIGINT, b"interrupted"), (signal.SIGTERM, b"terminated")])
 @pytest.mark.parametrize("when", COMMANDS)

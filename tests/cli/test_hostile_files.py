@@ -502,6 +502,7 @@ def test_what_can_run_code_is_recognised(tmp_path: Path, code: str) -> None:
     assert list(runs(tmp_path / "file.py"))
 
 
+@pytest.mark.truth
 def test_what_can_run_code_is_known_and_has_a_reason() -> None:
     found = {(path.relative_to(ROOT).as_posix(), written) for path in ROOT.rglob("*.py") for written in runs(path)}
     assert found == set(ALLOWED)

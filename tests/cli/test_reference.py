@@ -22,6 +22,7 @@ def test_the_verbs_stand_in_the_order_of_the_help() -> None:
     assert re.findall(r"^## fxmem (\S+)$", reference(), flags=re.MULTILINE) == list(VERBS)
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_has_its_description_and_each_of_its_arguments_once(verb: str) -> None:
     shared = reference().split("\n## fxmem ", 1)[0]

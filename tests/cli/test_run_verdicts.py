@@ -39,6 +39,7 @@ def rounds_of(report: Report) -> tuple[Round, ...]:
     return report.step.program.rounds
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize(
     ("which", "grown"), [("lists", 1 << 26), ("replay", 1 << 26), ("hook", 64 * 128 * 4), ("cat", 64 * 8 * 4)]
 )
@@ -54,6 +55,7 @@ def test_a_run_that_grows_says_by_how_much(capsys: pytest.CaptureFixture[str], w
     assert f"Steady      no: it grows by {grown:,} bytes a step" in capsys.readouterr().out
 
 
+@pytest.mark.truth
 def test_the_step_at_which_it_runs_out(capsys: pytest.CaptureFixture[str]) -> None:
     said, report = run(capsys, "--target rtx3080 --until steady --steps 8 grow lists", 0)
     assert len(rounds_of(report)) == 8
@@ -64,6 +66,7 @@ def test_the_step_at_which_it_runs_out(capsys: pytest.CaptureFixture[str]) -> No
     assert abs(len(rounds_of(report)) - int(expected[1])) <= 2
 
 
+@pytest.mark.truth
 def test_what_does_not_grow_is_not_said_to(capsys: pytest.CaptureFixture[str]) -> None:
     said, report = run(capsys, "--target rtx3080 --until steady grow steady", 0)
     program = report.step.program
@@ -78,6 +81,7 @@ def test_what_does_not_grow_is_not_said_to(capsys: pytest.CaptureFixture[str]) -
     assert (program.steady, program.growth_bytes) == (False, None)
 
 
+@pytest.mark.truth
 def test_a_request_that_is_too_large_counts(capsys: pytest.CaptureFixture[str]) -> None:
     said, report = run(capsys, "--target rtx4090 grow pairs", 4)
     assert said.startswith("does NOT fit: at least 47.7 GiB of 23.5 GiB on rtx4090, 202.")
@@ -87,6 +91,7 @@ def test_a_request_that_is_too_large_counts(capsys: pytest.CaptureFixture[str]) 
     assert min(peak.allocated_bytes or 0, peak.reserved_bytes or 0) > 51_200_000_000
 
 
+@pytest.mark.truth
 def test_inference_needs_no_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
     said, report = run(capsys, "--target rtx3080 grow outputs", 4)
     assert said.startswith("does NOT fit: at least ")
@@ -94,6 +99,7 @@ def test_inference_needs_no_optimizer(capsys: pytest.CaptureFixture[str]) -> Non
     assert [each.is_whole for each in rounds_of(report)] == [False]
 
 
+@pytest.mark.truth
 def test_what_comes_after_the_last_step_counts(capsys: pytest.CaptureFixture[str]) -> None:
     said, report = run(capsys, "--target rtx4090 --until end grow evaluate", 0)
     least = 131072 * (256 + 1024 + 10) * 4
@@ -104,6 +110,7 @@ def test_what_comes_after_the_last_step_counts(capsys: pytest.CaptureFixture[str
     assert said.startswith("fits: 6")  # 676 MiB of 23.5 GiB
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("which", ["fails 0", "fails 1", "leaves 1"])
 def test_an_error_before_the_first_step_is_over_is_all_that_is_said(
     capsys: pytest.CaptureFixture[str], which: str
@@ -115,6 +122,7 @@ def test_an_error_before_the_first_step_is_over_is_all_that_is_said(
     assert re.match(r"fxmem: the program (raised ValueError: of its own|called sys\.exit\(3\)), before ", last(err))
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize(("which", "ending"), [("fails", "raised ValueError: of"), ("leaves", "called sys.exit(3)")])
 def test_an_error_later_leaves_what_was_until_then(capsys: pytest.CaptureFixture[str], which: str, ending: str) -> None:
     said, report = run(capsys, f"--until end grow {which} 3", 1)
@@ -127,6 +135,7 @@ def last(text: str) -> str:
     return text.strip().splitlines()[-1]
 
 
+@pytest.mark.truth
 def test_an_operator_limit_is_no_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--max-operators", "30", PROGRAM, "outputs"]) == 1
     assert "stopped after 30 operators (--max-operators), before its first step was over" in capsys.readouterr().err

@@ -19,6 +19,8 @@ import pytest
 from fxmem.records.registry import EXPORTERS, STRATEGIES
 from tests.docs.pages import HOME, PAGES, ROOT, Reader, blocks, expand, of_torch, shown_torch
 
+pytestmark = pytest.mark.truth
+
 WITH_BLOCKS = [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))]
 
 

@@ -20,6 +20,8 @@ from fxmem.hardware.releases import find_release
 from fxmem.records.profile import Report
 from tests import ROOT
 
+pytestmark = pytest.mark.truth
+
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 PUBLIC = {"fxmem.planning", "fxmem.records.profile", "fxmem.show.export", "fxmem.testing"}

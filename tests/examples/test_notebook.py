@@ -10,6 +10,8 @@ import pytest
 
 from tests import ROOT
 
+pytestmark = pytest.mark.truth
+
 CELLS = [
     "".join(cell["source"])
     for cell in json.loads((ROOT / "examples" / "memory.ipynb").read_text(encoding="utf-8"))["cells"]

@@ -303,6 +303,7 @@ def measured(model: nn.Module, ids: torch.Tensor) -> list[tuple[int, int]]:
     return events
 
 
+@pytest.mark.truth
 @pytest.mark.skipif(
     sys.gettrace() is not None,
     reason="the lines are followed by sys.settrace, which a debugger or a coverage tool holds",

@@ -66,6 +66,7 @@ def test_every_node_is_in_one_row(a: Profile, b: Profile) -> None:
         assert max(phase for phase in phases if phase is not None) <= getattr(comparison.requested_bytes, side)
 
 
+@pytest.mark.truth
 @given(profiles())
 def test_nothing_grew_from_a_step_to_itself(profile: Profile) -> None:
     comparison = compare(profile, profile)

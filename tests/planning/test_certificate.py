@@ -43,6 +43,7 @@ def plan_of(
     return nothing.model_copy(update={"after": after, "extra_flops": extra_flops, "analysed": analysed})
 
 
+@pytest.mark.truth
 def test_no_plan_of_a_small_step_is_below_the_bound_and_most_optima_meet_it() -> None:
     compared = met = 0
     for seed in range(32):
@@ -91,6 +92,7 @@ def random_regions(profile: Profile, names: tuple[str | None, ...], rng: random.
     return found
 
 
+@pytest.mark.truth
 def test_no_plan_that_was_carried_out_is_below_the_bound() -> None:
     compared = bound = 0
     for seed in range(24):

@@ -58,6 +58,7 @@ def bytecodes(work: Callable[[], Any]) -> int:
     return count
 
 
+@pytest.mark.truth
 def test_work_on_records_is_linear_in_events(tmp_path: Path) -> None:
     counted: dict[str, list[int]] = {}
     for events in (EVENTS, FACTOR * EVENTS):

@@ -125,6 +125,7 @@ def test_a_step_with_copies_repeats_itself() -> None:
     assert plan.after.reserved_bytes < plan.before.reserved_bytes  # type: ignore[operator]
 
 
+@pytest.mark.truth
 def test_advice_and_cards_offer_the_host_s_memory() -> None:
     bench = ModelBench(layers(), "64GiB")
     plan = bench.plan(None, "auto", "60%", lambda _: None)

@@ -55,6 +55,7 @@ def applied(analysis: Analysis, planner: OperatorPlanner, choice: RecomputeChoic
     )
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("make", [resnet, densenet, gpt2])
 def test_what_a_choice_is_estimated_at_an_analysis_says(make: Callable[[], Analysis]) -> None:
     analysis = make()
@@ -156,6 +157,7 @@ def every_budget(planner: OperatorPlanner) -> list[tuple[float, float | None]]:
     return found
 
 
+@pytest.mark.truth
 def test_choices_beside_all_that_there_are() -> None:
     found = [budget for seed in range(14) for budget in every_budget(small(seed))]
     same = sum(own is not None and own <= best for best, own in found)

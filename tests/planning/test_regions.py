@@ -124,6 +124,7 @@ def results_kept(tables: Tables, stretch: Stretch) -> tuple[float, float, float]
     return spared, held, more
 
 
+@pytest.mark.truth
 def test_flat_is_as_cheap_as_the_best_of_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fxmem.planning.tuning.LEVELS", 2)
     compared = selective = 0
@@ -409,6 +410,7 @@ def test_a_strategy_from_outside_plans_like_any_other(resnet: Profile, monkeypat
         planner.plan("illegal", None)
 
 
+@pytest.mark.truth
 def test_the_curve_begins_unplanned_and_no_plan_on_it_is_higher(resnet: Profile) -> None:
     curve = Planner(resnet, Application.GRAPH).curve()
     assert curve[0].regions == ()
@@ -417,6 +419,7 @@ def test_the_curve_begins_unplanned_and_no_plan_on_it_is_higher(resnet: Profile)
     json.dumps([json.loads(plan.to_json()) for plan in curve])
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize(
     "build",
     [
@@ -474,6 +477,7 @@ def residual() -> Analysis:
     return analyze(model, torch.zeros(2048, 64, device="meta"), target="cpu", optimizer=None)
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("share", [0.8, 0.6, 0.4])
 def test_what_two_parts_of_a_region_read_is_kept_once(residual: Analysis, share: float) -> None:
     planner = Planner(residual.profile, Application.MODULES)
@@ -482,6 +486,7 @@ def test_what_two_parts_of_a_region_read_is_kept_once(residual: Analysis, share:
     assert plan.after.requested_bytes == pytest.approx(real, rel=1e-3)
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize(("target", "optimizer"), [("cpu", None), ("h100", "adamw")])
 @pytest.mark.parametrize("strategy", ["flat", "nested"])
 def test_the_estimate_of_regions_is_their_analysis(target: str, optimizer: str | None, strategy: str) -> None:

@@ -56,6 +56,7 @@ def budgets(target: str = "h100") -> list[float]:
     return [least + (once - least) * share for share in (0.8, 0.5, 0.1)]
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("number", range(3))
 def test_an_analysis_has_the_bytes_and_flops_of_the_estimate(number: int) -> None:
     found = planner()._find_reruns(budgets()[number])
@@ -120,6 +121,7 @@ def fewest_runs(length: int, slots: int) -> int:
     return min(first + fewest_runs(length - first, slots - 1) + fewest_runs(first, slots) for first in range(1, length))
 
 
+@pytest.mark.truth
 def test_a_chain_is_recomputed_as_seldom_as_can_be_in_any_memory() -> None:
     length, unit = 14, 4 << 16
     analysis = fxmem.analyze(Sines(length), torch.empty(1 << 16, device="meta"), target="cpu", optimizer=None)
@@ -140,6 +142,7 @@ def of_a_sine(analysis: Analysis) -> int:
     return next(op.flops or 0 for op in analysis.profile.ops if "sin" in op.name)
 
 
+@pytest.mark.truth
 def test_a_step_trained_with_it_is_the_same_to_the_bit(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Chain()
@@ -153,6 +156,7 @@ def test_a_step_trained_with_it_is_the_same_to_the_bit(tmp_path: Path) -> None:
     assert same(trained(model, x), trained(planned, x))
 
 
+@pytest.mark.truth
 def test_every_budget_down_to_the_lowest_has_a_plan_and_less_costs_more() -> None:
     with torch.device("meta"):
         model = Residual(12)

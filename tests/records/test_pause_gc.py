@@ -20,6 +20,7 @@ from fxmem.simulation import run
 from tests.profiles import small_profile
 
 
+@pytest.mark.truth
 def test_it_rests_within_and_runs_as_before_afterwards() -> None:
     collected: list[str] = []
 

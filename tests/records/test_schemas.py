@@ -24,6 +24,7 @@ def validator(name: str) -> Draft202012Validator:
     return Draft202012Validator(json.loads(schemas.text(name)))
 
 
+@pytest.mark.truth
 def test_the_committed_files_are_the_generated_ones(tmp_path: Path) -> None:
     schemas.write(tmp_path)
     committed = {path.name: path.read_text(encoding="utf-8") for path in COMMITTED.iterdir()}
@@ -39,6 +40,7 @@ def test_a_schema_is_sound_and_names_itself(name: str) -> None:
     assert schema["$id"] == f"urn:fxmem:schema:{name}:{schema['schema_version']}"
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("name", schemas.RECORDS)
 def test_a_record_s_docstring_arrives_as_its_description(name: str) -> None:
     record = schemas.RECORDS[name]

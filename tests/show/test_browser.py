@@ -144,6 +144,7 @@ def in_browser(folder: Path, page: str, scheme: str) -> dict[str, Any]:
     return seen
 
 
+@pytest.mark.truth
 @with_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_graph_zooms_folds_and_finds_in_a_browser(tmp_path: Path, scheme: str) -> None:

@@ -346,6 +346,7 @@ def test_a_moment_knows_its_operator_and_node() -> None:
     assert data["spans"][1] == [[1, 4], [11, 14]]
 
 
+@pytest.mark.truth
 def test_its_size_does_not_grow_with_the_step() -> None:
     long, short = (deep_profile(layers) for layers in (400, 200))
     sizes = [len(link_data(each, liveness.timeline(each), columns=50)["tick"]) for each in (long, short)]
@@ -563,6 +564,7 @@ def test_jinja_is_imported_only_when_a_page_is_written(tmp_path: Path) -> None:
     assert re.fullmatch(r"fxmem: wrote g.svg \(\d+ kB\)\n", done.stderr)
 
 
+@pytest.mark.truth
 def test_example(tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent), "FXMEM_CACHE_DIR": str(tmp_path / "cache")}

@@ -277,6 +277,7 @@ def test_any_profile_can_be_plotted(profile: Profile, width: float) -> None:
 # --- legibility -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("width", [280.0, 366.0, 720.0, 960.0, 1150.0])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(

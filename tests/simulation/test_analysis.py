@@ -223,6 +223,7 @@ def test_an_analysis_inside_an_analysis_is_refused_and_leaves_the_next_alone():
     )
 
 
+@pytest.mark.truth
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a process's largest memory is read from /proc")
 def test_a_70_billion_parameter_model_fits_a_laptop():
     """Measured in a process of its own: the interpreter, torch and transformers included.
@@ -427,6 +428,7 @@ def test_the_gradient_of_an_attention_bias_is_padded_each_time() -> None:
     assert [storage.nbytes for storage in made] == [2 * 4 * 20 * 32 * 4] * 2
 
 
+@pytest.mark.truth
 def test_an_analysis_in_a_thread_that_has_ended_leaves_the_process_alive() -> None:
     """In a process of its own: the main thread of this one has made what the thread would have made."""
     script = """

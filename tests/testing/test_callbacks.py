@@ -113,6 +113,7 @@ def test_another_step_is_seen_to_take_another_peak(
     assert float(error[1]) > 100
 
 
+@pytest.mark.truth
 @LOOPS
 def test_without_a_card_nothing_is_measured(
     train: Train, make: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -354,6 +354,7 @@ def test_a_baseline_nobody_can_read_is_named(suite: pytest.Pytester) -> None:
     assert "delete it and run pytest --fxmem-update" in done.stdout.str()
 
 
+@pytest.mark.truth
 def test_what_a_worker_of_xdist_measures_is_written_by_the_process_that_started_it(suite: pytest.Pytester) -> None:
     # One worker is enough: what it measures has to come from another process.
     outcomes, text = outcome(suite, "-p", "xdist.plugin", "-n", "1", "--fxmem-update")
@@ -362,6 +363,7 @@ def test_what_a_worker_of_xdist_measures_is_written_by_the_process_that_started_
     assert "wrote 3 of 3 peaks to tests/fxmem-baseline.json" in text
 
 
+@pytest.mark.truth
 def test_the_example_holds_a_model_to_its_peaks(suite: pytest.Pytester) -> None:
     (suite.path / "tests" / "test_net.py").unlink()
     text = (ROOT / "examples" / "test_memory_budget.py").read_text()

@@ -82,6 +82,7 @@ def _verdict(spec, settings, inputs, mode, **step):
     )
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize(
     ("spec", "settings", "inputs"),
@@ -100,6 +101,7 @@ def test_every_optimizer(optimizer):
     assert _verdict(*WITHOUT_CONVOLUTION[3], "train", optimizer=optimizer).within_tolerance
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("spec", ["hf:GPT2LMHeadModel", "torchvision:resnet18"])
 def test_autocast(spec):
     case = next(c for c in WITHOUT_CONVOLUTION + WITH_CONVOLUTION if c[0] == spec)
@@ -126,6 +128,7 @@ def test_models_that_checkpoint_already(reentrant):
     ).within_tolerance
 
 
+@pytest.mark.truth
 def test_half_precision_weights():
     spec, settings, inputs = WITHOUT_CONVOLUTION[5]
     built = build_model(spec, settings, weights_dtype="bf16")

@@ -44,6 +44,7 @@ def difference(seed: int) -> str:
     return f"seed {seed}: {numbers}: {model.statements}"
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("start", range(SEEDS.start, SEEDS.stop, CHUNK))
 def test_random_programs_take_what_is_predicted(start: int) -> None:
     wrong = [said for seed in range(start, min(start + CHUNK, SEEDS.stop)) if (said := difference(seed))]

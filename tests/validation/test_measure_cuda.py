@@ -234,6 +234,7 @@ STEP: dict[str, Any] = {"args": (X,), "optimizer": "sgd"}
 WEIGHTS, INPUT = 4 * (3 * 2 + 2), 4 * 3
 
 
+@pytest.mark.truth
 def test_a_step_is_measured_phase_by_phase(card: Any) -> None:
     # 500 bytes were there before; the step's own rest with 1000 more than its tensors: a workspace.
     rest = 500 + WEIGHTS + INPUT + 1000
@@ -274,6 +275,7 @@ def test_a_step_is_measured_phase_by_phase(card: Any) -> None:
     assert Measurement.model_validate_json(found.model_dump_json()) == found
 
 
+@pytest.mark.truth
 def test_inference_is_all_forward_and_a_step_without_optimizer_has_two_phases(card: Any) -> None:
     card(currents=[0, 99, 99, 99], peaks=[120], events=[[21]])
     assert measure_cuda(Stays(3, 2), StepRequest(**{**STEP, "mode": "infer"})).events_by_phase == {Phase.FORWARD: 1}

@@ -27,6 +27,8 @@ import os, pathlib, sys
 import torch._dynamo  # every optimizer imports it; here once for all
 from fxmem.simulation.program import Launch
 from fxmem.validation import measure_program
+
+pytestmark = pytest.mark.truth
 folder, steps, *files = sys.argv[1:]
 for file in files:
     child = os.fork()

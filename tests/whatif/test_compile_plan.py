@@ -30,6 +30,7 @@ def plan() -> CompilePlan:
     return plan_compiled(step(), 0.9)
 
 
+@pytest.mark.truth
 def test_the_largest_share_that_keeps_the_budget_is_chosen() -> None:
     made = plan()
     kept = [each for each in made.points if each.peak.counted_bytes <= made.budget_bytes]
@@ -74,6 +75,7 @@ def test_the_command_line_refuses_what_does_not_go_with_compile(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.truth
 def test_what_cannot_be_planned_is_refused() -> None:
     with pytest.raises(ExceededError, match="the least, with activation_memory_budget="):
         plan_compiled(fxmem.analyze(nn.Linear(2, 2), torch.zeros(1, 2), target="cpu", compile=True), 8)

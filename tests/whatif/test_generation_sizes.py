@@ -36,6 +36,7 @@ def whole():
     return fxmem.generate(llama, prompt(64, 40), NEW, target=CARD)
 
 
+@pytest.mark.truth
 def test_the_largest_batch_runs_to_its_last_token_and_the_next_does_not():
     memory = 33 << 20
     curve = fxmem.max_batch(llama, prompt(20, 40), mode="generate", new_tokens=NEW, target=CARD, budget=memory)
@@ -51,6 +52,7 @@ def test_the_largest_batch_runs_to_its_last_token_and_the_next_does_not():
     assert "runs to its last token" in " ".join(text.split())
 
 
+@pytest.mark.truth
 def test_the_longest_context_is_the_prompt_and_the_new_tokens():
     memory = 30 << 20
     asked = {"mode": "generate", "new_tokens": NEW, "target": CARD, "budget": memory}
@@ -106,7 +108,7 @@ def test_what_is_not_of_a_generation_is_refused(capsys):
 
 def test_the_commands_say_what_the_functions_do(capsys, tmp_path):
     model = ["hf:LlamaForCausalLM", *(word for key, value in SIZES.items() for word in ("--set", f"{key}={value}"))]
-    asked = [*model, "--mode", "generate", "--batch", "2", "--prompt", "40", "--new", "2", "--quiet", "--no-cache"]
+    asked = [*model, "--mode", "generate", "--batch", "2", "--prompt", "40", "--new", "2", "--quiet"]
     written = tmp_path / "found.json"
     given = ["--budget", "40MiB", "--limit", "2", "--target", "t4", "--json", str(written)]
     assert main(["max-batch", *asked, *given]) == 0

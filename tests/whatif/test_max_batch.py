@@ -156,6 +156,7 @@ def test_one_byte_less_and_one_sample_less_fits() -> None:
     assert max_batch.max_batch(linear, meta(3, 1000), target="cpu", budget=7_999_999, mode="infer").largest == 499
 
 
+@pytest.mark.truth
 def test_on_a_card_the_size_found_fits_by_a_fresh_analysis_and_the_next_does_not() -> None:
     def built() -> nn.Module:
         return nn.Sequential(
@@ -372,6 +373,7 @@ def train(size: int) -> None:
         optimizer.zero_grad()
 
 
+@pytest.mark.truth
 def test_a_function_is_run_at_every_size() -> None:
     def train_thousands(size: int) -> None:
         train(1000 * size)
@@ -394,6 +396,7 @@ def test_a_function_is_run_at_every_size() -> None:
     assert curve.target.memory_bytes != curve.memory_bytes == 100 * MIB
 
 
+@pytest.mark.truth
 def test_a_function_that_raises_bounds_the_search_and_one_that_stands_still_is_said_so() -> None:
     def train_at_most_9(size: int) -> None:
         if size > 9:
@@ -415,6 +418,7 @@ def test_a_function_that_raises_bounds_the_search_and_one_that_stands_still_is_s
         max_batch.max_batch(linear())
 
 
+@pytest.mark.truth
 def test_what_is_done_before_the_first_step_counts() -> None:
     def load_and_train(size: int) -> None:
         torch.zeros(size, 100_000)
@@ -439,6 +443,7 @@ model(torch.zeros(size, 1000, device="cuda")).sum().backward()
 """
 
 
+@pytest.mark.truth
 def test_max_batch_of_a_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "own.py"
     script.write_text(SCRIPT)
@@ -548,6 +553,7 @@ def planned() -> CardFits:
     return card_fit.cards(deep, meta(1 << 18, 1024), names=("h100", "a10", "l4", "t4", "rtx3080"), plans=True)
 
 
+@pytest.mark.truth
 def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: CardFits) -> None:
     by_name = {card.target.name: card for card in planned.cards}
     assert by_name["h100"].fits
@@ -572,6 +578,7 @@ def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: C
     assert (extra[0].extra_flops or 0) > (extra[1].extra_flops or 0) > 0  # type: ignore[union-attr]
 
 
+@pytest.mark.truth
 def test_cards_on_which_the_step_is_the_same_share_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
     search = verified_plan.plan_budgets
@@ -678,6 +685,7 @@ def test_the_goal_of_throughput_narrows_it_to_a_tenth(curve: SizeCurve) -> None:
         max_batch.max_batch(linear, goal="throughput")
 
 
+@pytest.mark.truth
 def test_the_cards_by_time() -> None:
     code, text = command(cards_command, "torchvision:resnet18", "--only", "t4,h100,a100", "--time", "--json", "-")
     cards = CardFits.model_validate_json(text).cards
@@ -851,11 +859,12 @@ def test_cards_from_the_command_line(model: str, capsys: pytest.CaptureFixture[s
     ("cards", "message"), [("l4,l5", "unknown target 'l5'"), ("l4,cpu", "cards whose memory is known, got 'cpu'")]
 )
 def test_what_is_no_card_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch, cards: str, message: str) -> None:
-    monkeypatch.setattr(cards_command, "analyze_any", lambda *_: pytest.fail("analysed"))
+    monkeypatch.setattr(cards_command, "analyze_subject", lambda *_: pytest.fail("analysed"))
     with pytest.raises(UsageError, match=message):
         command(cards_command, "torchvision:resnet18", "--only", cards)
 
 
+@pytest.mark.truth
 def test_the_example_prints_what_it_says(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(fxmem, "max_batch", max_batch.max_batch, raising=False)
     runpy.run_path(str(ROOT / "examples" / "largest_batch.py"), run_name="__main__")

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from tests.small_graphs import comparisons
+
+pytestmark = pytest.mark.truth
 
 FIRST, _, LAST = os.environ.get("FXMEM_PLANS", "0:16").partition(":")
 

@@ -20,6 +20,8 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.whatif.plans.proposals import apply_regions
 from fxmem.whatif.verified_plan import survey
 
+pytestmark = pytest.mark.truth
+
 
 class Layer(nn.Module):
     def __init__(self, width: int) -> None:

@@ -128,6 +128,7 @@ def test_inputs_where_a_strategy_belongs() -> None:
         fxmem.plan(fxmem.analyze(nn.Linear(2, 2), torch.ones(1, 2)), torch.ones(1, 2))  # type: ignore[arg-type]
 
 
+@pytest.mark.truth
 def test_plan_of_a_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script, out = tmp_path / "own.py", tmp_path / "plan.json"
     script.write_text(f"{SCRIPT}\ntrain()\n")

@@ -28,6 +28,7 @@ def build() -> nn.Module:
     return Llama(LAYERS)
 
 
+@pytest.mark.truth
 def test_what_is_found_is_what_analyses_say(tmp_path: Path) -> None:
     own, written = tmp_path / "own.py", tmp_path / "meshes.json"
     own.write_text("from tests.sharded_models import loss\nfrom tests.whatif.test_shard import build\n")
@@ -62,6 +63,7 @@ def find(memory: int, **settings: Any) -> MeshFits:
     return find_meshes(model, request, 2, 64, MeshPlan(Mesh(fsdp=2)), **settings)
 
 
+@pytest.mark.truth
 def test_batches_are_split_where_they_do_not_fit() -> None:
     inputs = torch.zeros(8, 32, dtype=torch.int64)
     peak = fxmem.analyze(build, inputs, loss=loss, mesh="fsdp=2", rank=0, accumulate=4).peak
@@ -73,6 +75,7 @@ def test_batches_are_split_where_they_do_not_fit() -> None:
     assert fits.ruled_out > 0
 
 
+@pytest.mark.truth
 def test_what_fits_nowhere_says_how_much_it_needs() -> None:
     with pytest.raises(AnalysisError, match=r"fsdp=2, 32 x 1 needs at least .* of 1\.00 MiB, the others more"):
         find(1 << 20)

@@ -251,6 +251,8 @@ def test_a_budget_out_of_reach_says_what_is_reached_and_what_bounds_it() -> None
 _LOOP = """import torch
 from torch import nn
 
+pytestmark = pytest.mark.truth
+
 
 class Block(nn.Module):
     def __init__(self):

@@ -250,6 +250,7 @@ def test_without_the_packages_it_says_what_to_install(monkeypatch: pytest.Monkey
         serve.run(options_of("m.py:f"))
 
 
+@pytest.mark.truth
 def test_a_step_is_analysed_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.py").write_text(
         "import torch\n\n\ndef build():\n    print('hello')\n    return torch.nn.Linear(3, 5)\n", encoding="utf-8"

@@ -247,6 +247,7 @@ def test_a_factory_that_lacks_a_package_says_which(write: Any) -> None:
 # --- defaults ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize(
     ("spec", "settings", "inputs"),
     [

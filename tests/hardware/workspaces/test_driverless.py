@@ -48,6 +48,7 @@ def is_here() -> bool:
         return False
 
 
+@pytest.mark.truth
 @pytest.mark.skipif(not is_here(), reason="the card's plans are those of cuDNN 9.19")
 def test_answers_are_those_of_the_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     truth = measured()

@@ -479,6 +479,7 @@ def test_a_child_that_aborts_costs_one_answer(tmp_path: Path) -> None:
     assert "ended with code -6" in answers[2].note
 
 
+@pytest.mark.truth
 def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
     slow = child(tmp_path, "answer(7) if answered == 1 else time.sleep(60)")
     answers = list(conv_workspaces(FIVE, H100, library=LIBRARY, child=slow, timeout=3.0).values())

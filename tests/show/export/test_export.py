@@ -407,6 +407,7 @@ def test_reports_are_exported_without_torch(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"r.json", *FORMATS}
 
 
+@pytest.mark.truth
 def test_example(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent), "FXMEM_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run(

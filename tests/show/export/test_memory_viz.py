@@ -122,6 +122,7 @@ def viewed(*arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.truth
 def test_stats(file: Path) -> None:
     text = viewed("stats", file)
     # After the step: the weight, AdamW's state and the batch, 2 + 4 + 32 MiB; all of it whole blocks.
@@ -131,6 +132,7 @@ def test_stats(file: Path) -> None:
     assert f"total_reserved: {replay.reserved_bytes / MIB:.1f}MiB" in text
 
 
+@pytest.mark.truth
 def test_trace(file: Path) -> None:
     lines = viewed("trace", file).splitlines()
     content = snapshot(small_profile())
@@ -141,6 +143,7 @@ def test_trace(file: Path) -> None:
     assert sum(" = " in line and "cudaMalloc" not in line for line in lines) == 10 + 3
 
 
+@pytest.mark.truth
 def test_segment_plot(file: Path, tmp_path: Path) -> None:
     viewed("segment_plot", file, "-o", tmp_path / "segments.html")
     assert "MemoryViz.js" in (tmp_path / "segments.html").read_text(encoding="utf-8")
@@ -172,6 +175,7 @@ def test_the_segments_sum_up_to_the_reserved_bytes(profile: Profile, settings: A
     )
 
 
+@pytest.mark.truth
 @given(profiles(), st.sampled_from([1, 40_000, 1_000_000]), st.sampled_from(SETTINGS[:3]))
 def test_any_step_is_laid_out_as_the_replay_has_it(profile: Profile, times: int, settings: AllocatorSettings) -> None:
     profile = on_a_card(scaled(profile, times))

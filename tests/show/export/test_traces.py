@@ -99,6 +99,7 @@ def test_the_format_refuses_what_is_not_of_it(broken: dict[str, Any]) -> None:
         jsonschema.validate({"traceEvents": [{"name": "a", "pid": 1, "tid": 1, "args": {"bytes": 1}, **broken}]}, TRACE)
 
 
+@pytest.mark.truth
 @given(profiles())
 def test_slices_lie_inside_one_another(profile: Profile) -> None:
     around: list[tuple[int, int]] = []
@@ -236,6 +237,7 @@ def test_flame_graphs_keep_to_the_format_and_sum_up(profile: Profile) -> None:
     check_sums(profile)
 
 
+@pytest.mark.truth
 @given(profiles())
 def test_flame_graphs_of_any_profile(profile: Profile) -> None:
     check_sums(profile)

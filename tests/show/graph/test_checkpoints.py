@@ -163,6 +163,7 @@ def split(draw: st.DrawFn, first: int, last: int, levels: int) -> list[Region]:
     return found
 
 
+@pytest.mark.truth
 @given(st.data(), st.booleans(), st.sampled_from([None, 1, 2]), st.sampled_from([1, 7, 400]))
 def test_whatever_the_regions_frames_hold_what_they_should(
     data: st.DataObject, fold: bool, depth: int | None, max_boxes: int
@@ -517,6 +518,7 @@ def test_no_name_in_a_region_breaks_the_drawing(name: str) -> None:
     assert "\0" not in dot_source(profile, liveness.timeline(profile), DrawingOptions(plan=plan))
 
 
+@pytest.mark.truth
 def test_the_example_draws_the_plan_of_a_vision_transformer(tmp_path: Path) -> None:
     example = ROOT / "examples" / "draw_checkpoints.py"
     environment = {**os.environ, "PYTHONPATH": str(example.parent.parent)}

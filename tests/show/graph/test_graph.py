@@ -361,6 +361,7 @@ def test_folding_and_collapsing_keep_the_sums(fold: bool, depth: int | None, max
     assert max(box.figures.live for box in drawing.boxes) == max(node.live_bytes.max for node in profile.nodes)
 
 
+@pytest.mark.truth
 @given(profiles(), st.booleans(), st.sampled_from([None, 1, 2]))
 def test_any_profile_is_drawn_well_formed_with_its_sums(profile: Profile, fold: bool, depth: int | None) -> None:
     assert totals(pictured(profile, fold=fold, depth=depth).boxes) == recorded(profile)
@@ -658,6 +659,7 @@ def check_places(drawing: Picture) -> GraphLayout:
     return layout
 
 
+@pytest.mark.truth
 def test_three_thousand_boxes_are_drawn_and_none_overlap() -> None:
     profile = deep_profile(750)
     assert len(check_places(pictured(profile, fold=False, max_boxes=5000)).boxes) == 3001
@@ -929,6 +931,7 @@ def test_a_model_is_drawn_from_the_command_line_and_from_python(
     assert all("saved 40 B" in text_of(boxes["node-_1"]) for boxes in drawings)
 
 
+@pytest.mark.truth
 def test_the_example_draws_resnet50(tmp_path: Path) -> None:
     out = tmp_path / "figure.svg"
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent)}

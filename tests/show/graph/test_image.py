@@ -83,7 +83,7 @@ def test_a_bare_environment_draws_with_the_built_in_layout(
 def test_a_bare_environment_says_what_png_and_pdf_need(
     tmp_path: Path, bare: Path, report: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fxmem.cli.verbs.graph.load_or_analyze", lambda options: pytest.fail("the work was begun"))
+    monkeypatch.setattr("fxmem.cli.verbs.graph.read_step", lambda options: pytest.fail("the work was begun"))
     for form in ("png", "pdf"):
         assert run("graph", report, "-o", str(tmp_path / f"out.{form}")) == 3
         out, err = capsys.readouterr()

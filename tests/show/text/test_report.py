@@ -440,6 +440,7 @@ def test_html_loads_nothing_and_carries_the_figures() -> None:
     assert sum(widths) == pytest.approx(100, abs=0.01)
 
 
+@pytest.mark.truth
 def test_html_of_a_large_model_leaves_out_its_deepest_levels() -> None:
     blocks = [call(f"m{i}{j}", f"m{i}.{j}.x", params_bytes=i * 100 + j) for i in range(30) for j in range(60)]
     profile = make_profile(ticks=0, nodes=blocks)

@@ -152,6 +152,8 @@ def test_a_model_compiled_before_the_recording_trains_on_the_cpu() -> None:
 
 PADDED = """
 import torch
+
+pytestmark = pytest.mark.truth
 weight = torch.zeros(1024, 1023, device="cuda", dtype=torch.bfloat16)
 product = torch.compile(lambda x: x @ weight)
 with torch.inference_mode():

@@ -17,6 +17,8 @@ from fxmem.records.profile import Kind, Phase
 from fxmem.simulation.compiled.timed_answers import Answers
 from tests.simulation.compiled.real import without_kernels
 
+pytestmark = pytest.mark.truth
+
 
 class Raises(nn.Module):
     """Raises in forward."""

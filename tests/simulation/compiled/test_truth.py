@@ -7,6 +7,8 @@ import pytest
 from tests.simulation.compiled.models import CASES
 from tests.simulation.compiled.real import measure_compiled, predict_compiled
 
+pytestmark = pytest.mark.truth
+
 SAMPLE = (
     ("attention, tied weights, a graph break", "train"),
     ("convolutions", "train"),

@@ -855,6 +855,7 @@ def counted(request: pytest.FixtureRequest) -> tuple[Counter, FlopCounterMode]:
     return counter, by_torch
 
 
+@pytest.mark.truth
 def test_what_torch_counts_is_counted_as_torch_does(counted: tuple[Counter, FlopCounterMode]) -> None:
     counter, by_torch = counted
     assert counter.as_torch + counter.corrected == by_torch.get_total_flops() > 0

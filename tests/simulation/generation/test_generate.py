@@ -27,6 +27,8 @@ from fxmem.records.profile import Phase
 from fxmem.simulation.generation import recorded_generation
 from fxmem.simulation.generation.decode_recorder import DecodeRecorder
 
+pytestmark = pytest.mark.truth
+
 SIZES = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512}
 PROMPT = torch.zeros(2, 30, dtype=torch.long)

@@ -47,6 +47,7 @@ WAYS = {
 }
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("way", WAYS)
 def test_a_generation_that_no_sequence_ends_is_predicted(way):
     torch.manual_seed(0)

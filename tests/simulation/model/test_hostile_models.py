@@ -254,6 +254,7 @@ def test_an_analysis_within_an_analysis_is_refused() -> None:
     assert peak(8) == alone
 
 
+@pytest.mark.truth
 def test_analyses_in_several_threads_say_what_each_says_alone() -> None:
     widths = list(range(8, 40, 4))
     alone = [peak(width) for width in widths]
@@ -321,6 +322,7 @@ def test_forked_workers_analyse_too_even_if_another_thread_was_at_it() -> None:
 # --- many in a row ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.truth
 def test_analyses_in_a_row_keep_nothing() -> None:
     """Objects, not bytes: a leak of one record or one tensor to an analysis is some tens of objects to each."""
 

@@ -50,6 +50,7 @@ def run_observed(run: Callable[[], None], observe: Callable[[str], None]) -> Non
         sys.setprofile(None)
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("run", [analyze, record])
 def test_wherever_an_interrupt_comes_it_is_raised_and_the_process_is_as_it_was(run: Callable[[], None]) -> None:
     for _ in range(3):

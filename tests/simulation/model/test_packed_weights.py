@@ -99,6 +99,7 @@ def test_a_generation_says_what_it_cannot_follow(capsys: pytest.CaptureFixture[s
     assert "the weights take 12.8 GiB (13,761,265,024 bytes); --weights bf16" in message
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize(("kind", "smaller"), [("int8", 0.55), ("fp8", 0.55), ("nf4", 0.75)])
 def test_a_generation_with_quantised_weights(kind: str, smaller: float, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["generate", "hf:LlamaForCausalLM", "--prompt", "8", "--new", "8", "--quiet", "--json", "-"]

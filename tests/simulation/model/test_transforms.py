@@ -92,6 +92,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize("function", PROGRAMS.values(), ids=PROGRAMS)
 def test_transforms_take_what_a_real_run_takes(function, mode):

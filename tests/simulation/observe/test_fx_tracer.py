@@ -125,6 +125,7 @@ def _made_of_buffers(nodes, buffers):
     return made
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("name", MODELS)
 def test_same_graph_as_symbolic_trace(name):
     model = _build(name)
@@ -232,6 +233,7 @@ def test_odd_program_runs_again_from_its_graph():
     assert [n.target for n in analysis.profile.nodes if n.op == "call_module"] == ["linear", "linear"]
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize(
     "name", ["resnet18", "vit_b_16", "swin_t", "googlenet", "deeplabv3_resnet50", "shufflenet_v2_x0_5"]
 )

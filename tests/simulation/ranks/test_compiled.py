@@ -17,6 +17,8 @@ from tests.sharded_models import BATCH, SEQUENCE, VOCABULARY, Llama, loss, token
 from tests.simulation.ranks import gloo
 from tests.simulation.ranks.test_truth import measured_and_predicted
 
+pytestmark = pytest.mark.truth
+
 MEASURED: Final = {
     "fsdp, compiled layers": 2_768_648,
     "fsdp, compiled layers, no resharding": 3_089_664,

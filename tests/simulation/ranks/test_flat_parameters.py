@@ -120,6 +120,7 @@ while True:
 """
 
 
+@pytest.mark.truth
 def test_accelerate_shards_so_by_itself(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     script = tmp_path / "train.py"

@@ -13,6 +13,8 @@ from fxmem.records.profile import Kind
 from tests.sharded_models import Llama, loss, tokens, tp
 from tests.simulation.ranks.gloo import NUMBER, compare, measure
 
+pytestmark = pytest.mark.truth
+
 CASES: Final = (
     *(("fsdp, accumulation", 2, 1), ("fsdp, selectively checkpointed", 2, 0), ("tp with sequence parallel", 2, 1)),
     *(("ddp", 2, 0), ("ddp, views", 2, 1), ("zero-1", 2, 0), ("zero-1", 2, 1), ("1f1b", 2, 0), ("gpipe", 2, 1)),

@@ -78,6 +78,7 @@ def test_what_is_offloaded_is_counted_on_the_host() -> None:
     assert "Host" in analysis.table()
 
 
+@pytest.mark.truth
 def test_a_step_sends_as_often_as_it_gathers() -> None:
     def gathers(reshard: bool | None) -> int:
         ranks = analyze_llama(mesh="fsdp=4", reshard_after_forward=reshard).profile.step.ranks
@@ -151,6 +152,7 @@ def test_a_mesh_that_cannot_be_is_refused_in_one_line(settings: dict[str, Any], 
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.truth
 def test_the_command_line_takes_a_mesh(tmp_path: Path) -> None:
     own, report = tmp_path / "own.py", tmp_path / "rank.json"
     own.write_text("from tests.sharded_models import Llama as build, loss\n")

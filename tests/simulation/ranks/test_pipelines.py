@@ -23,6 +23,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
+pytestmark = pytest.mark.truth
+
 dist.init_process_group("nccl")
 rank, world, device = dist.get_rank(), dist.get_world_size(), torch.device("cuda")
 kind, stages = sys.argv[1], world * (2 if sys.argv[1] == "interleaved" else 1)

@@ -68,6 +68,7 @@ def test_the_worlds_size_costs_nothing() -> None:
     assert [each.name for each in few.profile.ops] == [each.name for each in many.profile.ops]
 
 
+@pytest.mark.truth
 def test_dtensor_runs_an_operator_over_global_shapes_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Any] = []
     original = ShardingPropagator._propagate_tensor_meta_non_cached
@@ -93,6 +94,7 @@ def test_tensors_of_global_shape_are_nobodys() -> None:
     assert largest == 2 * SEQUENCE * padded * 4  # the logits, which are gathered; weights are quarters
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize(
     ("shard", "groups"),
     [(hsdp("cuda"), {("replicate", 2), ("fsdp", 4)}), (fsdp_tp("cuda", checkpoint=True), {("fsdp", 4), ("tp", 2)})],
@@ -128,6 +130,7 @@ def test_without_a_mesh_all_ranks_shard_on_their_cards() -> None:
     assert analyze(parallelize=alone).profile.storages == analyze(parallelize=on_a_mesh).profile.storages
 
 
+@pytest.mark.truth
 def test_torch_is_left_as_it_was_also_after_an_error() -> None:
     before = left_by_torch()
 

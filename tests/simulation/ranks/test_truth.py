@@ -22,6 +22,8 @@ from fxmem.validation.profiler_log import WORKSPACE_KERNELS
 from tests.sharded_models import COMPILED, CONFIGURATIONS, HALF, PRODUCTS, Llama, loss, tokens
 from tests.simulation.compiled.real import SET_ASIDE, without_kernels
 
+pytestmark = pytest.mark.truth
+
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:

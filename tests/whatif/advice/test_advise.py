@@ -22,6 +22,8 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
 from fxmem.whatif.advice import ModelBench, suggestions, variant
 
+pytestmark = pytest.mark.truth
+
 
 class Speaker(nn.Module):
     def __init__(self, vocabulary: int = 2000, width: int = 64) -> None:

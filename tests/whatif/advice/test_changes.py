@@ -115,6 +115,7 @@ def test_bfloat16_weights_are_worth_what_a_real_run_says() -> None:
     assert changed.peak.requested_bytes == pytest.approx(measured(model.to(torch.bfloat16), x.bfloat16()), rel=SMALL)
 
 
+@pytest.mark.truth
 def test_autocast_is_worth_what_a_real_run_says() -> None:
     model, x = Mlp(), torch.randn(2048, 64)
     changed = made(analyze(model, x, target="cpu"), "bf16-autocast")

@@ -137,6 +137,7 @@ def test_eight_bits_of_state_are_worth_what_a_real_run_says(monkeypatch: pytest.
     assert changed.peak.requested_bytes == pytest.approx(real, rel=SMALL)
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("rows", [16, 16_384])
 def test_zeroed_gradients_cost_what_is_said_of_them(rows: int) -> None:
     model, x = Wide(), torch.randn(rows, 256)
@@ -163,6 +164,7 @@ def test_a_forward_with_gradients_costs_what_is_said_of_it() -> None:
     assert reason(frozen, "no-grad").endswith("inference_mode takes the same memory")
 
 
+@pytest.mark.truth
 def test_what_the_step_does_anyway_stands_in_the_advice() -> None:
     found = {
         mode: fxmem.advise(analyze(Wide(), torch.zeros(64, 256), target="cpu", mode=mode), plans=False)

@@ -23,6 +23,7 @@ def generation():
     return fxmem.generate(lambda: LlamaForCausalLM(LlamaConfig(**SIZES)), prompt, 2, beams=2, target="a100-40gb")
 
 
+@pytest.mark.truth
 def test_each_change_is_worth_what_its_own_analysis_says(generation):
     advice = fxmem.advise(generation)
     found = {each.key: each for each in advice.suggestions}
@@ -72,7 +73,7 @@ def test_the_command_advises_on_a_generation(capsys, tmp_path):
     model = ["hf:LlamaForCausalLM", *(word for key, value in SIZES.items() for word in ("--set", f"{key}={value}"))]
     asked = [*model, "--mode", "generate", "--prompt", "30", "--new", "2", "--target", "t4", "--quick", "--quiet"]
     written = tmp_path / "advice.json"
-    assert main(["advise", *asked, "--no-cache", "--json", str(written)]) == 0
+    assert main(["advise", *asked, "--json", str(written)]) == 0
     assert Advice.model_validate_json(written.read_text()).step.generation.new_tokens == 2
     assert "bf16 weights" in capsys.readouterr().out
     assert main(["advise", *model, "--new", "3"]) == 2

@@ -16,6 +16,8 @@ from fxmem.cli.verbs import advise as advise_command
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.advice import Advice, Suggestion
 
+pytestmark = pytest.mark.truth
+
 SCRIPT = """
 import contextlib
 import torch

@@ -128,6 +128,7 @@ def run_locked_down(folder: Path, refused: str, *words: str) -> Done:
     return Done(ended.returncode, ended.stdout, ended.stderr)
 
 
+@pytest.mark.truth
 @needs_view
 def test_every_way_is_held_and_read_back(run: Run, folder: Path, tmp_path: Path) -> None:
     before, kept = state(folder), tmp_path / "kept"
@@ -142,6 +143,7 @@ def test_every_way_is_held_and_read_back(run: Run, folder: Path, tmp_path: Path)
     assert (kept / "old/inner/file").read_bytes() == b"again"
 
 
+@pytest.mark.truth
 @needs_view
 def test_an_ordinary_users_files_are_held(folder: Path) -> None:
     """In a user namespace, folders cannot be moved, and others' files not be copied up with their owner."""
@@ -167,6 +169,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.truth
 @needs_view
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_files_are_held_however_the_program_ends(
@@ -183,6 +186,7 @@ def test_files_are_held_however_the_program_ends(
     assert not any(map(os.path.exists, aside))
 
 
+@pytest.mark.truth
 @pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
 def test_without_a_view_python_is_redirected_and_all_else_refused(folder: Path) -> None:
     before = state(folder)
@@ -193,6 +197,7 @@ def test_without_a_view_python_is_redirected_and_all_else_refused(folder: Path) 
     assert "a child process writes is refused" in " ".join(done.out.split())
 
 
+@pytest.mark.truth
 def test_without_a_guard_python_is_redirected(folder: Path) -> None:
     """As on macOS: what no Python of this process writes is real, and the report says so."""
     ways = [name for name in way_names() if name not in NATIVE]
@@ -261,6 +266,7 @@ print("SAVED", sorted(os.listdir("out")), os.path.getsize("final/model.safetenso
 """
 
 
+@pytest.mark.truth
 def test_a_trainer_saves_rotates_and_resumes(run: Run, folder: Path) -> None:
     (folder / "train.py").write_text(TRAINER)
     before = state(folder)
@@ -282,6 +288,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.truth
 @needs_view
 def test_files_are_held_when_fxmem_itself_is_killed(run: Run, folder: Path) -> None:
     (folder / "sleep.py").write_text(SLEEPER)
@@ -328,6 +335,7 @@ for step in range(3):
 """
 
 
+@pytest.mark.truth
 def test_questions_that_run_a_program_leave_files_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     program = folder.parent / "train.py"
@@ -344,6 +352,7 @@ def test_questions_that_run_a_program_leave_files_alone(folder: Path, monkeypatc
     assert state(folder) != before  # the real run's own
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("view", [pytest.param(True, marks=needs_view), False])
 def test_where_no_fork_runs_backward_a_new_process_is_started(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, view: bool
@@ -364,6 +373,7 @@ def test_where_no_fork_runs_backward_a_new_process_is_started(
     assert "SIGKILL" in run(str(folder.parent / "kill.py")).err
 
 
+@pytest.mark.truth
 def test_a_program_that_may_write_does(run: Run, folder: Path) -> None:
     done = run("--write", str(PROGRAM), str(folder), "clean")
     assert done.code == 0, done.err
