@@ -19,6 +19,8 @@ import pytest
 
 from tests import ROOT
 
+pytestmark = pytest.mark.truth
+
 MODEL = "torchvision:alexnet"
 
 
@@ -108,8 +110,6 @@ WORK = """
 import os, sys, time
 sys.path.insert(0, {root!r})
 from benchmarks.lib.workers import Lost, run_jobs
-
-pytestmark = pytest.mark.truth
 
 def prepare():
     pass

@@ -17,6 +17,8 @@ from fxmem.records.validation import ProgramMeasurement, ProgramVerdict, Quantit
 from fxmem.simulation.program import Launch, RunSettings, launch
 from fxmem.validation.validate_program import program_verdict, validate_program
 
+pytestmark = pytest.mark.truth
+
 PROGRAMS = Path(__file__).parent.parent / "simulation" / "program" / "programs"
 STEPS = 3
 TOLERANCE = {"autocast": 0.02}
@@ -27,8 +29,6 @@ import os, pathlib, sys
 import torch._dynamo  # every optimizer imports it; here once for all
 from fxmem.simulation.program import Launch
 from fxmem.validation import measure_program
-
-pytestmark = pytest.mark.truth
 folder, steps, *files = sys.argv[1:]
 for file in files:
     child = os.fork()

@@ -38,6 +38,8 @@ from fxmem.whatif import verified_plan
 from fxmem.whatif.plans import proposals
 from tests.profiles import Log
 
+pytestmark = pytest.mark.truth
+
 
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
@@ -250,8 +252,6 @@ def test_a_budget_out_of_reach_says_what_is_reached_and_what_bounds_it() -> None
 
 _LOOP = """import torch
 from torch import nn
-
-pytestmark = pytest.mark.truth
 
 
 class Block(nn.Module):

@@ -25,6 +25,8 @@ from tests.simulation.compiled.models import CASES
 from tests.simulation.compiled.real import predict_compiled
 from tests.simulation.compiled.test_surroundings import _state
 
+pytestmark = pytest.mark.truth
+
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = sorted(file.stem for file in PROGRAMS.glob("[!_]*.py"))
 SAMPLE = ("stepped",)
@@ -152,8 +154,6 @@ def test_a_model_compiled_before_the_recording_trains_on_the_cpu() -> None:
 
 PADDED = """
 import torch
-
-pytestmark = pytest.mark.truth
 weight = torch.zeros(1024, 1023, device="cuda", dtype=torch.bfloat16)
 product = torch.compile(lambda x: x @ weight)
 with torch.inference_mode():

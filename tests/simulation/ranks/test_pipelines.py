@@ -16,14 +16,14 @@ from fxmem.records.profile import Kind
 from fxmem.show.run_facts import rank_facts
 from tests.verbs import called
 
+pytestmark = pytest.mark.truth
+
 SCRIPT: Final = """
 import sys
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-
-pytestmark = pytest.mark.truth
 
 dist.init_process_group("nccl")
 rank, world, device = dist.get_rank(), dist.get_world_size(), torch.device("cuda")

@@ -20,6 +20,8 @@ from fxmem.records.profile import Kind
 from tests.sharded_models import Llama, fsdp, loss, tokens
 from tests.verbs import called
 
+pytestmark = pytest.mark.truth
+
 SCRIPT = """
 import os
 import torch
@@ -61,8 +63,6 @@ PLANNED = """
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-
-pytestmark = pytest.mark.truth
 
 torch.distributed.init_process_group("nccl")
 model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3))).cuda()
