@@ -45,7 +45,7 @@ def parameters() -> list[object]:
 def test_what_is_added_is_one_file_and_fails_no_test(patch: Path, tmp_path: Path) -> None:
     assert len(re.findall(r"^\+\+\+ ", patch.read_text(encoding="utf-8"), flags=re.MULTILINE)) == 1
     copy = tmp_path / "copy"
-    for name in ("fxmem", "tests"):
+    for name in ("fxmem", "tests", "examples", "benchmarks"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "GIT_"))}
