@@ -69,6 +69,11 @@ def test_each_is_short_and_says_what_it_shows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
+def test_each_runs(run: Run, name: str) -> None:
+    assert run(name)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_each_uses_the_public_face_alone(name: str) -> None:
     tree = ast.parse((EXAMPLES / name).read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
