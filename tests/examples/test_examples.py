@@ -70,7 +70,7 @@ def test_each_is_short_and_says_what_it_shows(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_runs(run: Run, name: str) -> None:
-    assert run(name)
+    run(name)  # which asserts that it ends well
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
