@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import io
 import json
-import os
 import sys
 import tempfile
 from collections import Counter
@@ -154,7 +153,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="print each refusal")
     options = parser.parse_args()
-    os.environ["FXMEM_NO_CACHE"] = "1"
     asked: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

@@ -391,11 +391,6 @@ def is_stale(name: str, module: str) -> bool:
 
 
 ENTRY_POINTS = {registry.group for registry in (EXPORTERS, STRATEGIES, VIEWS)}
-STALE = {
-    "fxmem/show/export/formats/csv.py": "records.Node",
-    "fxmem/simulation/kernels/card_emulation.py": "_torch.patch",
-}
-"""Names that are known to lead nowhere, by the file that has them: to be mended with it."""
 
 
 def test_what_a_docstring_names_is_there() -> None:
@@ -410,7 +405,7 @@ def test_what_a_docstring_names_is_there() -> None:
                 paths = re.findall(r"\b(?:fxmem|tests|docs|benchmarks|examples)/[\w./-]+\.\w+", text)
                 stale = [name for name in names if not name.endswith(".py") and is_stale(name, module)]
                 stale += [name for name in paths if not (ROOT / name).exists()]
-                stale = [name for name in stale if name not in (*ENTRY_POINTS, STALE.get(str(path.relative_to(ROOT))))]
+                stale = [name for name in stale if name not in ENTRY_POINTS]
                 found += [f"{path.relative_to(ROOT)}:{line}: {name}" for name in stale]
     assert not found, "named in a docstring, but not there:\n" + "\n".join(found)
 

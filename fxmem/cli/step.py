@@ -117,9 +117,6 @@ def read_step(options: argparse.Namespace) -> tuple[Report, Timeline]:
 
     program = read_program(options)
     check_generation(options)
-    if program is None and is_report(options.model):
-        report = report_reader.load_report(Path(options.model))
-        return report, report_reader.timeline(report)
     with Progress(options.quiet) as progress:
         report = analyze_subject(options, program, progress).report()
     return report, report_reader.timeline(report)

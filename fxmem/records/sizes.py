@@ -198,7 +198,7 @@ class CardFits(Versioned):
     cards: Many[CardFit]
     """The smallest memory first; the fastest first where `fxmem cards --time` wrote them."""
     analyses: int
-    """How many times the step was analysed: once for each compute capability."""
+    """How many times the step was analysed: once for each compute capability; 0 for a report, which is not again."""
     planned: bool = False
     """Whether checkpoints were looked for where the step does not fit by itself."""
     plan_analyses: int = 0

@@ -256,16 +256,14 @@ class Recording(Observer):
         target: the machine to pretend.
         subject: what is recorded.
         world: whose rank it is; None for one that is alone.
-        compilation: what becomes of what it compiles; None runs that as the eager code it was made from.
+        compilation: what becomes of what it compiles.
     """
 
-    def __init__(
-        self, target: Target, subject: Subject, world: World | None = None, compilation: EagerCode | None = None
-    ) -> None:
+    def __init__(self, target: Target, subject: Subject, world: World | None, compilation: EagerCode) -> None:
         self.target = target
         self.subject = subject
-        self.compilation = compilation or EagerCode()
-        subject.recording = self.compilation.recording = self
+        self.compilation = compilation
+        subject.recording = compilation.recording = self
         self.device = device_of(target)
         self.fakes = subject.make_mode()
         convolutions, deterministic = convolution_settings(), is_deterministic()

@@ -1,4 +1,8 @@
-"""Whose a storage is that outlives a step: the rule for steps of models and for programs alike."""
+"""Whose a storage is that outlives a step.
+
+What optimizers keep is named by one rule for steps of models and for programs. A program's modules are named here as it
+makes them; a step names its model's tensors itself, before it runs and in the order in which they move to the card.
+"""
 
 from __future__ import annotations
 

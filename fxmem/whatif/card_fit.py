@@ -121,7 +121,7 @@ def fit_cards(
         inputs=profile.inputs,
         step=profile.step,
         cards=tuple(sorted(found, key=lambda fit: (fit.target.memory_bytes or 0, fit.target.name))),
-        analyses=len(alike),
+        analyses=0 if analysis.is_fixed else len(alike),
         planned=plans,
         plan_analyses=plan_analyses,
     )

@@ -194,7 +194,11 @@ TYPOS = {
     "show nothing.json": (
         "expected a report written by `fxmem analyze --json`, got 'nothing.json': No such file or directory"
     ),
-    "show own.py": "expected a model as torchvision:NAME",
+    "show own.py": (
+        "expected a model as torchvision:NAME, timm:NAME, hf:ORG/NAME, hf:CLASS, hf:path/to/config.json, "
+        "pkg.mod:factory or file.py:factory; got 'own.py'; name the function or class in it that makes the model: "
+        "own.py:NAME"
+    ),
     "schema reprot": f"schema: expected one of {_SCHEMAS}; got 'reprot'",
     "doctor --target": "no option --target, did you mean --targets?; see fxmem doctor --help",
     "analyze m --json nowhere/report.json": (

@@ -5,7 +5,6 @@ package and of its tests, and the tests of its room run there. A further patch n
 
     Tests: the files of tests that run, with options of pytest where they are too many
     Check: a line of Python that fails where what was added is not found
-    Pending: why it does not work yet; for a patch that does, this line is left out
 """
 
 from __future__ import annotations
@@ -33,15 +32,8 @@ def head(patch: Path) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines if ": " in line)
 
 
-def parameters() -> list[object]:
-    """The patches; what does not work yet may fail."""
-    pending = {patch: head(patch).get("Pending", "") for patch in PATCHES}
-    marks = {why: [pytest.mark.xfail(reason=why, strict=False)] if why else [] for why in pending.values()}
-    return [pytest.param(patch, id=patch.stem, marks=marks[why]) for patch, why in pending.items()]
-
-
 @pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patches")
-@pytest.mark.parametrize("patch", parameters())
+@pytest.mark.parametrize("patch", PATCHES, ids=[patch.stem for patch in PATCHES])
 def test_what_is_added_is_one_file_and_fails_no_test(patch: Path, tmp_path: Path) -> None:
     assert len(re.findall(r"^\+\+\+ ", patch.read_text(encoding="utf-8"), flags=re.MULTILINE)) == 1
     copy = tmp_path / "copy"

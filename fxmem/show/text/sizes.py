@@ -61,15 +61,16 @@ def card_sections(fits: CardFits) -> Iterator[Section]:
         "" if least is None else f"; the smallest is {least.target.name}, {format_bytes(least.target.memory_bytes)}"
     )
     what = "a step" if fits.step.generation is None else "a generation"
-    once = "once for each compute capability: it decides the kernels and their workspaces"
+    once = f"{fits.analyses} times, once for each compute capability: it decides the kernels and their workspaces"
+    again = once if fits.analyses else "not again: a report is held against cards of its own compute capability"
     missing = describe_uncounted([card.target for card in fits.cards])
     yield Section(
         facts=[
             Fact("Model", fits.model),
-            Fact("Inputs", describe_inputs(fits.inputs)),
+            *([Fact("Inputs", describe_inputs(fits.inputs))] if fits.inputs else []),
             Fact("Step", describe_step(fits.step)),
             Fact("Cards", f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest}"),
-            Fact("Analysed", f"{fits.analyses} times, {once}"),
+            Fact("Analysed", again),
             *([Fact("Time", f"of {what} by itself, estimated")] if any(card.time for card in fits.cards) else []),
             Fact("Headroom", f"memory less reserved; not counted: {missing}"),
         ]

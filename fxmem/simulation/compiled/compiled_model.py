@@ -13,33 +13,19 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import triton as torch_triton
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
-from fxmem.records.parts import CompileRecord, CompileSettings
-from fxmem.records.profile import Target
-from fxmem.simulation.compiled.compiler import Compiler, differentiate_joint_graphs
+from fxmem.simulation.compiled.compiled_code import CompiledCode
+from fxmem.simulation.compiled.compiler import differentiate_joint_graphs
 from fxmem.simulation.compiled.launches import CompiledOpRecorder
 from fxmem.simulation.compiled.tracer import KernelTracer
 from fxmem.simulation.observe.op_recorder import OpRecorder
-from fxmem.simulation.recording import EagerCode
 
 
-class CompiledModel(EagerCode):
-    """A step whose nodes are the launches of its compiled model.
+class CompiledModel(CompiledCode):
+    """A step whose nodes are the launches of its compiled model."""
 
-    Args:
-        target: the machine to pretend.
-        settings: of the compiler.
-
-    Raises:
-        EnvironmentLacksError: what the compiler needs is not installed.
-    """
-
-    compiles = True
     streams = None
     is_compiling = True
-
-    def __init__(self, target: Target, settings: CompileSettings) -> None:
-        self._compiler = Compiler(target, settings)
-        self.kernels: KernelTracer
+    kernels: KernelTracer
 
     def make_recorder(self, *parts: Any) -> OpRecorder:
         """The recorder of operators, each for a launch."""
@@ -55,8 +41,7 @@ class CompiledModel(EagerCode):
         """The compiled model, which the step calls in the place of the model."""
         compiler, settings = self._compiler, self._compiler.settings
         if not settings.as_is:
-            options = {**torch_inductor.mode_options(settings.mode), **settings.options}
-            return _Root(model, compiler.compile_module(model, options), self)
+            return _Root(model, compiler.compile_module(model, self._options), self)
         called: Any = model
         for path, chosen in settings.parts.items():
             if not path:
@@ -65,10 +50,6 @@ class CompiledModel(EagerCode):
                 backend = functools.partial(compiler.compile, options=chosen or {})
                 torch_dynamo.compile_part(model.get_submodule(path), backend, in_place=chosen is None)
         return _Root(model, called, self)
-
-    def describe(self) -> CompileRecord:
-        """What came of it."""
-        return self._compiler.describe()
 
     @contextlib.contextmanager
     def observe(self) -> Iterator[None]:

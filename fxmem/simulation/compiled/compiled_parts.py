@@ -17,33 +17,24 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
-from fxmem.records.parts import CompileRecord, CompileSettings
+from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Target
-from fxmem.simulation.compiled.compiler import Compiler, differentiate_joint_graphs
+from fxmem.simulation.compiled.compiled_code import CompiledCode
+from fxmem.simulation.compiled.compiler import differentiate_joint_graphs
 from fxmem.simulation.compiled.launches import CompiledOpRecorder
 from fxmem.simulation.compiled.part_kernels import PartKernels
 from fxmem.simulation.observe.fx_tracer import Listener
 from fxmem.simulation.observe.op_recorder import OpRecorder
 from fxmem.simulation.ranks import find_blocks
-from fxmem.simulation.recording import EagerCode
 
 
-class CompiledParts(EagerCode):
-    """Compiled code is called beside eager code.
+class CompiledParts(CompiledCode):
+    """Compiled code is called beside eager code."""
 
-    Args:
-        target: the machine to pretend.
-        settings: of the compiler.
-
-    Raises:
-        EnvironmentLacksError: what the compiler needs is not installed.
-    """
-
-    compiles = True
     kernels: PartKernels
 
     def __init__(self, target: Target, settings: CompileSettings) -> None:
-        self._compiler = Compiler(target, settings)
+        super().__init__(target, settings)
         self._around_call = contextlib.ExitStack()
         """What a call of compiled code is inside; left where the call ends."""
 
@@ -74,21 +65,16 @@ class CompiledParts(EagerCode):
     def prepare(self, model: torch.nn.Module) -> None:
         """Compile what its author has compiled, or else the repeated blocks; of a model without any, the whole."""
         settings = self._compiler.settings
-        options = {**torch_inductor.mode_options(settings.mode), **settings.options}
         parts = {path: (chosen or {}, chosen is None) for path, chosen in settings.parts.items()}
         if not settings.as_is:
             names = {module: path for path, module in model.named_modules()}
-            parts = {names[block]: (options, True) for block in find_blocks(model) or [model]}
+            parts = {names[block]: (self._options, True) for block in find_blocks(model) or [model]}
         backends: dict[str, Callable[..., Any]] = {}  # of one, dynamo compiles blocks that are alike once
         for path, (chosen, in_place) in parts.items():
             made = functools.partial(self._compiler.compile, options=chosen)
             backend = backends.setdefault(repr(chosen), made)
             part = model.get_submodule(path)
             torch_dynamo.compile_part(part, backend, in_place=in_place, dynamic=settings.dynamic)
-
-    def describe(self) -> CompileRecord:
-        """What came of it so far."""
-        return self._compiler.describe()
 
     # --- while the program runs ---------------------------------------------------------------------------------------
 

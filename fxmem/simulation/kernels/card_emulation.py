@@ -361,8 +361,10 @@ def _as_half(card: _Card, choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _only_here(stand_in: Any) -> Callable[[Any], Any]:
-    """For `_torch.patch`: `stand_in` on this thread, the original on all others. A property stands in for a
-    property."""
+    """For `fxmem._torch.common.patch`: `stand_in` on this thread, the original on all others.
+
+    A property stands in for a property.
+    """
     me = threading.get_ident()
 
     def make(original: Any) -> Any:

@@ -1,11 +1,8 @@
 """One row per node.
 
-Comma-separated values (RFC 4180, but for its line ends: `\\n`). Every field of `records.Node` in plain columns: bytes
-and FLOPs as whole numbers, an unknown one as an empty cell, never 0; several values in one cell divided by spaces.
-`index` is what `inputs` and `view_of` point at.
-
-The text cells come from a model, and spreadsheets run what begins like a formula: such a cell gets an apostrophe in
-front.
+Comma-separated values (RFC 4180, but for its line ends: `\\n`). Every field of `fxmem.records.profile.Node` in plain
+columns: bytes and FLOPs as whole numbers, an unknown one as an empty cell, never 0; several values in one cell divided
+by spaces. `index` is what `inputs` and `view_of` point at.
 """
 
 from __future__ import annotations
