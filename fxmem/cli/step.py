@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from fxmem.records.names import Mode
     from fxmem.records.profile import Report, Timeline
     from fxmem.simulation.analysis import Analysis
-    from fxmem.simulation.generation import AnyAnalysis, Generation
+    from fxmem.simulation.generation import Generation
     from fxmem.simulation.kernel_settings import KernelSettings
     from fxmem.simulation.profiled_step import ProfiledStep
     from fxmem.simulation.request import StepRequest
-    from fxmem.whatif.program_step import ProgramCommand
+    from fxmem.whatif.program_step import ProgramStep
 
 _Record = TypeVar("_Record")
 
@@ -99,16 +99,16 @@ def read_ranks(options: argparse.Namespace) -> tuple[int | None, int | None]:
     return ranks, rank
 
 
-def program_command(options: argparse.Namespace, words: ProgramWords) -> ProgramCommand:
-    """The program that `--run` names, for the card of the options."""
+def program_step(options: argparse.Namespace, words: ProgramWords) -> ProgramStep:
+    """The program that `--run` names, for the card of the options. It has not run."""
     from fxmem.hardware import catalogue
 
     card = catalogue.target(options.target)
     require_torch()
     from fxmem.simulation.program import Launch
-    from fxmem.whatif.program_step import ProgramCommand
+    from fxmem.whatif.program_step import ProgramCommand, ProgramStep
 
-    return ProgramCommand(Launch(*words), card, options.steps, options.compile)
+    return ProgramStep(ProgramCommand(Launch(*words), card, options.steps, options.compile))
 
 
 def read_step(options: argparse.Namespace) -> tuple[Report, Timeline]:
@@ -122,23 +122,22 @@ def read_step(options: argparse.Namespace) -> tuple[Report, Timeline]:
     return report, report_reader.timeline(report)
 
 
-def analyze_subject(options: argparse.Namespace, program: ProgramWords | None, progress: Progress) -> ProfiledStep:
-    """Analyse the model's step or generation, run the program, or load the report that the options name."""
+def analyze_subject(
+    options: argparse.Namespace, program: ProgramWords | None, progress: Progress, *, again: bool = False
+) -> ProfiledStep:
+    """Analyse the model's step or generation, or load the report that the options name; a program is yet to run.
+
+    A report is refused where the step is to run `again`.
+    """
     if program is not None:
-        command = program_command(options, program)
-        progress("running the program")
-        return command.run()
-    if not is_report(options.model):
-        return analyze_any(options, progress)
+        progress("running the program as it is")
+        return program_step(options, program)
+    if again or not is_report(options.model):
+        return (analyze_generation if options.mode == "generate" else analyze_model)(options, progress)
     from fxmem.memory import report_reader
     from fxmem.simulation.profiled_step import ReportedStep
 
     return ReportedStep(report_reader.load_report(Path(options.model)))
-
-
-def analyze_any(options: argparse.Namespace, progress: Progress) -> AnyAnalysis:
-    """Analyse the step, or the generation, that the options describe."""
-    return (analyze_generation if options.mode == "generate" else analyze_model)(options, progress)
 
 
 def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:

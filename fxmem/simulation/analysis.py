@@ -13,9 +13,10 @@ import torch
 import torch.fx
 
 from fxmem._torch.compiler.dynamo import compiled_parts
-from fxmem.errors import AnalysisError, UsageError
+from fxmem.errors import AnalysisError, UsageError, unknown_name
 from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Profile, Target
+from fxmem.simulation.analysed_model import AnalysedModel
 from fxmem.simulation.compiled import Compile, parse_compile
 from fxmem.simulation.compiled.timed_answers import Answered, Answers, answer_all_ways
 from fxmem.simulation.error_advice import missing_batch, user_code_error
@@ -27,7 +28,6 @@ from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.model.accepted_models import COMPILED, EXPORTED, check_gradients, plain_model
 from fxmem.simulation.process_guard import postpone_interrupts
-from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.ranks import Offload, make_plan
 from fxmem.simulation.ranks.classes import find_classes, with_classes
 from fxmem.simulation.ranks.world import Parallelize
@@ -36,23 +36,18 @@ from fxmem.simulation.run import TracedStep, repeat_forward, trace_step
 from fxmem.simulation.step import set_training
 
 
-class Analysis(ProfiledStep):
+class Analysis(AnalysedModel[StepRequest]):
     """The memory of one step of a model, and its reasons.
 
     Everything but `graph_module` is plain data. It prints as a table in a terminal and in a notebook; what prints it
     is imported only then.
     """
 
-    is_fixed = False
-
     def __init__(
         self, profile: Profile, model: torch.nn.Module, traced: Callable[[], TracedStep], request: StepRequest
     ) -> None:
-        self._model = model
+        super().__init__(profile, model, request, analyze_step)
         self._trace = traced
-        self._request = request
-        self.profile: Profile = profile
-        """The step: nodes, ops and storages."""
 
     @functools.cached_property
     def graph_module(self) -> torch.fx.GraphModule:
@@ -68,33 +63,18 @@ class Analysis(ProfiledStep):
                 f"{', '.join(traced.opaque)}. "
                 "The profile is complete; only graph_module is not to be had."
             )
-        return _graph_module(self._model, traced)
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """The model that was analysed, as it was given."""
-        return self._model
-
-    @property
-    def request(self) -> StepRequest:
-        """The step that was analysed."""
-        return self._request
+        return _graph_module(self.model, traced)
 
     def with_profile(self, profile: Profile) -> Analysis:
         """The same analysis, whose profile says more."""
-        return Analysis(profile, self._model, self._trace, self._request)
-
-    def vary(self, model: torch.nn.Module | None = None, **changes: Any) -> Analysis:
-        """Analyse the step of another model, or with other settings: any field of `StepRequest`."""
-        request = dataclasses.replace(self._request, **changes)
-        return analyze_step(self._model if model is None else model, request)
+        return Analysis(profile, self.model, self._trace, self.request)
 
     def repeat_forward(self, model: torch.nn.Module) -> None:
         """Run the step's forward of another model, for what observes that model; more where that is not to be had."""
-        if self._request.compile is not None or self._request.world is not None:
+        if self.request.compile is not None or self.request.world is not None:
             self.vary(model)
             return
-        prepared, request = _prepare(model, self._request)
+        prepared, request = _prepare(model, self.request)
         with _running(prepared, request):
             repeat_forward(prepared, request)
 
@@ -178,16 +158,13 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         EnvironmentLacksError: this torch cannot hold tensors of the target's kind.
     """
     tell = progress or (lambda _: None)
-    batch = read_batch(inputs)
     plan = make_plan(mesh, ranks, parallelize, reshard_after_forward=reshard_after_forward, offload=offload)
-    request = StepRequest(
-        args=batch.args,
-        kwargs=dict(batch.kwargs),
-        notes=batch.notes,
+    request = read_request(
+        inputs,
         mode=mode,
-        loss=read_loss(loss),
+        loss=loss,
         optimizer=optimizer,
-        precision=precision,  # type: ignore[arg-type]  # a dtype becomes a name there
+        precision=precision,
         settings=settings,
         zero_grad=zero_grad,
         set_to_none=set_to_none,
@@ -196,12 +173,34 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         prefetch=prefetch,
         values=values,
         target=target,
-        compile=parse_compile(compile),
+        compile=compile,
         ranks=ranks if plan is None else plan.mesh.size,
         rank=rank,
         parallelize=plan or parallelize,
     )
     return analyze_step(build_module(model, tell), request, tell)
+
+
+def read_request(
+    inputs: Any, *, loss: Loss | str | None = None, compile: Compile = None, **options: Any
+) -> StepRequest:
+    """One step as `analyze` is asked for it; `options` are further fields of `StepRequest`.
+
+    Raises:
+        UsageError: an argument that cannot be understood.
+    """
+    fields = [field.name for field in dataclasses.fields(StepRequest)]
+    for name in options.keys() - fields:
+        raise unknown_name("an option of fxmem.analyze", name, [*fields, "loss", "compile"])
+    batch = read_batch(inputs)
+    return StepRequest(
+        args=batch.args,
+        kwargs=dict(batch.kwargs),
+        notes=batch.notes,
+        loss=read_loss(loss),
+        compile=parse_compile(compile),
+        **options,
+    )
 
 
 def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], None] | None = None) -> Analysis:

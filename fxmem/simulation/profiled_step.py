@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxmem.errors import UsageError
 from fxmem.hardware import step_time
 from fxmem.memory import allocator, report_reader
-from fxmem.memory.budget import MemoryFit, peak_in_memory
+from fxmem.memory.budget import Budget, MemoryFit, peak_in_memory
 from fxmem.records.files import write_text
 from fxmem.records.profile import Peak, Profile, Report, StepTime, Target, Timeline
 
@@ -28,6 +29,8 @@ class ProfiledStep:
     """The step: nodes, ops and storages."""
     is_fixed = True
     """Whether it is what it is: nothing can be run again with something changed."""
+    environ: Mapping[str, str] = os.environ
+    """Contains the allocator's settings."""
 
     def vary(self, **changes: Any) -> ProfiledStep:
         """The step with something changed, analysed or run again.
@@ -40,7 +43,7 @@ class ProfiledStep:
     @functools.cached_property
     def timeline(self) -> Timeline:
         """Bytes alive at every moment, by kind; for a CUDA target also what the caching allocator makes of it."""
-        return allocator.complete_timeline(self.profile, os.environ)
+        return allocator.complete_timeline(self.profile, self.environ)
 
     @property
     def peak(self) -> Peak:
@@ -54,7 +57,17 @@ class ProfiledStep:
     def within(self, memory_bytes: int, card: Target | None = None) -> MemoryFit:
         """Whether it fits that much memory; of another card like it, if one is given."""
         profile = self.profile if card is None else self.profile.model_copy(update={"target": card})
-        return MemoryFit(peak_in_memory(profile, self.peak, memory_bytes))
+        return MemoryFit(peak_in_memory(profile, self.peak, memory_bytes, self.environ))
+
+    def keeps(self, budget: Budget) -> bool:
+        """Whether it stays within a budget."""
+        if self.peak.counted_bytes > budget.nbytes:
+            return False
+        return not budget.bounds_allocator or bool(self.within(budget.nbytes).peak.fits)
+
+    def replay(self, environ: Mapping[str, str], profile: Profile | None = None) -> ProfiledStep:
+        """The same step with other settings of the allocator, and with this profile if one is given."""
+        return ReplayedStep(self.profile if profile is None else profile, environ)
 
     def report(self) -> Report:
         """The profile, its peak and its time, as `fxmem analyze --json` writes them."""
@@ -77,14 +90,14 @@ class ProfiledStep:
         """Write the report as one page (whole or not at all); options as in `fxmem.show.html.PageOptions`."""
         from fxmem.show.html import PageOptions, report_html
 
-        page = PageOptions(**{"settings": allocator.read_settings(os.environ), **options})
+        page = PageOptions(**{"settings": allocator.read_settings(self.environ), **options})
         write_text(Path(path), report_html(self.profile, self.timeline, page))
 
     def export(self, path: str | os.PathLike[str], *, to: str) -> None:
         """Write the step for another tool (whole or not at all); `to` is a name of `fxmem.show.export.EXPORTERS`."""
         from fxmem.show import export as exporting
 
-        exporting.save(self.profile, self.timeline, Path(path), to, settings=allocator.read_settings(os.environ))
+        exporting.save(self.profile, self.timeline, Path(path), to, settings=allocator.read_settings(self.environ))
 
     def to_networkx(self) -> networkx.DiGraph:
         """The step as a graph for algorithms of your own; see `fxmem.memory.graph.to_networkx`."""
@@ -112,6 +125,13 @@ class ProfiledStep:
         from fxmem.show.html import notebook_html
 
         return notebook_html(self.profile, self.timeline)
+
+
+class ReplayedStep(ProfiledStep):
+    """A step on a card whose allocator has settings of its own."""
+
+    def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
+        self.profile, self.environ = profile, environ
 
 
 class ReportedStep(ProfiledStep):

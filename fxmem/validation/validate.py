@@ -16,16 +16,14 @@ from torch import nn
 
 from fxmem.errors import UsageError
 from fxmem.memory.allocator import complete_timeline
-from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Target
 from fxmem.records.validation import Verdict
-from fxmem.simulation.analysis import analyze_step, build_module
-from fxmem.simulation.compiled import Compile, parse_compile
-from fxmem.simulation.given import read_batch, read_loss, understand, view_source
-from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
+from fxmem.simulation.analysis import analyze_step, build_module, read_request
+from fxmem.simulation.given import understand, view_source
+from fxmem.simulation.kernel_settings import apply_settings
 from fxmem.simulation.model.real_model import real_model, real_values
 from fxmem.simulation.process_guard import process_unchanged
-from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest
+from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import set_training
 from fxmem.validation.compile_real import compile_real
 from fxmem.validation.measure_cpu import measure_cpu
@@ -35,43 +33,22 @@ from fxmem.validation.snapshot import measured_step, read_snapshot
 from fxmem.validation.verdict import verdict
 
 
-def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
+def validate(
     model: nn.Module | Callable[[], nn.Module],
     inputs: Any,
     *,
-    mode: Mode = "train",
-    loss: Loss | str | None = None,
-    optimizer: OptimizerSpec = "adamw",
-    precision: Precision | torch.dtype | None = None,
-    settings: KernelSettings | None = None,
-    zero_grad: ZeroGrad = "after-step",
-    set_to_none: bool = True,
-    inference_mode: bool = False,
-    values: Values = "bound",
-    compile: Compile = None,
     device: Literal["cpu", "cuda"] = "cpu",
     snapshot: str | os.PathLike[str] | None = None,
     target: str | Target | None = None,
     tolerance: float = 0.01,
     progress: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> Verdict:
     """Predict a step, run it for real, and compare the two; or compare with a memory snapshot of a card.
 
     Args:
         model: real, on meta, or a function without arguments that builds it.
         inputs: a tensor, a tuple (positional) or a dict (keyword); real, meta or fake.
-        mode: as in `fxmem.analyze`.
-        loss: as in `fxmem.analyze`.
-        optimizer: as in `fxmem.analyze`.
-        precision: as in `fxmem.analyze`.
-        settings: which kernels may run, in the prediction and in the run; by default as torch's flags are in this
-            process.
-        zero_grad: as in `fxmem.analyze`.
-        set_to_none: as in `fxmem.analyze`.
-        inference_mode: as in `fxmem.analyze`.
-        values: as in `fxmem.analyze`.
-        compile: as in `fxmem.analyze`, on the CPU alone: inductor builds the step's kernels there, in no cache of
-            yours.
         device: where to run. With "cuda" the prediction is for the card that is found, and what is judged is the bytes
             allocated there.
         snapshot: a file that `torch.cuda.memory._dump_snapshot` wrote on any card after this step; nothing is run. The
@@ -79,28 +56,18 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
         target: with `snapshot`, the card that it was made on: a name from the catalogue, or a `Target`.
         tolerance: largest absolute error allowed, as a fraction of the measured peak.
         progress: called with a few words before each stage.
+        options: those of a step in `fxmem.analyze`, `mode` to `compile` but `accumulate` and `prefetch`, for the
+            prediction and the run. A compiled step is measured on the CPU alone: inductor builds its kernels there, in
+            no cache of yours.
 
     Raises:
         UsageError: the model or the inputs cannot be made real; no such device; no snapshot that torch wrote.
         EnvironmentLacksError: there is no card.
         AnalysisError: the model raised.
     """
-    batch = read_batch(inputs)
-    request = StepRequest(
-        args=batch.args,
-        kwargs=dict(batch.kwargs),
-        notes=batch.notes,
-        mode=mode,
-        loss=read_loss(loss),
-        optimizer=optimizer,
-        precision=precision,  # type: ignore[arg-type]  # a dtype becomes a name there
-        settings=settings,
-        zero_grad=zero_grad,
-        set_to_none=set_to_none,
-        inference_mode=inference_mode,
-        values=values,
-        compile=parse_compile(compile),
-    )
+    for name in options.keys() & {"accumulate", "prefetch", "ranks", "rank", "parallelize"}:
+        raise UsageError(f"expected no {name}: what is run is one step, by itself")
+    request = read_request(inputs, **options)
     tell = progress or (lambda _: None)
     if snapshot is not None:
         if target is None:

@@ -15,10 +15,9 @@ from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import allocator
 from fxmem.records.names import AnyMode
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Profile, Target
+from fxmem.records.profile import Target
 from fxmem.records.sizes import CardFit, CardFits
 from fxmem.records.units import format_bytes
-from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.generation import analyze_any
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif import verified_plan
@@ -83,10 +82,8 @@ def fit_cards(
     tell = progress or (lambda _: None)
     if plans:
         check_training(analysis)
-        if not isinstance(analysis, Analysis):
-            raise UsageError(
-                "expected plans for a model alone: `fxmem plan` plans a program, or a report, for one card"
-            )
+        if analysis.is_fixed:
+            raise UsageError("expected plans for a model or a program: `fxmem plan` plans a report, for its card")
     elif host_memory is not None:
         raise UsageError("expected host_memory with plans=True: it is where plans put results")
     alike: dict[tuple[int, int] | None, list[Target]] = {}
@@ -157,20 +154,13 @@ def _card_fit(step: ProfiledStep, card: Target) -> CardFit:
     )
 
 
-def _retarget(card: Target, profile: Profile) -> Profile:
-    return profile.model_copy(update={"target": card})
-
-
 def _file_short(steps: list[tuple[ProfiledStep, list[CardFit]]], analysis: ProfiledStep, short: list[CardFit]) -> None:
     """Add cards to those for which the step is the same, call for call."""
     if not short:
         return
-    profile = analysis.profile
     for other, cards in steps:
-        if (profile.ops, profile.storages, profile.nodes) == (
-            other.profile.ops,
-            other.profile.storages,
-            other.profile.nodes,
+        if all(
+            getattr(analysis.profile, each) == getattr(other.profile, each) for each in ("ops", "storages", "nodes")
         ):
             cards += short
             return
@@ -181,7 +171,6 @@ def _plan_short(
     step: ProfiledStep, short: Sequence[CardFit], host_memory: int | str | None, tell: Callable[[str], None]
 ) -> tuple[list[CardFit], int]:
     """Plan for the cards that the step does not fit; return them and the number of plans analysed."""
-    assert isinstance(step, Analysis)  # plans are refused for what is no training step
     tell(f"planning checkpoints for {', '.join(fit.target.name for fit in short)}")
     found, tried = verified_plan.plan_budgets(
         step, [fit.target.memory_bytes or 0 for fit in short], host_memory=host_memory
@@ -199,7 +188,7 @@ def _plan_short(
 
 def _move_plan(plan: Plan, card: Target, before: ProfiledStep, after: ProfiledStep) -> Plan:
     """Return another card's plan of the same step, with this card's times and process bytes."""
-    one, other = _retarget(card, before.profile), _retarget(card, after.profile)
+    one, other = (step.profile.model_copy(update={"target": card}) for step in (before, after))
     return plan.model_copy(
         update={
             "target": card,

@@ -12,21 +12,22 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue, step_time
 from fxmem.memory.budget import BudgetLike, parse_bytes
-from fxmem.records.names import STEPS, AnyMode
+from fxmem.records.names import AnyMode
 from fxmem.records.profile import Assumption, Profile, Step, Target
 from fxmem.records.sizes import SizeCurve, SizePoint, find_enough
 from fxmem.records.units import format_bytes
+from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.generation import AnyAnalysis, Generation, analyze_any
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profiled_step import ProfiledStep
-from fxmem.whatif.program_step import PLACE, record_size
+from fxmem.whatif.program_step import PLACE, ProgramStep, program_step
 from fxmem.whatif.resize import Resizing, find_resizing
 from fxmem.whatif.size_search import fit_line, search
 
@@ -100,44 +101,89 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
     resolved = catalogue.target(target) if isinstance(target, str) else target
     _memory(resolved, budget)
     _check_goal(goal, resolved)
+    settings: dict[str, Any] = {"budget": budget, "dim": dim, "limit": limit, "goal": goal, "progress": progress}
     if inputs is not None:
-        return measure_curve(
-            analyze_any(model, inputs, mode=mode, target=target, progress=progress, options=options),
-            budget=budget,
-            dim=dim,
-            limit=limit,
-            goal=goal,
-            progress=progress,
-        )
+        step = analyze_any(model, inputs, mode=mode, target=target, progress=progress, options=options)
+        return measure_curve(step, **settings)
     if isinstance(model, torch.nn.Module):
         raise UsageError("expected the inputs of a module; without them, a function of the size that trains")
     if mode != "train":
         raise UsageError(f"expected the inputs of a model for mode {mode!r}; a function of the size trains")
-    if goal != "memory":
-        raise UsageError("expected goal='memory' for a function: which part of its time the size changes is not known")
-    return measure_program(
-        functools.partial(record_size, model, {"steps": STEPS, **options}),
-        resolved,
-        name=getattr(model, "__qualname__", type(model).__name__),
-        budget=budget,
-        limit=limit,
-        progress=progress,
-    )
+    return measure_curve(program_step(model, target=resolved, **options), **settings)
+
+
+class Sizes(NamedTuple):
+    """What may be had at several sizes."""
+
+    dim: str
+    """What varies."""
+    start: int
+    """The size that is tried first."""
+    run: Callable[[int], ProfiledStep]
+    """The step at a size."""
+    describe: Callable[[], Profile]
+    """Whose heading the curve has, when something has run."""
+    note: Callable[[Sequence[SizePoint]], Iterator[Assumption]]
+    """What the points do not say."""
+    resized: tuple[str, ...] = ()
+    """As `SizeCurve.resized`."""
 
 
 def measure_curve(
-    analysis: AnyAnalysis,
+    step: ProfiledStep,
     *,
     budget: BudgetLike | None = None,
     dim: str | int = "batch",
     limit: int = LIMIT,
     goal: Goal = "memory",
     change: Change | None = None,
+    start: int = START,
     progress: Callable[[str], None] | None = None,
 ) -> SizeCurve:
-    """`max_batch` for what is analysed. `change` is applied to it at every size, the given one included."""
-    memory = _memory(analysis.profile.target, budget)
-    _check_goal(goal, analysis.profile.target, analysis.profile.step)
+    """`max_batch` for what is analysed, or for a program.
+
+    Args:
+        step: a model's step or generation at the size that is tried first; or a program, which takes a size.
+        budget, dim, limit, goal, progress: as for `max_batch`.
+        change: is applied to it at every size, the given one included. Not of a program.
+        start: the size of a program that is tried first.
+    """
+    if isinstance(step, ProgramStep):
+        if goal != "memory" or change is not None:
+            what = "a program" if step.program.varied else "a function"
+            raise UsageError(f"expected goal='memory' for {what}: which part of its time the size changes is not known")
+        target = step.program.target
+        memory = _memory(target, budget)
+        sizes = _vary_program(step, target, memory, start)
+    elif isinstance(step, (Analysis, Generation)):
+        target = step.profile.target
+        memory = _memory(target, budget)
+        _check_goal(goal, target, step.profile.step)
+        sizes = _vary_model(step, dim, change)
+    else:
+        raise UsageError("expected a model or a program to vary the size of, got the record of a step")
+    points = _measure_sizes(sizes, memory, limit=limit, goal=goal, progress=progress)
+    largest = _find_largest(points)
+    line = fit_line(points, largest)
+    counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
+    return SizeCurve(
+        **sizes.describe().heading(),
+        points=tuple(points),
+        largest=largest,
+        per_sample_bytes=None if line is None else line[0],
+        constant_bytes=None if line is None else line[1],
+        line_error_bytes=None if line is None else line[2],
+        monotone=all(one <= other for one, other in pairwise(counted)) if len(counted) > 1 else None,
+        dim=sizes.dim,
+        resized=sizes.resized,
+        memory_bytes=memory,
+        is_budget=budget is not None,
+        limit=limit,
+        assumptions=tuple(sizes.note(points)),
+    )
+
+
+def _vary_model(analysis: AnyAnalysis, dim: str | int, change: Change | None) -> Sizes:
     arguments = named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs)
     new = _new_tokens(analysis) if dim == CONTEXT else 0
     varied = find_resizing(arguments, "seq" if dim == CONTEXT else dim)
@@ -148,17 +194,25 @@ def measure_curve(
         sized = analysis if size == varied.size + new else _analyse_size(analysis, varied, size - new)
         return sized if change is None else change(sized)
 
-    points = _measure_sizes(run, memory, str(dim), start=varied.size + new, limit=limit, goal=goal, progress=progress)
-    return _make_curve(
-        analysis.profile,
-        points,
-        dim=str(dim),
-        resized=varied.names,
-        memory_bytes=memory,
-        is_budget=budget is not None,
-        limit=limit,
-        assumptions=tuple(_note_positions(analysis.model, varied, _find_largest(points))),
-    )
+    note = functools.partial(_note_positions, analysis.model, varied)
+    return Sizes(str(dim), varied.size + new, run, lambda: analysis.profile, note, varied.names)
+
+
+def _vary_program(step: ProgramStep, target: Target, memory: int, start: int) -> Sizes:
+    """With a budget, the program finds itself on a card like the target with so much memory."""
+    within = target.model_copy(update={"memory_bytes": memory})
+    first: list[Profile] = []
+
+    def run(size: int) -> ProgramStep:
+        sized = ProgramStep(step.program.at_size(size, within))
+        first.extend([] if first else [sized.profile])
+        return sized
+
+    def describe() -> Profile:
+        record = first[0].step.model_copy(update={"program": None})
+        return first[0].model_copy(update={"model": step.program.name, "target": target, "step": record})
+
+    return Sizes(step.program.varied or "size", start, run, describe, _note_standstill)
 
 
 def find_smaller(
@@ -184,73 +238,22 @@ def find_smaller(
     return _find_largest(search(measure, memory, start=varied.size, also=(1,), limit=varied.size))
 
 
-def measure_program(
-    run: Callable[[int, Target], ProfiledStep],
-    target: Target,
-    *,
-    name: str,
-    varied: str = "",
-    start: int = START,
-    budget: BudgetLike | None = None,
-    limit: int = LIMIT,
-    progress: Callable[[str], None] | None = None,
-) -> SizeCurve:
-    """`max_batch` for a program.
-
-    Args:
-        run: records the program at a size on a target, and goes on where that has no more memory.
-        target: the card. With a budget, the program finds itself on one like it with so much memory.
-        name: what the program is called.
-        varied: the argument that varies; its name if there is one.
-        start: the first size that is tried.
-        budget, limit, progress: as for `max_batch`.
-    """
-    memory = _memory(target, budget)
-    within = target.model_copy(update={"memory_bytes": memory})
-    first: list[Profile] = []
-
-    def run_within(size: int) -> ProfiledStep:
-        step = run(size, within)
-        first.extend([] if first else [step.profile])
-        return step
-
-    points = _measure_sizes(run_within, memory, varied or "size", start=start, limit=limit, progress=progress)
-    step = first[0].step.model_copy(update={"program": None})
-    return _make_curve(
-        first[0].model_copy(update={"model": name, "target": target, "step": step}),
-        points,
-        dim=varied or "size",
-        resized=(),
-        memory_bytes=memory,
-        is_budget=budget is not None,
-        limit=limit,
-        assumptions=tuple(_note_standstill(points)),
-    )
-
-
 def _measure_sizes(
-    run: Callable[[int], ProfiledStep],
-    memory: int,
-    dim: str,
-    *,
-    start: int,
-    limit: int,
-    goal: Goal = "memory",
-    progress: Callable[[str], None] | None,
+    sizes: Sizes, memory: int, *, limit: int, goal: Goal, progress: Callable[[str], None] | None
 ) -> list[SizePoint]:
     """Every point of the curve, the smallest first. A step that raises at the first size ends the search."""
     _check_limit(limit)
     tell = progress or (lambda _: None)
-    first = min(start, limit)
+    first = min(sizes.start, limit)
 
     def measure(size: int) -> SizePoint:
         try:
-            point = _point(size, run(size), memory)
+            point = _point(size, sizes.run(size), memory)
         except AnalysisError as error:
             if size == first:
                 raise
             point = _point_without_run(size, error)
-        tell(_describe_point(dim, point, memory))
+        tell(_describe_point(sizes.dim, point, memory))
         return point
 
     points = search(measure, memory, start=first, limit=limit)
@@ -273,22 +276,6 @@ def _propose_enough(points: Sequence[SizePoint]) -> int | None:
     if enough - below <= 1 or 10 * enough <= 11 * below:
         return None
     return min(max(math.isqrt(below * enough), below + 1), enough - 1)
-
-
-def _make_curve(profile: Profile, points: Sequence[SizePoint], **fields: Any) -> SizeCurve:
-    largest = _find_largest(points)
-    line = fit_line(points, largest)
-    counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
-    return SizeCurve(
-        **profile.heading(),
-        points=tuple(points),
-        largest=largest,
-        per_sample_bytes=None if line is None else line[0],
-        constant_bytes=None if line is None else line[1],
-        line_error_bytes=None if line is None else line[2],
-        monotone=all(one <= other for one, other in pairwise(counted)) if len(counted) > 1 else None,
-        **fields,
-    )
 
 
 def _find_largest(points: Iterable[SizePoint]) -> int | None:
@@ -354,8 +341,9 @@ def _point_without_run(size: int, error: AnalysisError) -> SizePoint:
     return SizePoint(size=size, fits=False, obstacle=f"The model cannot be analysed at this size: {error}")
 
 
-def _note_positions(model: torch.nn.Module, varied: Resizing, largest: int | None) -> Iterator[Assumption]:
+def _note_positions(model: torch.nn.Module, varied: Resizing, points: Sequence[SizePoint]) -> Iterator[Assumption]:
     """What an analysis without data cannot see of a size."""
+    largest = _find_largest(points)
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if isinstance(positions, int) and largest is not None and largest > positions and "input_ids:1" in varied.names:
         text = (

@@ -11,17 +11,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
+from fxmem.hardware import catalogue
+from fxmem.records.names import STEPS
 from fxmem.records.profile import Report, Target
 from fxmem.simulation.profiled_step import ReportedStep
 from fxmem.simulation.program import (
     IsolationSettings,
     Launch,
-    RecordedProgram,
     RunSettings,
     check_program,
     launch_apart,
@@ -55,6 +56,11 @@ class ProgramCommand:
             raise UsageError(f"expected steps of at least 1, got {self.steps}")
 
     @property
+    def name(self) -> str:
+        """How it is called on the command line."""
+        return self.launch.command
+
+    @property
     def varied(self) -> str:
         """The argument that varies, with its option before it. Raises UsageError where there is none."""
         arguments = self.launch.arguments
@@ -72,7 +78,7 @@ class ProgramCommand:
         arguments = tuple(word.replace(PLACE, str(size)) for word in self.launch.arguments)
         return dataclasses.replace(self, launch=dataclasses.replace(self.launch, arguments=arguments), target=target)
 
-    def run(self, edits: ProgramEdits = AS_IT_IS) -> ProgramStep:
+    def run(self, edits: ProgramEdits = AS_IT_IS) -> Report:
         """Run it as `fxmem run --oom continue` does, with edits, in another process.
 
         Raises:
@@ -82,63 +88,86 @@ class ProgramCommand:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "output")
             try:
-                step = launch_apart(
-                    self.launch,
-                    self.target,
-                    settings,
-                    IsolationSettings(),
-                    around=edits.apply,
-                    output=output,
-                )
-                run = step.profile.step.program
+                report = launch_apart(
+                    self.launch, self.target, settings, IsolationSettings(), around=edits.apply, output=output
+                ).profile
+                run = report.step.program
                 if run is not None and run.failed:
                     raise AnalysisError(f"the program {run.ending}")
             except AnalysisError:
                 lines = output.read_text(errors="replace").splitlines() if output.exists() else []
                 sys.stderr.writelines(f"{line}\n" for line in lines[-_SHOWN:])
                 raise
-        return ProgramStep(step.profile, self)
+        return report
 
 
-class ProgramStep(ReportedStep):
-    """A run of a program, which can be run again with something changed."""
-
-    is_fixed = False
-
-    def __init__(self, report: Report, command: ProgramCommand) -> None:
-        super().__init__(report)
-        self._command = command
-
-    def vary(self, **changes: Any) -> ProgramStep:
-        """Run the program again with other fields of its command: on another target."""
-        return dataclasses.replace(self._command, **changes).run()
-
-
-def record_size(call: Callable[[int], Any], options: Mapping[str, Any], size: int, target: Target) -> RecordedProgram:
-    """Record a function of the size, as `record_function` does."""
-    return record_function(functools.partial(call, size), {**options, "target": target})
-
-
-def record_function(
-    call: Callable[[], Any], options: Mapping[str, Any], edits: ProgramEdits = AS_IT_IS
-) -> RecordedProgram:
-    """Record a function with edits, with options of `fxmem.record`.
+@dataclasses.dataclass(frozen=True)
+class ProgramFunction:
+    """A function that trains as a script does, for a card.
 
     Raises:
         UsageError: it is a model, which `analyze` takes with its inputs.
-        AnalysisError: it raised, or nothing ran on the target.
     """
-    if isinstance(call, torch.nn.Module):
-        raise UsageError(
-            f"expected an analysis or a function that trains; got a model, {type(call).__name__}: "
-            "give it to fxmem.analyze(model, inputs), and what that returns here"
-        )
-    try:
-        with edits.apply(), record(**{"out_of_memory": "continue", "prepare": edits.prepare, **options}) as recorded:
-            call()
-    except FxmemError:
-        raise
-    except Exception as error:
-        raise AnalysisError(f"the program raised {one_line(error)}") from error
-    _ = recorded.profile  # raises where there is none
-    return recorded
+
+    call: Callable[..., Any]
+    target: Target
+    options: Mapping[str, Any]
+    """Further ones of `fxmem.record`."""
+    varied: ClassVar[str] = ""
+    """The size is the function's argument."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.call, torch.nn.Module):
+            raise UsageError(
+                f"expected an analysis or a function that trains; got a model, {type(self.call).__name__}: "
+                "give it to fxmem.analyze(model, inputs), and what that returns here"
+            )
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return getattr(self.call, "__qualname__", type(self.call).__name__)
+
+    def at_size(self, size: int, target: Target) -> ProgramFunction:
+        """The function with a size, on another target."""
+        return dataclasses.replace(self, call=functools.partial(self.call, size), target=target)
+
+    def run(self, edits: ProgramEdits = AS_IT_IS) -> Report:
+        """Record it with edits.
+
+        Raises:
+            AnalysisError: it raised, or nothing ran on the target.
+        """
+        further = {"out_of_memory": "continue", "prepare": edits.prepare, "steps": STEPS, **self.options}
+        try:
+            with edits.apply(), record(self.target, **further) as recorded:
+                self.call()
+        except FxmemError:
+            raise
+        except Exception as error:
+            raise AnalysisError(f"the program raised {one_line(error)}") from error
+        return recorded.report()
+
+
+def program_step(call: Callable[..., Any], *, target: str | Target = "h100", **options: Any) -> ProgramStep:
+    """A function, with options of `fxmem.record`, as a step. Raises UsageError for a model."""
+    card = catalogue.target(target) if isinstance(target, str) else target
+    return ProgramStep(ProgramFunction(call, card, options))
+
+
+class ProgramStep(ReportedStep):
+    """A program, which is run where its profile is asked for, and again with something changed."""
+
+    is_fixed = False
+
+    def __init__(self, program: ProgramCommand | ProgramFunction, edits: ProgramEdits = AS_IT_IS) -> None:
+        self.program, self.edits = program, edits
+
+    @functools.cached_property
+    def profile(self) -> Report:  # type: ignore[override]
+        """The report of a run."""
+        return self.program.run(self.edits)
+
+    def vary(self, edits: ProgramEdits | None = None, **changes: Any) -> ProgramStep:
+        """The program with other edits, or other fields: on another target."""
+        return ProgramStep(dataclasses.replace(self.program, **changes), self.edits if edits is None else edits)

@@ -22,8 +22,7 @@ from fxmem.records.parts import RankGroup
 from fxmem.records.profile import Assumption, Profile, Target
 from fxmem.records.sizes import MeshFit, MeshFits
 from fxmem.records.units import format_bytes
-from fxmem.simulation.analysis import Analysis, analyze_step, build_module
-from fxmem.simulation.given import read_batch, read_loss
+from fxmem.simulation.analysis import Analysis, analyze_step, build_module, read_request
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.ranks import Mesh, MeshPlan, check_offload, find_blocks
 from fxmem.simulation.request import StepRequest
@@ -69,9 +68,7 @@ def shard(
     check_offload(offload)
     tell = progress or (lambda _: None)
     count, target = read_cards(cards)
-    given = read_batch(inputs)
-    options["loss"] = read_loss(options.get("loss"))
-    request = StepRequest(args=given.args, kwargs=dict(given.kwargs), notes=given.notes, target=target, **options)
+    request = read_request(inputs, target=target, **options)
     plan = MeshPlan(Mesh(fsdp=2), reshard_after_forward, offload is not None)
     return find_meshes(build_module(model, tell), request, count, batch, plan, shown=shown, progress=tell)
 

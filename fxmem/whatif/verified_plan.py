@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from fxmem import checkpointing
-from fxmem.errors import UsageError
+from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware.links import host_bytes_per_second
 from fxmem.hardware.step_time import has_rates
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget, parse_bytes
@@ -25,24 +25,24 @@ from fxmem.planning import (
     OperatorValue,
     Planner,
     allowed_applications,
+    estimate,
 )
-from fxmem.records.names import STEPS, Application
-from fxmem.records.plan import Plan
+from fxmem.records.names import Application
+from fxmem.records.plan import Plan, Region
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.plans import remedies
 from fxmem.whatif.plans.plan_search import PlanSearch
 from fxmem.whatif.plans.proposals import REFUSALS, PlannedWay, apply_regions, check_training
-from fxmem.whatif.program_plan import plan_program
-from fxmem.whatif.program_step import record_function
+from fxmem.whatif.program_step import ProgramStep, program_step
 
 Survey = tuple[Sequence[OperatorCall], Sequence[OperatorValue]]
 """What a model's forward comes down to: its calls of operators, and what they make."""
 
 
 def plan(
-    analysis: Analysis | Callable[[], Any],
+    analysis: ProfiledStep | Callable[[], Any],
     strategy: str = "auto",
     budget: BudgetLike | None = None,
     *,
@@ -77,33 +77,32 @@ def plan(
         UsageError: not a training step, an unknown strategy or budget, a model that cannot be rewritten as asked.
         ExceededError: no plan keeps the budget; says the smallest peak that was reached and what bounds it.
     """
-    if not isinstance(analysis, Analysis):
-        if host_memory is not None:
-            raise UsageError("expected no host_memory: plans of a program are about its modules")
-        run = functools.partial(record_function, analysis, {"steps": STEPS, **options})
-        return plan_program(run, strategy, budget, application=application, progress=progress)[0]
-    if options:
+    tell = progress or (lambda _: None)
+    if not isinstance(analysis, ProfiledStep):
+        tell("running the program as it is")
+        analysis = program_step(analysis, **options)
+    elif options:
         raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
-    check_training(analysis)
-    limit = None if budget is None else parse_budget(budget).resolve(analysis.peak.counted_bytes)
-    link = _find_host_link(analysis, strategy, application, host_memory, regions_only)
-    surveyed = functools.cache(functools.partial(survey, analysis))
+    surveyed = functools.cache(functools.partial(survey, analysis)) if isinstance(analysis, Analysis) else None
 
-    def make_search(step: Analysis) -> PlanSearch:
-        ways = _ways(step, strategy, application, regions_only, link, surveyed)
-        return _search(step, strategy, limit, tuple(ways), progress)
-
-    search = make_search(analysis)
-    return search.run(
-        lambda shortfall: (
-            remedies.describe_optimizer(analysis, search, shortfall, make_search)
-            + remedies.describe_batch(analysis, search, shortfall)
+    def open_search(step: ProfiledStep) -> PlanSearch:
+        found = _open_search(
+            step, strategy, application, tell, regions_only=regions_only, host_memory=host_memory, surveyed=surveyed
         )
-    )
+        return replace(found, budget=limit)
+
+    limit, asked = None, None if budget is None else parse_budget(budget)
+    search = open_search(analysis)
+    if asked is not None:
+        limit = asked.resolve(analysis.peak.counted_bytes)
+        search = replace(search, budget=limit)
+    if isinstance(analysis, Analysis):
+        return search.run(functools.partial(remedies.describe, analysis, search, open_search))
+    return estimate.name_in_model(search.run())
 
 
 def plan_budgets(
-    analysis: Analysis,
+    analysis: ProfiledStep,
     budgets_bytes: Iterable[int],
     *,
     host_memory: int | str | None = None,
@@ -117,9 +116,7 @@ def plan_budgets(
     Raises:
         UsageError: not a training step, or host memory for a card whose rates are not known.
     """
-    check_training(analysis)
-    link = _find_host_link(analysis, "auto", None, host_memory, False)
-    first = _search(analysis, "auto", None, tuple(_ways(analysis, "auto", None, link=link)), progress)
+    first = _open_search(analysis, "auto", None, progress or (lambda _: None), host_memory=host_memory)
     found: dict[int, tuple[Plan, ProfiledStep]] = {}
     for nbytes in sorted(set(budgets_bytes), reverse=True):
         search = replace(first, budget=Budget(nbytes))  # with the same planners and the same proposals seen
@@ -129,7 +126,8 @@ def plan_budgets(
             best = None
         if best is None:
             break
-        found[nbytes] = search.finish(best), best.analysis
+        made = search.finish(best)
+        found[nbytes] = made if isinstance(analysis, Analysis) else estimate.name_in_model(made), best.analysis
     return found, len(first.seen)
 
 
@@ -141,22 +139,39 @@ def apply_plan(plan: Plan) -> Callable[[Analysis], Analysis]:
     return lambda analysis: apply_regions(analysis, plan.regions, plan.application)
 
 
-def _search(
-    analysis: Analysis,
+def _open_search(
+    step: ProfiledStep,
     strategy: str,
-    limit: Budget | None,
-    ways: tuple[PlannedWay, ...],
-    progress: Callable[[str], None] | None,
+    application: Application | str | None,
+    tell: Callable[[str], None],
+    *,
+    regions_only: bool = False,
+    host_memory: int | str | None = None,
+    surveyed: Callable[[], Survey] | None = None,
 ) -> PlanSearch:
-    return PlanSearch(
-        analysis,
-        functools.partial(apply_regions, analysis),
-        sum(parameter.numel() for parameter in analysis.model.parameters()),
-        strategy,
-        limit,
-        ways,
-        progress or (lambda _: None),
-    )
+    """The search for a plan, yet without a budget; `surveyed` is the survey of a step with the same forward."""
+    if isinstance(step, ProgramStep):
+        if host_memory is not None:
+            raise UsageError("expected no host_memory: plans of a program are about its modules")
+        wanted = allowed_applications(strategy, estimate.check_program_application(application))
+        check_training(step)
+        planned = (PlannedWay(way, Planner(step.profile, way)) for way in wanted)
+        return PlanSearch(step, functools.partial(_run_planned, step), None, strategy, None, tuple(planned), tell)
+    check_training(step)
+    if not isinstance(step, Analysis):
+        raise UsageError("expected a model or a program to plan: what there is of the step is a record")
+    link = _find_host_link(step, strategy, application, host_memory, regions_only)
+    ways = tuple(_ways(step, strategy, application, regions_only, link, surveyed))
+    parameters = sum(parameter.numel() for parameter in step.model.parameters())
+    return PlanSearch(step, functools.partial(apply_regions, step), parameters, strategy, None, ways, tell)
+
+
+def _run_planned(step: ProgramStep, regions: tuple[Region, ...], _: Application) -> ProgramStep:
+    """Run a program with modules of one of its models checkpointed."""
+    planned = step.vary(replace(step.edits, regions=regions))
+    if regions and not planned.profile.recomputed_ops:
+        raise AnalysisError(f"the program, run again, did not recompute {estimate.find_root(regions)}")
+    return planned
 
 
 def _find_host_link(

@@ -19,7 +19,7 @@ from fxmem.records.units import format_bytes
 from fxmem.show.text import sizes as size_reporting
 from fxmem.simulation.analysis import Analysis
 from fxmem.whatif import card_fit
-from fxmem.whatif.advice import ModelBench
+from fxmem.whatif.advice.changes import ModelBench
 from fxmem.whatif.plans.proposals import apply_regions
 from fxmem.whatif.verified_plan import survey
 

@@ -813,7 +813,7 @@ def test_max_batch_exits_4_where_nothing_fits(model: str, capsys: pytest.Capture
     ],
 )
 def test_wrong_words_are_refused_before_any_work(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(max_batch_command, "analyze_any", lambda *_: pytest.fail("analysed"))
+    monkeypatch.setattr(max_batch_command, "analyze_subject", lambda *_: pytest.fail("analysed"))
     with pytest.raises(UsageError):
         command(max_batch_command, "torchvision:resnet18", *arguments)
 

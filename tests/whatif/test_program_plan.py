@@ -16,7 +16,10 @@ from fxmem.cli.verbs import plan as plan_command
 from fxmem.errors import AnalysisError, ExceededError, UsageError
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan
-from fxmem.whatif.program_plan import plan_program
+from fxmem.records.profile import Target
+from fxmem.whatif import card_fit
+from fxmem.whatif.program_edits import ProgramEdits
+from fxmem.whatif.program_step import program_step
 
 SCRIPT = """
 import torch
@@ -71,6 +74,24 @@ def test_a_planned_function_is_what_checkpoints_in_it_make_it() -> None:
     assert plan.extra_flops > 0
 
 
+@pytest.mark.truth
+def test_a_function_is_planned_for_each_card_that_is_too_small() -> None:
+    step = program_step(train, target="rtx4090", steps=2)
+    least = fxmem.plan(step, "modules", "60%").after.counted_bytes
+    small, large = (
+        Target(name=name, device="cuda", memory_bytes=least + (more << 20), capability=(8, 9))
+        for name, more in (("small", 32), ("large", 1 << 10))
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(card_fit, "_choose_cards", lambda names: [small, large])
+        fits = {fit.target.name: fit for fit in card_fit.fit_cards(step, plans=True).cards}
+    assert fits["large"].fits
+    assert not fits["small"].fits
+    assert fits["small"].plan is not None
+    assert fits["small"].plan.after.counted_bytes <= least + (32 << 20)
+    assert {region.modules[0].partition(".")[0] for region in fits["small"].plan.regions} == {"blocks"}
+
+
 def test_the_curve_of_a_function_falls() -> None:
     plan = fxmem.plan(train, target="rtx4090", steps=1)
     peaks = [point.peak.counted_bytes for point in plan.curve]
@@ -94,7 +115,7 @@ def train_two() -> None:
     other(one(torch.zeros(1 << 14, 64, device="cuda"))).sum().backward()
 
 
-def test_programs_without_a_plan() -> None:
+def test_programs_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="expected the analysis of a training step"):
         fxmem.plan(evaluate, target="rtx4090")
     with pytest.raises(UsageError, match="regions would be in one, other, and a plan is for one"):
@@ -104,13 +125,9 @@ def test_programs_without_a_plan() -> None:
     with pytest.raises(UsageError, match="expected no steps: the analysis has its settings"):
         fxmem.plan(fxmem.analyze(nn.Linear(2, 2), torch.zeros(1, 2), target="cpu"), steps=3)
 
-    def as_it_is(edits: object) -> fxmem.RecordedProgram:
-        with fxmem.record("rtx4090", steps=1) as recorded:
-            train()
-        return recorded
-
+    monkeypatch.setattr(ProgramEdits, "prepare", lambda *_: None)
     with pytest.raises(AnalysisError, match="the program, run again, did not recompute model"):
-        plan_program(as_it_is, "modules", "60%")
+        fxmem.plan(train, "modules", "60%", target="rtx4090", steps=1)
 
 
 def command(*words: str) -> tuple[int, str]:

@@ -19,11 +19,9 @@ from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import (
-    ProgramWords,
-    analyze_any,
+    analyze_subject,
     check_generation,
     check_host_memory,
-    program_command,
     read_budget,
     read_program,
     refuse_compile,
@@ -32,7 +30,6 @@ from fxmem.records.units import format_bytes, percent
 
 if TYPE_CHECKING:
     from fxmem.records.advice import Suggestion
-    from fxmem.whatif.advice import GenerationBench, ModelBench, ProgramBench
 
 BRIEF = "what to change, and what each change is worth"
 DESCRIPTION = (
@@ -72,16 +69,17 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     program = read_program(options)
     check_host_memory(options, of_model=program is None)
     with Progress(options.quiet) as progress:
-        bench = _model_bench(options, progress) if program is None else _program_bench(options, program, progress)
-        from fxmem.whatif.advice import try_changes
+        step = analyze_subject(options, program, progress, again=True)
+        from fxmem.whatif.advice import make_bench, try_changes
 
+        bench = make_bench(step, options.host_memory)
         advice = try_changes(
             bench,
             budget,
             plans=not options.no_plans,
             quick=options.quick,
             progress=progress,
-            found=lambda each: progress.found(_describe(each, bench.step.peak.counted_bytes)),
+            found=lambda each: progress.found(_describe(each, step.peak.counted_bytes)),
         )
     text = write_json(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, **layout(options)))
     short = (
@@ -97,21 +95,3 @@ def _describe(each: Suggestion, before: int) -> str:
     share = f" ({percent(each.saved_bytes, before)})" if each.saved_bytes else ""
     saved = f"saves {format_bytes(each.saved_bytes)}{share}" if each.saved_bytes else "lowers what is reserved"
     return f"{each.title}: {saved}"
-
-
-def _model_bench(options: argparse.Namespace, progress: Progress) -> GenerationBench | ModelBench:
-    analysis = analyze_any(options, progress)
-    from fxmem.simulation.generation import Generation
-    from fxmem.whatif.advice import GenerationBench, ModelBench
-
-    if isinstance(analysis, Generation):
-        return GenerationBench(analysis)
-    return ModelBench(analysis, options.host_memory)
-
-
-def _program_bench(options: argparse.Namespace, words: ProgramWords, progress: Progress) -> ProgramBench:
-    program = program_command(options, words)
-    from fxmem.whatif.advice import ProgramBench
-
-    progress("running the program as it is")
-    return ProgramBench(program.run, program.launch.command)

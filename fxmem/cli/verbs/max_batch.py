@@ -10,7 +10,7 @@ from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_gen
 from fxmem.cli.output import check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress, say
-from fxmem.cli.step import ProgramWords, analyze_any, check_generation, program_command, read_program
+from fxmem.cli.step import ProgramWords, analyze_subject, check_generation, read_program
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
 
@@ -69,7 +69,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_generation(options)
     budget = _read_budget(options)
     program = read_program(options, "--batch")
-    curve = _measure_model(options, budget) if program is None else _measure_program(options, program, budget)
+    if program is not None:
+        _check_program(options)
+    curve = _measure(options, program, budget)
     if options.svg is not None:
         write_file(options, options.svg, sizes_svg(curve))
     text = write_json(options, curve.model_dump_json(), lambda: size_reporting.curve_table(curve, **layout(options)))
@@ -80,46 +82,33 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     return 4, text
 
 
-def _measure_model(options: argparse.Namespace, budget: Budget | None) -> SizeCurve:
+def _measure(options: argparse.Namespace, program: ProgramWords | None, budget: Budget | None) -> SizeCurve:
     from fxmem.memory import report_reader
 
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
     with Progress(options.quiet) as progress:
-        analysis = analyze_any(options, progress)
+        step = analyze_subject(options, program, progress, again=True)
         from fxmem.whatif import max_batch, verified_plan
 
         return max_batch.measure_curve(
-            analysis,
+            step,
             budget=budget,
             dim=options.dim,
             limit=options.limit,
             goal=options.goal,
             change=None if plan is None else verified_plan.apply_plan(plan),
+            start=max_batch.START if options.batch is None else options.batch,
             progress=progress.found,
         )
 
 
-def _measure_program(options: argparse.Namespace, words: ProgramWords, budget: Budget | None) -> SizeCurve:
+def _check_program(options: argparse.Namespace) -> None:
     if options.dim != "batch" or options.plan is not None or options.goal != "memory":
         raise UsageError(
             "expected --run without --dim, --plan and --goal: {} is what varies, and a program checkpoints itself"
         )
     if options.batch is not None and options.batch < 1:
         raise UsageError(f"expected --batch of at least 1, got {options.batch}")
-    program = program_command(options, words)
-    from fxmem.whatif import max_batch
-
-    with Progress(options.quiet) as progress:
-        return max_batch.measure_program(
-            lambda size, target: program.at_size(size, target).run(),
-            program.target,
-            name=program.launch.command,
-            varied=program.varied,
-            start=max_batch.START if options.batch is None else options.batch,
-            budget=budget,
-            limit=options.limit,
-            progress=progress.found,
-        )
 
 
 def _read_budget(options: argparse.Namespace) -> Budget | None:

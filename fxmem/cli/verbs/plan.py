@@ -13,9 +13,9 @@ from fxmem.cli.progress import Progress
 from fxmem.cli.step import (
     ProgramWords,
     analyze_model,
+    analyze_subject,
     check_host_memory,
     is_report,
-    program_command,
     read_budget,
     read_program,
 )
@@ -97,10 +97,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         certificate.cp_sat()
     program = read_program(options)
     check_host_memory(options, of_model=program is None and not is_report(options.model))
-    if program is not None:
-        plan, profile, timeline = _plan_program(options, program, budget)
+    if program is None and is_report(options.model):
+        plan, profile, timeline = _plan_report(options, budget)
     else:
-        plan, profile, timeline = (_plan_report if is_report(options.model) else _plan_model)(options, budget)
+        plan, profile, timeline = _plan_step(options, program, budget)
     if options.certificate is not None:
         plan = plan.model_copy(update={"certificate": certificate.certify(profile, plan, options.certificate)})
     if options.svg is not None:
@@ -130,35 +130,23 @@ def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | N
     return 0, write_json(options, plan.model_dump_json(), lambda: reporting.table(plan, **layout(options)))
 
 
-def _plan_model(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[Plan, Profile, Timeline]:
+def _plan_step(
+    options: argparse.Namespace, program: ProgramWords | None, budget: Budget | BudgetShare | None
+) -> tuple[Plan, Profile, Timeline]:
     with Progress(options.quiet) as progress:
-        analysis = analyze_model(options, progress)
+        step = analyze_subject(options, program, progress)
         from fxmem.whatif import verified_plan
 
-        regions_only = options.certificate is not None  # what it speaks of
         plan = verified_plan.plan(
-            analysis,
+            step,
             options.strategy,
             budget,
             application=options.application,
             progress=progress,
-            regions_only=regions_only,
+            regions_only=options.certificate is not None,  # what it speaks of
             host_memory=options.host_memory,
         )
-    return plan, analysis.profile, analysis.timeline
-
-
-def _plan_program(
-    options: argparse.Namespace, words: ProgramWords, budget: Budget | BudgetShare | None
-) -> tuple[Plan, Profile, Timeline]:
-    program = program_command(options, words)
-    from fxmem.whatif.program_plan import plan_program
-
-    with Progress(options.quiet) as progress:
-        plan, before = plan_program(
-            program.run, options.strategy, budget, application=options.application, progress=progress
-        )
-    return plan, before.profile, before.timeline
+    return plan, step.profile, step.timeline
 
 
 def _plan_report(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[Plan, Profile, Timeline]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxmem.simulation.generation.any_analysis import AnyAnalysis, analyze_any
+from fxmem.simulation.generation.any_analysis import AnyAnalysis, analyze_any, analyze_request
 from fxmem.simulation.generation.generation import Generation, GenerationRequest
 from fxmem.simulation.generation.recorded_generation import (
     check_generates,
@@ -16,6 +16,7 @@ __all__ = [
     "Generation",
     "GenerationRequest",
     "analyze_any",
+    "analyze_request",
     "check_generates",
     "choose_cache",
     "generate",

@@ -9,11 +9,17 @@ import torch
 
 from fxmem.records.names import AnyMode
 from fxmem.records.profile import Target
-from fxmem.simulation.analysis import Analysis, analyze
-from fxmem.simulation.generation.generation import Generation
-from fxmem.simulation.generation.recorded_generation import generate
+from fxmem.simulation.analysis import Analysis, analyze, analyze_step
+from fxmem.simulation.generation.generation import Generation, GenerationRequest
+from fxmem.simulation.generation.recorded_generation import generate, generate_step
+from fxmem.simulation.request import StepRequest
 
 AnyAnalysis = Analysis | Generation
+
+
+def analyze_request(model: torch.nn.Module, request: StepRequest) -> AnyAnalysis:
+    """Analyse what is asked for of a model."""
+    return generate_step(model, request) if isinstance(request, GenerationRequest) else analyze_step(model, request)
 
 
 def analyze_any(

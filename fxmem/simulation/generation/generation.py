@@ -18,7 +18,7 @@ from fxmem.memory.generation import Events, TokenReplay, replay_tokens, requeste
 from fxmem.records.names import Mode
 from fxmem.records.parts import GenerationPeak, GenerationRun, TokenBytes
 from fxmem.records.profile import Profile, StepTime, Target, Timeline
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.analysed_model import AnalysedModel
 from fxmem.simulation.request import StepRequest
 
 
@@ -48,10 +48,11 @@ class GenerationRequest(StepRequest):
             raise UsageError(f"expected at least 1 new token and 1 beam, got {self.new_tokens} and {self.beams}")
 
 
-class Generation(ProfiledStep):
-    """The memory of a generation, and its reasons."""
+class Generation(AnalysedModel[GenerationRequest]):
+    """The memory of a generation, and its reasons.
 
-    is_fixed = False
+    Where it is long, the tokens between the first and the last are left out of its profile.
+    """
 
     def __init__(
         self,
@@ -63,18 +64,8 @@ class Generation(ProfiledStep):
         request: GenerationRequest,
         repeat: Callable[[nn.Module, GenerationRequest], Generation],
     ) -> None:
-        run = profile.step.generation
-        assert run is not None
-        self.profile = tokens.fill(profile)
-        """The generation. Where it is long, the tokens between the first and the last are left out of it."""
-        self.model = model
-        """The model, as it was given."""
-        self.request = request
-        """The generation that was analysed."""
-        self._tokens = tokens
-        self._is_whole = is_whole
-        self.repeat = repeat
-        """Analyses another model or request."""
+        super().__init__(tokens.fill(profile), model, request, repeat)
+        self._tokens, self._is_whole = tokens, is_whole
 
     @functools.cached_property
     def timeline(self) -> Timeline:
@@ -94,10 +85,6 @@ class Generation(ProfiledStep):
         """As of any step; None where tokens are left out of the profile."""
         return super().estimate_time(card) if self._is_whole else None
 
-    def vary(self, model: nn.Module | None = None, **changes: Any) -> Generation:
-        """Analyse the generation of another model, or with other settings: any field of `GenerationRequest`."""
-        return self.repeat(self.model if model is None else model, dataclasses.replace(self.request, **changes))
-
     def move(self, card: Target, environ: Mapping[str, str] | None = None) -> Generation:
         """The same generation on another card of its compute capability, or with another allocator.
 
@@ -113,6 +100,10 @@ class Generation(ProfiledStep):
             request=self.request,
             repeat=self.repeat,
         )
+
+    def replay(self, environ: Mapping[str, str], profile: Profile | None = None) -> Generation:
+        """The same generation with other settings of the allocator; the profile is its own."""
+        return self.move(self.profile.target, environ)
 
     def within(self, memory_bytes: int, card: Target | None = None) -> MemoryFit:
         """Whether it runs to its last token in so much memory."""

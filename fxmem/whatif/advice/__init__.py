@@ -1,7 +1,5 @@
 """Changes to a step, each made on fakes and analysed."""
 
-from fxmem.whatif.advice.changes import GenerationBench, ModelBench
-from fxmem.whatif.advice.programs import ProgramBench
-from fxmem.whatif.advice.suggestions import advise, try_changes
+from fxmem.whatif.advice.suggestions import advise, make_bench, try_changes
 
-__all__ = ["GenerationBench", "ModelBench", "ProgramBench", "advise", "try_changes"]
+__all__ = ["advise", "make_bench", "try_changes"]

@@ -9,23 +9,19 @@ modules are changed on a copy of the tree, tensors on copies on meta.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from fxmem.errors import UsageError
-from fxmem.memory.budget import Budget, BudgetLike
 from fxmem.records.plan import Plan
 from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.generation import Generation, GenerationRequest
+from fxmem.simulation.generation import Generation
 from fxmem.simulation.given import quantize_weights
-from fxmem.whatif import verified_plan
 from fxmem.whatif.advice.already_done import made_changes
 from fxmem.whatif.advice.dtypes import dtype_changes
 from fxmem.whatif.advice.frozen_parts import frozen_changes
@@ -36,11 +32,11 @@ from fxmem.whatif.advice.optimizer import optimizer_changes
 from fxmem.whatif.advice.release import release_changes
 from fxmem.whatif.advice.variant import (
     AnyChange,
+    Bench,
     Change,
     NotApplicableError,
     Outcome,
     Variant,
-    analyse_variant,
     describe_ranks,
     place_change,
 )
@@ -79,7 +75,7 @@ def expandable_segments() -> AnyChange[Any, Any]:
     )
 
 
-class ModelBench:
+class ModelBench(Bench[Variant, Analysis]):
     """Tries changes to the step of a model, on stand-ins of it.
 
     Args:
@@ -88,33 +84,15 @@ class ModelBench:
     """
 
     def __init__(self, analysis: Analysis, host_memory: int | str | None = None) -> None:
-        self.step, self.host_memory = analysis, host_memory
-        self.start = Variant(analysis.model, analysis.request, dict(os.environ))
+        super().__init__(analysis, Variant(analysis.model, analysis.request, dict(os.environ)), host_memory)
 
     def changes(self) -> Iterator[Change]:
         """Every change that can be tried."""
         return (place_change(change, self.step.request) for change in find_changes(self.step))
 
-    def analyse(self, way: Variant, known: Iterable[Outcome[Variant, Analysis]]) -> Outcome[Variant, Analysis]:
-        """Analyse a variant."""
-        return analyse_variant(way, known)
-
     def parts(self, reached: Outcome[Variant, Analysis]) -> int:
         """How many micro-batches there are to one of the step as it is."""
         return reached.analysis.request.accumulate // self.step.request.accumulate
-
-    def plan(
-        self,
-        reached: Outcome[Variant, Analysis] | None,
-        strategy: str,
-        budget: BudgetLike | None,
-        progress: Callable[[str], None],
-    ) -> Plan:
-        """Plan checkpoints, of the step as it is or of a variant."""
-        with contextlib.nullcontext() if reached is None else reached.variant.within():
-            base = self.step if reached is None else reached.analysis
-            host_memory = self.host_memory if strategy == "auto" else None
-            return verified_plan.plan(base, strategy, budget, host_memory=host_memory, progress=progress)
 
     def has_norms(self) -> bool:
         """Whether plans of strategy "norms" are worth a try."""
@@ -137,35 +115,14 @@ class ModelBench:
 # --- a generation -----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class GenerationWay:
-    """One way of generating."""
-
-    model: nn.Module
-    request: GenerationRequest
-    environ: Mapping[str, str]
-    """Where the allocator's settings are found."""
+GenerationChange = AnyChange[Variant, Generation]
 
 
-GenerationChange = AnyChange[GenerationWay, Generation]
-
-
-class GenerationOutcome(Outcome[GenerationWay, Generation]):
-    """A way of generating, analysed."""
-
-    def keeps(self, limit: Budget) -> bool:
-        """Whether it runs to its last token within the budget."""
-        if self.peak.counted_bytes > limit.nbytes:
-            return False
-        return not limit.bounds_allocator or bool(self.analysis.within(limit.nbytes).peak.fits)
-
-
-class GenerationBench:
-    """Tries changes to a generation, on copies of its model."""
+class GenerationBench(Bench[Variant, Generation]):
+    """Tries changes to a generation, on copies of its model. It has nothing to checkpoint."""
 
     def __init__(self, generation: Generation) -> None:
-        self.step = generation
-        self.start = GenerationWay(generation.model, generation.request, dict(os.environ))
+        super().__init__(generation, Variant(generation.model, generation.request, dict(os.environ)))
 
     def changes(self) -> Iterator[GenerationChange]:
         """Every change that can be tried."""
@@ -185,58 +142,27 @@ class GenerationBench:
         if self.step.profile.target.device == "cuda":
             yield expandable_segments()
 
-    def analyse(
-        self, way: GenerationWay, known: Iterable[Outcome[GenerationWay, Generation]]
-    ) -> Outcome[GenerationWay, Generation]:
-        """Analyse a way. A known one of the same model and request is replayed alone."""
-        alike = (e.analysis for e in known if e.variant.model is way.model and e.variant.request is way.request)
-        found = next(alike, None) or self.step.repeat(way.model, way.request)
-        moved = found.move(found.profile.target, way.environ)
-        return GenerationOutcome(way, moved, moved.profile, moved.peak)
 
-    def parts(self, reached: Outcome[GenerationWay, Generation]) -> int:
-        """A generation is whole."""
-        return 1
-
-    def plan(
-        self,
-        reached: Outcome[GenerationWay, Generation] | None,
-        strategy: str,
-        budget: BudgetLike | None,
-        progress: Callable[[str], None],
-    ) -> Plan:
-        """Nothing is saved for backward."""
-        raise UsageError("expected a training step: a generation has nothing to checkpoint")
-
-    def has_norms(self) -> bool:
-        """Plans are of training steps."""
-        return False
-
-    def plan_code(self, plan: Plan) -> tuple[str, str]:
-        """No plan is made."""
-        return "", ""
-
-
-def _use_cache(cache: str) -> Callable[[GenerationWay, Generation], GenerationWay]:
-    def make(way: GenerationWay, step: Generation) -> GenerationWay:
+def _use_cache(cache: str) -> Callable[[Variant, Generation], Variant]:
+    def make(way: Variant, step: Generation) -> Variant:
         if step.request.cache == cache:
             raise NotApplicableError(f"the cache is {cache} already")
-        return dataclasses.replace(way, request=dataclasses.replace(way.request, cache=cache))
+        return way.replace_step(cache=cache)
 
     return make
 
 
-def _cast(dtype: torch.dtype) -> Callable[[GenerationWay, Generation], GenerationWay]:
-    def make(way: GenerationWay, step: Generation) -> GenerationWay:
+def _cast(dtype: torch.dtype) -> Callable[[Variant, Generation], Variant]:
+    def make(way: Variant, step: Generation) -> Variant:
         if all(each.element_size() <= 2 for each in step.model.parameters()):
             raise NotApplicableError("the weights have two bytes or fewer already")
-        return dataclasses.replace(way, model=copy.deepcopy(way.model).to(dtype))
+        return way.replace_step(copy.deepcopy(way.model).to(dtype))
 
     return make
 
 
-def _quantize(kind: str) -> Callable[[GenerationWay, Generation], GenerationWay]:
-    def make(way: GenerationWay, step: Generation) -> GenerationWay:
+def _quantize(kind: str) -> Callable[[Variant, Generation], Variant]:
+    def make(way: Variant, step: Generation) -> Variant:
         if any(not each.is_floating_point() or type(each.data) is not torch.Tensor for each in step.model.parameters()):
             raise NotApplicableError("the weights are quantised already")
         card, model = step.profile.target, copy.deepcopy(way.model)
@@ -248,14 +174,14 @@ def _quantize(kind: str) -> Callable[[GenerationWay, Generation], GenerationWay]
             quantize_weights(model, kind)
         except UsageError as error:
             raise NotApplicableError(str(error)) from error
-        return dataclasses.replace(way, model=model)
+        return way.replace_step(model)
 
     return make
 
 
-def _drop_beams(way: GenerationWay, step: Generation) -> GenerationWay:
+def _drop_beams(way: Variant, step: Generation) -> Variant:
     if step.run.beams == 1:
         raise NotApplicableError("there are no beams")
-    options: dict[str, Any] = {**way.request.options}
+    options: dict[str, Any] = {**step.request.options}
     options.pop("num_beams", None)
-    return dataclasses.replace(way, request=dataclasses.replace(way.request, beams=1, options=options))
+    return way.replace_step(beams=1, options=options)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
-from fxmem.memory import allocator
-from fxmem.memory.budget import BudgetLike
 from fxmem.records.plan import Plan
-from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.advice.changes import expandable_segments
 from fxmem.whatif.advice.in_place import sort_activations
 from fxmem.whatif.advice.optimizer import FORMS, RELEASE, RELEASE_NOTE
 from fxmem.whatif.advice.release import release_changes
-from fxmem.whatif.advice.uses import free_after_last_use
-from fxmem.whatif.advice.variant import AnyChange, NotApplicableError, Outcome, code_for_modules, list_refused
-from fxmem.whatif.program_edits import AS_IT_IS, ProgramEdits
-from fxmem.whatif.program_plan import plan_program
+from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, code_for_modules, list_refused
+from fxmem.whatif.program_edits import ProgramEdits
+from fxmem.whatif.program_step import ProgramCommand, ProgramStep
 
 _PLAIN: Final = dict.fromkeys(("ReLU", "ReLU6", "Hardtanh"), "")
 """Activations without a slope, whose results are the same to the bit in place."""
@@ -29,33 +26,37 @@ _HALF = ("bfloat16", "float16")
 class ProgramWay:
     """One way of running a program."""
 
+    step: ProgramStep
+    """As it is."""
     edits: ProgramEdits
     environ: Mapping[str, str]
-    """Where the allocator's settings are found."""
     released: frozenset[str] = frozenset()
-    """Names of nodes whose results the program frees after their last use."""
 
     def edit(self, **changes: Any) -> ProgramWay:
         """Return the way with other edits."""
         return dataclasses.replace(self, edits=dataclasses.replace(self.edits, **changes))
 
+    def is_like(self, other: ProgramWay) -> bool:
+        """Whether both have the same edits."""
+        return self.edits == other.edits
 
-ProgramChange = AnyChange[ProgramWay, ProfiledStep]
+    def analyse(self) -> ProgramStep:
+        """Run the program."""
+        return self.step.vary(self.edits)
+
+    def within(self) -> contextlib.AbstractContextManager[None]:
+        """Runs are in processes of their own, or within `fxmem.record`."""
+        return contextlib.nullcontext()
 
 
-class ProgramBench:
-    """Tries changes to a program.
+ProgramChange = AnyChange[ProgramWay, ProgramStep]
 
-    Args:
-        run: runs it with edits.
-        command: how `fxmem` is told to run it; empty for a function.
-    """
 
-    def __init__(self, run: Callable[[ProgramEdits], ProfiledStep], command: str = "") -> None:
-        self._run = run
-        self._command = command
-        self.start = ProgramWay(AS_IT_IS, dict(os.environ))
-        self.step = run(self.start.edits)
+class ProgramBench(Bench[ProgramWay, ProgramStep]):
+    """Tries changes to a program."""
+
+    def __init__(self, step: ProgramStep) -> None:
+        super().__init__(step, ProgramWay(step, step.edits, dict(os.environ)))
 
     def changes(self) -> Iterator[ProgramChange]:
         """Every change that can be tried."""
@@ -74,48 +75,20 @@ class ProgramBench:
         if profile.target.device == "cuda":
             yield expandable_segments()
 
-    def analyse(
-        self, way: ProgramWay, known: Iterable[Outcome[ProgramWay, ProfiledStep]]
-    ) -> Outcome[ProgramWay, ProfiledStep]:
-        """Run the program in this way. A known run with the same edits is taken instead."""
-        step = next((each.analysis for each in known if each.variant.edits == way.edits), None)
-        step = self._run(way.edits) if step is None else step
-        profile = free_after_last_use(step.profile, way.released)
-        return Outcome(way, step, profile, allocator.complete_timeline(profile, way.environ).peak)
-
-    def parts(self, reached: Outcome[ProgramWay, ProfiledStep]) -> int:
-        """How many micro-batches there are to one of the program as it is."""
-        return 1
-
-    def plan(
-        self,
-        reached: Outcome[ProgramWay, ProfiledStep] | None,
-        strategy: str,
-        budget: BudgetLike | None,
-        progress: Callable[[str], None],
-    ) -> Plan:
-        """Plan checkpoints, of the program as it is or on top of edits."""
-        edits, step = (self.start.edits, self.step) if reached is None else (reached.variant.edits, reached.analysis)
-        return plan_program(self._run, strategy, budget, edits=edits, before=step, progress=progress)[0]
-
-    def has_norms(self) -> bool:
-        """Plans of strategy "norms" are of graphs."""
-        return False
-
     def plan_code(self, plan: Plan) -> tuple[str, str]:
         """What to write for a plan, and what to know before."""
         budget = plan.after.counted_bytes if plan.budget_bytes is None else plan.budget_bytes
         made = f"plan = fxmem.plan(train, budget={budget})"
-        if self._command:
-            made = f"# fxmem plan --budget {budget} --json plan.json --run {self._command}\n"
+        if isinstance(self.step.program, ProgramCommand):
+            made = f"# fxmem plan --budget {budget} --json plan.json --run {self.step.program.name}\n"
             made += "plan = fxmem.load_plan('plan.json')"
         return f"import fxmem\n{made}\nmodel = fxmem.checkpoint(model, plan)", "before the model is called"
 
 
-def _in_place_change(step: ProfiledStep) -> ProgramChange:
+def _in_place_change(step: ProgramStep) -> ProgramChange:
     allowed, refused = sort_activations(step.profile, lambda node: _PLAIN.get(node.module_type))
 
-    def make(way: ProgramWay, _: ProfiledStep) -> ProgramWay:
+    def make(way: ProgramWay, _: ProgramStep) -> ProgramWay:
         if not allowed:
             raise NotApplicableError(
                 list_refused(refused) or "the program has no activation modules that could run in place and do not"
@@ -128,11 +101,11 @@ def _in_place_change(step: ProfiledStep) -> ProgramChange:
     return AnyChange("inplace", "activations in place", "none", code, make, note=note)
 
 
-def _autocast(way: ProgramWay, step: ProfiledStep) -> ProgramWay:
+def _autocast(way: ProgramWay, step: ProgramStep) -> ProgramWay:
     if any(output.dtype in _HALF for node in step.profile.nodes for output in node.outputs):
         raise NotApplicableError("the program computes in half precision already")
     return way.edit(autocast=True)
 
 
-def _use_form(form: Literal["fused", "forloop"]) -> Callable[[ProgramWay, ProfiledStep], ProgramWay]:
+def _use_form(form: Literal["fused", "forloop"]) -> Callable[[ProgramWay, ProgramStep], ProgramWay]:
     return lambda way, _: way.edit(optimizer_form=form)

@@ -9,15 +9,15 @@ from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.records.advice import Advice, Effect, Refused, Suggestion
-from fxmem.records.names import STEPS
 from fxmem.records.plan import CurvePoint, Plan
 from fxmem.records.profile import Profile
 from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.generation import AnyAnalysis, Generation
+from fxmem.simulation.generation import Generation
+from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.advice.changes import GenerationBench, ModelBench
 from fxmem.whatif.advice.programs import ProgramBench
-from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, Outcome
-from fxmem.whatif.program_step import record_function
+from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, Outcome, analyse_way
+from fxmem.whatif.program_step import ProgramStep, program_step
 
 _Change = AnyChange[Any, Any]
 _Outcome = Outcome[Any, Any]
@@ -48,7 +48,7 @@ _EFFECTS: tuple[Effect, ...] = ("none", "rounding", "output", "training")
 
 
 def advise(
-    analysis: AnyAnalysis | Callable[[], Any],
+    analysis: ProfiledStep | Callable[[], Any],
     budget: BudgetLike | None = None,
     *,
     plans: bool = True,
@@ -75,22 +75,29 @@ def advise(
         AnalysisError: the function raised, or ran nothing on the target.
     """
     tell = progress or (lambda _: None)
-    if isinstance(analysis, (Analysis, Generation)):
-        if options:
-            raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
-        if isinstance(analysis, Generation):
-            if host_memory is not None:
-                raise UsageError("expected no host_memory: in a generation nothing waits for backward")
-            made: Bench[Any, Any] = GenerationBench(analysis)
-        else:
-            made = ModelBench(analysis, host_memory)
-        return try_changes(made, budget, plans=plans, quick=quick, progress=tell)
+    if not isinstance(analysis, ProfiledStep):
+        tell("running the program as it is")
+        analysis = program_step(analysis, **options)
+    elif options:
+        raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
+    return try_changes(make_bench(analysis, host_memory), budget, plans=plans, quick=quick, progress=tell)
+
+
+def make_bench(step: ProfiledStep, host_memory: int | str | None = None) -> Bench[Any, Any]:
+    """Where changes to a step are tried; `host_memory` is as for `advise`.
+
+    Raises:
+        UsageError: host memory for what has no use for it; what there is of the step is a record.
+    """
+    if isinstance(step, Analysis):
+        return ModelBench(step, host_memory)
+    if not isinstance(step, (Generation, ProgramStep)):
+        raise UsageError("expected a model or a program to change, got the record of a step")
+    is_program = isinstance(step, ProgramStep)
     if host_memory is not None:
-        raise UsageError("expected no host_memory: plans of a program are about its modules")
-    settings = {"steps": STEPS, **options}
-    tell("running the program as it is")
-    bench = ProgramBench(lambda edits: record_function(analysis, settings, edits))
-    return try_changes(bench, budget, plans=plans, quick=quick, progress=tell)
+        why = "plans of a program are about its modules" if is_program else "in a generation nothing waits for backward"
+        raise UsageError(f"expected no host_memory: {why}")
+    return ProgramBench(step) if isinstance(step, ProgramStep) else GenerationBench(step)
 
 
 def try_changes(
@@ -136,9 +143,7 @@ class _Advisor:
         self.step = step = bench.step
         self.useful: list[tuple[_Change, Suggestion]] = []
         self.variants: dict[tuple[str, ...], Any] = {(): bench.start}
-        self.outcomes: dict[tuple[str, ...], _Outcome | FxmemError] = {
-            (): Outcome(bench.start, step, step.profile, step.peak)
-        }
+        self.outcomes: dict[tuple[str, ...], _Outcome | FxmemError] = {(): Outcome(bench.start, step, step)}
 
     def single(self, quick: bool) -> tuple[list[Suggestion], list[Refused]]:
         """Each change by itself, those that often decide first. Both lists are in the order of the bench."""
@@ -306,7 +311,7 @@ class _Advisor:
         if keys not in self.outcomes:
             try:
                 known = [each for each in self.outcomes.values() if isinstance(each, Outcome)]
-                self.outcomes[keys] = self.bench.analyse(self._variant(ordered), known)
+                self.outcomes[keys] = analyse_way(self._variant(ordered), known)
             except FxmemError as error:
                 self.outcomes[keys] = error
         found = self.outcomes[keys]
@@ -322,7 +327,7 @@ class _Advisor:
         return self.variants[keys]
 
     def _keeps(self, reached: _Outcome) -> bool:
-        return self.limit is not None and reached.keeps(self.limit)
+        return self.limit is not None and reached.replayed.keeps(self.limit)
 
     def _suggestion(self, changes: Sequence[_Change], reached: _Outcome) -> Suggestion:
         flops, before = _flops(reached.profile), _flops(self.step.profile)

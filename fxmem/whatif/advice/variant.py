@@ -6,20 +6,21 @@ import contextlib
 import dataclasses
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from torch import nn
 
 from fxmem.errors import FxmemError
-from fxmem.memory import allocator
-from fxmem.memory.budget import Budget, BudgetLike
+from fxmem.memory.budget import BudgetLike
 from fxmem.records.advice import Effect
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile
-from fxmem.simulation.analysis import Analysis, analyze_step
+from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.generation import AnyAnalysis, analyze_request
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.ranks import MeshPlan
 from fxmem.simulation.request import StepRequest
+from fxmem.whatif import verified_plan
 from fxmem.whatif.advice.uses import free_after_last_use
 
 _CODE_WIDTH = 58
@@ -32,18 +33,46 @@ class NotApplicableError(FxmemError):
     """The change does not apply here; the message says why."""
 
 
+class Way(Protocol):
+    """One way of running a step."""
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """Where the allocator's settings are found."""
+
+    @property
+    def released(self) -> frozenset[str]:
+        """Names of nodes whose results the program frees after their last use."""
+
+    def is_like(self, other: Self) -> bool:
+        """Whether both are one to an analysis, which sees neither of those."""
+
+    def analyse(self) -> ProfiledStep:
+        """Analyse the step run in this way."""
+
+    def within(self) -> contextlib.AbstractContextManager[None]:
+        """Where it is to be analysed."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One way of running the step."""
+    """One way of running the step, or the generation, of a model."""
 
     model: nn.Module
     request: StepRequest
     environ: Mapping[str, str]
-    """Where the allocator's settings are found."""
     around: tuple[Callable[[], contextlib.AbstractContextManager[None]], ...] = ()
     """What the step runs within."""
     released: frozenset[str] = frozenset()
-    """Names of nodes whose results the program frees after their last use."""
+
+    def is_like(self, other: Variant) -> bool:
+        """Whether both are of the same model and request."""
+        return self.model is other.model and self.request is other.request and self.around == other.around
+
+    def analyse(self) -> AnyAnalysis:
+        """Analyse the model."""
+        with self.within():
+            return analyze_request(self.model, self.request)
 
     def replace_step(self, model: nn.Module | None = None, **changes: Any) -> Variant:
         """Return the variant with other settings of the step, and another model if given."""
@@ -59,7 +88,7 @@ class Variant:
             yield
 
 
-WayT = TypeVar("WayT")
+WayT = TypeVar("WayT", bound=Way)
 """A way of running a step: a `Variant` of a model's."""
 StepT = TypeVar("StepT", bound=ProfiledStep)
 
@@ -70,12 +99,19 @@ class Outcome(Generic[WayT, StepT]):
 
     variant: WayT
     analysis: StepT
-    profile: Profile
-    peak: Peak
+    """What an analysis sees of it."""
+    replayed: ProfiledStep
+    """The same with the way's allocator, and with what the program frees."""
 
-    def keeps(self, limit: Budget) -> bool:
-        """Whether it stays within the budget."""
-        return limit.keeps(self.profile, self.peak, getattr(self.variant, "environ", None))
+    @property
+    def profile(self) -> Profile:
+        """The step, with what the program frees."""
+        return self.replayed.profile
+
+    @property
+    def peak(self) -> Peak:
+        """The peak, with the way's allocator."""
+        return self.replayed.peak
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,22 +133,25 @@ Change = AnyChange[Variant, Analysis]
 """Of a model's step."""
 
 
-class Bench(Protocol[WayT, StepT]):
-    """Where changes to one step are tried."""
+class Bench(Generic[WayT, StepT]):
+    """Where changes to one step are tried.
 
-    step: StepT
-    """As it is."""
-    start: WayT
-    """How it runs as it is."""
+    Args:
+        step: as it is.
+        start: how it runs as it is.
+        host_memory: as in `fxmem.plan`.
+    """
+
+    def __init__(self, step: StepT, start: WayT, host_memory: int | str | None = None) -> None:
+        self.step, self.start, self.host_memory = step, start, host_memory
 
     def changes(self) -> Iterator[AnyChange[WayT, StepT]]:
         """Every change that can be tried."""
-
-    def analyse(self, way: WayT, known: Iterable[Outcome[WayT, StepT]]) -> Outcome[WayT, StepT]:
-        """Analyse a way; what it has in common with a known one is not analysed again."""
+        raise NotImplementedError
 
     def parts(self, reached: Outcome[WayT, StepT]) -> int:
         """How many micro-batches there are to one of the step as it is."""
+        return 1
 
     def plan(
         self,
@@ -122,31 +161,25 @@ class Bench(Protocol[WayT, StepT]):
         progress: Callable[[str], None],
     ) -> Plan:
         """Plan checkpoints, of the step as it is or on top of changes."""
+        with contextlib.nullcontext() if reached is None else reached.variant.within():
+            base = self.step if reached is None else reached.analysis
+            host_memory = self.host_memory if strategy == "auto" else None
+            return verified_plan.plan(base, strategy, budget, host_memory=host_memory, progress=progress)
 
     def plan_code(self, plan: Plan) -> tuple[str, str]:
         """What to write for a plan, and what to know before."""
+        raise NotImplementedError
 
     def has_norms(self) -> bool:
         """Whether plans of strategy "norms" are worth a try."""
+        return False
 
 
-def analyse_variant(variant: Variant, known: Iterable[Outcome[Variant, Analysis]] = ()) -> Outcome[Variant, Analysis]:
-    """Analyse the variant. The analysis of a known one with the same model and request is reused."""
-    for other in known:
-        if (
-            variant.model is other.variant.model
-            and variant.request is other.variant.request
-            and variant.around == other.variant.around
-        ):
-            return _account(variant, other.analysis)
-    with variant.within():
-        analysis = analyze_step(variant.model, variant.request)
-    return _account(variant, analysis)
-
-
-def _account(variant: Variant, analysis: Analysis) -> Outcome[Variant, Analysis]:
-    profile = free_after_last_use(analysis.profile, variant.released)
-    return Outcome(variant, analysis, profile, allocator.complete_timeline(profile, variant.environ).peak)
+def analyse_way(way: WayT, known: Iterable[Outcome[WayT, Any]] = ()) -> Outcome[WayT, Any]:
+    """Analyse a way of running a step. The analysis of a known one that is like it is reused."""
+    found = next((each.analysis for each in known if way.is_like(each.variant)), None)
+    analysis = way.analyse() if found is None else found
+    return Outcome(way, analysis, analysis.replay(way.environ, free_after_last_use(analysis.profile, way.released)))
 
 
 def code_for_modules(paths: Sequence[str], statement: str) -> str:

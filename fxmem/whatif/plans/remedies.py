@@ -25,8 +25,15 @@ _OF_THE_BATCH = (Kind.INPUT, Kind.OUTPUT, Kind.SAVED)
 """What a smaller batch takes less of, however the optimizer works."""
 
 
-def describe_optimizer(
-    analysis: Analysis, search: PlanSearch, shortfall: Shortfall, make_search: Callable[[Analysis], PlanSearch]
+def describe(
+    analysis: Analysis, search: PlanSearch, open_search: Callable[[Analysis], PlanSearch], shortfall: Shortfall
+) -> str:
+    """What would help a model's step besides a plan, in words."""
+    return _describe_optimizer(analysis, search, open_search, shortfall) + _describe_batch(analysis, search, shortfall)
+
+
+def _describe_optimizer(
+    analysis: Analysis, search: PlanSearch, open_search: Callable[[Analysis], PlanSearch], shortfall: Shortfall
 ) -> str:
     """Describe the form of the same optimizer that keeps the budget: no checkpoint frees what an optimizer takes, nor
     gradients.
@@ -46,7 +53,7 @@ def describe_optimizer(
     if fixed <= limit:
         forms.append({"the same optimizer within backward (fxmem.release_gradients)": in_backward(spec)})
     for words, varied in filter(None, (_vary_optimizer(analysis, search, each) for each in forms)):
-        found = replace(make_search(varied), tell=lambda _: None).find_any()
+        found = replace(open_search(varied), tell=lambda _: None).find_any()
         if found is not None:
             how = "a plan with " if found.regions else ""
             return f"; {how}{words} takes {format_bytes(found.peak_bytes)}, which is within it"
@@ -68,7 +75,7 @@ def _vary_optimizer(
     return None
 
 
-def describe_batch(analysis: Analysis, search: PlanSearch, shortfall: Shortfall) -> str:
+def _describe_batch(analysis: Analysis, search: PlanSearch, shortfall: Shortfall) -> str:
     """Describe how large a batch keeps the budget with the plan that reaches lowest."""
     if search.budget is None or not STRATEGIES.get(search.strategy).falls_back:
         return ""

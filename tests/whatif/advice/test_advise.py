@@ -20,7 +20,8 @@ from fxmem.records.advice import Advice
 from fxmem.show.text import advice as advice_reporting
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
-from fxmem.whatif.advice import ModelBench, suggestions, variant
+from fxmem.whatif.advice import suggestions, variant
+from fxmem.whatif.advice.changes import ModelBench
 
 pytestmark = pytest.mark.truth
 

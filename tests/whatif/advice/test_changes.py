@@ -27,7 +27,7 @@ from fxmem.whatif.advice import losses
 from fxmem.whatif.advice.changes import ModelBench, find_changes
 from fxmem.whatif.advice.release import write_release
 from fxmem.whatif.advice.suggestions import try_changes
-from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_variant
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_way
 
 SMALL = 1e-3
 
@@ -64,7 +64,7 @@ def by_key(analysis: Analysis) -> dict[str, Change]:
 
 
 def made(analysis: Analysis, key: str) -> Outcome:
-    return analyse_variant(
+    return analyse_way(
         by_key(analysis)[key].make(Variant(analysis.model, analysis.request, dict(os.environ)), analysis)
     )
 
@@ -132,7 +132,7 @@ def test_letting_go_of_an_output_is_worth_what_a_real_run_says() -> None:
     release = [change for change in find_changes(analysis) if change.key == "release:head"]
     assert len(release) == 1
     assert release[0].code.startswith("del logits")
-    changed = analyse_variant(release[0].make(Variant(analysis.model, analysis.request, {}), analysis))
+    changed = analyse_way(release[0].make(Variant(analysis.model, analysis.request, {}), analysis))
     assert changed.peak.requested_bytes < analysis.peak.requested_bytes - 2_000_000
     assert changed.peak.requested_bytes == pytest.approx(measured(OnlyTheLoss(), ids), rel=SMALL)
 

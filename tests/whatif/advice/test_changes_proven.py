@@ -23,14 +23,14 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.advice.changes import find_changes
-from fxmem.whatif.advice.variant import NotApplicableError, Outcome, Variant, analyse_variant
+from fxmem.whatif.advice.variant import NotApplicableError, Outcome, Variant, analyse_way
 
 SMALL = 1e-3
 
 
 def made(analysis: Analysis, key: str) -> Outcome:
     change = next(each for each in find_changes(analysis) if each.key == key)
-    return analyse_variant(change.make(Variant(analysis.model, analysis.request, {}), analysis))
+    return analyse_way(change.make(Variant(analysis.model, analysis.request, {}), analysis))
 
 
 def reason(analysis: Analysis, key: str) -> str:

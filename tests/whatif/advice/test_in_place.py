@@ -19,7 +19,7 @@ from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.advice.changes import find_changes
 from fxmem.whatif.advice.source_edits import calls_in_place
-from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_variant
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_way
 
 HEAD = """
 import torch
@@ -58,7 +58,7 @@ def change(analysis: Analysis) -> Change:
 
 
 def made(analysis: Analysis) -> Outcome:
-    return analyse_variant(change(analysis).make(Variant(analysis.model, analysis.request, dict(os.environ)), analysis))
+    return analyse_way(change(analysis).make(Variant(analysis.model, analysis.request, dict(os.environ)), analysis))
 
 
 def edited(folder: Path, code: str, old: Path) -> nn.Module:
@@ -178,8 +178,8 @@ def test_nothing_of_the_users_is_changed_and_the_changed_model_can_be_changed_ag
     changes = {each.key: each for each in find_changes(analysis)}
     changed = made(analysis)
     assert "forward" not in vars(model)
-    both = analyse_variant(changes["bf16-weights"].make(changed.variant, analysis))
-    alone = analyse_variant(changes["bf16-weights"].make(Variant(model, analysis.request, {}), analysis))
+    both = analyse_way(changes["bf16-weights"].make(changed.variant, analysis))
+    alone = analyse_way(changes["bf16-weights"].make(Variant(model, analysis.request, {}), analysis))
     assert both.peak.counted_bytes < alone.peak.counted_bytes
 
 

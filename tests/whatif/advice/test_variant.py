@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fxmem
-from fxmem.whatif.advice import ModelBench
+from fxmem.whatif.advice.changes import ModelBench
 from fxmem.whatif.advice.variant import Change, NotApplicableError
 from tests.sharded_models import Llama, fsdp, loss, tokens
 
