@@ -67,7 +67,7 @@ class ProfiledStep:
 
     def replay(self, environ: Mapping[str, str], profile: Profile | None = None) -> ProfiledStep:
         """The same step with other settings of the allocator, and with this profile if one is given."""
-        return ReplayedStep(self.profile if profile is None else profile, environ)
+        return ReallocatedStep(self.profile if profile is None else profile, environ)
 
     def report(self) -> Report:
         """The profile, its peak and its time, as `fxmem analyze --json` writes them."""
@@ -127,7 +127,7 @@ class ProfiledStep:
         return notebook_html(self.profile, self.timeline)
 
 
-class ReplayedStep(ProfiledStep):
+class ReallocatedStep(ProfiledStep):
     """A step on a card whose allocator has settings of its own."""
 
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:

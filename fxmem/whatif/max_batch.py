@@ -112,8 +112,8 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
     return measure_curve(program_step(model, target=resolved, **options), **settings)
 
 
-class Sizes(NamedTuple):
-    """What may be had at several sizes."""
+class SizedStep(NamedTuple):
+    """A step that may be had at several sizes."""
 
     dim: str
     """What varies."""
@@ -183,7 +183,7 @@ def measure_curve(
     )
 
 
-def _vary_model(analysis: AnyAnalysis, dim: str | int, change: Change | None) -> Sizes:
+def _vary_model(analysis: AnyAnalysis, dim: str | int, change: Change | None) -> SizedStep:
     arguments = named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs)
     new = _new_tokens(analysis) if dim == CONTEXT else 0
     varied = find_resizing(arguments, "seq" if dim == CONTEXT else dim)
@@ -195,10 +195,10 @@ def _vary_model(analysis: AnyAnalysis, dim: str | int, change: Change | None) ->
         return sized if change is None else change(sized)
 
     note = functools.partial(_note_positions, analysis.model, varied)
-    return Sizes(str(dim), varied.size + new, run, lambda: analysis.profile, note, varied.names)
+    return SizedStep(str(dim), varied.size + new, run, lambda: analysis.profile, note, varied.names)
 
 
-def _vary_program(step: ProgramStep, target: Target, memory: int, start: int) -> Sizes:
+def _vary_program(step: ProgramStep, target: Target, memory: int, start: int) -> SizedStep:
     """With a budget, the program finds itself on a card like the target with so much memory."""
     within = target.model_copy(update={"memory_bytes": memory})
     first: list[Profile] = []
@@ -212,7 +212,7 @@ def _vary_program(step: ProgramStep, target: Target, memory: int, start: int) ->
         record = first[0].step.model_copy(update={"program": None})
         return first[0].model_copy(update={"model": step.program.name, "target": target, "step": record})
 
-    return Sizes(step.program.varied or "size", start, run, describe, _note_standstill)
+    return SizedStep(step.program.varied or "size", start, run, describe, _note_standstill)
 
 
 def find_smaller(
@@ -239,7 +239,7 @@ def find_smaller(
 
 
 def _measure_sizes(
-    sizes: Sizes, memory: int, *, limit: int, goal: Goal, progress: Callable[[str], None] | None
+    sizes: SizedStep, memory: int, *, limit: int, goal: Goal, progress: Callable[[str], None] | None
 ) -> list[SizePoint]:
     """Every point of the curve, the smallest first. A step that raises at the first size ends the search."""
     _check_limit(limit)

@@ -33,7 +33,7 @@ class NotApplicableError(FxmemError):
     """The change does not apply here; the message says why."""
 
 
-class Way(Protocol):
+class RunWay(Protocol):
     """One way of running a step."""
 
     @property
@@ -88,7 +88,7 @@ class Variant:
             yield
 
 
-WayT = TypeVar("WayT", bound=Way)
+WayT = TypeVar("WayT", bound=RunWay)
 """A way of running a step: a `Variant` of a model's."""
 StepT = TypeVar("StepT", bound=ProfiledStep)
 
