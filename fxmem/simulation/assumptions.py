@@ -20,56 +20,56 @@ from fxmem.simulation.model.accepted_models import COMPILED
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.recording import FinishedRun
 
+_Said = tuple[str, str]
+"""A topic and a sentence."""
 _WORTH_SAYING = 100
 """A missing loss is named where it would add this share of what else the step keeps, one in so many."""
 
 
 def assumptions(run: FinishedRun, readers: dict[int, int]) -> Iterator[Assumption]:
     """What was taken for granted of the step; `readers` are the first readers of parameters, by storage."""
+    for topic, text in _say(run, readers):
+        yield Assumption(topic=topic, text=text)
+
+
+def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
     values, log = run.recording.subject.values, run.log
     yield from _program_step(run) if run.is_program else _template_step(run)
     yield from _loss(run)
     if run.recording.ran_compiled:
-        yield Assumption(topic="model", text=COMPILED)
+        yield "model", COMPILED
     yield from _compiled_step(run.step.compiled)
     yield from _optimizer(run)
     called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}
     if called & {"isfinite", "isnan", "isinf"}:
-        yield Assumption(topic="values", text="all numbers are finite, where the program asks (isfinite, isnan, isinf)")
+        yield "values", "all numbers are finite, where the program asks (isfinite, isnan, isinf)"
     if values.passed_checks or any(op.name == "aten._is_all_true.default" for op in log.ops):
         means = "assert, if …: raise, torch._check_tensor_all, arguments of distributions"
-        yield Assumption(topic="values", text=f"what the program checks of its tensors holds ({means})")
+        yield "values", f"what the program checks of its tensors holds ({means})"
     if any(op.name in ("aten.rand.default", "aten.uniform_.default") for op in log.ops):
         middle = "the middle of its range, where the program looks at it (layer drop: the layer is kept)"
-        yield Assumption(topic="values", text=f"a single random number drawn on the CPU is {middle}")
+        yield "values", f"a single random number drawn on the CPU is {middle}"
     if run.recording.stop_rule.was_asked:
-        yield Assumption(topic="generation", text=stop_rule.ASSUMED)
+        yield "generation", stop_rule.ASSUMED
     if run.recording.stop_rule.was_drafted:
-        yield Assumption(topic="generation", text=stop_rule.DRAFTS_ASSUMED)
+        yield "generation", stop_rule.DRAFTS_ASSUMED
     if values.reads is not None:
         inputs = ", ".join(f"{label} {'x'.join(map(str, tensor.shape))}" for label, tensor in run.inputs)
-        yield Assumption(
-            topic="values",
-            text=f"what hangs on data is decided by one real run on the CPU, for this batch alone ({inputs})",
-        )
+        yield "values", f"what hangs on data is decided by one real run on the CPU, for this batch alone ({inputs})"
     for what, place in values.bounded:
         at = f" at {place}" if place else ""
-        yield Assumption(topic="values", text=f"a shape that hangs on data is taken at its largest{at}: {what}")
+        yield "values", f"a shape that hangs on data is taken at its largest{at}: {what}"
     if values.made_up_scalars:
-        yield Assumption(
-            topic="optimizer",
-            text="the optimizer reads numbers from tensors; each was taken to be 1, on which no allocation depends",
-        )
+        text = "the optimizer reads numbers from tensors; each was taken to be 1, on which no allocation depends"
+        yield "optimizer", text
     if run.cycles > 0:
         text = (
             f"{run.cycles} storages were held by reference cycles until the step's end; a real run frees them "
             f"when Python's garbage collector happens to run"
         )
-        yield Assumption(topic="cycles", text=text)
+        yield "cycles", text
     if run.recording.target.device == "cpu":
-        yield Assumption(
-            topic="workspace", text="scratch memory inside CPU kernels (oneDNN convolutions above all) is not included"
-        )
+        yield "workspace", "scratch memory inside CPU kernels (oneDNN convolutions above all) is not included"
     yield from _streams(log)
     yield from _ranks(run)
     unread = sum(
@@ -78,65 +78,63 @@ def assumptions(run: FinishedRun, readers: dict[int, int]) -> Iterator[Assumptio
         if each.kind is Kind.PARAMETER and each.birth == 0 and index not in readers
     )
     if unread:
-        yield Assumption(
-            topic="unread", text=f"{unread} bytes of parameters are read by no node; they are resident all the same"
-        )
+        yield "unread", f"{unread} bytes of parameters are read by no node; they are resident all the same"
     # torch's math attention is the only caller of `_safe_softmax`.
     if any("scaled_dot_product" in op.name or op.name.startswith("aten._safe_softmax") for op in log.ops):
-        yield from card_emulation.assumptions(run.recording.target)
+        yield from ((each.topic, each.text) for each in card_emulation.assumptions(run.recording.target))
     if (of_release := release_assumption(torch.__version__)) is not None:
-        yield Assumption(topic="torch", text=of_release)
+        yield "torch", of_release
     yield from _card(run.recording.target, run.step)
 
 
-def _ranks(run: FinishedRun) -> Iterator[Assumption]:
+def _ranks(run: FinishedRun) -> Iterator[_Said]:
     """What is taken for granted of the other ranks."""
     world = run.recording.collectives.world
     if world is not None:
-        yield Assumption(
-            topic="ranks",
-            text=f"rank {world.rank} of {world.size}, {min(PER_MACHINE, world.size)} to a machine; collectives take no "
-            f"memory of their own, and no time in the step's estimate",
+        text = (
+            f"rank {world.rank} of {world.size}, {min(PER_MACHINE, world.size)} to a machine; collectives take no "
+            f"memory of their own, and no time in the step's estimate"
         )
+        yield "ranks", text
 
 
-def _streams(log: StepLog) -> Iterator[Assumption]:
+def _streams(log: StepLog) -> Iterator[_Said]:
     """What is taken for granted of allocations on several streams."""
     streams = len({each.stream for each in log.storages})
     if streams > 1:
-        yield Assumption(
-            topic="streams",
-            text=f"the step allocates on {streams} streams, each with free blocks of its own, as the caching allocator "
-            f"has them; backward runs on forward's streams",
+        text = (
+            f"the step allocates on {streams} streams, each with free blocks of its own, as the caching allocator "
+            f"has them; backward runs on forward's streams"
         )
+        yield "streams", text
     if log.used_on:
         count = len(log.used_on)
-        yield Assumption(
-            topic="streams",
-            text=f"{count} tensors were given to another stream (record_stream): reserved bytes are a range, from no "
-            f"block that waits for that stream to all that wait until the host has waited for it or the step ends",
+        text = (
+            f"{count} tensors were given to another stream (record_stream): reserved bytes are a range, from no "
+            f"block that waits for that stream to all that wait until the host has waited for it or the step ends"
         )
+        yield "streams", text
 
 
-def _optimizer(run: FinishedRun) -> Iterator[Assumption]:
+def _optimizer(run: FinishedRun) -> Iterator[_Said]:
     """What is taken for granted of the optimizer."""
     if run.optimizer is None:
         return
     form = _describe_optimizer(run.optimizer, run.recording.target)
     there = "" if run.is_program else ", its state already there"
-    yield Assumption(topic="optimizer", text=form + there)
+    yield "optimizer", form + there
     if run.step.compiled is None and type(run.optimizer).__module__.startswith("torchao."):
         text = "torchao compiles the optimizer's step, and Inductor may keep fewer temporaries than are counted"
-        yield Assumption(topic="optimizer", text=text)
+        yield "optimizer", text
 
 
-def _loss(run: FinishedRun) -> Iterator[Assumption]:
+def _loss(run: FinishedRun) -> Iterator[_Said]:
     """What is taken for granted of the loss, or what one would add."""
     if run.labels is not None:
-        yield Assumption(topic="loss", text=run.labels)
+        yield "loss", run.labels
     text, nbytes = run.missing_loss
     if text and (not nbytes or nbytes * _WORTH_SAYING >= _known_bytes(run)):
-        yield Assumption(topic="loss", text=text)
+        yield "loss", text
 
 
 def _known_bytes(run: FinishedRun) -> int:
@@ -149,92 +147,83 @@ def _known_bytes(run: FinishedRun) -> int:
     )
 
 
-def _card(target: Target, step: Step) -> Iterator[Assumption]:
+def _card(target: Target, step: Step) -> Iterator[_Said]:
     """What is taken for granted of the card."""
     if (of_size := size_assumption(target)) is not None:
-        yield Assumption(topic="target", text=of_size)
+        yield "target", of_size
     if (how := time_assumption(target, step)) is not None:
-        yield Assumption(topic="time", text=how)
+        yield "time", how
     context = context_range(target)
     if context is not None:
         size = format_range(context.low, context.high)
-        yield Assumption(
-            topic="process",
-            text=f"the CUDA context and loaded kernels take {size} beside what the allocator reserves, the range of "
-            f"{context.grounds}",
+        text = (
+            f"the CUDA context and loaded kernels take {size} beside what the allocator reserves, the range of "
+            f"{context.grounds}"
         )
+        yield "process", text
 
 
-def _template_step(run: FinishedRun) -> Iterator[Assumption]:
+def _template_step(run: FinishedRun) -> Iterator[_Said]:
     """What is taken for granted of a step of a model and its inputs."""
     if run.step.mode == "train":
         text = f"one step in its steady state: {_order(run)}; output and loss live until the step's function returns"
-        yield Assumption(topic="step", text=text)
+        yield "step", text
     else:
         under = "inference_mode" if run.step.inference_mode else "no_grad"
-        yield Assumption(
-            topic="step", text=f"one forward under {under}; the output lives until the step's function returns"
-        )
+        yield "step", f"one forward under {under}; the output lives until the step's function returns"
     if run.step.accumulate > 1:
         text = (
             f"the last of {run.step.accumulate} micro-batches to one optimizer step: the gradients of those "
             f"before are there when it begins"
         )
-        yield Assumption(topic="step", text=text)
+        yield "step", text
     ahead = (
         f"so are {run.step.prefetch} further batches like it"
         if run.step.prefetch
         else "a prefetched next batch is not counted"
     )
-    yield Assumption(
-        topic="residents", text=f"parameters, buffers and inputs are on the target's device throughout; {ahead}"
-    )
+    yield "residents", f"parameters, buffers and inputs are on the target's device throughout; {ahead}"
 
 
-def _compiled_step(made: CompileRecord | None) -> Iterator[Assumption]:
+def _compiled_step(made: CompileRecord | None) -> Iterator[_Said]:
     """What is taken for granted of a compiled step."""
     if made is None:
         return
     what = f"{made.graphs} graphs, {made.kernels} launches"
-    yield Assumption(
-        topic="compile",
-        text=f"torch.compile in mode {made.mode}, as inductor of torch {torch.__version__} writes it: {what}; a later "
-        "step, whose kernels are built and tuned",
+    text = (
+        f"torch.compile in mode {made.mode}, as inductor of torch {torch.__version__} writes it: {what}; a later "
+        "step, whose kernels are built and tuned"
     )
+    yield "compile", text
     if not made.graphs:
-        yield Assumption(topic="compile", text="nothing was compiled: the step is analysed as eager code")
+        yield "compile", "nothing was compiled: the step is analysed as eager code"
     if made.breaks:
         reasons = "; ".join(dict.fromkeys(made.breaks))
-        yield Assumption(topic="compile", text=f"{len(made.breaks)} graph breaks: {reasons}")
+        yield "compile", f"{len(made.breaks)} graph breaks: {reasons}"
     if made.cuda_graphs:
-        yield Assumption(
-            topic="compile",
-            text=f"{made.cuda_graphs} graphs are CUDA graphs: what they allocate, with a copy of each input that may "
+        text = (
+            f"{made.cuda_graphs} graphs are CUDA graphs: what they allocate, with a copy of each input that may "
             "move, is in a pool of its own and counted as in the step that records them; later steps allocate nothing "
-            "there, and the pool stays reserved. Not confirmed by a card",
+            "there, and the pool stays reserved. Not confirmed by a card"
         )
+        yield "compile", text
     if "triton.cudagraph_trees" in made.options:
-        yield Assumption(topic="compile", text="all CUDA graphs share one pool, as with triton.cudagraph_trees")
+        yield "compile", "all CUDA graphs share one pool, as with triton.cudagraph_trees"
     if made.cuda_graph_skips:
-        yield Assumption(topic="compile", text=f"graphs without a CUDA graph: {'; '.join(made.cuda_graph_skips)}")
+        yield "compile", f"graphs without a CUDA graph: {'; '.join(made.cuda_graph_skips)}"
     for each in made.timed:
-        yield Assumption(
-            topic="compile",
-            text=f"{each.what}: decided on the card by timing; taken as {each.taken}, {each.count} times",
-        )
+        yield "compile", f"{each.what}: decided on the card by timing; taken as {each.taken}, {each.count} times"
 
 
-def _program_step(run: FinishedRun) -> Iterator[Assumption]:
+def _program_step(run: FinishedRun) -> Iterator[_Said]:
     """What is taken for granted of a round of a recorded program."""
-    yield Assumption(
-        topic="step",
-        text="a round of the program as it ran, from one optimizer step to the next, with all that its variables keep",
+    text = "a round of the program as it ran, from one optimizer step to the next, with all that its variables keep"
+    yield "step", text
+    text = (
+        "numbers that come off the card are made up (1, 0, False), but for those that follow from known ones; all "
+        "are finite"
     )
-    yield Assumption(
-        topic="values",
-        text="numbers that come off the card are made up (1, 0, False), but for those that follow from known ones; all "
-        "are finite",
-    )
+    yield "values", text
 
 
 def _order(run: FinishedRun) -> str:

@@ -180,6 +180,19 @@ def _build_nodes(
         run.row(node): tuple(renumbered[i] for i in indices if i in renumbered and i in ledger.saved_at_end)
         for node, indices in ledger.saved.items()
     }
+
+    def sum_up(row: int) -> dict[str, Any]:
+        """The figures of a row."""
+        return {
+            "params_bytes": parameters[row],
+            "saved_bytes": saved[row],
+            "saved": kept.get(row, ()),
+            "scratch_bytes": scratch[row],
+            "live_bytes": live[row],
+            "forward_flops": flops[row][0],
+            "backward_flops": flops[row][1],
+        }
+
     first: dict[int, int] = {}
     nodes: list[Node] = []
     for i, node in enumerate(run.nodes):
@@ -204,45 +217,14 @@ def _build_nodes(
                     for shape, dtype, s in outputs
                 ),
                 view_of=view_of,
-                params_bytes=parameters[i],
                 output_bytes=log.sum_bytes(fresh),
-                saved_bytes=saved[i],
-                saved=kept.get(i, ()),
-                scratch_bytes=scratch[i],
-                live_bytes=live[i],
-                forward_flops=flops[i][0],
-                backward_flops=flops[i][1],
+                **sum_up(i),
             )
         )
     loss, step = run.row(LOSS), run.row(OPTIMIZER)
     optimizer = "none" if run.optimizer is None else type(run.optimizer).__name__
-    nodes.append(
-        Node(
-            name="loss",
-            op="loss",
-            target="loss",
-            inputs=(loss - 1,),
-            params_bytes=parameters[loss],
-            saved_bytes=saved[loss],
-            saved=kept.get(loss, ()),
-            scratch_bytes=scratch[loss],
-            live_bytes=live[loss],
-            forward_flops=flops[loss][0],
-            backward_flops=flops[loss][1],
-        )
-    )
-    nodes.append(
-        Node(
-            name="optimizer",
-            op="optimizer",
-            target=optimizer,
-            params_bytes=parameters[step],
-            scratch_bytes=scratch[step],
-            live_bytes=live[step],
-            forward_flops=flops[step][0],
-            backward_flops=flops[step][1],
-        )
-    )
+    nodes.append(Node(name="loss", op="loss", target="loss", inputs=(loss - 1,), **sum_up(loss)))
+    nodes.append(Node(name="optimizer", op="optimizer", target=optimizer, **sum_up(step)))
     return tuple(nodes)
 
 
