@@ -87,10 +87,8 @@ def is_watched() -> bool:
 
     `torch.overrides._get_current_function_mode_stack` (since 2.0) lists them, outermost first.
     """
-    return any(
-        not isinstance(mode, DeviceContext)
-        for mode in torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    )
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def sdpa_order() -> tuple[int, ...]:
@@ -119,12 +117,9 @@ def rnn_weights(module: torch.nn.Module) -> list[torch.Tensor] | None:
     """
     if not isinstance(module, torch.nn.RNNBase):
         return None
-    weights = [
-        weight
-        for name in module._flat_weights_names
-        if isinstance(weight := getattr(module, name, None), torch.nn.Parameter)
-    ]
-    if len(weights) != len(module._flat_weights_names):
+    found = [getattr(module, name, None) for name in module._flat_weights_names]
+    weights = [each for each in found if isinstance(each, torch.nn.Parameter)]
+    if len(weights) != len(found):
         return None
     module._flat_weights = [*weights]
     module._flat_weight_refs = [weakref.ref(weight) for weight in weights]
