@@ -55,19 +55,10 @@ def _answers(names: str, *, everywhere: bool = False) -> Callable[[Kernel], Kern
 
 
 @_answers("_scaled_dot_product_cudnn_attention")
-def _cudnn_attention(
-    fakes: Fakes,
-    _: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Any,
-    compute_log_sumexp: bool,
-    *rest: Any,
-    **kwargs: Any,
-) -> Any:
+def _cudnn_attention(fakes: Fakes, _: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **kwargs: Any) -> Any:
     """torch's own always has a log-sum-exp; `_cudnn_attention_forward` (transformers/cuda/attention.cu) allocates it
     only where it is asked for."""
+    _bias, compute_log_sumexp, *_options = rest
     if compute_log_sumexp:
         return NotImplemented
     shape = (*query.shape[:3], value.shape[-1])
@@ -83,18 +74,11 @@ def _cudnn_attention(
 
 @_answers("_scaled_dot_product_efficient_attention")
 def _efficient_attention(
-    fakes: Fakes,
-    _: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Any,
-    compute_log_sumexp: bool,
-    *rest: Any,
-    **kwargs: Any,
+    fakes: Fakes, _: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **kwargs: Any
 ) -> Any:
     """Seed and offset are numbers of the CPU (`_efficient_attention_forward`, transformers/cuda/attention.cu, but for
     CUDA graphs); torch's own has them on the card."""
+    _bias, compute_log_sumexp, *_options = rest
     batch, heads, rows = query.shape[:3]
     with fakes:
         out = query.new_empty((batch, rows, heads, value.shape[-1])).transpose(1, 2)
@@ -223,21 +207,13 @@ def _use_miopen_ctc_loss(*_: Any) -> bool:
 
 
 @_answers("_ctc_loss _ctc_loss.Tensor")
-def _ctc_loss(
-    fakes: Fakes,
-    _: Any,
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    *rest: Any,
-    **kwargs: Any,
-) -> Any:
+def _ctc_loss(fakes: Fakes, _: Any, log_probs: Tensor, targets: Tensor, *lengths_and_rest: Any, **kwargs: Any) -> Any:
     """`ctc_loss_gpu_template` (cuda/LossCTC.cu): log_alpha has two places for each label of the longest target, and
     one.
 
     Targets in rows, one for each item, bound that length where the lengths' values are not known.
     """
+    _input_lengths, target_lengths, *_rest = lengths_and_rest
     is_tensor = isinstance(target_lengths, Tensor)
     lengths = known_values.find_value(target_lengths) if is_tensor else torch.tensor(target_lengths)
     if lengths is None and targets.dim() == 1:
@@ -312,13 +288,10 @@ def _gru_cell_backward(fakes: Fakes, _: Any, grad_hy: Tensor, workspace: Tensor,
     """`_thnn_fused_gru_cell_backward_cuda` (cuda/RNN.cu)."""
     batch, hidden = workspace.shape[0], workspace.shape[1] // 5
     with fakes:
-        grad_input_gates, grad_hidden_gates = (
-            workspace.new_empty((batch, 3 * hidden)),
-            workspace.new_empty((batch, 3 * hidden)),
-        )
+        grad_gates = [workspace.new_empty((batch, 3 * hidden)) for _ in range(2)]  # of input and hidden state
         grad_hx = torch.empty_like(grad_hy, memory_format=torch.contiguous_format)
         grad_biases = [workspace.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
-    return grad_input_gates, grad_hidden_gates, grad_hx, *grad_biases
+    return *grad_gates, grad_hx, *grad_biases
 
 
 @_answers("_fused_sgd_ _fused_sgd_.tensor_lr _fused_adagrad_", everywhere=True)
@@ -401,14 +374,11 @@ def run_kernel(fakes: Fakes, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 # --- what rows say of results and arguments ---------------------------------------------------------------------------
 
-ALLOCATED: Final[dict[Any, tuple[int, ...]]] = {
-    getattr(aten, name).default: row.order for name, row in OPERATORS.items() if row.order
-}
+_ROWS: Final = {getattr(aten, name).default: row for name, row in OPERATORS.items() if row.order or row.one_dtype}
+ALLOCATED: Final[dict[Any, tuple[int, ...]]] = {func: row.order for func, row in _ROWS.items() if row.order}
 """Which results a kernel allocates, in its order, where that is not the order of the results."""
 
-ONE_DTYPE: Final[dict[Any, tuple[int, ...]]] = {
-    getattr(aten, name).default: row.one_dtype for name, row in OPERATORS.items() if row.one_dtype
-}
+ONE_DTYPE: Final[dict[Any, tuple[int, ...]]] = {func: row.one_dtype for func, row in _ROWS.items() if row.one_dtype}
 """Operators whose kernels take one dtype only, which torch's kernels for FakeTensors do not check; and which of their
 arguments."""
 
@@ -426,15 +396,10 @@ of their arguments these are."""
 
 def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
     """Refuse what a real kernel refuses. Raises RuntimeError, in the place where torch would."""
-    at = INDICES.get(func, len(args))
+    at, name = INDICES.get(func, len(args)), func.name().removeprefix("aten::")
     if at < len(args) and args[at].dtype not in (torch.int64, torch.int32):
-        raise RuntimeError(
-            f"{func.name().removeprefix('aten::').partition('.')[0]} expected indices of int64 or int32, got "
-            f"{str(args[at].dtype)[6:]}"
-        )
+        got = str(args[at].dtype)[6:]
+        raise RuntimeError(f"{name.partition('.')[0]} expected indices of int64 or int32, got {got}")
     dtypes = [args[i].dtype for i in ONE_DTYPE.get(func, ()) if i < len(args) and isinstance(args[i], Tensor)]
     if any(dtype is not dtypes[0] for dtype in dtypes):
-        raise RuntimeError(
-            f"{func.name().removeprefix('aten::')} expected tensors of one dtype, got "
-            f"{', '.join(str(dtype)[6:] for dtype in dtypes)}"
-        )
+        raise RuntimeError(f"{name} expected tensors of one dtype, got {', '.join(str(each)[6:] for each in dtypes)}")

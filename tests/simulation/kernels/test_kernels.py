@@ -301,12 +301,6 @@ def test_the_choice_is_that_of_torch_itself() -> None:
     }
 
 
-def test_an_override_goes_before_the_order_but_not_before_the_rules() -> None:
-    assert attention_backend(call(), on_sm(9), override=EFFICIENT).backend is EFFICIENT
-    with pytest.raises(UsageError, match="flash_attention: dtype float32"):
-        attention_backend(call(dtype=FP32), on_sm(9), override=FLASH)
-
-
 def test_when_nothing_can_run_the_reasons_are_all_there() -> None:
     with pytest.raises(
         AnalysisError, match=r"on sm75.*flash_attention: not for sm75.*cudnn_attention: dtype bfloat16"

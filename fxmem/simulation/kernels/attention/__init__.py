@@ -15,6 +15,7 @@ from fxmem.simulation.kernels.attention.call import (
     AttentionSettings,
     BackendChoice,
     Operand,
+    order_of_this_process,
     preferred_order,
     read_settings,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "Operand",
     "attend",
     "attention_backend",
+    "order_of_this_process",
     "preferred_order",
     "read_settings",
 ]
