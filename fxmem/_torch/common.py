@@ -38,6 +38,9 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils import _python_dispatch, _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # documented in the notes (since 1.12)
 
+_major, _minor = torch.__version__.split(".")[:2]
+TORCH_VERSION: Final = int(_major), int(_minor)
+
 tree_iter, tree_leaves, tree_map = _pytree.tree_iter, _pytree.tree_leaves, _pytree.tree_map
 tree_map_only = _pytree.tree_map_only
 """torch's own nested-structure walk (since 1.8)."""

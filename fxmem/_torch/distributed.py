@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from fxmem._torch.common import FakeTensor, nested, no_modes, patch, replace, wrap
+from fxmem._torch.common import TORCH_VERSION, FakeTensor, nested, no_modes, patch, replace, wrap
 
 
 class GroupFacts(NamedTuple):
@@ -88,7 +88,7 @@ def _forget_meshes() -> None:
             cached.cache_clear()
 
 
-_BEFORE_VOTES: Final = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15)
+_BEFORE_VOTES: Final = TORCH_VERSION < (2, 15)
 
 # --- what stands in the way of fakes ----------------------------------------------------------------------------------
 

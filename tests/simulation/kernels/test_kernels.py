@@ -22,10 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from fxmem._torch.common import TORCH_VERSION
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware.catalogue import target
 from fxmem.records.profile import Target
-from fxmem.simulation.kernels import attention, card_emulation, recurrent
+from fxmem.simulation.kernels import card_emulation, recurrent
 from fxmem.simulation.kernels.attention import (
     DEFAULT_ORDER,
     AttentionCall,
@@ -1005,9 +1006,9 @@ def test_random_calls_run_what_was_chosen() -> None:
                 )
                 version = torch.backends.cudnn.version()
                 assert card.capability is not None
-                order = preferred_order(card.capability, attention.TORCH_VERSION, version)
+                order = preferred_order(card.capability, TORCH_VERSION, version)
                 backend = attention_backend(
-                    described, AttentionSettings(card.capability, attention.TORCH_VERSION, version, order)
+                    described, AttentionSettings(card.capability, TORCH_VERSION, version, order)
                 ).backend
                 ran[backend] += 1
                 assert attention_ops(ops) == (

@@ -10,7 +10,6 @@ from fxmem.simulation.kernels.attention.backend_rules import attention_backend
 from fxmem.simulation.kernels.attention.backends import attend
 from fxmem.simulation.kernels.attention.call import (
     DEFAULT_ORDER,
-    TORCH_VERSION,
     AttentionCall,
     AttentionSettings,
     BackendChoice,
@@ -22,7 +21,6 @@ from fxmem.simulation.kernels.attention.call import (
 
 __all__ = [
     "DEFAULT_ORDER",
-    "TORCH_VERSION",
     "AttentionCall",
     "AttentionSettings",
     "BackendChoice",

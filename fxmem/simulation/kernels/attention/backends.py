@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from fxmem._torch import kernels as torch_kernels
+from fxmem._torch.common import TORCH_VERSION
 from fxmem.simulation.kernels.attention.backend_rules import attention_backend
 from fxmem.simulation.kernels.attention.call import (
     CUDNN,
@@ -24,7 +25,6 @@ from fxmem.simulation.kernels.attention.call import (
     FLASH,
     HALVES,
     MATH,
-    TORCH_VERSION,
     AttentionCall,
     AttentionSettings,
     Operand,

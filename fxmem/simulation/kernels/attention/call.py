@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from fxmem._torch import kernels as torch_kernels
+from fxmem._torch.common import TORCH_VERSION
 from fxmem.simulation.kernel_settings import is_deterministic
 
 FLASH: Final = SDPBackend.FLASH_ATTENTION
@@ -21,9 +22,6 @@ MATH: Final = SDPBackend.MATH
 
 DEFAULT_ORDER: Final = (FLASH, EFFICIENT, MATH, CUDNN)
 """`Context::sdp_priority_order` in aten/src/ATen/Context.h, less the backend of other devices."""
-
-_major, _minor = torch.__version__.split(".")[:2]
-TORCH_VERSION: Final = int(_major), int(_minor)
 
 _CUDNN_FIRST: Final = (CUDNN, FLASH, EFFICIENT, MATH)
 HALVES: Final = (torch.float16, torch.bfloat16)
