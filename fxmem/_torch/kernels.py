@@ -160,8 +160,8 @@ def views_of_zeros() -> Iterator[None]:
     Three views have a kernel for zeros (`ZeroTensor` in native_functions.yaml) that makes a plain tensor; without it
     they go where all others go. `torch.library._scoped_library` since 2.2, its `allow_override` as of 2.11.
     """
-    with torch.library._scoped_library("aten", "IMPL", "ZeroTensor") as library, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of each kernel that is replaced
+    scope, quiet = torch.library._scoped_library("aten", "IMPL", "ZeroTensor"), warnings.catch_warnings(action="ignore")
+    with scope as library, quiet:  # it warns of each kernel that is replaced
         for name in ("view", "as_strided", "_reshape_alias"):
             library.impl(name, torch.library.fallthrough_kernel, "ZeroTensor", allow_override=True)
         yield
