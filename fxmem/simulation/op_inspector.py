@@ -8,7 +8,7 @@ from fxmem._torch import common as torch_common
 from fxmem.hardware.workspaces import Collector, CpuCollector, HiddenMemory, Seen, copy_in_memory
 from fxmem.simulation import flops
 from fxmem.simulation.kernels.inner_ops import inner_memory
-from fxmem.simulation.observe.op_facts import OpFacts
+from fxmem.simulation.observe.op_cache import OpFacts
 from fxmem.simulation.ranks.collectives import Collectives
 
 

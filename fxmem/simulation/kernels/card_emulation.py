@@ -40,15 +40,15 @@ from fxmem._torch.compiler.inlined import outside_compiler
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Assumption, Target
-from fxmem.simulation.kernels.attention import (
+from fxmem.simulation.kernels.attention.backends import attend
+from fxmem.simulation.kernels.attention.call import (
     DEFAULT_ORDER,
     AttentionSettings,
-    attend,
     order_of_this_process,
     read_settings,
 )
 from fxmem.simulation.kernels.fake_kernels import FAKE_KERNELS
-from fxmem.simulation.kernels.recurrent import FAKE_RNN, run_rnn
+from fxmem.simulation.kernels.recurrent import run_rnn
 
 
 class _Active(threading.local):
@@ -269,7 +269,7 @@ def target_kernels(target: Target) -> Iterator[None]:
         )
         for owner, name, stand_in in (*answers, *torch_kernels.DEVICE_TOUCHING):
             stack.enter_context(torch_common.patch(owner, name, _only_here(stand_in)))
-        stack.enter_context(torch_kernels.override_fake_kernels({**FAKE_KERNELS, **FAKE_RNN}))
+        stack.enter_context(torch_kernels.override_fake_kernels(FAKE_KERNELS))
         stack.enter_context(_forget_library_answers())
         _active.stack.append(card)
         stack.callback(_active.stack.pop)

@@ -29,7 +29,7 @@ supported: packed sequences, whose batch sizes are data.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,8 +39,7 @@ from torch import Tensor
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
 from fxmem.errors import AnalysisError
-
-Fakes = torch_common.FakeTensorMode
+from fxmem.simulation.kernels.fake_kernels import Fakes, answers
 
 _MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 """`cudnnRNNMode_t` of each torch function."""
@@ -294,6 +293,7 @@ def _time_major(tensor: Tensor, batch_first: bool) -> Tensor:
 # --- what the operators return ----------------------------------------------------------------------------------------
 
 
+@answers("_cudnn_rnn_flatten_weight")
 def _fake_flatten_weight(fakes: Fakes, _: Any, weights: Sequence[Tensor], *rest: Any) -> Tensor:
     """Result of `_cudnn_rnn_flatten_weight`, for programs that call `flatten_parameters()` themselves: a new buffer
     each time."""
@@ -306,6 +306,7 @@ def _fake_flatten_weight(fakes: Fakes, _: Any, weights: Sequence[Tensor], *rest:
     return flat
 
 
+@answers("_cudnn_rnn")
 def _fake_cudnn_rnn(fakes: Fakes, _: Any, input: Tensor, *rest: Any) -> Any:
     """Results of `_cudnn_rnn`, with cuDNN's reserve and the memory layout it writes; torch's meta kernel has an empty
     one and neither."""
@@ -324,6 +325,7 @@ def _fake_cudnn_rnn(fakes: Fakes, _: Any, input: Tensor, *rest: Any) -> Any:
         return output.transpose(0, 1) if batch_first else output, hy, cy, reserve, buffer
 
 
+@answers("_cudnn_rnn_backward")
 def _fake_cudnn_rnn_backward(fakes: Fakes, _: Any, input: Tensor, weight: Sequence[Tensor], *rest: Any) -> Any:
     """Results of `_cudnn_rnn_backward`, for which torch has no meta kernel."""
     weight_stride0, weight_buf, hx, cx, batch_first, output_mask = *rest[:4], rest[12], rest[-1]
@@ -338,11 +340,3 @@ def _fake_cudnn_rnn_backward(fakes: Fakes, _: Any, input: Tensor, weight: Sequen
             return grad_input, grad_hx, grad_cx, [w.new_empty(w.shape) for w in weight]
         flat = weight_buf.new_empty(weight_buf.shape)
         return grad_input, grad_hx, grad_cx, _views(flat, weight)
-
-
-FAKE_RNN: Final[dict[Any, Callable[..., Any]]] = {
-    torch.ops.aten._cudnn_rnn_flatten_weight.default: _fake_flatten_weight,
-    torch.ops.aten._cudnn_rnn.default: _fake_cudnn_rnn,
-    torch.ops.aten._cudnn_rnn_backward.default: _fake_cudnn_rnn_backward,
-}
-"""For `_torch.kernels.override_fake_kernels`."""

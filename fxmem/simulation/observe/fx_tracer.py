@@ -65,12 +65,7 @@ class ProgramTracer(torch.fx.Tracer):
     """
 
     def __init__(
-        self,
-        root: torch.nn.Module,
-        observer: Observer,
-        program: Observer | None = None,
-        *,
-        writes_anew: bool = False,
+        self, root: torch.nn.Module, observer: Observer, program: Observer | None = None, *, writes_anew: bool = False
     ) -> None:
         super().__init__()
         self.root = root

@@ -77,6 +77,21 @@ class _Plain:
 _Output = FreshOutput | _View | _Same | _Plain | None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpFacts:
+    """What is noted of an op beside its results: a function of the op, its arguments' metadata and its other
+    arguments."""
+
+    flops: int | None
+    """None where it computes and has no formula."""
+    moved_bytes: int
+    """What its kernel reads and writes."""
+    host_bytes: int = 0
+    """What of it crosses the link between the card and the host's memory."""
+    hidden: Any = None
+    """The memory that its kernel allocates without a tensor, as `inspect` describes it; None for none."""
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class OpReplay:
     """How to make the result of a call: one object for all calls that look alike."""
@@ -84,7 +99,7 @@ class OpReplay:
     outputs: tuple[_Output, ...]
     container: type[list[Any]] | type[tuple[Any, ...]] | None
     """The type of the sequence of outputs; None for a single output."""
-    facts: Any = None
+    facts: OpFacts | None = None
     """What the recorder keeps with calls of this kind; None before its first."""
 
 

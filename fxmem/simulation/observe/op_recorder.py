@@ -30,8 +30,7 @@ from fxmem.simulation.kernels.subclass_ways import adds_in_place
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.observer import Observer
-from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpReplay, describe_mismatch
-from fxmem.simulation.observe.op_facts import OpFacts
+from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpFacts, OpReplay, describe_mismatch
 from fxmem.simulation.observe.plain_formulas import IN_PLACE
 from fxmem.simulation.source_lines import variables
 
@@ -46,19 +45,6 @@ class OpTraits:
     Args:
         func: the operator.
     """
-
-    __slots__ = (
-        "allocated",
-        "checks_dtypes",
-        "everywhere",
-        "func",
-        "in_place",
-        "is_composite",
-        "is_in_place_foreach",
-        "is_silent",
-        "is_sum",
-        "name",
-    )
 
     def __init__(self, func: Any) -> None:
         self.func = func
@@ -219,7 +205,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         """Note an op that began at this tick, unless it does nothing at all."""
         if op.is_silent and self._log.tick == begin:
             return
-        facts: OpFacts | None = None if replay is None else replay.facts
+        facts = None if replay is None else replay.facts
         if facts is None:
             facts = self._inspect(op.func, op.name, args, kwargs, result)
             if replay is not None:

@@ -27,13 +27,13 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware.catalogue import target
 from fxmem.records.profile import Target
 from fxmem.simulation.kernels import card_emulation, recurrent
-from fxmem.simulation.kernels.attention import (
+from fxmem.simulation.kernels.attention.backend_rules import attention_backend
+from fxmem.simulation.kernels.attention.backends import attend
+from fxmem.simulation.kernels.attention.call import (
     DEFAULT_ORDER,
     AttentionCall,
     AttentionSettings,
     Operand,
-    attend,
-    attention_backend,
     preferred_order,
 )
 from tests import ROOT
