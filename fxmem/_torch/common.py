@@ -9,6 +9,7 @@ Checked on torch 2.11 and 2.15.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import logging
@@ -190,6 +191,19 @@ def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def restored(*containers: Any) -> Iterator[None]:
+    """What lists, dicts and sets have in them now, they have in them again afterwards."""
+    before = [copy.copy(each) for each in containers]
+    try:
+        yield
+    finally:
+        for each, kept in zip(containers, before, strict=True):
+            each.clear()
+            put_back = each.extend if isinstance(each, list) else each.update
+            put_back(kept)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from torch.optim.optimizer import _foreach_supported_types as _OPTIMIZER_TYPES
 from torch.utils._foreach_utils import _foreach_supported_types as _UTILITY_TYPES
 from torch.utils.data import dataloader
 
-from fxmem._torch.common import FakeTensor, patch, wrap
+from fxmem._torch.common import FakeTensor, patch, restored, wrap
 from fxmem._torch.wrappers import is_wrapper
 
 LOADER_ITERATOR: Final[Any] = dataloader._BaseDataLoaderIter
@@ -121,13 +121,10 @@ def fakes_are_foreach_tensors() -> Iterator[None]:
     (torch/optim/optimizer.py and torch/utils/_foreach_utils.py, since 2.0).
     """
     lists: list[list[Any]] = [_OPTIMIZER_TYPES, _UTILITY_TYPES]
-    for types in lists:
-        types.append(FakeTensor)
-    try:
-        yield
-    finally:
+    with restored(*lists):
         for types in lists:
-            types.remove(FakeTensor)
+            types.append(FakeTensor)
+        yield
 
 
 _LOADER_SETTINGS: Final = ("pin_memory", "num_workers", "prefetch_factor", "persistent_workers", "timeout")

@@ -13,14 +13,13 @@ import tempfile
 import types
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 
-from fxmem._torch.common import nested, no_modes, patch, set_environment, storage_key, wrap
+from fxmem._torch.common import nested, no_modes, patch, restored, set_environment, storage_key, wrap
 from fxmem._torch.compiler import inlined
 
 
@@ -34,26 +33,21 @@ def fresh_dynamo(note_break: Callable[[str], None]) -> Iterator[None]:
     import torch._dynamo
     from torch._dynamo import trace_rules, utils
 
-    skipped = list(trace_rules.SKIP_DIRS)
-    for name in ("fxmem.simulation", "fxmem._torch", "fxmem.memory", "fxmem.hardware", "fxmem.records"):
-        trace_rules.add(name)
-
     def inline(original: Callable[[], set[str]]) -> Callable[[], set[str]]:
         return functools.cache(lambda: original() | {inlined.__file__})  # `init_process_group` clears it
 
-    counted = {name: Counter(counts) for name, counts in utils.counters.items()}
-    utils.counters.clear()
     try:
-        with patch(trace_rules, "get_legacy_mod_inlinelist", inline), _own_compiled_code():
-            yield
-        for reason, count in utils.counters["graph_break"].items():
-            for _ in range(count):
-                note_break(reason.split("\n")[0])
+        with restored(trace_rules.SKIP_DIRS, utils.counters):
+            for name in ("fxmem.simulation", "fxmem._torch", "fxmem.memory", "fxmem.hardware", "fxmem.records"):
+                trace_rules.add(name)
+            utils.counters.clear()
+            with patch(trace_rules, "get_legacy_mod_inlinelist", inline), _own_compiled_code():
+                yield
+            for reason, count in utils.counters["graph_break"].items():
+                for _ in range(count):
+                    note_break(reason.split("\n")[0])
     finally:
-        trace_rules.SKIP_DIRS[:] = skipped
         trace_rules._recompile_re()
-        utils.counters.clear()
-        utils.counters.update(counted)
         torch._C._autograd._saved_tensors_hooks_set_tracing(False)
 
 
@@ -74,34 +68,29 @@ def _own_compiled_code() -> Iterator[None]:
 
     trackers = (convert_frame.input_codes, convert_frame.output_codes)
     listed = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
-    seen = [(list(tracker.seen), set(tracker.seen_ids)) for tracker in trackers]
     known = {id(code): (code, {id(entry.code) for entry in listed(code)}) for code in _codes(trackers)}
     room = config.recompile_limit
     there = max((len(entries) for _, entries in known.values()), default=0)
-    backends, forced = dict(eval_frame.cached_backends), set(TensorifyState.force_specializations)
-    try:
-        with (
-            patch(pgo, "_CODE_STATE", lambda _: None),
-            patch(pgo, "_INIT_CODE_STATE", lambda _: None),
-            config.patch(recompile_limit=room + there),
-        ):
-            yield
-    finally:
-        for code in _codes(trackers):
-            if id(code) not in known or len(listed(code)) > room // 2:
-                torch._C._dynamo.eval_frame.reset_code(code)
-                continue
-            for entry in listed(code):
-                if id(entry.code) not in known[id(code)][1] and entry.guard_manager.extra_state is not None:
-                    dropped = DeletedGuardManagerWrapper("compiled by fxmem, over tensors without data")
-                    entry.guard_manager.extra_state.invalidate(entry, dropped)
-        for tracker, (references, ids) in zip(trackers, seen, strict=True):
-            tracker.seen[:] = references
-            tracker.seen_ids.clear()
-            tracker.seen_ids.update(ids)
-        eval_frame.cached_backends.clear()
-        eval_frame.cached_backends.update(backends)
-        TensorifyState.force_specializations.intersection_update(forced)
+    forced = set(TensorifyState.force_specializations)
+    kept = [each for tracker in trackers for each in (tracker.seen, tracker.seen_ids)]
+    with restored(*kept, eval_frame.cached_backends):
+        try:
+            with (
+                patch(pgo, "_CODE_STATE", lambda _: None),
+                patch(pgo, "_INIT_CODE_STATE", lambda _: None),
+                config.patch(recompile_limit=room + there),
+            ):
+                yield
+        finally:
+            for code in _codes(trackers):
+                if id(code) not in known or len(listed(code)) > room // 2:
+                    torch._C._dynamo.eval_frame.reset_code(code)
+                    continue
+                for entry in listed(code):
+                    if id(entry.code) not in known[id(code)][1] and entry.guard_manager.extra_state is not None:
+                        dropped = DeletedGuardManagerWrapper("compiled by fxmem, over tensors without data")
+                        entry.guard_manager.extra_state.invalidate(entry, dropped)
+            TensorifyState.force_specializations.intersection_update(forced)
 
 
 def _codes(trackers: Iterable[Any]) -> list[types.CodeType]:

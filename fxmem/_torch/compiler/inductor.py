@@ -27,7 +27,7 @@ import torch
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # what takes operators as arguments (since 1.13)
 
 from fxmem._torch import common as torch_common
-from fxmem._torch.common import nested, patch, replace, set_environment, wrap
+from fxmem._torch.common import nested, patch, replace, restored, set_environment, wrap
 from fxmem._torch.compiler.timed_choices import UnknownRateError
 
 OWN_FILES: Final = os.path.join(tempfile.gettempdir(), "fxmem-inductor-")
@@ -169,22 +169,17 @@ def own_files() -> Iterator[None]:
 
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     code = codecache.PyCodeCache
-    modules, plain, maps = list(code.modules), dict(code.modules_no_attr), dict(code.linemaps)
     loaded = set(sys.modules)
     parent, prefix = os.path.split(OWN_FILES)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as folder:
         try:
             with (
+                restored(code.modules, code.modules_no_attr, code.linemaps),
                 set_environment(dict.fromkeys(names, folder)),
                 config.patch(force_disable_caches=True, compile_threads=1),
             ):
                 yield
         finally:
-            code.modules[:] = modules
-            code.modules_no_attr.clear()
-            code.modules_no_attr.update(plain)
-            code.linemaps.clear()
-            code.linemaps.update(maps)
             for name in set(sys.modules) - loaded:
                 if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
                     del sys.modules[name]
@@ -365,26 +360,21 @@ def answer_for_card(card: CardAnswers) -> Iterator[None]:
     `DeviceProperties.create` (torch/_inductor/runtime/hints.py, since 2.4) and functions of torch/_inductor/utils.py
     and torch/utils/_triton.py remember answers; Triton has an active driver (`triton.runtime.driver`, since 3.0).
     """
-    import torch._inductor.compile_fx
-    import torch._inductor.scheduler
     import torch.utils._triton as triton_utils
     from torch._dynamo import device_interface
-    from torch._inductor import utils
+    from torch._inductor import compile_fx, scheduler, utils
 
     asked = card.properties
     capability = (asked.major, asked.minor)
     stream = SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0, device_type=1)
     interface: Any = device_interface.CudaInterface
 
+    zeros = ("current_device", "get_raw_stream", "exchange_device", "maybe_exchange_device")
     answers: dict[str, Any] = {
-        "current_device": lambda: 0,
+        **dict.fromkeys(zeros, lambda device=None: 0),
+        **dict.fromkeys(("synchronize", "set_device"), lambda device=None: None),
         "device_count": lambda: 1,
         "get_device_properties": lambda device=None: asked,
-        "synchronize": lambda device=None: None,
-        "get_raw_stream": lambda device=None: 0,
-        "exchange_device": lambda device: 0,
-        "maybe_exchange_device": lambda device: 0,
-        "set_device": lambda device: None,
         "is_bf16_supported": lambda including_emulation=True: including_emulation or capability >= (8, 0),
         "current_stream": lambda device=None: stream,
     }
@@ -393,14 +383,11 @@ def answer_for_card(card: CardAnswers) -> Iterator[None]:
         (interface, "device", _NoGuard),
         (interface.Worker, "get_device_properties", staticmethod(lambda device=None: asked)),
         (interface.Worker, "current_device", staticmethod(lambda: 0)),
-        (torch.cuda, "device", _NoGuard),
-        (torch.cuda, "_DeviceGuard", _NoGuard),
+        *((torch.cuda, name, _NoGuard) for name in ("device", "_DeviceGuard")),
         (torch.cuda, "_lazy_init", lambda: None),
         (torch.cuda, "current_stream", lambda device=None: stream),
         (torch._C, "_cuda_getCurrentRawStream", lambda device: 0),
-        (torch._inductor.scheduler, "has_triton", _has_triton),
-        (torch._inductor.compile_fx, "has_triton", _has_triton),
-        (triton_utils, "has_triton", _has_triton),
+        *((owner, "has_triton", _has_triton) for owner in (scheduler, compile_fx, triton_utils)),
         (utils, "get_device_tflops", card.tflops or _unknown_rate),
         (utils, "get_gpu_dram_gbps", _unknown_rate if card.bandwidth_gb is None else lambda: card.bandwidth_gb),
         (utils, "get_gpu_shared_memory", lambda: asked.shared_memory_per_block_optin),
