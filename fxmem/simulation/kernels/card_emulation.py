@@ -129,13 +129,10 @@ def attend_on_card(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwar
     return attend(_active.stack[-1].attention_settings(), query, key, value, *args, **kwargs)
 
 
-def _rnn(name: str) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not _active.stack or not _is_fake_cuda(args[0]):
-            return torch_kernels.RNN_FUNCTIONS[name](*args, **kwargs)
-        return run_rnn(name, _active.stack[-1].capability, *args, **kwargs)
-
-    return run
+def _run_rnn(name: str, *args: Any, **kwargs: Any) -> Any:
+    if not _active.stack or not _is_fake_cuda(args[0]):
+        return torch_kernels.RNN_FUNCTIONS[name](*args, **kwargs)
+    return run_rnn(name, _active.stack[-1].capability, *args, **kwargs)
 
 
 def _is_fake_cuda(tensor: Any) -> bool:
@@ -144,7 +141,7 @@ def _is_fake_cuda(tensor: Any) -> bool:
 
 _REPLACEMENTS: Final[dict[Any, Callable[..., Any]]] = {
     torch_kernels.SDPA: scaled_dot_product_attention,
-    **{builtin: _rnn(name) for name, builtin in torch_kernels.RNN_FUNCTIONS.items()},
+    **{builtin: functools.partial(_run_rnn, name) for name, builtin in torch_kernels.RNN_FUNCTIONS.items()},
 }
 
 
@@ -184,9 +181,7 @@ def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
         with torch_common.no_modes():
             return torch.zeros(16, dtype=torch.uint8)
 
-    def do_nothing(*args: Any, **kwargs: Any) -> None:
-        return None
-
+    nothing = "set_rng_state set_rng_state_all set_device synchronize reset_peak_memory_stats".split()
     return {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -199,11 +194,7 @@ def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
         "mem_get_info": lambda device=None: (total, total),
         "get_rng_state": get_rng_state,
         "get_rng_state_all": lambda: [get_rng_state()],
-        "set_rng_state": do_nothing,
-        "set_rng_state_all": do_nothing,
-        "set_device": do_nothing,
-        "synchronize": do_nothing,
-        "reset_peak_memory_stats": do_nothing,
+        **dict.fromkeys(nothing, lambda *args, **kwargs: None),
     }
 
 
@@ -249,26 +240,27 @@ def target_kernels(target: Target) -> Iterator[None]:
             yield
         return
     card = _Card(target)
-    with contextlib.ExitStack() as stack:
-        for owner, name, builtin in torch_kernels.CALL_SITES:
-            stack.enter_context(torch_common.patch(owner, name, _only_here(_route(builtin))))
-        _forget_results_for_others(card)
-        for owner, name in torch_kernels.CONVOLUTION_CHOICES:
-            stack.enter_context(torch_common.wrap(owner, name, functools.partial(_choose_as_half, card), here=True))
-        answers = [
+    slow = _only_here(lambda: False)
+    stand_ins = [
+        *((owner, name, _route(builtin)) for owner, name, builtin in torch_kernels.CALL_SITES),
+        *(
             (owner, name, answer)
             for name, answer in _answers(card).items()
             for owner in (torch.cuda, torch.cuda.random)  # Trainer saves `torch.cuda.random.get_rng_state()`
             if hasattr(owner, name)
-        ]
-        no = _only_here(lambda: False)
-        # Imported as a name of its own by torch.amp.
-        stack.enter_context(torch_common.patch(torch.cuda.amp.common, "amp_definitely_not_available", no))
-        stack.enter_context(
-            torch_common.patch(torch.backends.mha, "get_fastpath_enabled", lambda own: outside_compiler(no(own)))
-        )
-        for owner, name, stand_in in (*answers, *torch_kernels.DEVICE_TOUCHING):
+        ),
+        (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),  # a name of its own in torch.amp
+        *torch_kernels.DEVICE_TOUCHING,
+    ]
+    with contextlib.ExitStack() as stack:
+        _forget_results_for_others(card)
+        for owner, name, stand_in in stand_ins:
             stack.enter_context(torch_common.patch(owner, name, _only_here(stand_in)))
+        for owner, name in torch_kernels.CONVOLUTION_CHOICES:
+            stack.enter_context(torch_common.wrap(owner, name, functools.partial(_choose_as_half, card), here=True))
+        stack.enter_context(
+            torch_common.patch(torch.backends.mha, "get_fastpath_enabled", lambda own: outside_compiler(slow(own)))
+        )
         stack.enter_context(torch_kernels.override_fake_kernels(FAKE_KERNELS))
         stack.enter_context(_forget_library_answers())
         _active.stack.append(card)
