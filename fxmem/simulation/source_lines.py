@@ -161,12 +161,17 @@ def user_line(file: str, line: int, function: str) -> SourceLine:
     return SourceLine(file=file, line=line, function=function, code=linecache.getline(file, line).strip())
 
 
+def innermost_user_line(error: BaseException) -> SourceLine | None:
+    """Where in the user's own code (neither torch's nor ours) an error came from."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if not code.co_filename.startswith((*_NOT_THE_USERS, "<")):
+            found = user_line(code.co_filename, line, code.co_name)
+    return found
+
+
 def describe_place(error: BaseException) -> str:
-    """Where in the user's own code (neither torch's nor ours) an error came from, in words; empty for nowhere."""
-    traced = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [(code, line) for code, line in traced if not code.co_filename.startswith((*_NOT_THE_USERS, "<"))]
-    if not own:
-        return ""
-    code, line = own[-1]
-    where = user_line(code.co_filename, line, code.co_name)
-    return f" at {where.file}:{where.line} in {where.function}: `{where.code}`"
+    """`innermost_user_line` in words, for the end of a sentence; empty for none."""
+    where = innermost_user_line(error)
+    return "" if where is None else f" at {where.file}:{where.line} in {where.function}: `{where.code}`"
