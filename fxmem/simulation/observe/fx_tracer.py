@@ -14,9 +14,11 @@ are looked into.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import types
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -75,7 +77,7 @@ class ProgramTracer(torch.fx.Tracer):
         self._start_graph()
         self._thread = threading.get_ident()
         self._names = {module: name for name, module in root.named_modules()}
-        self._applied: dict[type, Callable[..., Any]] = {}
+        self._named_apply = functools.cache(named_apply)
         self._torch_calls: dict[Any, _TorchCall] = {}
         self._inside = 0
         self._state = "before"
@@ -114,25 +116,18 @@ class ProgramTracer(torch.fx.Tracer):
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def observe_calls(self) -> Iterator[None]:
+    def observe_calls(self) -> AbstractContextManager[None]:
         """Watch this thread's torch and module calls. The first call of `root` inside is the one traced."""
-        with (
+        return torch_common.nested(
             torch_common.patch(torch.nn.Module, "__call__", self._make_module_call),
             Listener(self),
             torch_checkpoint.checkpoint_regions(self._checkpoint_region, self._own_work),
-        ):
-            yield
+        )
 
-    @contextlib.contextmanager
-    def observe_backward_calls(self) -> Iterator[None]:
+    def observe_backward_calls(self) -> AbstractContextManager[None]:
         """Observe what backward recomputes: `Tensor.backward` is itself an observed call, during which the observer is
         off."""
-        if torch_common.is_function_mode_active():
-            yield
-        else:
-            with Listener(self):
-                yield
+        return contextlib.nullcontext() if torch_common.is_function_mode_active() else Listener(self)
 
     def restart(self) -> None:
         """Between two runs of the same program: attribute the next call of `root` to the graph already written."""
@@ -198,9 +193,7 @@ class ProgramTracer(torch.fx.Tracer):
         into."""
         if self._inside or self._state not in _WATCHED or cls is torch.utils.checkpoint.CheckpointFunction:
             return apply(*args)
-        if cls not in self._applied:
-            self._applied[cls] = named_apply(cls)
-        return self._call("call_function", self._applied[cls], args, {}, lambda: apply(*args))
+        return self._call("call_function", self._named_apply(cls), args, {}, lambda: apply(*args))
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function or method the program calls."""

@@ -123,7 +123,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self._observer = observer
         self._cache = cache
         self._values = values
-        self._traits: dict[Any, OpTraits] = {}
+        self._find_traits = functools.cache(OpTraits)
         self.newest_node = -1
         """Number of the newest node of autograd when an op ran last."""
         self._run_op: Run = self._record
@@ -160,12 +160,6 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if not self._log.setting_up:
             self._note_op(op, args, kwargs, result, replay, begin)
         return result
-
-    def _find_traits(self, func: Any) -> OpTraits:
-        traits = self._traits.get(func)
-        if traits is None:
-            traits = self._traits[func] = OpTraits(func)
-        return traits
 
     def _choose_form(self, op: OpTraits, target: torch.Tensor, node: Any) -> OpTraits:
         """The op as an autograd node runs it on plain tensors, maybe in place."""
