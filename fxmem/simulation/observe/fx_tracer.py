@@ -94,11 +94,13 @@ class ProgramTracer(torch.fx.Tracer):
         self.writer = GraphWriter(self.root, type(self), on_value, self._is_input)
         """Writes the graph."""
         self.graph, self.nodes, self.sources = self.writer.graph, self.writer.nodes, self.writer.sources
+        """What the writer makes; `on_call` counts its nodes."""
         self.calls: list[ModuleCall] = []
         """Calls of modules that are not leaves, as they end; those without a node are left out."""
         self.recomputed: list[RecomputedRegion] = []
         """Regions under `torch.utils.checkpoint`, as they end."""
         self.constants, self.opaque = self.writer.constants, self.writer.opaque
+        """What the graph reads from attributes, and what it can only name: a graph with any of that cannot be run."""
 
     def _is_input(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor that no call made is an input, and not a constant."""
