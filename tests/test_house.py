@@ -425,7 +425,6 @@ PROCESS_STATE = {
     "fxmem/simulation/kernels/subclass_ways.py: _linear_runs": "the calls of `linear` that run, till each ends",
     "fxmem/simulation/asked/known_values.py: _factory_calls": "a cache of which calls make known values",
     "fxmem/simulation/lock.py: _turn": "which thread analyses; released when it is done",
-    "fxmem/simulation/source_lines.py: _LINES": "a cache of lines of files",
     "fxmem/simulation/program/recorded_program.py: _active": "the recording under way; leaves when it ends",
 }
 """All that the process keeps between calls, what it is, and who empties it. The lock guards it, or it is a thread's."""

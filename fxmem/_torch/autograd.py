@@ -6,18 +6,20 @@ Checked on torch 2.11 and 2.15.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.autograd
 import torch.autograd.forward_ad
 
-from fxmem._torch.common import DispatchMode, no_modes, patch
+from fxmem._torch.common import DispatchMode, nested, no_modes, patch, wrap
 
 # --- the graph --------------------------------------------------------------------------------------------------------
 
@@ -213,8 +215,9 @@ NO_HOOKS = Hooks(_same, _same)
 """The pair that changes nothing."""
 
 
-@contextlib.contextmanager
-def observe_saved_tensors(pack: Callable[[Hooks, Any], Any], unpack: Callable[[Any], Any]) -> Iterator[None]:
+def observe_saved_tensors(
+    pack: Callable[[Hooks, Any], Any], unpack: Callable[[Any], Any]
+) -> AbstractContextManager[None]:
     """Route every tensor autograd saves on this thread through `pack(hooks, tensor) -> handle` and `unpack(handle)`.
 
     `hooks` are those the program itself has pushed (`save_on_cpu`, checkpointing), or a pair that changes nothing. C++
@@ -223,54 +226,38 @@ def observe_saved_tensors(pack: Callable[[Hooks, Any], Any], unpack: Callable[[A
     transforms refuse hooks (`disable_saved_tensors_hooks`, since 1.13), because a hook may do anything to a tensor that
     belongs to a transform; the pair that changes nothing does not, and stays.
     """
-    me = threading.get_ident()
     pushed: list[Hooks | None] = []
 
-    def make_push(push: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        def push_recorded(own_pack: Any, own_unpack: Any) -> None:
-            if threading.get_ident() != me:
-                push(own_pack, own_unpack)
-                return
-            hooks = Hooks(own_pack, own_unpack)
-            pushed.append(hooks)
-            weak = weakref.ref(hooks)
+    def push_recorded(push: Callable[[Any, Any], None], own_pack: Any, own_unpack: Any) -> None:
+        hooks = Hooks(own_pack, own_unpack)
+        pushed.append(hooks)
+        weak = weakref.ref(hooks)
 
-            def pack_current(tensor: Any) -> Any:
-                current = weak()
-                assert current is not None
-                return pack(current, tensor)
+        def pack_current(tensor: Any) -> Any:
+            current = weak()
+            assert current is not None
+            return pack(current, tensor)
 
-            push(pack_current, unpack)
+        push(pack_current, unpack)
 
-        return push_recorded
+    def pop_recorded(pop: Callable[[], None]) -> None:
+        pop()
+        pushed.pop()
 
-    def make_pop(pop: Callable[[], None]) -> Callable[[], None]:
-        def pop_recorded() -> None:
-            pop()
-            if threading.get_ident() == me:
-                pushed.pop()
+    def disable_outer(disable: Callable[[str], Any], message: str) -> Any:
+        return disable(message) if len(pushed) > 1 else contextlib.nullcontext()
 
-        return pop_recorded
-
-    def make_disable(disable: Callable[[str], Any]) -> Callable[[str], Any]:
-        def disable_outer(message: str) -> Any:
-            return disable(message) if threading.get_ident() != me or len(pushed) > 1 else contextlib.nullcontext()
-
-        return disable_outer
-
-    with (
-        patch(torch.autograd.graph, "disable_saved_tensors_hooks", make_disable),
-        patch(torch._C._autograd, "_push_saved_tensors_default_hooks", make_push),
-        patch(torch._C._autograd, "_pop_saved_tensors_default_hooks", make_pop),
+    return nested(
+        wrap(torch.autograd.graph, "disable_saved_tensors_hooks", disable_outer, here=True),
+        wrap(torch._C._autograd, "_push_saved_tensors_default_hooks", push_recorded, here=True),
+        wrap(torch._C._autograd, "_pop_saved_tensors_default_hooks", pop_recorded, here=True),
         torch.autograd.graph.saved_tensors_hooks(_same, _same),
-    ):
-        yield
+    )
 
 
 # --- entry points routed elsewhere ------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
 def route_engine(
     run_backward: Callable[..., tuple[Any, ...]],
     task_id: Callable[[], int],
@@ -278,7 +265,7 @@ def route_engine(
     will_execute: Callable[[Any], bool | None],
     queue_callback: Callable[[Callable[[], None]], bool],
     takes: Callable[[Any], bool] = lambda roots: True,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Send every backward on this thread to another engine, if it takes the roots.
 
     These are `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad`.
@@ -292,33 +279,20 @@ def route_engine(
     """
     me = threading.get_ident()
 
-    def route(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run_routed(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            ours = threading.get_ident() == me and takes(roots)
-            return (run_backward if ours else original)(roots, *args, **kwargs)
+    def run_routed(original: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
+        return (run_backward if takes(roots) else original)(roots, *args, **kwargs)
 
-        return run_routed
+    def current_task(original: Callable[[], int]) -> int:
+        mine = task_id()
+        return mine if mine >= 0 else original()
 
-    def task(original: Callable[[], int]) -> Callable[[], int]:
-        def current() -> int:
-            mine = task_id() if threading.get_ident() == me else -1
-            return mine if mine >= 0 else original()
+    def current_node(original: Callable[[], Any]) -> Any:
+        mine = node()
+        return original() if mine is None else mine
 
-        return current
-
-    def running(original: Callable[[], Any]) -> Callable[[], Any]:
-        def current() -> Any:
-            mine = node() if threading.get_ident() == me else None
-            return original() if mine is None else mine
-
-        return current
-
-    def executing(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        def will(asked: Any) -> bool:
-            mine = will_execute(asked) if threading.get_ident() == me else None
-            return original(asked) if mine is None else mine
-
-        return will
+    def executes(original: Callable[[Any], bool], asked: Any) -> bool:
+        mine = will_execute(asked)
+        return original(asked) if mine is None else mine
 
     class Callbacks:
         """Stands in for the C++ engine object; everything but `queue_callback` is the original's."""
@@ -333,37 +307,30 @@ def route_engine(
             if threading.get_ident() != me or not queue_callback(callback):
                 self._original.queue_callback(callback)
 
-    with (
-        patch(torch.autograd, "_engine_run_backward", route),
-        patch(torch._C, "_current_graph_task_id", task),
-        patch(torch._C, "_current_autograd_node", running),
-        patch(torch._C, "_will_engine_execute_node", executing),
+    return nested(
+        wrap(torch.autograd, "_engine_run_backward", run_routed, here=True),
+        wrap(torch._C, "_current_graph_task_id", current_task, here=True),
+        wrap(torch._C, "_current_autograd_node", current_node, here=True),
+        wrap(torch._C, "_will_engine_execute_node", executes, here=True),
         patch(torch.autograd.Variable, "_execution_engine", Callbacks),
-    ):
-        yield
+    )
 
 
-@contextlib.contextmanager
-def observe_backwards(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+def observe_backwards(around: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
     """Run every backward that accumulates gradients inside `around()`, on torch's own engine."""
 
-    def observe(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, accumulate_grad: bool = True, **kwargs: Any) -> Any:
-            with around() if accumulate_grad else contextlib.nullcontext():
-                return original(*args, accumulate_grad=accumulate_grad, **kwargs)
+    def run(original: Callable[..., Any], *args: Any, accumulate_grad: bool = True, **kwargs: Any) -> Any:
+        with around() if accumulate_grad else contextlib.nullcontext():
+            return original(*args, accumulate_grad=accumulate_grad, **kwargs)
 
-        return run
-
-    with patch(torch.autograd, "_engine_run_backward", observe):
-        yield
+    return wrap(torch.autograd, "_engine_run_backward", run)
 
 
-@contextlib.contextmanager
 def observe_function_calls(
     call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any],
     node_hook: Callable[[Any, str, Callable[..., Any]], None],
     no_materialize: Callable[[Any], None],
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Show every `autograd.Function.apply` on this thread to `call(cls, args, original)`.
 
     Up to torch 2.14 `Function.apply` ends in `_SingleLevelFunction.apply`, looked up anew on each call, so that
@@ -390,29 +357,20 @@ def observe_function_calls(
 
         return classmethod(apply_routed)
 
-    def hook(name: str) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
-            def register_hook(self: Any, hook: Callable[..., Any]) -> Any:
-                if threading.get_ident() == me:
-                    node_hook(self, name, hook)
-                return original(self, hook)
+    def register_hook(name: str, original: Any, node: Any, hook: Callable[..., Any]) -> Any:
+        node_hook(node, name, hook)
+        return original(node, hook)
 
-            return register_hook
+    def set_materialize(original: Any, ctx: Any, value: bool) -> None:
+        if not value:
+            no_materialize(ctx)
+        original(ctx, value)
 
-        return make
-
-    def materialize(original: Any) -> Any:
-        def set_materialize(self: Any, value: bool) -> None:
-            if threading.get_ident() == me and not value:
-                no_materialize(self)
-            original(self, value)
-
-        return set_materialize
-
-    with (
+    return nested(
         patch(applied, "apply", apply),
-        patch(nodes, "register_hook", hook("register_hook")),
-        patch(nodes, "register_prehook", hook("register_prehook")),
-        patch(torch.autograd.function.FunctionCtx, "set_materialize_grads", materialize),
-    ):
-        yield
+        *(
+            wrap(nodes, name, functools.partial(register_hook, name), here=True)
+            for name in ("register_hook", "register_prehook")
+        ),
+        wrap(torch.autograd.function.FunctionCtx, "set_materialize_grads", set_materialize, here=True),
+    )

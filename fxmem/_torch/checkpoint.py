@@ -5,15 +5,18 @@ Checked on torch 2.11 and 2.15.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 import torch
 import torch.utils.checkpoint
 
-from fxmem._torch.common import patch
+from fxmem._torch.common import nested, wrap
+
+_OWN_NAME = "_checkpoint_without_reentrant_generator"
+_GENERATOR: Final = next(name for name in (f"{_OWN_NAME}_impl", _OWN_NAME) if hasattr(torch.utils.checkpoint, name))
+"""What runs a region without reentrance: the wrapped one of 2.15, else the one since 2.1."""
 
 
 def _with_one_object_each(function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[..., Any]:
@@ -39,11 +42,10 @@ def _with_one_object_each(function: Callable[..., Any], given: tuple[Any, ...]) 
     return call_with_one_object_each
 
 
-@contextlib.contextmanager
 def checkpoint_regions(
     region: Callable[[], tuple[Callable[[Callable[..., Any]], Callable[..., Any]], Callable[[], None]]],
-    own_work: Callable[[], contextlib.AbstractContextManager[None]],
-) -> Iterator[None]:
+    own_work: Callable[[], AbstractContextManager[None]],
+) -> AbstractContextManager[None]:
     """Tell where `torch.utils.checkpoint` regions begin and end, and when they are run again.
 
     `region()` is called when a checkpointed function is about to run forward and returns a wrapper for the function
@@ -51,73 +53,51 @@ def checkpoint_regions(
     `own_work()`. Non-reentrant checkpointing recomputes the `fn` it gave to `_checkpoint_without_reentrant_generator`
     (since 2.1; `…_impl` in 2.15), reentrant the `run_function` of `CheckpointFunction`.
     """
-    me = threading.get_ident()
 
-    def generator(original: Any) -> Any:
-        def generate(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
-            if threading.get_ident() != me:
-                yield from original(fn, *args, **kwargs)
-                return
-            wrap, ended = region()
-            steps = original(wrap(_with_one_object_each(fn, args)), *args, **kwargs)
-            del fn, args, kwargs  # kept by the region itself, and no longer than it needs them
-            with own_work():
-                next(steps)
-            try:
-                yield
-            except BaseException as error:
-                steps.throw(error)
-                raise
-            ended()
-            with own_work():
-                next(steps, None)
+    def generate(original: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+        recomputing, ended = region()
+        steps = original(recomputing(_with_one_object_each(fn, args)), *args, **kwargs)
+        del fn, args, kwargs  # kept by the region itself, and no longer than it needs them
+        with own_work():
+            next(steps)
+        try:
+            yield
+        except BaseException as error:
+            steps.throw(error)
+            raise
+        ended()
+        with own_work():
+            next(steps, None)
 
-        return generate
+    def run_forward(original: Any, ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
+        recomputing, ended = region()
+        again = recomputing(run_function)
+        outputs = original(ctx, run_function, *args)
+        ended()
+        ctx.run_function = again
+        return outputs
 
-    def forward(original: Any) -> Any:
-        def run_forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
-            if threading.get_ident() != me:
-                return original(ctx, run_function, *args)
-            wrap, ended = region()
-            again = wrap(run_function)
-            outputs = original(ctx, run_function, *args)
-            ended()
-            ctx.run_function = again
-            return outputs
-
-        return staticmethod(run_forward)
-
-    module = torch.utils.checkpoint
-    name = "_checkpoint_without_reentrant_generator"
-    name = f"{name}_impl" if hasattr(module, f"{name}_impl") else name
-    with patch(module, name, generator), patch(module.CheckpointFunction, "forward", forward):
-        yield
+    return nested(
+        wrap(torch.utils.checkpoint, _GENERATOR, generate, here=True),
+        wrap(torch.utils.checkpoint.CheckpointFunction, "forward", run_forward, here=True, is_static=True),
+    )
 
 
-@contextlib.contextmanager
-def observe_checkpoints(on_region: Callable[[Any], None]) -> Iterator[None]:
+def observe_checkpoints(on_region: Callable[[Any], None]) -> AbstractContextManager[None]:
     """Call `on_region(function)` before each function that this thread runs under `torch.utils.checkpoint`.
 
     Names as in `checkpoint_regions`.
     """
-    me = threading.get_ident()
 
-    def first(position: int) -> Callable[[Any], Callable[..., Any]]:
-        def make(original: Any) -> Callable[..., Any]:
-            def call_observed(*args: Any, **kwargs: Any) -> Any:
-                if threading.get_ident() == me:
-                    on_region(args[position])
-                return original(*args, **kwargs)
+    def generate(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        on_region(function)
+        return original(function, *args, **kwargs)
 
-            return call_observed
+    def run_forward(original: Any, ctx: Any, function: Any, *args: Any) -> Any:
+        on_region(function)
+        return original(ctx, function, *args)
 
-        return make
-
-    module = torch.utils.checkpoint
-    name = "_checkpoint_without_reentrant_generator"
-    name = f"{name}_impl" if hasattr(module, f"{name}_impl") else name
-    with (
-        patch(module, name, first(0)),
-        patch(module.CheckpointFunction, "forward", lambda original: staticmethod(first(1)(original))),
-    ):
-        yield
+    return nested(
+        wrap(torch.utils.checkpoint, _GENERATOR, generate, here=True),
+        wrap(torch.utils.checkpoint.CheckpointFunction, "forward", run_forward, here=True, is_static=True),
+    )

@@ -9,6 +9,7 @@ Checked on torch 2.11 and 2.15.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import logging
@@ -17,81 +18,42 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
-from torch._ops import (
-    OpOverload,
-    OpOverloadPacket,
-)  # the types of ATen and custom operators as a dispatch mode sees them (since 1.9)
+
+# The types of ATen and custom operators as a dispatch mode sees them (since 1.9).
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch._prims_common import make_contiguous_strides_for
 
 # FakeTensors are how torch itself runs a program without data (since 1.13); there is no public spelling.
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-    _BypassDispatchCache,
-)
-from torch.fx.passes.shape_prop import (
-    _extract_tensor_metadata as tensor_metadata,
-)  # what torch.fx puts in `node.meta["tensor_meta"]`
-from torch.optim.optimizer import (
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
-)  # hooks on every optimizer (since 2.0)
-from torch.utils._python_dispatch import TorchDispatchMode  # documented in the notes, private by name (since 1.12)
-from torch.utils._python_dispatch import (
-    _disable_current_modes as no_modes,
-)  # real tensors in the midst of a fake run (since 2.0)
-from torch.utils._pytree import (
-    tree_iter,
-    tree_leaves,
-    tree_map,
-    tree_map_only,
-)  # torch's own nested-structure walk (since 1.8)
+from torch._subclasses.fake_tensor import DataDependentOutputException, _BypassDispatchCache
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import UnsupportedOperatorException as UnsupportedOperatorException
+from torch.fx.passes import shape_prop
+from torch.optim import optimizer as torch_optimizer
+from torch.utils import _python_dispatch, _pytree
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # documented in the notes (since 1.12)
 
-__all__ = [
-    "CHECKS",
-    "DATA_DEPENDENT",
-    "DispatchMode",
-    "DynamicOutputShapeException",
-    "FakeMode",
-    "FakeTensor",
-    "FakeTensorMode",
-    "InstanceNorm",
-    "NormBase",
-    "OpOverload",
-    "OpOverloadPacket",
-    "TorchDispatchMode",
-    "UnsupportedOperatorException",
-    "detached_sharing_version",
-    "device_type",
-    "explicit_kernel",
-    "find_holders",
-    "has_program_mode",
-    "is_composite",
-    "is_function_mode_active",
-    "is_mutable",
-    "iterate_tensors",
-    "keep_device_guard",
-    "keep_modes",
-    "no_modes",
-    "op_arguments",
-    "op_name",
-    "patch",
-    "pause_observers",
-    "runs_only_its_own_code",
-    "silence_fake_kernels",
-    "storage_address",
-    "storage_key",
-    "tensor_metadata",
-    "tree_iter",
-    "tree_leaves",
-    "tree_map",
-    "tree_map_only",
-]
+_major, _minor = torch.__version__.split(".")[:2]
+TORCH_VERSION: Final = int(_major), int(_minor)
+
+tree_iter, tree_leaves, tree_map = _pytree.tree_iter, _pytree.tree_leaves, _pytree.tree_map
+tree_map_only = _pytree.tree_map_only
+"""torch's own nested-structure walk (since 1.8)."""
+
+no_modes = _python_dispatch._disable_current_modes
+"""Real tensors in the midst of a fake run (since 2.0)."""
+
+tensor_metadata = shape_prop._extract_tensor_metadata
+"""What torch.fx puts in `node.meta["tensor_meta"]`."""
+
+contiguous_strides: Callable[..., tuple[int, ...]] = make_contiguous_strides_for
+"""The strides of a contiguous tensor of a shape (since 1.13)."""
 
 NormBase = torch.nn.modules.batchnorm._NormBase  # what every module with running statistics derives from (since 1.4)
 InstanceNorm = torch.nn.modules.instancenorm._InstanceNorm  # (since 0.4)
@@ -164,11 +126,11 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         super()._validate_output_for_cache_entry(state, key, func, args, kwargs, output)
         if any(output is each for each in args) or getattr(func, "is_view", False):
             return
-        if isinstance(output, torch.Tensor) and output.untyped_storage().nbytes() > _span(output):
+        if isinstance(output, torch.Tensor) and output.untyped_storage().nbytes() > spanned_bytes(output):
             raise _BypassDispatchCache("padded storage")
 
 
-def _span(tensor: torch.Tensor) -> int:
+def spanned_bytes(tensor: torch.Tensor) -> int:
     """Bytes from the beginning of a tensor's storage to the end of its last element."""
     if not tensor.numel():
         return 0
@@ -232,6 +194,28 @@ def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def restored(*containers: Any) -> Iterator[None]:
+    """What lists, dicts and sets have in them now, they have in them again afterwards."""
+    before = [copy.copy(each) for each in containers]
+    try:
+        yield
+    finally:
+        for each, kept in zip(containers, before, strict=True):
+            each.clear()
+            put_back = each.extend if isinstance(each, list) else each.update
+            put_back(kept)
+
+
+@contextlib.contextmanager
+def nested(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    """Several contexts as one, the first outermost."""
+    with contextlib.ExitStack() as stack:
+        for each in contexts:
+            stack.enter_context(each)
+        yield
+
+
+@contextlib.contextmanager
 def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Replace `owner.name` by `make(original)` and put the original back, also on error.
 
@@ -248,6 +232,40 @@ def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
             setattr(owner, name, raw)
         else:
             delattr(owner, name)
+
+
+def wrap(
+    owner: Any, name: str, call: Callable[..., Any], *, here: bool = False, is_static: bool = False
+) -> AbstractContextManager[None]:
+    """Run `call(original, *args, **kwargs)` where the function `owner.name` is called, as `patch` does.
+
+    Args:
+        owner: has the function.
+        name: of it.
+        call: runs in its place.
+        here: whether this thread's calls alone go there, and those of others to the original.
+        is_static: whether it is a static method.
+    """
+    me = threading.get_ident()
+
+    def make(original: Callable[..., Any]) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if here and threading.get_ident() != me:
+                return original(*args, **kwargs)
+            return call(original, *args, **kwargs)
+
+        return staticmethod(run) if is_static else run
+
+    return patch(owner, name, make)
+
+
+def replace(places: Iterable[tuple[Any, str, Any]]) -> AbstractContextManager[None]:
+    """Put other values, of `(owner, attribute, value)`, in the place of attributes that are there, as `patch` does."""
+
+    def put(value: Any) -> Callable[[Any], Any]:
+        return lambda _: value
+
+    return nested(*(patch(owner, name, put(value)) for owner, name, value in places if hasattr(owner, name)))
 
 
 def find_holders(values: Iterable[Any]) -> list[tuple[Any, str, Any]]:
@@ -288,12 +306,8 @@ def is_composite(func: OpOverload) -> bool:
     if not isinstance(func, OpOverload):
         return False
     name = func.name()  # type: ignore[no-untyped-call]
-    here = [
-        key
-        for key in ("CompositeImplicitAutograd", "CPU", "CUDA")
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-    ]
-    return here == ["CompositeImplicitAutograd"]
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(name, "CompositeImplicitAutograd") and not has(name, "CPU") and not has(name, "CUDA")
 
 
 @functools.cache
@@ -332,18 +346,14 @@ def runs_only_its_own_code(optimizer: torch.optim.Optimizer) -> bool:
     (`_optimizer_step_pre_hooks`, since 2.0)."""
     if getattr(torch.optim, type(optimizer).__name__, None) is not type(optimizer):
         return False  # may have no hooks at all: a wrapper that leaves out `Optimizer.__init__`
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        _global_optimizer_pre_hooks,
-        _global_optimizer_post_hooks,
-    )
-    return not any(hooks)
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    every = torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks
+    return not any((*own, *every))
 
 
-def pause_observers() -> contextlib.AbstractContextManager[Any]:
+def pause_observers() -> AbstractContextManager[Any]:
     """For the duration no TorchFunctionMode sees this thread's calls (`torch._C.DisableTorchFunction`, since 1.11)."""
-    manager: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+    manager: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
     return manager
 
 
@@ -372,29 +382,25 @@ def _pop_function_modes() -> list[Any]:
 def has_program_mode() -> bool:
     """Whether a mode that a real run of the program has sees this thread's operators
     (`_get_current_dispatch_mode_stack` of torch.utils._python_dispatch, since 2.0)."""
-    from torch.utils import _python_dispatch as modes
-
-    stack = modes._get_current_dispatch_mode_stack()
+    stack = _python_dispatch._get_current_dispatch_mode_stack()
     return any(getattr(mode, "is_of_program", not isinstance(mode, FakeTensorMode)) for mode in stack)
 
 
-def keep_modes() -> Callable[[], contextlib.AbstractContextManager[None]]:
+def keep_modes() -> Callable[[], AbstractContextManager[None]]:
     """What sees this thread's operators now: a context in which it sees them again, wherever no mode does
     (`_get_current_dispatch_mode_stack`, `_push_mode` and `_pop_mode` of torch.utils._python_dispatch, since 2.0)."""
-    from torch.utils import _python_dispatch as modes
-
-    kept = modes._get_current_dispatch_mode_stack()
+    kept = _python_dispatch._get_current_dispatch_mode_stack()
 
     @contextlib.contextmanager
     def inside() -> Iterator[None]:
         with no_modes():
             for mode in kept:
-                modes._push_mode(mode)
+                _python_dispatch._push_mode(mode)
             try:
                 yield
             finally:
                 for _ in kept:
-                    modes._pop_mode()
+                    _python_dispatch._pop_mode()
 
     return inside
 

@@ -13,13 +13,13 @@ Checked on torch 2.11 and 2.15.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 
-from fxmem._torch.common import FakeTensor, FakeTensorMode, OpOverload, patch
+from fxmem._torch.common import FakeTensor, FakeTensorMode, OpOverload, storage_key, wrap
 
 DEVICE_OF: Final[Any] = torch.ops.prim.device.default
 """What C++ calls to ask a FakeTensor for its device."""
@@ -74,14 +74,8 @@ def describe(
             if state["constant"] is not None or unless in state or state["fake_mode"] is not mode:
                 return False
             tensors.append(value)
-            key += (
-                value.shape,
-                value.stride(),
-                value.storage_offset(),
-                value.dtype,
-                value.fake_device,
-                _keys(value).raw_repr(),
-            )
+            keys = _keys(value).raw_repr()
+            key += (value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device, keys)
         elif kind in _PLAIN:
             key += (kind, value)
         elif kind is list or kind is tuple:
@@ -115,21 +109,16 @@ def forget(ops: Iterable[Any]) -> None:
             known.pop(op, None)
 
 
-@contextlib.contextmanager
-def fakes_have_addresses() -> Iterator[None]:
+def fakes_have_addresses() -> AbstractContextManager[None]:
     """Let each fake storage have an address of its own. By these libraries find tied weights.
 
     It is 0 for all of them, as they are on meta (`UntypedStorage._cdata` tells them apart, since 1.0).
     """
 
-    def asking(original: Callable[[Any], int]) -> Callable[[Any], int]:
-        def data_ptr(storage: Any) -> int:
-            return int(storage._cdata) if storage.device.type == "meta" else original(storage)
+    def data_ptr(original: Callable[[Any], int], storage: Any) -> int:
+        return int(storage._cdata) if storage.device.type == "meta" else original(storage)
 
-        return data_ptr
-
-    with patch(torch.UntypedStorage, "data_ptr", asking):
-        yield
+    return wrap(torch.UntypedStorage, "data_ptr", data_ptr)
 
 
 class Maker:
@@ -218,22 +207,16 @@ def as_parameter(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether nothing but their identity tells two FakeTensors apart."""
-    metadata = (
-        (
-            t.shape,
-            t.stride(),
-            t.storage_offset(),
-            t.dtype,
-            t.layout,
-            t.requires_grad,
-            _keys(t).raw_repr(),
-            t.untyped_storage().nbytes(),
-        )
-        for t in (a, b)
-    )
-    # Two NaNs are the same here.
-    states = ({**vars(t), "constant": repr(constant_number(t) if t.numel() else None)} for t in (a, b))
-    return next(metadata) == next(metadata) and type(a) is type(b) and next(states) == next(states)
+
+    def describe_all(tensor: torch.Tensor) -> tuple[Any, ...]:
+        sizes = tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
+        return *sizes, type(tensor), tensor.dtype, tensor.layout, tensor.requires_grad, _keys(tensor).raw_repr()
+
+    def describe_state(tensor: torch.Tensor) -> dict[str, Any]:
+        constant = repr(constant_number(tensor) if tensor.numel() else None)  # two NaNs are the same here
+        return {**vars(tensor), "constant": constant}
+
+    return describe_all(a) == describe_all(b) and describe_state(a) == describe_state(b)
 
 
 def constant_number(tensor: Any) -> Any:
@@ -246,41 +229,35 @@ def constant_number(tensor: Any) -> Any:
         return constant.item()
 
 
-def make_grouping(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a `torch._C._group_tensors_by_device_and_dtype` that asks FakeTensors in Python for their devices.
+def group_tensors(
+    original: Callable[..., Any], lists: list[list[torch.Tensor | None]], with_indices: bool = False
+) -> Any:
+    """A `torch._C._group_tensors_by_device_and_dtype` that asks FakeTensors in Python for their devices.
 
-    C++ asks by an operator each time, twelve times a parameter for Adam.
+    C++, which `original` is, asks by an operator each time, twelve times a parameter for Adam.
 
     Only where there is one group, numbers on the CPU among it; of several, C++ knows the order.
     """
+    first = lists[0][0] if lists and lists[0] else None
+    if type(first) is not FakeTensor:
+        return original(lists, with_indices)
+    device, dtype, count = first.fake_device, first.dtype, len(lists[0])
 
-    def group(lists: list[list[torch.Tensor | None]], with_indices: bool = False) -> Any:
-        first = lists[0][0] if lists and lists[0] else None
-        if type(first) is not FakeTensor:
+    def is_like(tensor: torch.Tensor | None, device: torch.device, dtype: torch.dtype) -> bool:
+        return type(tensor) is FakeTensor and tensor.fake_device == device and tensor.dtype is dtype
+
+    for tensors in lists:
+        others = [each for each in tensors if not is_like(each, device, dtype)]
+        are_numbers = tensors is not lists[0] and all(is_like(each, _CPU, torch.float32) for each in others)
+        if len(tensors) not in (0, count) or (others and not are_numbers):
             return original(lists, with_indices)
-        device, dtype = first.fake_device, first.dtype
-        for tensors in lists:
-            for tensor in tensors:
-                if type(tensor) is FakeTensor and tensor.fake_device == device and tensor.dtype is dtype:
-                    continue
-                if tensors is lists[0] or not _is_number_on_cpu(tensor):
-                    return original(lists, with_indices)
-        count = len(lists[0])
-        if any(len(tensors) not in (0, count) for tensors in lists):
-            return original(lists, with_indices)
-        return {(device, dtype): ([list(tensors) for tensors in lists], list(range(count)) if with_indices else [])}
-
-    return group
+    return {(device, dtype): ([list(tensors) for tensors in lists], list(range(count)) if with_indices else [])}
 
 
-def group_in_python() -> contextlib.AbstractContextManager[None]:
+def group_in_python() -> AbstractContextManager[None]:
     """Inside, optimizers group FakeTensors without operators (`torch._C._group_tensors_by_device_and_dtype`, since
     2.1)."""
-    return patch(torch._C, "_group_tensors_by_device_and_dtype", make_grouping)
-
-
-def _is_number_on_cpu(tensor: torch.Tensor | None) -> bool:
-    return type(tensor) is FakeTensor and tensor.fake_device == _CPU and tensor.dtype is torch.float32
+    return wrap(torch._C, "_group_tensors_by_device_and_dtype", group_tensors)
 
 
 def make_swap(original: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable[[torch.Tensor, torch.Tensor], None]:
@@ -292,7 +269,7 @@ def make_swap(original: Callable[[torch.Tensor, torch.Tensor], None]) -> Callabl
 
     def swap(t1: torch.Tensor, t2: torch.Tensor) -> None:
         fakes = type(t1) is FakeTensor and type(t2) is FakeTensor
-        if fakes and t1.untyped_storage()._cdata == t2.untyped_storage()._cdata:
+        if fakes and storage_key(t1) == storage_key(t2):
             return
         # The graph holds it as well: its gradient would go to the other.
         if not fakes or t1._use_count() > 1:  # type: ignore[attr-defined]

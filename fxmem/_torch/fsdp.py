@@ -8,34 +8,41 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.distributed.fsdp import _flat_param, _init_utils, _runtime_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
-from fxmem._torch.common import FakeTensor, patch, storage_key
+from fxmem._torch.common import FakeTensor, nested, patch, storage_key, wrap
 
 
-@contextlib.contextmanager
-def fakes_are_sharded() -> Iterator[None]:
-    """Both work on FakeTensors; nothing is allocated that a real rank would not."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_one_chunk())
-        stack.enter_context(_shards_padded_once())
-        stack.enter_context(_flat_parameters())
-        stack.enter_context(_machines_of_all_their_cards())
-        stack.enter_context(_nothing_pinned())
-        yield
+def fakes_are_sharded() -> AbstractContextManager[None]:
+    """Both work on FakeTensors; nothing is allocated that a real rank would not.
+
+    FSDP2 makes a view of each parameter for every rank to take one (`_chunk_with_empty`, since 2.4): that one alone is
+    made, so that the world's size costs nothing.
+
+    Shards that are offloaded to the host stay where they are: fakes have no pages to pin (`aten._pin_memory` has no
+    fake form, as of 2.11), and those of real tensors the driver would pin.
+    """
+    return nested(
+        patch(_fsdp_param, "_chunk_with_empty", lambda _: _Chunks),
+        _shards_padded_once(),
+        _flat_parameters(),
+        _machines_of_all_their_cards(),
+        patch(torch.Tensor, "pin_memory", lambda _: lambda tensor, *args, **kwargs: tensor),
+    )
 
 
 class _Chunks:
     """The chunks of a tensor, made when asked for."""
 
-    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
-        self._tensor, self._count, self._dim = tensor, count, dim
-        self._length = -(-tensor.size(dim) // count)
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, num_chunks, dim
+        self._length = -(-tensor.size(dim) // num_chunks)
 
     def __len__(self) -> int:
         return self._count
@@ -49,42 +56,24 @@ class _Chunks:
         return self._tensor.narrow(self._dim, begin, min(self._length, size - begin))
 
 
-@contextlib.contextmanager
-def _one_chunk() -> Iterator[None]:
-    """FSDP2 makes a view of each parameter for every rank to take one (`_chunk_with_empty`, since 2.4): that one alone
-    is made, so that the world's size costs nothing."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda tensor, num_chunks, dim: _Chunks(tensor, num_chunks, dim)
-
-    with patch(_fsdp_param, "_chunk_with_empty", make):
-        yield
-
-
-@contextlib.contextmanager
-def _shards_padded_once() -> Iterator[None]:
+def _shards_padded_once() -> AbstractContextManager[None]:
     """FSDP2 pads unpadded shards before its first forward (`FSDPParam.reset_sharded_param`, since 2.4).
 
     It tells them by their addresses, which fakes do not have: those in the storage that it knows stay as they are."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def reset_sharded_param(self: Any) -> None:
-            known: Any = self._sharded_param_data
-            local: Any = getattr(self.sharded_param, "_local_tensor", None)
-            are_fake = isinstance(known, FakeTensor) and isinstance(local, FakeTensor)
-            if are_fake and storage_key(known) == storage_key(local):
-                self._sharding_spec = self.sharded_param._spec
-            else:
-                original(self)
+    def reset_sharded_param(original: Callable[..., Any], self: Any) -> None:
+        known: Any = self._sharded_param_data
+        local: Any = getattr(self.sharded_param, "_local_tensor", None)
+        are_fake = isinstance(known, FakeTensor) and isinstance(local, FakeTensor)
+        if are_fake and storage_key(known) == storage_key(local):
+            self._sharding_spec = self.sharded_param._spec
+        else:
+            original(self)
 
-        return reset_sharded_param
-
-    with patch(_fsdp_param.FSDPParam, "reset_sharded_param", make):
-        yield
+    return wrap(_fsdp_param.FSDPParam, "reset_sharded_param", reset_sharded_param)
 
 
-@contextlib.contextmanager
-def _flat_parameters() -> Iterator[None]:
+def _flat_parameters() -> AbstractContextManager[None]:
     """FSDP1's flat parameters are told of their gradients, and stay fake where they are offloaded.
 
     Its hooks are on `AccumulateGrad` nodes, which keep them in C++, where no Python engine sees them
@@ -102,34 +91,24 @@ def _flat_parameters() -> Iterator[None]:
             hook = functools.partial(_runtime_utils._post_backward_hook, state, handle)
             flat._post_backward_hook_state = None, flat.register_post_accumulate_grad_hook(hook)
 
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def move(self: Any, *args: Any, **kwargs: Any) -> None:
-            with self.flat_param.fake_mode if isinstance(self.flat_param, FakeTensor) else contextlib.nullcontext():
-                original(self, *args, **kwargs)
+    def move(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        with self.flat_param.fake_mode if isinstance(self.flat_param, FakeTensor) else contextlib.nullcontext():
+            original(self, *args, **kwargs)
 
-        return move
-
-    with (
+    return nested(
         patch(_runtime_utils, "_register_post_backward_hook", lambda _: register),
-        patch(_flat_param.FlatParamHandle, "flat_param_to", make),
-    ):
-        yield
+        wrap(_flat_param.FlatParamHandle, "flat_param_to", move),
+    )
 
 
-def _machines_of_all_their_cards() -> contextlib.AbstractContextManager[None]:
+def _machines_of_all_their_cards() -> AbstractContextManager[None]:
     """FSDP1 shards within machines by how many ranks these have.
 
     It asks for the cards that a rank finds, which is one here (`_init_intra_and_inter_node_groups`,
     torch/distributed/fsdp/_init_utils.py, since 2.0).
     """
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda group, found: original(group, int(os.environ.get("LOCAL_WORLD_SIZE") or found))
+    def make_groups(original: Callable[..., Any], group: Any, found: int) -> Any:
+        return original(group, int(os.environ.get("LOCAL_WORLD_SIZE") or found))
 
-    return patch(_init_utils, "_init_intra_and_inter_node_groups", make)
-
-
-def _nothing_pinned() -> contextlib.AbstractContextManager[None]:
-    """Shards that are offloaded to the host stay where they are: fakes have no pages to pin (`aten._pin_memory` has no
-    fake form, as of 2.11), and those of real tensors the driver would pin."""
-    return patch(torch.Tensor, "pin_memory", lambda _: lambda tensor, *args, **kwargs: tensor)
+    return wrap(_init_utils, "_init_intra_and_inter_node_groups", make_groups)

@@ -87,10 +87,8 @@ def is_watched() -> bool:
 
     `torch.overrides._get_current_function_mode_stack` (since 2.0) lists them, outermost first.
     """
-    return any(
-        not isinstance(mode, DeviceContext)
-        for mode in torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    )
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def sdpa_order() -> tuple[int, ...]:
@@ -119,12 +117,9 @@ def rnn_weights(module: torch.nn.Module) -> list[torch.Tensor] | None:
     """
     if not isinstance(module, torch.nn.RNNBase):
         return None
-    weights = [
-        weight
-        for name in module._flat_weights_names
-        if isinstance(weight := getattr(module, name, None), torch.nn.Parameter)
-    ]
-    if len(weights) != len(module._flat_weights_names):
+    found = [getattr(module, name, None) for name in module._flat_weights_names]
+    weights = [each for each in found if isinstance(each, torch.nn.Parameter)]
+    if len(weights) != len(found):
         return None
     module._flat_weights = [*weights]
     module._flat_weight_refs = [weakref.ref(weight) for weight in weights]
@@ -165,8 +160,8 @@ def views_of_zeros() -> Iterator[None]:
     Three views have a kernel for zeros (`ZeroTensor` in native_functions.yaml) that makes a plain tensor; without it
     they go where all others go. `torch.library._scoped_library` since 2.2, its `allow_override` as of 2.11.
     """
-    with torch.library._scoped_library("aten", "IMPL", "ZeroTensor") as library, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of each kernel that is replaced
+    scope, quiet = torch.library._scoped_library("aten", "IMPL", "ZeroTensor"), warnings.catch_warnings(action="ignore")
+    with scope as library, quiet:  # it warns of each kernel that is replaced
         for name in ("view", "as_strided", "_reshape_alias"):
             library.impl(name, torch.library.fallthrough_kernel, "ZeroTensor", allow_override=True)
         yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -17,7 +18,7 @@ from torch.optim.optimizer import _foreach_supported_types as _OPTIMIZER_TYPES
 from torch.utils._foreach_utils import _foreach_supported_types as _UTILITY_TYPES
 from torch.utils.data import dataloader
 
-from fxmem._torch.common import FakeTensor, patch
+from fxmem._torch.common import FakeTensor, patch, restored, wrap
 from fxmem._torch.wrappers import is_wrapper
 
 LOADER_ITERATOR: Final[Any] = dataloader._BaseDataLoaderIter
@@ -49,8 +50,11 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     moved.requires_grad_(needs_gradient and (moved.is_floating_point() or moved.is_complex()))
     tensor.__class__, moved.__class__ = type(moved), type(tensor)
     tensor.__dict__, moved.__dict__ = moved.__dict__, tensor.__dict__
-    if is_wrapper(tensor) and is_wrapper(moved):
-        _swap_slots(tensor, moved)
+    if is_wrapper(tensor) and is_wrapper(moved):  # exchange what is in slots, as a DTensor's shard
+        for name in copyreg._slotnames(type(tensor)):  # as `swap_tensors` finds them
+            own = getattr(tensor, name)
+            setattr(tensor, name, getattr(moved, name))
+            setattr(moved, name, own)
     torch._C._swap_tensor_impl(tensor, moved)
     for name, value in before.items():
         tensor.__dict__.setdefault(name, value)
@@ -75,36 +79,22 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         tensor.fake_device = value.fake_device  # an attribute of its own (since 2.0)
 
 
-def _swap_slots(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Exchange what is in slots, as a DTensor's shard."""
-    for name in copyreg._slotnames(type(tensor)):  # type: ignore[attr-defined] # as `swap_tensors` finds them
-        own = getattr(tensor, name)
-        setattr(tensor, name, getattr(other, name))
-        setattr(other, name, own)
-
-
-def moving(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+def swap_moved(original: Callable[[Any, Any], None], t1: torch.Tensor, t2: torch.Tensor) -> None:
     """`torch.utils.swap_tensors` that moves real tensors to a pretended card and back; `original` swaps two fakes."""
-
-    def swap(t1: torch.Tensor, t2: torch.Tensor) -> None:
-        if type(t1) is FakeTensor and type(t2) is FakeTensor:
-            own = _find_attributes(t1)
-            original(t1, t2)
-            vars(t1).update(own)
-        elif type(t1) is not type(t2) or isinstance(t1, FakeTensor) or is_wrapper(t1):
-            become(t1, t2)
-        else:
-            with torch.no_grad():
-                t1.data = t2.detach()
-
-    return swap
+    if type(t1) is FakeTensor and type(t2) is FakeTensor:
+        own = _find_attributes(t1)
+        original(t1, t2)
+        vars(t1).update(own)
+    elif type(t1) is not type(t2) or isinstance(t1, FakeTensor) or is_wrapper(t1):
+        become(t1, t2)
+    else:
+        with torch.no_grad():
+            t1.data = t2.detach()
 
 
-@contextlib.contextmanager
-def observe_moves(make: Callable[[Any], Any]) -> Iterator[None]:
+def observe_moves(make: Callable[[Any], Any]) -> AbstractContextManager[None]:
     """Replace `Module._apply`, in which `Module.to` and its kind end (since 0.1), by `make(original)`."""
-    with patch(torch.nn.Module, "_apply", make):
-        yield
+    return patch(torch.nn.Module, "_apply", make)
 
 
 @contextlib.contextmanager
@@ -117,7 +107,7 @@ def parameters_keep_identity() -> Iterator[None]:
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        with patch(torch.utils, "swap_tensors", moving):
+        with wrap(torch.utils, "swap_tensors", swap_moved):
             yield
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
@@ -131,42 +121,34 @@ def fakes_are_foreach_tensors() -> Iterator[None]:
     (torch/optim/optimizer.py and torch/utils/_foreach_utils.py, since 2.0).
     """
     lists: list[list[Any]] = [_OPTIMIZER_TYPES, _UTILITY_TYPES]
-    for types in lists:
-        types.append(FakeTensor)
-    try:
-        yield
-    finally:
+    with restored(*lists):
         for types in lists:
-            types.remove(FakeTensor)
+            types.append(FakeTensor)
+        yield
 
 
 _LOADER_SETTINGS: Final = ("pin_memory", "num_workers", "prefetch_factor", "persistent_workers", "timeout")
 
 
-@contextlib.contextmanager
-def loaders_at_home(*, workers: bool) -> Iterator[None]:
+def loaders_at_home(*, workers: bool) -> AbstractContextManager[None]:
     """Let data loaders pin no memory, which asks the driver.
 
     Without `workers` they load in this process: others could not be given fakes (`DataLoader._get_iterator`, since
     1.7).
     """
 
-    def make(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def get_iterator(self: Any) -> Any:
-            state = self.__dict__
-            before = {name: state[name] for name in _LOADER_SETTINGS if name in state}
-            state["pin_memory"] = False
-            if not workers:
-                state.update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0)
-            try:
-                return original(self)
-            finally:
-                state.update(before)
+    def get_iterator(original: Callable[[Any], Any], loader: Any) -> Any:
+        state = loader.__dict__
+        before = {name: state[name] for name in _LOADER_SETTINGS if name in state}
+        state["pin_memory"] = False
+        if not workers:
+            state.update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0)
+        try:
+            return original(loader)
+        finally:
+            state.update(before)
 
-        return get_iterator
-
-    with patch(torch.utils.data.DataLoader, "_get_iterator", make):
-        yield
+    return wrap(torch.utils.data.DataLoader, "_get_iterator", get_iterator)
 
 
 def empty_graph() -> Any:

@@ -6,18 +6,17 @@ A *wrapper* is a tensor whose memory is that of the tensors inside it: a subclas
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # `__tensor_flatten__` (since 2.1)
 
-from fxmem._torch.common import FakeTensor, patch
+from fxmem._torch.common import FakeTensor, nested, wrap
 
 is_wrapper = is_traceable_wrapper_subclass
 """Whether a tensor's memory is that of the tensors inside it."""
@@ -75,12 +74,9 @@ def named_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         return []  # nothing in Python leads to the tensor inside
     if not is_wrapper(tensor):
         return [("", tensor)]
+    attributes = [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
     # Since 2.15 a DTensor also lists its mesh, which is no tensor.
-    inside = [
-        (name, part)
-        for name in tensor.__tensor_flatten__()[0]
-        if isinstance(part := getattr(tensor, name), torch.Tensor)
-    ]
+    inside = [(name, part) for name, part in attributes if isinstance(part, torch.Tensor)]
     if [name for name, _ in inside] == ["_local_tensor"]:  # of a DTensor, whose shard goes by its own name (since 2.1)
         inside = [("", inside[0][1])]
     return [(f"{name}.{path}".rstrip("."), part) for name, inner in inside for path, part in named_parts(inner)]
@@ -91,10 +87,8 @@ def rebuild(tensor: torch.Tensor, replace: Callable[[torch.Tensor], torch.Tensor
     if not is_wrapper(tensor):
         return replace(tensor)
     names, context = tensor.__tensor_flatten__()
-    inside = {
-        name: rebuild(part, replace) if isinstance(part := getattr(tensor, name), torch.Tensor) else part
-        for name in names
-    }
+    parts = {name: getattr(tensor, name) for name in names}
+    inside = {name: rebuild(each, replace) if isinstance(each, torch.Tensor) else each for name, each in parts.items()}
     made: torch.Tensor = type(tensor).__tensor_unflatten__(inside, context, tensor.size(), tensor.stride())
     return made
 
@@ -108,55 +102,34 @@ def wrapped_module(module: torch.nn.Module) -> torch.nn.Module | None:
     return inner
 
 
-@contextlib.contextmanager
-def observe_traces(on_trace: Callable[[], None]) -> Iterator[None]:
+def observe_traces(on_trace: Callable[[], None]) -> AbstractContextManager[None]:
     """Call `on_trace()` when this thread traces a function into a graph, as `torch.func.linearize` does
     (`ProxyTorchDispatchMode`, since 1.12)."""
-    me = threading.get_ident()
 
-    def enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def enter_noted(self: Any) -> Any:
-            if threading.get_ident() == me:
-                on_trace()
-            return original(self)
+    def enter_noted(original: Callable[[Any], Any], mode: Any) -> Any:
+        on_trace()
+        return original(mode)
 
-        return enter_noted
-
-    with patch(ProxyTorchDispatchMode, "__enter__", enter):
-        yield
+    return wrap(ProxyTorchDispatchMode, "__enter__", enter_noted, here=True)
 
 
-@contextlib.contextmanager
-def run_compiled_as_eager(on_call: Callable[[], None]) -> Iterator[None]:
+def run_compiled_as_eager(on_call: Callable[[], None]) -> AbstractContextManager[None]:
     """On this thread, run what `torch.compile` returned as the original function, after an `on_call()`.
 
     Compiled code asks `torch._dynamo.eval_frame._callback_from_stance` what to do whenever it begins (since 2.6). Where
     torch._dynamo has not been imported nothing is compiled yet, and a program that compiles in mid-step is given its
     function back.
     """
-    me = threading.get_ident()
 
-    def stance(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def choose_stance(callback: Any) -> Any:
-            if threading.get_ident() != me:
-                return original(callback)
-            if callback not in (None, False):
-                on_call()
-            return None
-
-        return choose_stance
-
-    def replace_compile(original: Callable[..., Any]) -> Callable[..., Any]:
-        def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != me:
-                return original(model, *args, **kwargs)
+    def choose_stance(original: Any, callback: Any) -> None:
+        if callback not in (None, False):
             on_call()
-            return (lambda function: function) if model is None else model
 
-        return compile
+    def compile(original: Any, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        on_call()
+        return (lambda function: function) if model is None else model
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patch(torch, "compile", replace_compile))
-        if (compiled := sys.modules.get("torch._dynamo.eval_frame")) is not None:
-            stack.enter_context(patch(compiled, "_callback_from_stance", stance))
-        yield
+    changes = [wrap(torch, "compile", compile, here=True)]
+    if (compiled := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+        changes.append(wrap(compiled, "_callback_from_stance", choose_stance, here=True))
+    return nested(*changes)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import sysconfig
-from types import TracebackType
+import traceback
 from typing import Any, Final
 
 import torch
@@ -14,7 +14,7 @@ import torch
 import fxmem
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError, one_line
-from fxmem.simulation.source_lines import innermost_user_line
+from fxmem.simulation.source_lines import describe_place
 
 _NO_FAKE_KERNEL: Final = (
     re.compile(r"no fake impl registered for <CustomOpDef\((\w+::\w+)\)>"),
@@ -23,12 +23,9 @@ _NO_FAKE_KERNEL: Final = (
 )
 _HIGHER_ORDER: Final = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 _DEVICES: Final = ("two different devices", "on the same device")
-_DRIVER: Final = (
-    "Found no NVIDIA driver",
-    "CUDA driver version is insufficient",
-    "libcuda.so",
-    "No CUDA GPUs are available",
-    "0 active drivers",
+_DRIVER: Final = re.compile(
+    r"Found no NVIDIA driver|CUDA driver version is insufficient|libcuda\.so|No CUDA GPUs are available"
+    r"|0 active drivers"
 )
 _HIGHER_ORDER_ADVICE: Final = {
     "cond": "Call the branch that is to be analysed",
@@ -53,34 +50,38 @@ def describe_end(error: Exception) -> str:
 
 def explain_error(error: Exception, model: torch.nn.Module) -> AnalysisError:
     """The error to raise in place of `error`, which running `model` on FakeTensors raised."""
-    where = innermost_user_line(error)
-    at = f" at {where.file}:{where.line} in {where.function}: `{where.code}`" if where is not None else ""
+    at, name = describe_place(error), type(model).__name__
     text = " ".join((str(error).strip().splitlines() or [""])[0].split())
-    for explain in (_of_values, _of_operators, _of_devices, _of_recursion):
-        found = explain(error, text, at, type(model).__name__)
+    for explain in (_of_values, _of_operators, _of_devices):
+        found = explain(error, text, at, name)
         if found is not None:
             return AnalysisError(found)
+    if isinstance(error, RecursionError):
+        return AnalysisError(
+            f"expected modules nested less deeply than Python's recursion limit; {name} goes past it{at}. Raise "
+            f"sys.setrecursionlimit, or call its parts in a loop."
+        )
     return AnalysisError(f"the model raised {type(error).__name__}: {text}{at}")
 
 
 def _of_values(error: Exception, text: str, at: str, model: str) -> str | None:
     expected = "expected a model whose control flow and shapes do not depend on the data"
     if "_pack_padded_sequence" in text or "_pad_packed_sequence" in text:
-        bound = "an upper bound, reached where no sequence is shorter"
         return (
             f"{expected}; {model} packs sequences by their lengths{at}. Give the recurrent layer the padded batch "
-            f"instead: {bound}."
+            f"instead: an upper bound, reached where no sequence is shorter."
         )
-    if _is_raised_below(error, "/torch/nested/"):
+    # Raised below a call into torch's code for these tensors.
+    files = (frame.f_code.co_filename.replace("\\", "/") for frame, _ in traceback.walk_tb(error.__traceback__))
+    if any("/torch/nested/" in file for file in files):
         instead = "a padded batch, or with one dense tensor of as many rows in all"
         return f"{expected}; {model} uses a nested tensor, whose lengths are data{at}. Analyse it with {instead}."
     if isinstance(error, torch_common.DATA_DEPENDENT) or ".numpy() is not supported for tensor subclasses" in text:
+        asked = text.removesuffix(" is not supported for tensor subclasses.")
         return (
-            f"{expected}; {model} asks for a tensor's value "
-            f"({text.removesuffix(' is not supported for tensor subclasses.')}){at}. "
-            "Replace .item(), .tolist(), .numpy(), nonzero or a boolean mask there by something of known shape "
-            "(torch.where, masked_fill), let a real run on the CPU decide (values='real', --values real), "
-            "or analyse the part of the model without it."
+            f"{expected}; {model} asks for a tensor's value ({asked}){at}. Replace .item(), .tolist(), .numpy(), "
+            f"nonzero or a boolean mask there by something of known shape (torch.where, masked_fill), let a real run "
+            f"on the CPU decide (values='real', --values real), or analyse the part of the model without it."
         )
     return None
 
@@ -96,8 +97,7 @@ def _of_operators(error: Exception, text: str, at: str, model: str) -> str | Non
         return (
             f"expected every operator to have a fake kernel, which says what it returns; {operator} has none{at}. "
             f"Register one beside its definition: @torch.library.register_fake({operator!r}) over a function of the "
-            f"same arguments that returns "
-            "torch.empty(...) of the result's shape, dtype and device."
+            f"same arguments that returns torch.empty(...) of the result's shape, dtype and device."
         )
     higher = _HIGHER_ORDER.search(text)
     if higher is not None:
@@ -114,53 +114,30 @@ def _of_devices(error: Exception, text: str, at: str, model: str) -> str | None:
         mixed = " with ".join(dict.fromkeys(re.findall(r"\b(?:cuda(?::\d+)?|cpu|meta)\b", text))) or "devices"
         return (
             f"expected every tensor on the target's device, where parameters, buffers and inputs are; {model} mixes "
-            f"{mixed}{at}. "
-            "Make the tensor there with device=x.device, or register it as a buffer; on a real card the step fails "
-            "the same way."
+            f"{mixed}{at}. Make the tensor there with device=x.device, or register it as a buffer; on a real card the "
+            f"step fails the same way."
         )
-    if any(words in text for words in _DRIVER):
+    if _DRIVER.search(text):
         return (
             f"expected a model that leaves the CUDA driver to torch; {model} calls it, and none is here "
-            f"({type(error).__name__}){at}. "
-            "Take driver calls other than streams and events out of the model that is analysed, or analyse for "
-            "target='cpu'."
+            f"({type(error).__name__}){at}. Take driver calls other than streams and events out of the model that is "
+            f"analysed, or analyse for target='cpu'."
         )
     return None
 
 
-def _of_recursion(error: Exception, text: str, at: str, model: str) -> str | None:
-    if isinstance(error, RecursionError):
-        advice = "Raise sys.setrecursionlimit, or call its parts in a loop"
-        return f"expected modules nested less deeply than Python's recursion limit; {model} goes past it{at}. {advice}."
-    return None
-
-
-def _is_raised_below(error: BaseException, folder: str) -> bool:
-    """Whether it was raised below a call into this folder."""
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None:
-        if folder in trace.tb_frame.f_code.co_filename.replace("\\", "/"):
-            return True
-        trace = trace.tb_next
-    return False
-
-
-_DIMENSIONS: Final = (
-    re.compile(r"expected (\d)D.*got (\d)D", re.IGNORECASE),
-    re.compile(r"expected (\d), got (\d)\)", re.IGNORECASE),
-    re.compile(r"mat1 and mat2 shapes cannot be multiplied"),
-    re.compile(r"(shape '.*' is invalid for input of size|Dimension out of range)"),
+_DIMENSIONS: Final = re.compile(
+    r"(?i:expected \dD.*got \dD)|(?i:expected \d, got \d\))|mat1 and mat2 shapes cannot be multiplied"
+    r"|shape '.*' is invalid for input of size|Dimension out of range"
 )
 
 
 def missing_batch(text: str, inputs: Any) -> str:
     """What to write where an image without a batch made the model raise; else empty."""
-    for tensor in torch_common.iterate_tensors(inputs):
+    for tensor in torch_common.iterate_tensors(inputs) if _DIMENSIONS.search(text) else ():
         channels, *size = tensor.shape or (0,)
         if tensor.is_floating_point() and len(size) == 2 and channels in (1, 3, 4) and min(size) >= 8:
-            shape = "x".join(map(str, tensor.shape))
-            if any(pattern.search(text) for pattern in _DIMENSIONS):
-                return f"is the batch missing? 1x{shape}"
+            return f"is the batch missing? 1x{'x'.join(map(str, tensor.shape))}"
     return ""
 
 
@@ -196,10 +173,8 @@ def _line_outside_libraries(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     found = None
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_filename
         if not name.startswith("<") and not os.path.realpath(name).startswith(_LIBRARIES):
-            found = name, trace.tb_lineno
-        trace = trace.tb_next
+            found = name, line
     return found

@@ -60,18 +60,18 @@ _CUDNN: Final[ContextVar[CudnnLibrary | None]] = ContextVar("_CUDNN", default=No
 @contextlib.contextmanager
 def apply_settings(settings: KernelSettings | None) -> Iterator[None]:
     """Torch's flags as `settings` says for the duration, then as they were; None changes nothing. May be nested."""
+    given = settings or KernelSettings()
     with contextlib.ExitStack() as stack:
-        if settings is not None and settings.sdpa is not None:
-            stack.enter_context(sdpa_kernel(list(SDPA_BACKENDS[settings.sdpa])))
-        if settings is not None and settings.allow_tf32 is not None:
-            stack.enter_context(_tf32(settings.allow_tf32))
-        if settings is not None and settings.cudnn_benchmark is not None:
-            stack.enter_context(_benchmark(settings.cudnn_benchmark))
-        if settings is not None and settings.deterministic is not None:
-            stack.enter_context(_deterministic(settings.deterministic))
-        if settings is not None and settings.cudnn is not None:
-            token = _CUDNN.set(read_cudnn_folder(Path(settings.cudnn)))
-            stack.callback(_CUDNN.reset, token)
+        if given.sdpa is not None:
+            stack.enter_context(sdpa_kernel(list(SDPA_BACKENDS[given.sdpa])))
+        if given.allow_tf32 is not None:
+            stack.enter_context(_tf32(given.allow_tf32))
+        if given.cudnn_benchmark is not None:
+            stack.enter_context(_flag("benchmark", given.cudnn_benchmark))
+        if given.deterministic is not None:
+            stack.enter_context(_deterministic(given.deterministic))
+        if given.cudnn is not None:
+            stack.callback(_CUDNN.reset, _CUDNN.set(read_cudnn_folder(Path(given.cudnn))))
         yield
 
 
@@ -119,26 +119,23 @@ def _tf32(allowed: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _benchmark(wanted: bool) -> Iterator[None]:
-    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, wanted
+def _flag(name: str, value: bool) -> Iterator[None]:
+    """A flag of `torch.backends.cudnn`."""
+    before = getattr(torch.backends.cudnn, name)
+    setattr(torch.backends.cudnn, name, value)
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        setattr(torch.backends.cudnn, name, before)
 
 
 @contextlib.contextmanager
 def _deterministic(wanted: bool) -> Iterator[None]:
-    cudnn = torch.backends.cudnn
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        cudnn.deterministic,
-    )
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(wanted)
-    cudnn.deterministic = wanted
     try:
-        yield
+        with _flag("deterministic", wanted):
+            yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        cudnn.deterministic = before[2]
+        torch.use_deterministic_algorithms(before, warn_only=warns)

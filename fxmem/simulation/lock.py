@@ -30,10 +30,8 @@ def one_at_a_time() -> Iterator[None]:
     """
     turn, me = _turn, threading.get_ident()
     if turn.holder == me:
-        raise UsageError(
-            "expected no analysis within another: the model, its loss or its optimizer called fxmem while it was "
-            "being analysed"
-        )
+        what = "the model, its loss or its optimizer called fxmem while it was being analysed"
+        raise UsageError(f"expected no analysis within another: {what}")
     with turn.lock:
         turn.holder = me
         try:

@@ -8,7 +8,7 @@ from fxmem._torch import common as torch_common
 from fxmem.hardware.workspaces import Collector, CpuCollector, HiddenMemory, Seen, copy_in_memory
 from fxmem.simulation import flops
 from fxmem.simulation.kernels.inner_ops import inner_memory
-from fxmem.simulation.observe.op_facts import OpFacts
+from fxmem.simulation.observe.op_cache import OpFacts
 from fxmem.simulation.ranks.collectives import Collectives
 
 
@@ -38,14 +38,12 @@ class OpInspector:
         """The facts of a call that gave `result`."""
         moved = flops.moved_bytes(func, args, kwargs, result)
         if self._collectives.look(name, args, kwargs, result):
-            return OpFacts(0, moved, hidden=self._look_at_gradients(name, args, kwargs))
+            # Memory hides where FSDP2 copies gradients into the buffer that it reduces.
+            memory = copy_in_memory(name, args, kwargs.get("out"), on_card=isinstance(self._collector, Collector))
+            seen = None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
+            return OpFacts(0, moved, hidden=seen)
         counted, host = flops.op_flops(func, args, kwargs, result), flops.host_bytes(name, args, result)
         return OpFacts(counted, moved, host, self._look(func, name, args, kwargs, result))
-
-    def _look_at_gradients(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen | None:
-        """What hides where FSDP2 copies gradients into the buffer that it reduces."""
-        memory = copy_in_memory(name, args, kwargs.get("out"), on_card=isinstance(self._collector, Collector))
-        return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
 
     def _look(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Seen | None:
         """What a call hides, with what the operators hide that its kernel calls."""
@@ -62,9 +60,5 @@ class OpInspector:
         memory = inner_memory(func, args, kwargs, self._fakes, self._device_type, look)
         if memory is None and not calls:
             return None
-        return Seen(
-            name,
-            multiplies=any(call.multiplies for call in calls),
-            multiplies_lt=any(call.multiplies_lt for call in calls),
-            memory=memory,
-        )
+        multiplies, multiplies_lt = any(call.multiplies for call in calls), any(call.multiplies_lt for call in calls)
+        return Seen(name, multiplies=multiplies, multiplies_lt=multiplies_lt, memory=memory)

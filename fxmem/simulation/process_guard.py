@@ -17,6 +17,8 @@ from typing import Any, Final, TextIO
 
 import torch
 
+from fxmem._torch import common as torch_common
+
 _LOSE_INTERRUPTS: Final = frozenset({"__torch_dispatch__", "find_torch_dispatch_rule", "_on_death", "__del__"})
 """Functions that C++ calls where it ends the process for an exception, or drops it.
 
@@ -156,29 +158,17 @@ def _must_not_raise(frame: FrameType | None) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def without_network() -> Iterator[None]:
+def without_network() -> contextlib.AbstractContextManager[None]:
     """Keep this thread from resolving host names. Switch huggingface_hub, if it is installed, to its offline mode.
 
     Both are undone at the end; the environment is not touched. What is refused raises a `ConnectionError`.
     """
-    thread, resolve = threading.get_ident(), socket.getaddrinfo
 
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
-            raise ConnectionError("fxmem downloads nothing")
-        return resolve(*args, **kwargs)
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("fxmem downloads nothing")
 
-    hub: Any = None
+    changes = [torch_common.wrap(socket, "getaddrinfo", refuse, here=True)]
     with contextlib.suppress(ImportError):
         hub = importlib.import_module("huggingface_hub.constants")
-    offline = getattr(hub, "HF_HUB_OFFLINE", None)
-    socket.getaddrinfo = refuse
-    if hub is not None:
-        hub.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        socket.getaddrinfo = resolve
-        if hub is not None:
-            hub.HF_HUB_OFFLINE = offline
+        changes.append(torch_common.replace([(hub, "HF_HUB_OFFLINE", True)]))
+    return torch_common.nested(*changes)

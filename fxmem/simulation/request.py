@@ -83,10 +83,9 @@ class StepRequest:
         if self.mode not in ("train", "infer"):
             raise UsageError(f"expected mode 'train' or 'infer', got {self.mode!r}")
         object.__setattr__(self, "precision", _read_precision(self.precision))
-        if self.accumulate < 1:
-            raise UsageError(f"expected accumulate to be at least 1, got {self.accumulate}")
-        if self.prefetch < 0:
-            raise UsageError(f"expected prefetch to be at least 0, got {self.prefetch}")
+        for name, given, least in (("accumulate", self.accumulate, 1), ("prefetch", self.prefetch, 0)):
+            if given < least:
+                raise UsageError(f"expected {name} to be at least {least}, got {given}")
         if self.accumulate > 1 and self.mode == "infer":
             raise UsageError("expected accumulate with a training step: at inference there are no gradients")
 
@@ -95,16 +94,14 @@ class StepRequest:
         if self.zero_grad not in get_args(ZeroGrad):
             raise UsageError(f"expected zero_grad 'after-step' or 'before-backward', got {self.zero_grad!r}")
         if self.accumulate > 1 and self.zero_grad == "before-backward":
-            raise UsageError(
-                "expected accumulate=1 with zero_grad='before-backward': of several micro-batches the last clears none"
-            )
+            why = "of several micro-batches the last clears none"
+            raise UsageError(f"expected accumulate=1 with zero_grad='before-backward': {why}")
         if self.inference_mode and self.mode == "train":
             raise UsageError("expected inference_mode with mode 'infer': under it nothing can be trained")
 
         if (self.ranks is None) != (self.parallelize is None):
-            raise UsageError(
-                "expected ranks and parallelize together: how many ranks, and the function that shards the model"
-            )
+            what = "how many ranks, and the function that shards the model"
+            raise UsageError(f"expected ranks and parallelize together: {what}")
         if self.ranks is not None and self.compile is not None:
             _check_compiled_ranks(self.compile, self.parallelize)
         if self.world is None and self.rank is not None:
@@ -130,9 +127,8 @@ def _check_compiled_ranks(settings: CompileSettings, parallelize: object) -> Non
     """Refuse what cannot be compiled on ranks. Raises UsageError."""
     if not isinstance(parallelize, MeshPlan):
         if not settings.as_is:
-            raise UsageError(
-                f"expected compile {AS_IS!r} with parallelize: the function compiles the blocks, then it shards them"
-            )
+            why = "the function compiles the blocks, then it shards them"
+            raise UsageError(f"expected compile {AS_IS!r} with parallelize: {why}")
     elif parallelize.mesh.tp > 1 or "fsdp" not in parallelize.mesh.dimensions:
         raise UsageError(
             f"expected a mesh of fsdp, alone or with replicate, with compile, got {parallelize.mesh}: give your own "
@@ -143,8 +139,6 @@ def _check_compiled_ranks(settings: CompileSettings, parallelize: object) -> Non
 def _read_precision(precision: Any) -> Precision | None:
     """The precision that a name or a dtype of torch means."""
     name = str(precision).removeprefix("torch.")
-    if precision is None or name not in PRECISIONS:
-        if precision is not None:
-            raise UsageError(f"expected precision None, 'bf16' or 'fp16', got {precision!r}")
-        return None
-    return PRECISIONS[name]
+    if precision is not None and name not in PRECISIONS:
+        raise UsageError(f"expected precision None, 'bf16' or 'fp16', got {precision!r}")
+    return None if precision is None else PRECISIONS[name]

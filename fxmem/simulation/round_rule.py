@@ -69,11 +69,9 @@ class RoundRule:
         if self._is_setup:
             self._is_setup = False
             self._end_setup()
-        if self._backwards and not self._in_step and not self._is_marked and self._steps_nothing():
+        waits = self._backwards and not self._in_step and not self._is_marked
+        if waits and not any(map(self._counts, list(self.optimizers))):
             self._finish_round()  # nothing steps: the program changes its parameters itself
-
-    def _steps_nothing(self) -> bool:
-        return not any(map(self._counts, list(self.optimizers)))
 
     def mark_step(self) -> None:
         """End a round where the program says so, and from here on there alone."""
@@ -92,19 +90,16 @@ class RoundRule:
     def observe_optimizers(self) -> Iterator[None]:
         """Watch every optimizer that is made or steps inside."""
 
-        def making(original: Callable[..., None]) -> Callable[..., None]:
-            def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-                original(optimizer, *args, **kwargs)
-                self.optimizers.add(optimizer)
-
-            return init
+        def init(original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            self.optimizers.add(optimizer)
 
         handles = (
             register_optimizer_step_pre_hook(self._make_hook(self._step_begins)),
             register_optimizer_step_post_hook(self._make_hook(self._step_ends)),
         )
         try:
-            with torch_common.patch(torch.optim.Optimizer, "__init__", making):
+            with torch_common.wrap(torch.optim.Optimizer, "__init__", init):
                 yield
         finally:
             for handle in handles:

@@ -19,7 +19,6 @@ from fxmem.records.profile import Profile, Target
 from fxmem.simulation.model.real_run import read_really
 from fxmem.simulation.model_step import ModelStep
 from fxmem.simulation.profile_builder import build_profile
-from fxmem.simulation.recording import Recording
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.wiring import make_recording
 
@@ -70,7 +69,10 @@ def trace_step(
                 progress("running it again: the first step left tensors behind")
                 step.run()
         progress("accounting")
-        return _traced_step(recording)
+        profile, tracer = build_profile(recording), recording.tracer
+        for fx_node, node in zip(tracer.nodes, profile.nodes, strict=False):
+            fx_node.meta["fxmem"] = node
+        return TracedStep(profile, tracer.graph, dict(tracer.constants), tuple(dict.fromkeys(tracer.opaque)))
 
 
 def repeat_forward(model: torch.nn.Module, request: StepRequest) -> None:
@@ -96,14 +98,6 @@ def require_device(target: Target) -> None:
     if target.device == "cuda" and torch.version.cuda is None:
         raise EnvironmentLacksError(
             f"expected a torch built with CUDA to analyse for {target.name}; torch {torch.__version__} is built for "
-            f"the CPU only "
-            "and cannot hold CUDA gradients, even fake ones. "
-            "Install the ordinary wheel (pip install torch; it needs no GPU), or use target='cpu'."
+            f"the CPU only and cannot hold CUDA gradients, even fake ones. Install the ordinary wheel (pip install "
+            f"torch; it needs no GPU), or use target='cpu'."
         )
-
-
-def _traced_step(recording: Recording) -> TracedStep:
-    profile, tracer = build_profile(recording), recording.tracer
-    for fx_node, node in zip(tracer.nodes, profile.nodes, strict=False):
-        fx_node.meta["fxmem"] = node
-    return TracedStep(profile, tracer.graph, dict(tracer.constants), tuple(dict.fromkeys(tracer.opaque)))

@@ -9,6 +9,7 @@ import inspect
 import linecache
 import os
 import sys
+import traceback
 import types
 from typing import Any
 
@@ -23,13 +24,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(fxmem.__file__) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _STEP = _HERE + os.path.join("simulation", "step.py")
-_NOT_THE_USERS = (
-    _TORCH,
-    _HERE,
-    os.path.dirname(contextlib.__file__) + os.sep + "contextlib.py",
-    os.path.dirname(os.__file__) + os.sep + "functools.py",
-    OWN_FILES,
-)
+_NOT_THE_USERS = (_TORCH, _HERE, contextlib.__file__, functools.__file__, OWN_FILES)
 
 _CHECKING = tuple(_TORCH + name for name in ("functional.py", "nn" + os.sep, "distributions" + os.sep))
 
@@ -66,8 +61,9 @@ def program_place(frame: types.FrameType | None) -> str:
     while own is not None and _is_installed(own.f_code.co_filename):
         own = user_frame(own.f_back)
     shown = own or found
-    is_program = shown is not None and not shown.f_code.co_filename.startswith("<frozen")
-    return "" if shown is None or not is_program else f"{package_path(shown.f_code.co_filename)}:{shown.f_lineno}"
+    if shown is None or shown.f_code.co_filename.startswith("<frozen"):
+        return ""
+    return f"{package_path(shown.f_code.co_filename)}:{shown.f_lineno}"
 
 
 def exact_types_place(frame: types.FrameType | None) -> str:
@@ -102,12 +98,11 @@ def _exact_types_line(file: str) -> int:
 
 def error_place(error: BaseException) -> str:
     """Find `file:line` of the program's own code that an error came from."""
-    places, trace = [""], error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not code.co_filename.startswith((*_NOT_THE_USERS, "<")) and not _is_installed(code.co_filename):
-            places.append(f"{package_path(code.co_filename)}:{trace.tb_lineno}")
-        trace = trace.tb_next
+    places = [""]
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith((*_NOT_THE_USERS, "<")) and not _is_installed(file):
+            places.append(f"{package_path(file)}:{line}")
     return places[-1]
 
 
@@ -160,28 +155,23 @@ def is_stepping(frame: types.FrameType | None) -> bool:
     return False
 
 
-_LINES: dict[tuple[str, int, str], SourceLine] = {}
-
-
+@functools.lru_cache(100_000)
 def user_line(file: str, line: int, function: str) -> SourceLine:
     """The record of a line, its text read once."""
-    key = file, line, function
-    known = _LINES.get(key)
-    if known is None:
-        if len(_LINES) > 100_000:
-            _LINES.clear()
-        known = _LINES[key] = SourceLine(
-            file=file, line=line, function=function, code=linecache.getline(file, line).strip()
-        )
-    return known
+    return SourceLine(file=file, line=line, function=function, code=linecache.getline(file, line).strip())
 
 
 def innermost_user_line(error: BaseException) -> SourceLine | None:
     """Where in the user's own code (neither torch's nor ours) an error came from."""
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
         if not code.co_filename.startswith((*_NOT_THE_USERS, "<")):
-            found = user_line(code.co_filename, trace.tb_lineno, code.co_name)
-        trace = trace.tb_next
+            found = user_line(code.co_filename, line, code.co_name)
     return found
+
+
+def describe_place(error: BaseException) -> str:
+    """`innermost_user_line` in words, for the end of a sentence; empty for none."""
+    where = innermost_user_line(error)
+    return "" if where is None else f" at {where.file}:{where.line} in {where.function}: `{where.code}`"

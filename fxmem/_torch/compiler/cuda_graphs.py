@@ -5,22 +5,21 @@ Checked on torch 2.11 and 2.15.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from fxmem._torch.common import patch
+from fxmem._torch.common import nested, patch, replace
 
 Model = Callable[[list[Any]], Any]
 """What inductor wrote, called with a list of arguments that it empties."""
 
 
-@contextlib.contextmanager
 def route_cuda_graphs(
     capture: Callable[[Model, frozenset[int], frozenset[int]], Model], note_skip: Callable[[str], None]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Let `capture(model, static, written)` stand for what records a CUDA graph.
 
     Of its arguments, the `static` ones keep their place, and the graph writes into the `written` ones.
@@ -32,23 +31,16 @@ def route_cuda_graphs(
     """
     from torch._inductor import compile_fx, output_code
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def cudagraphify(
-            model: Model, static_input_idxs: Sequence[int] = (), *, mutated_input_idxs: Sequence[int] = (), **_: Any
-        ) -> Model:
-            return capture(model, frozenset(static_input_idxs), frozenset(mutated_input_idxs))
+    def cudagraphify(
+        model: Model, static_input_idxs: Sequence[int] = (), *, mutated_input_idxs: Sequence[int] = (), **_: Any
+    ) -> Model:
+        return capture(model, frozenset(static_input_idxs), frozenset(mutated_input_idxs))
 
-        return cudagraphify
+    def log_skip(message: str) -> None:
+        note_skip(message.split("\n")[0])
 
-    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda message: note_skip(message.split("\n")[0])
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patch(compile_fx, "cudagraphify", make))
-        for owner in (compile_fx, output_code):
-            if hasattr(owner, "log_cudagraph_skip_and_bump_counter"):
-                stack.enter_context(patch(owner, "log_cudagraph_skip_and_bump_counter", noted))
-        yield
+    logs = [(owner, "log_cudagraph_skip_and_bump_counter", log_skip) for owner in (compile_fx, output_code)]
+    return nested(patch(compile_fx, "cudagraphify", lambda _: cudagraphify), replace(logs))
 
 
 def copy_inputs(inputs: list[Any], moving: Sequence[int]) -> None:

@@ -10,20 +10,17 @@ import functools
 import gc
 import sys
 import tempfile
-import threading
 import types
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 
-from fxmem._torch.common import no_modes, patch, set_environment
+from fxmem._torch.common import nested, no_modes, patch, restored, set_environment, storage_key, wrap
 from fxmem._torch.compiler import inlined
-
-_CPU: Final = torch.device("cpu")
 
 
 @contextlib.contextmanager
@@ -36,26 +33,21 @@ def fresh_dynamo(note_break: Callable[[str], None]) -> Iterator[None]:
     import torch._dynamo
     from torch._dynamo import trace_rules, utils
 
-    skipped = list(trace_rules.SKIP_DIRS)
-    for name in ("fxmem.simulation", "fxmem._torch", "fxmem.memory", "fxmem.hardware", "fxmem.records"):
-        trace_rules.add(name)
-
     def inline(original: Callable[[], set[str]]) -> Callable[[], set[str]]:
         return functools.cache(lambda: original() | {inlined.__file__})  # `init_process_group` clears it
 
-    counted = {name: Counter(counts) for name, counts in utils.counters.items()}
-    utils.counters.clear()
     try:
-        with patch(trace_rules, "get_legacy_mod_inlinelist", inline), _own_compiled_code():
-            yield
-        for reason, count in utils.counters["graph_break"].items():
-            for _ in range(count):
-                note_break(reason.split("\n")[0])
+        with restored(trace_rules.SKIP_DIRS, utils.counters):
+            for name in ("fxmem.simulation", "fxmem._torch", "fxmem.memory", "fxmem.hardware", "fxmem.records"):
+                trace_rules.add(name)
+            utils.counters.clear()
+            with patch(trace_rules, "get_legacy_mod_inlinelist", inline), _own_compiled_code():
+                yield
+            for reason, count in utils.counters["graph_break"].items():
+                for _ in range(count):
+                    note_break(reason.split("\n")[0])
     finally:
-        trace_rules.SKIP_DIRS[:] = skipped
         trace_rules._recompile_re()
-        utils.counters.clear()
-        utils.counters.update(counted)
         torch._C._autograd._saved_tensors_hooks_set_tracing(False)
 
 
@@ -76,34 +68,29 @@ def _own_compiled_code() -> Iterator[None]:
 
     trackers = (convert_frame.input_codes, convert_frame.output_codes)
     listed = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
-    seen = [(list(tracker.seen), set(tracker.seen_ids)) for tracker in trackers]
     known = {id(code): (code, {id(entry.code) for entry in listed(code)}) for code in _codes(trackers)}
     room = config.recompile_limit
     there = max((len(entries) for _, entries in known.values()), default=0)
-    backends, forced = dict(eval_frame.cached_backends), set(TensorifyState.force_specializations)
-    try:
-        with (
-            patch(pgo, "_CODE_STATE", lambda _: None),
-            patch(pgo, "_INIT_CODE_STATE", lambda _: None),
-            config.patch(recompile_limit=room + there),
-        ):
-            yield
-    finally:
-        for code in _codes(trackers):
-            if id(code) not in known or len(listed(code)) > room // 2:
-                torch._C._dynamo.eval_frame.reset_code(code)
-                continue
-            for entry in listed(code):
-                if id(entry.code) not in known[id(code)][1] and entry.guard_manager.extra_state is not None:
-                    dropped = DeletedGuardManagerWrapper("compiled by fxmem, over tensors without data")
-                    entry.guard_manager.extra_state.invalidate(entry, dropped)
-        for tracker, (references, ids) in zip(trackers, seen, strict=True):
-            tracker.seen[:] = references
-            tracker.seen_ids.clear()
-            tracker.seen_ids.update(ids)
-        eval_frame.cached_backends.clear()
-        eval_frame.cached_backends.update(backends)
-        TensorifyState.force_specializations.intersection_update(forced)
+    forced = set(TensorifyState.force_specializations)
+    kept = [each for tracker in trackers for each in (tracker.seen, tracker.seen_ids)]
+    with restored(*kept, eval_frame.cached_backends):
+        try:
+            with (
+                patch(pgo, "_CODE_STATE", lambda _: None),
+                patch(pgo, "_INIT_CODE_STATE", lambda _: None),
+                config.patch(recompile_limit=room + there),
+            ):
+                yield
+        finally:
+            for code in _codes(trackers):
+                if id(code) not in known or len(listed(code)) > room // 2:
+                    torch._C._dynamo.eval_frame.reset_code(code)
+                    continue
+                for entry in listed(code):
+                    if id(entry.code) not in known[id(code)][1] and entry.guard_manager.extra_state is not None:
+                        dropped = DeletedGuardManagerWrapper("compiled by fxmem, over tensors without data")
+                        entry.guard_manager.extra_state.invalidate(entry, dropped)
+            TensorifyState.force_specializations.intersection_update(forced)
 
 
 def _codes(trackers: Iterable[Any]) -> list[types.CodeType]:
@@ -168,12 +155,12 @@ def load_compiler() -> None:
         warnings.catch_warnings(action="ignore"),
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         set_environment({"TORCHINDUCTOR_CACHE_DIR": folder}),
-        _CPU,
+        torch.device("cpu"),
     ):
-        import torch._inductor.compile_fx  # noqa: F401
         from torch._dynamo import trace_rules
         from torch._dynamo.variables import builtin
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+        from torch._inductor import compile_fx  # noqa: F401
 
         trace_rules.get_torch_obj_rule_map()
         TorchInGraphFunctionVariable._get_handlers()
@@ -181,13 +168,12 @@ def load_compiler() -> None:
             builtin.populate_builtin_to_tensor_fn_map()
 
 
-@contextlib.contextmanager
 def observe_compiled_calls(
     enter: Callable[[], None],
     leave: Callable[[], None],
-    compiling: Callable[[], contextlib.AbstractContextManager[Any]] | None,
-    plain: Callable[[], contextlib.AbstractContextManager[Any]],
-) -> Iterator[None]:
+    compiling: Callable[[], AbstractContextManager[Any]] | None,
+    plain: Callable[[], AbstractContextManager[Any]],
+) -> AbstractContextManager[None]:
     """On this thread, `enter()` before what `torch.compile` returned runs, `leave()` after it, outermost calls alone.
 
     Whatever dynamo compiles there, it compiles inside `compiling()`, each backward with its forward; where that is
@@ -203,85 +189,64 @@ def observe_compiled_calls(
     from torch._dynamo import convert_frame, eval_frame
     from torch._functorch import config
 
-    me = threading.get_ident()
     calls: list[tuple[types.FrameType, list[Any]]] = []
     """The calls under way, innermost last, each with what it has set since it began."""
 
-    def begin(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def choose_stance(callback: Any) -> Any:
-            frame, chosen = sys._getframe(1), original(callback)
-            if chosen not in (None, False) and threading.get_ident() == me and frame.f_code.co_name == _CALL:
+    def choose_stance(original: Callable[[Any], Any], callback: Any) -> Any:
+        frame, chosen = sys._getframe(2), original(callback)
+        if chosen not in (None, False) and frame.f_code.co_name == _CALL:
+            if not calls:
+                enter()
+            calls.append((frame, []))
+        return chosen
+
+    def set_frame(original: Callable[[Any], Any], callback: Any) -> Any:
+        if calls and sys._getframe(2) is calls[-1][0]:
+            calls[-1][1].append(callback)
+            if len(calls[-1][1]) > 1:
+                calls.pop()
                 if not calls:
-                    enter()
-                calls.append((frame, []))
-            return chosen
+                    leave()
+        return original(callback)
 
-        return choose_stance
+    def inside(
+        owner: Any, name: str, around: Callable[[], AbstractContextManager[Any]]
+    ) -> AbstractContextManager[None]:
+        def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with around():
+                return original(*args, **kwargs)
 
-    def end(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def set_frame(callback: Any) -> Any:
-            if calls and sys._getframe(1) is calls[-1][0]:
-                calls[-1][1].append(callback)
-                if len(calls[-1][1]) > 1:
-                    calls.pop()
-                    if not calls:
-                        leave()
-            return original(callback)
+        return wrap(owner, name, run, here=True)
 
-        return set_frame
-
-    def inside(around: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[Any], Any]:
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-                with around() if threading.get_ident() == me else contextlib.nullcontext():
-                    return original(self, *args, **kwargs)
-
-            return run
-
-        return make
-
-    with (
-        patch(eval_frame, "_callback_from_stance", begin),
-        patch(eval_frame, "_maybe_set_eval_frame", end),
-        patch(eval_frame.OptimizedModule, "_initialize", inside(plain)),
-        contextlib.ExitStack() as stack,
-    ):
-        if compiling is not None:
-            for around in (no_modes, compiling):  # the last is entered first
-                stack.enter_context(patch(convert_frame.CatchErrorsWrapper, "__call__", inside(around)))
-            stack.enter_context(config.patch(force_non_lazy_backward_lowering=True))
-        yield
+    changes = [
+        wrap(eval_frame, "_callback_from_stance", choose_stance, here=True),
+        wrap(eval_frame, "_maybe_set_eval_frame", set_frame, here=True),
+        inside(eval_frame.OptimizedModule, "_initialize", plain),
+    ]
+    if compiling is not None:
+        # The last is entered first.
+        changes += [inside(convert_frame.CatchErrorsWrapper, "__call__", each) for each in (no_modes, compiling)]
+        changes.append(config.patch(force_non_lazy_backward_lowering=True))
+    return nested(*changes)
 
 
-@contextlib.contextmanager
-def observe_optimizer_state(observed: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+def observe_optimizer_state(observed: Callable[[], AbstractContextManager[Any]]) -> AbstractContextManager[None]:
     """An optimizer whose compiled step dynamo traces makes its state inside `observed()`: on the card it does so then.
 
     `OptimizerVariable.call_method` (since 2.1) runs `Optimizer._init_group` for real.
     """
     from torch._dynamo.variables.optimizer import OptimizerVariable
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-            optimizer = self.value
-            if name != "_init_group" or not hasattr(optimizer, name):
-                return original(self, tx, name, args, kwargs)
-            plain = optimizer._init_group
+    def run_observed(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with observed():
+            return plain(*args, **kwargs)
 
-            def run(*args: Any, **kwargs: Any) -> Any:
-                with observed():
-                    return plain(*args, **kwargs)
+    def call_method(original: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        is_state = name == "_init_group" and hasattr(self.value, name)
+        with wrap(self.value, name, run_observed) if is_state else contextlib.nullcontext():
+            return original(self, tx, name, args, kwargs)
 
-            optimizer._init_group = run
-            try:
-                return original(self, tx, name, args, kwargs)
-            finally:
-                del optimizer._init_group
-
-        return call_method
-
-    with patch(OptimizerVariable, "call_method", make):
-        yield
+    return wrap(OptimizerVariable, "call_method", call_method)
 
 
 class TracedNumbers:
@@ -302,21 +267,16 @@ class TracedNumbers:
         traced = (each for each in values if isinstance(each, torch.Tensor) and each.grad_fn is not None)
         self._owners += [weakref.ref(each) for each in traced]
 
-    @contextlib.contextmanager
-    def observe(self) -> Iterator[None]:
+    def observe(self) -> AbstractContextManager[None]:
         """Look at what dynamo makes of floats inside."""
         from torch._dynamo.variables.builder import GraphArg
 
-        def make(original: Callable[[Any], None]) -> Callable[[Any], None]:
-            def note_made(arg: Any) -> None:
-                original(arg)
-                if getattr(arg, "example_strong_ref", None) is not None:
-                    self._owners.append(weakref.ref(arg))
+        def note_made(original: Callable[[Any], None], arg: Any) -> None:
+            original(arg)
+            if getattr(arg, "example_strong_ref", None) is not None:
+                self._owners.append(weakref.ref(arg))
 
-            return note_made
-
-        with patch(GraphArg, "__post_init__", make):
-            yield
+        return wrap(GraphArg, "__post_init__", note_made)
 
     def alive(self, *, collects: bool) -> list[torch.Tensor]:
         """Those that are alive, each once; with `collects`, once garbage is collected."""
@@ -324,7 +284,7 @@ class TracedNumbers:
             gc.collect()
         owners = [owner for reference in self._owners if (owner := reference()) is not None]
         numbers = [number for owner in owners for number in _find_numbers(owner)]
-        return list({number.untyped_storage()._cdata: number for number in numbers}.values())
+        return list({storage_key(number): number for number in numbers}.values())
 
 
 def _find_numbers(owner: Any) -> list[torch.Tensor]:

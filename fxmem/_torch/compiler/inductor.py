@@ -19,13 +19,15 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # what takes operators as arguments (since 1.13)
 
-from fxmem._torch.common import DispatchMode, FakeMode, FakeTensor, FakeTensorMode, patch, set_environment
+from fxmem._torch import common as torch_common
+from fxmem._torch.common import nested, patch, replace, restored, set_environment, wrap
 from fxmem._torch.compiler.timed_choices import UnknownRateError
 
 OWN_FILES: Final = os.path.join(tempfile.gettempdir(), "fxmem-inductor-")
@@ -81,8 +83,7 @@ def _kernel_name(text: str) -> str:
     found = _LAUNCHES.search(text)
     if found is None:
         return "wrapper"
-    name = found[1] or found[2] or found[3]
-    return name.removesuffix(".default") if found[2] else name
+    return found[2].removesuffix(".default") if found[2] else found[1] or found[3]
 
 
 _TRACE: Final = re.compile(r'File "(.+)", line (\d+), in (.+)')
@@ -168,22 +169,17 @@ def own_files() -> Iterator[None]:
 
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     code = codecache.PyCodeCache
-    modules, plain, maps = list(code.modules), dict(code.modules_no_attr), dict(code.linemaps)
     loaded = set(sys.modules)
     parent, prefix = os.path.split(OWN_FILES)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as folder:
         try:
             with (
+                restored(code.modules, code.modules_no_attr, code.linemaps),
                 set_environment(dict.fromkeys(names, folder)),
                 config.patch(force_disable_caches=True, compile_threads=1),
             ):
                 yield
         finally:
-            code.modules[:] = modules
-            code.modules_no_attr.clear()
-            code.modules_no_attr.update(plain)
-            code.linemaps.clear()
-            code.linemaps.update(maps)
             for name in set(sys.modules) - loaded:
                 if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
                     del sys.modules[name]
@@ -191,12 +187,11 @@ def own_files() -> Iterator[None]:
                 del linecache.cache[file]
 
 
-@contextlib.contextmanager
 def stub_kernels(
     launched: Callable[[StubKernel, tuple[Any, ...]], None],
     wrote: Callable[[Wrapper], None],
     make_buffer: Callable[..., torch.Tensor] = torch.empty_strided,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Kernels are neither built nor launched, and wrappers run on FakeTensors, which `make_buffer` makes.
 
     `AsyncCompile` (since 2.0) builds kernels. Wrappers look up `torch._C._dynamo.guards._empty_strided_*`,
@@ -212,33 +207,24 @@ def stub_kernels(
 
     guards = torch._C._dynamo.guards
 
-    def put(value: Any) -> Callable[[Any], Any]:
-        return lambda _: value
-
     def empty(device: str) -> Callable[..., torch.Tensor]:
         return lambda size, stride, dtype: make_buffer(size, stride, dtype=dtype, device=device)
 
     parts: list[Any] = []
     """The texts of partitions since the last wrapper, which are put into it without their maps."""
 
-    def define(original: Callable[..., Any]) -> Callable[..., Any]:
-        def define_part(self: Any, name: str, code: Any) -> None:
-            parts.append(code)
-            original(self, name, code)
+    def define_part(original: Callable[..., Any], self: Any, name: str, code: Any) -> None:
+        parts.append(code)
+        original(self, name, code)
 
-        return define_part
-
-    def to_module(original: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_noted(self: Any, wrapper_code: Any) -> Any:
-            module = original(self, wrapper_code)
-            text = wrapper_code.value
-            nodes = [*wrapper_code.line_map, *(each for part in parts for each in _lines_within(text, part))]
-            nodes = sorted(((line, node) for line, node in nodes if hasattr(node, "meta")), key=lambda each: each[0])
-            parts.clear()
-            wrote(Wrapper(module.__file__, text, nodes, is_backward=bool(self.is_backward)))
-            return module
-
-        return compile_noted
+    def compile_noted(original: Callable[..., Any], self: Any, wrapper_code: Any) -> Any:
+        module = original(self, wrapper_code)
+        text = wrapper_code.value
+        nodes = [*wrapper_code.line_map, *(each for part in parts for each in _lines_within(text, part))]
+        nodes = sorted(((line, node) for line, node in nodes if hasattr(node, "meta")), key=lambda each: each[0])
+        parts.clear()
+        wrote(Wrapper(module.__file__, text, nodes, is_backward=bool(self.is_backward)))
+        return module
 
     replaced: list[tuple[Any, str, Any]] = [
         (AsyncCompile, "triton", lambda self, name, source, **_: StubKernel(name, _triton_outputs(source), launched)),
@@ -254,13 +240,11 @@ def stub_kernels(
         (guards, "_empty_strided_cpu_pinned", empty("cpu")),
         (utils, "copy_misaligned_inputs", lambda *_, **__: ([], [])),
     ]
-    with contextlib.ExitStack() as stack:
-        for owner, name, stand_in in replaced:
-            if hasattr(owner, name):
-                stack.enter_context(patch(owner, name, put(stand_in)))
-        stack.enter_context(patch(GraphLowering, "_compile_to_module_lines", to_module))
-        stack.enter_context(patch(PythonWrapperCodegen, "define_subgraph_launcher_fn", define))
-        yield
+    return nested(
+        replace(replaced),
+        wrap(GraphLowering, "_compile_to_module_lines", compile_noted),
+        wrap(PythonWrapperCodegen, "define_subgraph_launcher_fn", define_part),
+    )
 
 
 def _lines_within(text: str, part: Any) -> list[tuple[int, Any]]:
@@ -276,7 +260,7 @@ def _lines_within(text: str, part: Any) -> list[tuple[int, Any]]:
     return [(above + line, node) for line, node in part.line_map]
 
 
-class _OnCpu(DispatchMode):  # type: ignore[no-untyped-call]
+class _OnCpu(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     """Numbers that inductor folds at compile time are computed on the CPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -286,8 +270,7 @@ class _OnCpu(DispatchMode):  # type: ignore[no-untyped-call]
         return func(*(torch.device("cpu") if isinstance(each, torch.device) else each for each in args), **kwargs)
 
 
-@contextlib.contextmanager
-def fold_on_cpu() -> Iterator[None]:
+def fold_on_cpu() -> AbstractContextManager[None]:
     """Constant folding runs `aten.full(device="cuda")` for real; here on the CPU.
 
     `ConstantFolder._deduce_value` and that of `UniformValueConstantFolder` (since 2.1). So does AOTAutograd what it
@@ -298,32 +281,23 @@ def fold_on_cpu() -> Iterator[None]:
     from torch._inductor.fx_passes import joint_graph
     from torch.fx.experimental import proxy_tensor
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def deduce(self: Any, node: Any) -> Any:
-            with _OnCpu():  # type: ignore[no-untyped-call]
-                return original(self, node)
+    def deduce(original: Callable[..., Any], self: Any, node: Any) -> Any:
+        with _OnCpu():  # type: ignore[no-untyped-call]
+            return original(self, node)
 
-        return deduce
+    @contextlib.contextmanager
+    def unset(original: Callable[[], AbstractContextManager[Any]]) -> Iterator[Any]:
+        with original() as mode, _OnCpu():  # type: ignore[no-untyped-call]
+            yield mode
 
-    def unset(original: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[], Any]:
-        @contextlib.contextmanager
-        def unset_on_cpu() -> Iterator[Any]:
-            with original() as mode, _OnCpu():  # type: ignore[no-untyped-call]
-                yield mode
-
-        return unset_on_cpu
-
-    with contextlib.ExitStack() as stack:
-        if hasattr(proxy_tensor, "unset_fake_temporarily"):
-            stack.enter_context(patch(proxy_tensor, "unset_fake_temporarily", unset))
-        for owner in (constant_folding.ConstantFolder, joint_graph.UniformValueConstantFolder):
-            if "_deduce_value" in vars(owner):
-                stack.enter_context(patch(owner, "_deduce_value", make))
-        yield
+    folders = constant_folding.ConstantFolder, joint_graph.UniformValueConstantFolder
+    changes = [wrap(each, "_deduce_value", deduce) for each in folders if "_deduce_value" in vars(each)]
+    if hasattr(proxy_tensor, "unset_fake_temporarily"):
+        changes.append(wrap(proxy_tensor, "unset_fake_temporarily", unset))
+    return nested(*changes)
 
 
-@contextlib.contextmanager
-def copy_constants(copied: Callable[[torch.Tensor], None]) -> Iterator[None]:
+def copy_constants(copied: Callable[[torch.Tensor], None]) -> AbstractContextManager[None]:
     """Constants that a kernel on the card reads are FakeTensors there; `copied` is called with each.
 
     `GraphLowering.constant_name` (since 2.0) copies them when it compiles, outside of all modes. `is_same_tensor` of
@@ -333,36 +307,29 @@ def copy_constants(copied: Callable[[torch.Tensor], None]) -> Iterator[None]:
     from torch._inductor import graph
     from torch._inductor.virtualized import V
 
-    def make(original: Callable[..., str]) -> Callable[..., str]:
-        def name_copy(self: Any, name: str, device: torch.device | None) -> str:
-            real = self.constants[name]
-            if device is None or real.device == device or isinstance(real, FakeTensor):
-                return original(self, name, device)
-            with V.fake_mode:
-                copy = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=device)
-            # `.to` of any tensor, out of all modes, would have torch take the card for one that works from then on.
-            self.constants[name] = SimpleNamespace(device=real.device, to=lambda _: copy)
-            try:
-                made = original(self, name, device)
-            finally:
-                self.constants[name] = real
-            copied(copy)
-            return made
+    def name_copy(original: Callable[..., str], self: Any, name: str, device: torch.device | None) -> str:
+        real = self.constants[name]
+        if device is None or real.device == device or isinstance(real, torch_common.FakeTensor):
+            return original(self, name, device)
+        with V.fake_mode:
+            copy = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=device)
+        # `.to` of any tensor, out of all modes, would have torch take the card for one that works from then on.
+        self.constants[name] = SimpleNamespace(device=real.device, to=lambda _: copy)
+        try:
+            made = original(self, name, device)
+        finally:
+            self.constants[name] = real
+        copied(copy)
+        return made
 
-        return name_copy
+    def is_same(original: Callable[..., bool], data: torch.Tensor, value: torch.Tensor) -> bool:
+        fakes = isinstance(data, torch_common.FakeTensor) or isinstance(value, torch_common.FakeTensor)
+        return data is value if fakes else original(data, value)
 
-    def compare(original: Callable[..., bool]) -> Callable[..., bool]:
-        def is_same(data: torch.Tensor, value: torch.Tensor) -> bool:
-            fakes = isinstance(data, FakeTensor) or isinstance(value, FakeTensor)
-            return data is value if fakes else original(data, value)
-
-        return is_same
-
-    with (
-        patch(graph.GraphLowering, "constant_name", make),
-        patch(graph, "is_same_tensor", compare) if hasattr(graph, "is_same_tensor") else contextlib.nullcontext(),
-    ):
-        yield
+    return nested(
+        wrap(graph.GraphLowering, "constant_name", name_copy),
+        wrap(graph, "is_same_tensor", is_same) if hasattr(graph, "is_same_tensor") else contextlib.nullcontext(),
+    )
 
 
 class CardAnswers(NamedTuple):
@@ -374,17 +341,11 @@ class CardAnswers(NamedTuple):
     bandwidth_gb: float | None = None
 
 
-class _NoGuard:
+class _NoGuard(contextlib.nullcontext[None]):
     """Stands for `torch.cuda.device` and `torch.cuda._DeviceGuard` where there is no device."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __enter__(self) -> _NoGuard:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
+        super().__init__()
 
 
 def _unknown_rate(*_: Any) -> Any:
@@ -399,29 +360,21 @@ def answer_for_card(card: CardAnswers) -> Iterator[None]:
     `DeviceProperties.create` (torch/_inductor/runtime/hints.py, since 2.4) and functions of torch/_inductor/utils.py
     and torch/utils/_triton.py remember answers; Triton has an active driver (`triton.runtime.driver`, since 3.0).
     """
-    import torch._inductor.compile_fx
-    import torch._inductor.scheduler
     import torch.utils._triton as triton_utils
     from torch._dynamo import device_interface
-    from torch._inductor import utils
+    from torch._inductor import compile_fx, scheduler, utils
 
     asked = card.properties
     capability = (asked.major, asked.minor)
     stream = SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0, device_type=1)
     interface: Any = device_interface.CudaInterface
 
-    def put(value: Any) -> Callable[[Any], Any]:
-        return lambda _: value
-
+    zeros = ("current_device", "get_raw_stream", "exchange_device", "maybe_exchange_device")
     answers: dict[str, Any] = {
-        "current_device": lambda: 0,
+        **dict.fromkeys(zeros, lambda device=None: 0),
+        **dict.fromkeys(("synchronize", "set_device"), lambda device=None: None),
         "device_count": lambda: 1,
         "get_device_properties": lambda device=None: asked,
-        "synchronize": lambda device=None: None,
-        "get_raw_stream": lambda device=None: 0,
-        "exchange_device": lambda device: 0,
-        "maybe_exchange_device": lambda device: 0,
-        "set_device": lambda device: None,
         "is_bf16_supported": lambda including_emulation=True: including_emulation or capability >= (8, 0),
         "current_stream": lambda device=None: stream,
     }
@@ -430,29 +383,24 @@ def answer_for_card(card: CardAnswers) -> Iterator[None]:
         (interface, "device", _NoGuard),
         (interface.Worker, "get_device_properties", staticmethod(lambda device=None: asked)),
         (interface.Worker, "current_device", staticmethod(lambda: 0)),
-        (torch.cuda, "device", _NoGuard),
-        (torch.cuda, "_DeviceGuard", _NoGuard),
+        *((torch.cuda, name, _NoGuard) for name in ("device", "_DeviceGuard")),
         (torch.cuda, "_lazy_init", lambda: None),
         (torch.cuda, "current_stream", lambda device=None: stream),
         (torch._C, "_cuda_getCurrentRawStream", lambda device: 0),
-        (torch._inductor.scheduler, "has_triton", _has_triton),
-        (torch._inductor.compile_fx, "has_triton", _has_triton),
-        (triton_utils, "has_triton", _has_triton),
+        *((owner, "has_triton", _has_triton) for owner in (scheduler, compile_fx, triton_utils)),
         (utils, "get_device_tflops", card.tflops or _unknown_rate),
         (utils, "get_gpu_dram_gbps", _unknown_rate if card.bandwidth_gb is None else lambda: card.bandwidth_gb),
         (utils, "get_gpu_shared_memory", lambda: asked.shared_memory_per_block_optin),
     ]
     _forget_answers()
     with contextlib.ExitStack() as stack:
-        for owner, name, stand_in in replaced:
-            if hasattr(owner, name):
-                stack.enter_context(patch(owner, name, put(stand_in)))
+        stack.enter_context(replace(replaced))
         stack.enter_context(_triton_driver(asked, capability))
         stack.callback(_forget_answers)
         yield
 
 
-def no_device_guard() -> contextlib.AbstractContextManager[Any]:
+def no_device_guard() -> AbstractContextManager[Any]:
     """Wrappers enter `torch.cuda._DeviceGuard` (since 2.0), which asks the driver."""
     return patch(torch.cuda, "_DeviceGuard", lambda _: _NoGuard)
 
@@ -465,9 +413,8 @@ def _has_triton(*, include_cpu: bool = False) -> bool:
 @contextlib.contextmanager
 def _triton_driver(asked: Any, capability: tuple[int, int]) -> Iterator[None]:
     triton = importlib.import_module("triton")
-    target = importlib.import_module("triton.backends.compiler").GPUTarget(
-        "cuda", capability[0] * 10 + capability[1], 32
-    )
+    make_target = importlib.import_module("triton.backends.compiler").GPUTarget
+    target = make_target("cuda", capability[0] * 10 + capability[1], 32)
     found = {"max_shared_mem": asked.shared_memory_per_block_optin, "multiprocessor_count": asked.multi_processor_count}
     stand_in = SimpleNamespace(
         get_current_target=lambda: target,
@@ -508,21 +455,19 @@ def compile_fx(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
     return compile_fx.compile_fx(graph, inputs, config_patches=options)
 
 
-@contextlib.contextmanager
-def route_inductor(compile: Callable[[Any, Any, dict[str, Any]], Any]) -> Iterator[None]:
+def route_inductor(compile: Callable[[Any, Any, dict[str, Any]], Any]) -> AbstractContextManager[None]:
     """Let `compile(graph, inputs, options)` stand for inductor in what `torch.compile` made anywhere.
 
     `torch._TorchCompileInductorWrapper` (since 2.0) is its backend.
     """
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, graph, inputs: compile(graph, inputs, dict(self.config))
+    def run(original: Any, self: Any, graph: Any, inputs: Any) -> Any:
+        return compile(graph, inputs, dict(self.config))
 
-    with patch(torch._TorchCompileInductorWrapper, "__call__", make):
-        yield
+    return wrap(torch._TorchCompileInductorWrapper, "__call__", run)
 
 
-def limit_saved(share: float | None) -> contextlib.AbstractContextManager[Any]:
+def limit_saved(share: float | None) -> AbstractContextManager[Any]:
     """What the partitioner may keep for backward (`torch._functorch.config.activation_memory_budget`, since 2.4)."""
     from torch._functorch import config
 
@@ -543,25 +488,23 @@ def known_options() -> set[str]:
     return set(config.get_config_copy())
 
 
-@contextlib.contextmanager
-def without_graph_task(release: Callable[[], None], keeps: Callable[[], bool] = lambda: False) -> Iterator[None]:
+def without_graph_task(
+    release: Callable[[], None], keeps: Callable[[], bool] = lambda: False
+) -> AbstractContextManager[None]:
     """AOTAutograd's backward asks the C++ engine's task, of which there is none.
 
     `_get_current_graph_task_keep_graph` (since 2.2); `maybe_clear_saved_tensors` of a Function's node (since 2.2),
     which frees what the node saved once its arguments are at hand.
     """
 
-    def keep(original: Any) -> Any:
-        return keeps
+    def clear(original: Any, node: Any) -> None:
+        if not keeps():
+            release()
 
-    def clear(original: Any) -> Any:
-        return lambda self: None if keeps() else release()
-
-    with (
-        patch(torch._C._autograd, "_get_current_graph_task_keep_graph", keep),
-        patch(torch.autograd.function.BackwardCFunction, "maybe_clear_saved_tensors", clear),
-    ):
-        yield
+    return nested(
+        patch(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda _: keeps),
+        wrap(torch.autograd.function.BackwardCFunction, "maybe_clear_saved_tensors", clear),
+    )
 
 
 def stashed_tensors(outputs: Any) -> tuple[Any, list[torch.Tensor]]:
@@ -574,8 +517,7 @@ def stashed_tensors(outputs: Any) -> tuple[Any, list[torch.Tensor]]:
     return None, []
 
 
-@contextlib.contextmanager
-def states_in_tensors() -> Iterator[None]:
+def states_in_tensors() -> AbstractContextManager[None]:
     """States of generators, for what is recomputed, are tensors of the host.
 
     On a card that is there it is kept in a generator (`graphsafe_rng_functionalization` of torch._functorch.config,
@@ -586,11 +528,10 @@ def states_in_tensors() -> Iterator[None]:
     from torch._prims import rng_prims
 
     for each in (rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state):
-        if FakeMode not in each.python_key_table:
-            each.py_impl(FakeMode)(each.python_key_table[FakeTensorMode])
+        if torch_common.FakeMode not in each.python_key_table:
+            each.py_impl(torch_common.FakeMode)(each.python_key_table[torch_common.FakeTensorMode])
     name = "graphsafe_rng_functionalization"
-    with config.patch({name: False}) if hasattr(config, name) else contextlib.nullcontext():
-        yield
+    return config.patch({name: False}) if hasattr(config, name) else contextlib.nullcontext()
 
 
 def run_with_state(func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

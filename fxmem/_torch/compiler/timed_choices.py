@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from fxmem._torch.common import patch
+from fxmem._torch.common import nested, patch, wrap
 
 
 class Timing(NamedTuple):
@@ -40,15 +41,12 @@ class UnknownRateError(Exception):
     """The compiler asks how fast a card is whose rates nobody has published here."""
 
 
-@contextlib.contextmanager
-def decide_timing(timing: Timing) -> Iterator[None]:
+def decide_timing(timing: Timing) -> AbstractContextManager[None]:
     """Let `timing` decide what inductor decides by timing on the card."""
-    with _decide_padding(timing.pads), _decide_kernels(timing.choose_kernel), _decide_fusion(timing.fuses):
-        yield
+    return nested(_decide_padding(timing.pads), _decide_kernels(timing.choose_kernel), _decide_fusion(timing.fuses))
 
 
-@contextlib.contextmanager
-def _decide_padding(decide: Callable[[str], bool]) -> Iterator[None]:
+def _decide_padding(decide: Callable[[str], bool]) -> AbstractContextManager[None]:
     """Let `decide(call)` say whether a matrix product is padded; inductor times both on the card.
 
     `_should_pad` of torch/_inductor/fx_passes/pad_mm.py (since 2.3) first leaves out products that memory bounds
@@ -56,49 +54,40 @@ def _decide_padding(decide: Callable[[str], bool]) -> Iterator[None]:
     """
     from torch._inductor.fx_passes import pad_mm
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def should_pad(match: Any, mat1: Any, mat2: Any, op: Any, input: Any = None) -> bool:
-            if op not in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm):
+    def should_pad(match: Any, mat1: Any, mat2: Any, op: Any, input: Any = None) -> bool:
+        if op not in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm):
+            return False
+        m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
+        with contextlib.suppress(UnknownRateError):
+            if not pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype):
                 return False
-            m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
-            with contextlib.suppress(UnknownRateError):
-                if not pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype):
-                    return False
-            return decide(f"{op.__name__} of {_shapes(mat1.shape, mat2.shape)}")
+        return decide(f"{op.__name__} of {_shapes(mat1.shape, mat2.shape)}")
 
-        return should_pad
-
-    with patch(pad_mm, "_should_pad", make):
-        yield
+    return patch(pad_mm, "_should_pad", lambda _: should_pad)
 
 
-@contextlib.contextmanager
-def _decide_kernels(decide: Callable[[str, tuple[str, ...]], str]) -> Iterator[None]:
+def _decide_kernels(decide: Callable[[str, tuple[str, ...]], str]) -> AbstractContextManager[None]:
     """Let `decide(call, kinds)` say which kind of kernel computes a product or a convolution.
 
     `AlgorithmSelectorCache.do_autotuning` and `make_precompile_fn` (since 2.9) build and time the choices.
     """
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def autotune(
-            self: Any, name: str, nodes: Any, layout: Any, generators: Any, key: Any, choices: Any, *_: Any, **__: Any
-        ) -> dict[Any, float]:
-            kinds = {choice: _kernel_kind(choice) for choice in choices}
-            offered = tuple(kind for kind in KERNELS if kind in kinds.values())
-            taken = offered[0]
-            if len(offered) > 1:
-                taken = decide(f"{name} of {_shapes(*(node.get_size() for node in nodes))}", offered)
-            ordered = sorted(choices, key=lambda choice: (kinds[choice] != taken, -_kept_bytes(choice)))
-            return {choice: 1.0 + place * _FAR for place, choice in enumerate(ordered)}
+    def autotune(
+        self: Any, name: str, nodes: Any, layout: Any, generators: Any, key: Any, choices: Any, *_: Any, **__: Any
+    ) -> dict[Any, float]:
+        kinds = {choice: _kernel_kind(choice) for choice in choices}
+        offered = tuple(kind for kind in KERNELS if kind in kinds.values())
+        taken = offered[0]
+        if len(offered) > 1:
+            taken = decide(f"{name} of {_shapes(*(node.get_size() for node in nodes))}", offered)
+        ordered = sorted(choices, key=lambda choice: (kinds[choice] != taken, -_kept_bytes(choice)))
+        return {choice: 1.0 + place * _FAR for place, choice in enumerate(ordered)}
 
-        return autotune
-
-    with (
-        patch(AlgorithmSelectorCache, "do_autotuning", make),
+    return nested(
+        patch(AlgorithmSelectorCache, "do_autotuning", lambda _: autotune),
         patch(AlgorithmSelectorCache, "make_precompile_fn", lambda _: lambda *_, **__: dict),
-    ):
-        yield
+    )
 
 
 _FAR: Final = 1e6
@@ -129,8 +118,7 @@ def _kept_bytes(choice: Any) -> float:
     return 0.0 if workspace is None else float(workspace.count)
 
 
-@contextlib.contextmanager
-def _decide_fusion(decide: Callable[[str], bool]) -> Iterator[None]:
+def _decide_fusion(decide: Callable[[str], bool]) -> AbstractContextManager[None]:
     """Let `decide(what)` say whether two kernels become one, where inductor builds and times them.
 
     It does so for what is fused with a template, and with `benchmark_fusion` and `benchmark_combo_kernel` for all.
@@ -140,40 +128,30 @@ def _decide_fusion(decide: Callable[[str], bool]) -> Iterator[None]:
     """
     from torch._inductor.scheduler import FusionResult, Scheduler
 
-    def fuse(original: Callable[..., Any]) -> Callable[..., Any]:
-        def speedup_by_fusion(self: Any, first: Any, second: Any) -> Any:
-            found = original(self, first, second)
-            if found.callable_fn is None:
-                return found
-            return FusionResult.fuse(decide("two kernels") and bool(found.callable_fn()))
+    def speedup_by_fusion(original: Callable[..., Any], self: Any, first: Any, second: Any) -> Any:
+        found = original(self, first, second)
+        if found.callable_fn is None:
+            return found
+        return FusionResult.fuse(decide("two kernels") and bool(found.callable_fn()))
 
-        return speedup_by_fusion
+    def compile_kernel(self: Any, nodes: Any, hint_override: Any = None, **_: Any) -> tuple[None, Any]:
+        self.generate_kernel_code_from_nodes(nodes, benchmark_kernel=True, hint_override=hint_override)  # or refuse
+        launcher = SimpleNamespace(n_spills=0)
+        return None, SimpleNamespace(triton_=SimpleNamespace(precompile=lambda: None, launchers=[launcher]))
 
-    def compile_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
-        def write(self: Any, nodes: Any, hint_override: Any = None, **_: Any) -> tuple[None, Any]:
-            self.generate_kernel_code_from_nodes(nodes, benchmark_kernel=True, hint_override=hint_override)  # or refuse
-            launcher = SimpleNamespace(n_spills=0)
-            return None, SimpleNamespace(triton_=SimpleNamespace(precompile=lambda: None, launchers=[launcher]))
+    def benchmark_combo(*_: Any, **__: Any) -> tuple[float, float, list[str]]:
+        return (0.0 if decide("independent kernels") else math.inf), 0.0, []
 
-        return write
+    def benchmark_alike(*_: Any, **__: Any) -> tuple[float, str]:
+        return 1.0, ""
 
-    def combine(original: Callable[..., Any]) -> Callable[..., Any]:
-        def benchmark(*_: Any, **__: Any) -> tuple[float, float, list[str]]:
-            return (0.0 if decide("independent kernels") else math.inf), 0.0, []
-
-        return benchmark
-
-    def alike(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *_, **__: (1.0, "")
-
-    with (
-        patch(Scheduler, "speedup_by_fusion", fuse),
-        patch(Scheduler, "compile_kernel", compile_kernel),
-        patch(Scheduler, "benchmark_fused_nodes", alike),
-        patch(Scheduler, "benchmark_codegened_module", alike),
-        patch(Scheduler, "benchmark_combo_kernel", combine),
-    ):
-        yield
+    return nested(
+        wrap(Scheduler, "speedup_by_fusion", speedup_by_fusion),
+        patch(Scheduler, "compile_kernel", lambda _: compile_kernel),
+        patch(Scheduler, "benchmark_fused_nodes", lambda _: benchmark_alike),
+        patch(Scheduler, "benchmark_codegened_module", lambda _: benchmark_alike),
+        patch(Scheduler, "benchmark_combo_kernel", lambda _: benchmark_combo),
+    )
 
 
 def _shapes(*sizes: Any) -> str:

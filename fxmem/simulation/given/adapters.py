@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -36,7 +35,7 @@ def add_lora(model: nn.Module, text: str) -> tuple[nn.Module, str]:
     if "alpha" in options:
         settings["lora_alpha"] = options["alpha"]
     try:
-        with _quiet(), torch.device("meta"):
+        with warnings.catch_warnings(action="ignore"), torch.device("meta"):
             adapted = peft.inject_adapter_in_model(peft.LoraConfig(**settings), model)
     except ValueError as error:
         raise UsageError(f"--lora {text}: {one_line(error)}") from error
@@ -62,8 +61,8 @@ def quantize_weights(model: nn.Module, kind: str) -> str:
     head = getattr(model, "get_output_embeddings", lambda: None)() if kind == "nf4" else None
     layers = [each for each in model.modules() if isinstance(each, nn.Linear) and each is not head]
     try:
-        with _quiet():
-            what = _QUANTIZERS[kind](quantization, model, layers)
+        with warnings.catch_warnings(action="ignore"):
+            what = _quantize(quantization, kind, model, layers)
     except (AssertionError, ValueError) as error:
         remedy = "; --weights bf16 casts the model first" if kind == "int4" else ""
         raise UsageError(f"--quantize {kind}: {one_line(error)}{remedy}") from error
@@ -73,36 +72,23 @@ def quantize_weights(model: nn.Module, kind: str) -> str:
     return f"the weights of {len(layers)} linear layers are {kind} and frozen (torchao's {what}), {extent}"
 
 
-def _to_int8(torchao: Any, model: nn.Module, layers: list[nn.Linear]) -> str:
-    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
-    return "Int8WeightOnlyConfig"
+def _quantize(torchao: Any, kind: str, model: nn.Module, layers: list[nn.Linear]) -> str:
+    """Quantise weights of a kind in place; return what of torchao did it.
 
-
-def _to_int4(torchao: Any, model: nn.Module, layers: list[nn.Linear]) -> str:
-    """The plain packing needs kernels of another package. Whether the card has tinygemm's is asked of a driver, which
-    need not be here: it takes compute capability 8.0."""
-    with torch_common.patch(torch.cuda, "get_device_capability", lambda _: lambda *_: (8, 0)):
-        torchao.quantize_(model, torchao.Int4WeightOnlyConfig(int4_packing_format="tile_packed_to_4d"))
-    return "Int4WeightOnlyConfig, packed in tiles"
-
-
-def _to_fp8(torchao: Any, model: nn.Module, layers: list[nn.Linear]) -> str:
-    torchao.quantize_(model, torchao.Float8WeightOnlyConfig())
-    return "Float8WeightOnlyConfig"
-
-
-def _to_nf4(torchao: Any, model: nn.Module, layers: list[nn.Linear]) -> str:
-    for layer in layers:
-        layer.weight = nn.Parameter(torchao.NF4Tensor.from_tensor(layer.weight, 64, 256), requires_grad=False)
-    return "NF4Tensor"
-
-
-_QUANTIZERS: Final[dict[str, Callable[[Any, nn.Module, list[nn.Linear]], str]]] = {
-    "int8": _to_int8,
-    "int4": _to_int4,
-    "nf4": _to_nf4,
-    "fp8": _to_fp8,
-}
+    The plain packing of `int4` needs kernels of another package. Whether the card has tinygemm's is asked of a driver,
+    which need not be here: it takes compute capability 8.0.
+    """
+    if kind == "nf4":
+        for layer in layers:
+            layer.weight = nn.Parameter(torchao.NF4Tensor.from_tensor(layer.weight, 64, 256), requires_grad=False)
+        return "NF4Tensor"
+    if kind == "int4":
+        with torch_common.patch(torch.cuda, "get_device_capability", lambda _: lambda *_: (8, 0)):
+            torchao.quantize_(model, torchao.Int4WeightOnlyConfig(int4_packing_format="tile_packed_to_4d"))
+        return "Int4WeightOnlyConfig, packed in tiles"
+    name = {"int8": "Int8WeightOnlyConfig", "fp8": "Float8WeightOnlyConfig"}[kind]
+    torchao.quantize_(model, getattr(torchao, name)())
+    return name
 
 
 def library_optimizer(library: str, name: str) -> Any:
@@ -155,10 +141,3 @@ def _import(module: str, what: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise EnvironmentLacksError(f"{what} needs {package}: pip install {package}") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -86,12 +86,12 @@ def first_batch(source: Any) -> tuple[Any, str]:
 
 
 def _without_workers(loader: DataLoader[Any]) -> DataLoader[Any]:
-    common: dict[str, Any] = {"collate_fn": loader.collate_fn}
+    ways: dict[str, Any] = {"batch_sampler": loader.batch_sampler}
     if isinstance(loader.dataset, IterableDataset):
-        return DataLoader(loader.dataset, batch_size=loader.batch_size, **common)
-    if loader.batch_sampler is None:
-        return DataLoader(loader.dataset, batch_size=None, sampler=loader.sampler, **common)
-    return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, **common)
+        ways = {"batch_size": loader.batch_size}
+    elif loader.batch_sampler is None:
+        ways = {"batch_size": None, "sampler": loader.sampler}
+    return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **ways)
 
 
 def _split(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -108,28 +108,30 @@ def fit_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     A dict whose keys are no arguments is given whole where forward takes one; of a tuple that is too long, forward gets
     as much as it takes.
     """
-    given = Batch(args, kwargs)
-    try:
-        signature = inspect.signature(model.forward)
-    except (TypeError, ValueError):
+    given, signature = Batch(args, kwargs), forward_signature(model)
+    if signature is None or _binds(signature, args, kwargs):
         return given
-    if _binds(signature, args, kwargs):
-        return given
-    places = [
-        each
-        for each in signature.parameters.values()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    places = [each for each in signature.parameters.values() if each.kind in positional]
     needed = [each.name for each in places if each.default is each.empty]
     first = needed[0] if len(needed) == 1 else None
     is_whole = first is not None and (len(kwargs) > 1 or first in WHOLE)
+    note = f"forward takes one argument `{first}`: the batch is given whole"
     if kwargs and not args and is_whole and _binds(signature, (kwargs,), {}):
-        return Batch((dict(kwargs),), {}, (f"forward takes one argument `{first}`: the batch is given whole",))
+        return Batch((dict(kwargs),), {}, (note,))
     if not kwargs and len(args) > len(places) > 0:
         if first in WHOLE and len(places) == 1:
-            return Batch((args,), {}, (f"forward takes one argument `{first}`: the batch is given whole",))
+            return Batch((args,), {}, (note,))
         return Batch(args[: len(places)], {}, (), args[len(places) :])
     return given
+
+
+def forward_signature(model: nn.Module) -> inspect.Signature | None:
+    """What a model's forward takes; None where Python does not know."""
+    try:
+        return inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return None
 
 
 def _binds(signature: inspect.Signature, args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -142,13 +144,10 @@ def _binds(signature: inspect.Signature, args: Iterable[Any], kwargs: Mapping[st
 
 def misnamed_input(model: nn.Module, kwargs: Mapping[str, Any]) -> str:
     """Which given name forward does not have, in words; empty if there is none."""
-    try:
-        parameters = inspect.signature(model.forward).parameters
-    except (TypeError, ValueError):
-        return ""
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return ""
+    signature = forward_signature(model)
+    parameters = {} if signature is None else signature.parameters
     wrong = next((name for name in kwargs if name not in parameters), None)
-    if wrong is None:
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if wrong is None or takes_any or signature is None:
         return ""
     return f"forward has no argument {wrong!r}{closest(wrong, parameters)}; it takes ({', '.join(parameters)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -135,28 +136,12 @@ def _class_labels(out: torch.Tensor) -> torch.Tensor:
     return torch.zeros(tuple(shape), dtype=torch.int64, device=out.device)
 
 
-def _like_output(out: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(out)
+def _flatten_tokens(function: Callable[..., torch.Tensor], out: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if out.dim() == 3 and labels.dim() == 2 and labels.shape == out.shape[:-1]:
+        out, labels = out.flatten(0, 1), labels.flatten()
+    return function(out, labels)
 
 
-def _cross_entropy(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
-    def compute(out: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if out.dim() == 3 and labels.dim() == 2 and labels.shape == out.shape[:-1]:
-            out, labels = out.flatten(0, 1), labels.flatten()
-        return function(out, labels)
-
-    return compute
-
-
-_LOSSES: Final[dict[str, tuple[Callable[..., torch.Tensor], Labels]]] = {
-    "cross_entropy": (functional.cross_entropy, _class_labels),
-    "nll_loss": (functional.nll_loss, _class_labels),
-    "mse_loss": (functional.mse_loss, _like_output),
-    "l1_loss": (functional.l1_loss, _like_output),
-    "smooth_l1_loss": (functional.smooth_l1_loss, _like_output),
-    "binary_cross_entropy_with_logits": (functional.binary_cross_entropy_with_logits, _like_output),
-}
-_FUNCTIONS: Final = {function: name for name, (function, _) in _LOSSES.items()}
 _MODULES: Final[dict[type, str]] = {
     nn.CrossEntropyLoss: "cross_entropy",
     nn.NLLLoss: "nll_loss",
@@ -165,9 +150,12 @@ _MODULES: Final[dict[type, str]] = {
     nn.SmoothL1Loss: "smooth_l1_loss",
     nn.BCEWithLogitsLoss: "binary_cross_entropy_with_logits",
 }
+_BY_NAME: Final[dict[str, Any]] = {name: getattr(functional, name) for name in _MODULES.values()}
+_FUNCTIONS: Final = {function: name for name, function in _BY_NAME.items()}
 
 
 def _make(name: str, module: Callable[..., torch.Tensor] | None = None) -> LabelledLoss:
-    function, labels = _LOSSES[name]
-    used = function if module is None else module
-    return LabelledLoss(_cross_entropy(used) if labels is _class_labels else used, labels, name)
+    function = _BY_NAME[name] if module is None else module
+    if name in ("cross_entropy", "nll_loss"):
+        return LabelledLoss(functools.partial(_flatten_tokens, function), _class_labels, name)
+    return LabelledLoss(function, torch.zeros_like, name)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fxmem._torch.common import nested, replace
 
-@contextlib.contextmanager
-def ignore_moves() -> Iterator[None]:
+
+def ignore_moves() -> AbstractContextManager[None]:
     """Leave tensors where they are made: `.cuda()`, `.to("cuda")` and `device="cuda"` do nothing.
 
     A training script has such a line nearly always; the analysis puts the model and its inputs on the target itself.
     """
-    set_device = torch.cuda.set_device
-    torch.cuda.set_device = lambda device: None
-    try:
-        with _StayHome():
-            yield
-    finally:
-        torch.cuda.set_device = set_device
+    return nested(replace([(torch.cuda, "set_device", lambda device: None)]), _StayHome())
 
 
 class _StayHome(TorchFunctionMode):

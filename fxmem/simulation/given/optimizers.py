@@ -19,32 +19,19 @@ def copy_optimizer(given: Optimizer, model: nn.Module) -> tuple[Callable[[list[n
     known = inspect.signature(type(given)).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     defaults = {name: value for name, value in given.defaults.items() if takes_all or name in known}
-    groups = [
-        (
-            [places.get(id(parameter)) for parameter in group["params"]],
-            {k: v for k, v in group.items() if k != "params"},
-        )
-        for group in given.param_groups
-    ]
-    is_ours = all(place is not None for members, _ in groups for place in members)
+    members = [[places.get(id(parameter)) for parameter in group["params"]] for group in given.param_groups]
+    rests = [{k: v for k, v in group.items() if k != "params"} for group in given.param_groups]
+    is_ours = all(None not in each for each in members)
 
     def make(params: list[nn.Parameter]) -> Optimizer:
         if not is_ours:
             return type(given)(params, **defaults)
-        return type(given)(
-            [{"params": [params[place] for place in members if place is not None], **rest} for members, rest in groups],
-            **defaults,
-        )
+        ours = [[params[place] for place in each if place is not None] for each in members]
+        return type(given)([{"params": each, **rest} for each, rest in zip(ours, rests, strict=True)], **defaults)
 
-    make.__qualname__ = make.__name__ = type(given).__name__
-    return make, _note(given, is_ours)
-
-
-def _note(given: Optimizer, is_ours: bool) -> str:
     name, count = type(given).__name__, len(given.param_groups)
+    make.__qualname__ = make.__name__ = name
+    extent = "over all parameters: the given one has the parameters of another model"
     if is_ours:
-        return f"the optimizer is one like the {name} that was given, its {count} group{'s' * (count > 1)} included"
-    return (
-        f"the optimizer is one like the {name} that was given, over all parameters: the given one has the parameters "
-        "of another model"
-    )
+        extent = f"its {count} group{'s' * (count > 1)} included"
+    return make, f"the optimizer is one like the {name} that was given, {extent}"

@@ -47,9 +47,10 @@ def pack_weights(model: nn.Module, config: Mapping[str, Any]) -> PackedWeights:
         model: on meta, its weights unpacked, in the dtype of what is not packed.
         config: of the checkpoint.
     """
-    method = str(config.get("quant_method", "an unnamed method"))
-    bits = _read_bits(method, config)
-    name = method if bits is None else f"{method}, {bits} bits"
+    method, bits = str(config.get("quant_method", "an unnamed method")), config.get("bits")
+    if method == "bitsandbytes":
+        bits = next((each for each in (4, 8) if config.get(f"load_in_{each}bit")), None)
+    name = f"{method}, {bits} bits" if isinstance(bits, int) else method
     total = sum(each.numel() * each.element_size() for each in (*model.parameters(), *model.buffers()))
     try:
         for each in _matrices(model):
@@ -62,13 +63,6 @@ def pack_weights(model: nn.Module, config: Mapping[str, Any]) -> PackedWeights:
 
 class _UnknownLayoutError(LookupError):
     """A layout of a known method that is not known."""
-
-
-def _read_bits(method: str, config: Mapping[str, Any]) -> int | None:
-    if method == "bitsandbytes":
-        return 4 if config.get("load_in_4bit") else 8 if config.get("load_in_8bit") else None
-    bits = config.get("bits")
-    return bits if isinstance(bits, int) else None
 
 
 # --- what is packed ---------------------------------------------------------------------------------------------------
@@ -93,9 +87,8 @@ def _is_packed(matrix: _Matrix, method: str, config: Mapping[str, Any], model: n
     left_out = next((config[key] for key in _LEFT_OUT if config.get(key)), None)
     if head is not None and model.get_submodule(matrix.path if not matrix.is_expert else "") is head:
         return bool(method == "gptq" and config.get("lm_head"))
-    if method == "mxfp4" and not matrix.is_expert:
-        return False
-    if method == "bitsandbytes" and matrix.is_expert:
+    packs_experts = {"mxfp4": True, "bitsandbytes": False}.get(method, matrix.is_expert)  # alone, or none of them
+    if packs_experts is not matrix.is_expert:
         return False
     return not any(_matches(matrix.path, str(pattern)) for pattern in left_out or ())
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
@@ -63,13 +61,9 @@ def understand(model: nn.Module, request: StepRequest) -> tuple[nn.Module, StepR
         raise UsageError(wrong)
     notes += batch.notes
     if batch.rest:
-        notes.append(_left_out(batch.rest))
+        tensors = [leaf for leaf in torch_common.tree_leaves(batch.rest) if isinstance(leaf, torch.Tensor)]
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        shapes = ", ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors) or "no tensor"
+        notes.append(f"forward takes less than the batch: the rest ({shapes}; {nbytes} bytes) is left out")
     kept = tuple(dict.fromkeys((*request.notes, *notes)))
     return model, dataclasses.replace(request, args=batch.args, kwargs=dict(batch.kwargs), notes=kept)
-
-
-def _left_out(rest: Iterable[Any]) -> str:
-    tensors = [leaf for leaf in torch_common.tree_leaves(tuple(rest)) if isinstance(leaf, torch.Tensor)]
-    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    shapes = ", ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors) or "no tensor"
-    return f"forward takes less than the batch: the rest ({shapes}; {nbytes} bytes) is left out"

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -41,16 +40,15 @@ from fxmem._torch.compiler.inlined import outside_compiler
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Assumption, Target
-from fxmem.simulation.kernels.attention import (
+from fxmem.simulation.kernels.attention.backends import attend
+from fxmem.simulation.kernels.attention.call import (
     DEFAULT_ORDER,
-    TORCH_VERSION,
     AttentionSettings,
-    attend,
-    preferred_order,
+    order_of_this_process,
     read_settings,
 )
 from fxmem.simulation.kernels.fake_kernels import FAKE_KERNELS
-from fxmem.simulation.kernels.recurrent import FAKE_RNN, run_rnn
+from fxmem.simulation.kernels.recurrent import run_rnn
 
 
 class _Active(threading.local):
@@ -68,10 +66,8 @@ class _Card:
 
     def __init__(self, target: Target) -> None:
         if target.capability is None:
-            raise UsageError(
-                f"expected a CUDA target with a compute capability; {target.name!r} has none. Give it one in the "
-                f"target file."
-            )
+            what = f"expected a CUDA target with a compute capability; {target.name!r} has none"
+            raise UsageError(f"{what}. Give it one in the target file.")
         self.target = target
         self.capability = target.capability
         self.name = target.full_name or target.name
@@ -80,12 +76,7 @@ class _Card:
         )
 
     def attention_settings(self) -> AttentionSettings:
-        return read_settings(
-            self.capability,
-            cudnn_version=_cudnn_version(),
-            deprioritized=_is_cudnn_deprioritized(),
-            unset=self._unset_orders,
-        )
+        return read_settings(self.capability, unset=self._unset_orders)
 
     @functools.cached_property
     def properties(self) -> SimpleNamespace:
@@ -117,66 +108,31 @@ def _orders_of_this_machine() -> set[tuple[SDPBackend, ...]]:
     once it has been asked, which it is not before CUDA is in use."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {DEFAULT_ORDER}
-    return {
-        DEFAULT_ORDER,
-        preferred_order(
-            torch.cuda.get_device_capability(), TORCH_VERSION, _cudnn_version(), deprioritized=_is_cudnn_deprioritized()
-        ),
-    }
-
-
-def _cudnn_version() -> int | None:
-    """Version of the cuDNN that torch has loaded here, without a GPU. It stands for the card's too."""
-    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return version
-
-
-def _is_cudnn_deprioritized() -> bool:
-    return os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
+    return {DEFAULT_ORDER, order_of_this_process(torch.cuda.get_device_capability())}
 
 
 # --- what runs instead ------------------------------------------------------------------------------------------------
 
 
-def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` as the innermost target runs it; torch's own for anything but
     FakeTensors on CUDA."""
     if not _active.stack or not _is_fake_cuda(query) or query.is_nested or key.is_nested:
-        out: Tensor = torch_kernels.SDPA(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-        return out
-    return attend(
-        _active.stack[-1].attention_settings(), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-    )
+        return torch_kernels.SDPA(query, key, value, *args, **kwargs)  # type: ignore[no-any-return]
+    return attend(_active.stack[-1].attention_settings(), query, key, value, *args, **kwargs)
 
 
 def attend_on_card(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The same while a compiler traces, whose tensors are no FakeTensors."""
     if not query.is_cuda:
         return torch_kernels.SDPA(query, key, value, *args, **kwargs)  # type: ignore[no-any-return]
-    given: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
-    given |= {"scale": None, "enable_gqa": False}
-    given |= dict(zip(given, args, strict=False)) | kwargs
-    return attend(_active.stack[-1].attention_settings(), query, key, value, *given.values())
+    return attend(_active.stack[-1].attention_settings(), query, key, value, *args, **kwargs)
 
 
-def _rnn(name: str) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not _active.stack or not _is_fake_cuda(args[0]):
-            return torch_kernels.RNN_FUNCTIONS[name](*args, **kwargs)
-        return run_rnn(name, _active.stack[-1].capability, *args, **kwargs)
-
-    return run
+def _run_rnn(name: str, *args: Any, **kwargs: Any) -> Any:
+    if not _active.stack or not _is_fake_cuda(args[0]):
+        return torch_kernels.RNN_FUNCTIONS[name](*args, **kwargs)
+    return run_rnn(name, _active.stack[-1].capability, *args, **kwargs)
 
 
 def _is_fake_cuda(tensor: Any) -> bool:
@@ -185,7 +141,7 @@ def _is_fake_cuda(tensor: Any) -> bool:
 
 _REPLACEMENTS: Final[dict[Any, Callable[..., Any]]] = {
     torch_kernels.SDPA: scaled_dot_product_attention,
-    **{builtin: _rnn(name) for name, builtin in torch_kernels.RNN_FUNCTIONS.items()},
+    **{builtin: functools.partial(_run_rnn, name) for name, builtin in torch_kernels.RNN_FUNCTIONS.items()},
 }
 
 
@@ -225,9 +181,7 @@ def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
         with torch_common.no_modes():
             return torch.zeros(16, dtype=torch.uint8)
 
-    def do_nothing(*args: Any, **kwargs: Any) -> None:
-        return None
-
+    nothing = "set_rng_state set_rng_state_all set_device synchronize reset_peak_memory_stats".split()
     return {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -240,43 +194,30 @@ def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
         "mem_get_info": lambda device=None: (total, total),
         "get_rng_state": get_rng_state,
         "get_rng_state_all": lambda: [get_rng_state()],
-        "set_rng_state": do_nothing,
-        "set_rng_state_all": do_nothing,
-        "set_device": do_nothing,
-        "synchronize": do_nothing,
-        "reset_peak_memory_stats": do_nothing,
+        **dict.fromkeys(nothing, lambda *args, **kwargs: None),
     }
 
 
 _STATE: Final = "_fxmem_generator_state"
 
 
-def _fake_state(get: Callable[[], Tensor]) -> Callable[[], Tensor]:
+def _get_fake_state(get: Callable[[], Tensor]) -> Tensor:
     """A state of the CPU's generator takes memory there: a program that asks for one gets a tensor that is counted, and
     the state on it."""
-
-    def get_rng_state() -> Tensor:
-        state = get()
-        with torch_common.pause_observers():
-            counted = torch.empty(state.shape, dtype=state.dtype, device="cpu")
-        if not isinstance(counted, torch_common.FakeTensor):
-            return state
-        setattr(counted, _STATE, state)
-        return counted
-
-    made: Callable[[], Tensor] = _only_here(get_rng_state)(get)
-    return made
+    state = get()
+    with torch_common.pause_observers():
+        counted = torch.empty(state.shape, dtype=state.dtype, device="cpu")
+    if not isinstance(counted, torch_common.FakeTensor):
+        return state
+    setattr(counted, _STATE, state)
+    return counted
 
 
-def _set_fake_state(put: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    def set_rng_state(new_state: Tensor) -> None:
-        if not isinstance(new_state, torch_common.FakeTensor):
-            put(new_state)
-        elif hasattr(new_state, _STATE):
-            put(getattr(new_state, _STATE))
-
-    made: Callable[[Tensor], None] = _only_here(set_rng_state)(put)
-    return made
+def _set_fake_state(put: Callable[[Tensor], None], new_state: Tensor) -> None:
+    if not isinstance(new_state, torch_common.FakeTensor):
+        put(new_state)
+    elif hasattr(new_state, _STATE):
+        put(getattr(new_state, _STATE))
 
 
 @contextlib.contextmanager
@@ -293,33 +234,34 @@ def target_kernels(target: Target) -> Iterator[None]:
     """
     if target.device != "cuda":
         with (
-            torch_common.patch(torch, "get_rng_state", _fake_state),
-            torch_common.patch(torch, "set_rng_state", _set_fake_state),
+            torch_common.wrap(torch, "get_rng_state", _get_fake_state, here=True),
+            torch_common.wrap(torch, "set_rng_state", _set_fake_state, here=True),
         ):
             yield
         return
     card = _Card(target)
+    slow = _only_here(lambda: False)
+    stand_ins = [
+        *((owner, name, _route(builtin)) for owner, name, builtin in torch_kernels.CALL_SITES),
+        *(
+            (owner, name, answer)
+            for name, answer in _answers(card).items()
+            for owner in (torch.cuda, torch.cuda.random)  # Trainer saves `torch.cuda.random.get_rng_state()`
+            if hasattr(owner, name)
+        ),
+        (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),  # a name of its own in torch.amp
+        *torch_kernels.DEVICE_TOUCHING,
+    ]
     with contextlib.ExitStack() as stack:
-        for owner, name, builtin in torch_kernels.CALL_SITES:
-            stack.enter_context(torch_common.patch(owner, name, _only_here(_route(builtin))))
         _forget_results_for_others(card)
+        for owner, name, stand_in in stand_ins:
+            stack.enter_context(torch_common.patch(owner, name, _only_here(stand_in)))
         for owner, name in torch_kernels.CONVOLUTION_CHOICES:
-            stack.enter_context(torch_common.patch(owner, name, functools.partial(_as_half, card)))
-        for name, answer in _answers(card).items():
-            for owner in (torch.cuda, torch.cuda.random):  # Trainer saves `torch.cuda.random.get_rng_state()`
-                if hasattr(owner, name):
-                    stack.enter_context(torch_common.patch(owner, name, _only_here(answer)))
-        # Imported as a name of its own by torch.amp.
-        stack.enter_context(
-            torch_common.patch(torch.cuda.amp.common, "amp_definitely_not_available", _only_here(lambda: False))
-        )
-        slow = _only_here(lambda: False)
+            stack.enter_context(torch_common.wrap(owner, name, functools.partial(_choose_as_half, card), here=True))
         stack.enter_context(
             torch_common.patch(torch.backends.mha, "get_fastpath_enabled", lambda own: outside_compiler(slow(own)))
         )
-        for owner, name, stand_in in torch_kernels.DEVICE_TOUCHING:
-            stack.enter_context(torch_common.patch(owner, name, _only_here(stand_in)))
-        stack.enter_context(torch_kernels.override_fake_kernels({**FAKE_KERNELS, **FAKE_RNN}))
+        stack.enter_context(torch_kernels.override_fake_kernels(FAKE_KERNELS))
         stack.enter_context(_forget_library_answers())
         _active.stack.append(card)
         stack.callback(_active.stack.pop)
@@ -339,25 +281,21 @@ def _forget_results_for_others(card: _Card) -> None:
         _last[:] = [takes_bfloat16]
 
 
-def _as_half(card: _Card, choose: Callable[..., Any]) -> Callable[..., Any]:
+def _choose_as_half(card: _Card, choose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Ask about a bfloat16 convolution as if it were float16.
 
     From compute capability 8.0 on cuDNN takes both alike; with no card torch finds no support for bfloat16, and the
     result loses its channels_last strides (`use_cudnn` in aten/src/ATen/native/Convolution.cpp).
     """
-    me = threading.get_ident()
 
     def twin(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dtype is not torch.bfloat16 or not _is_fake_cuda(value):
+        if not _is_fake_cuda(value) or value.dtype is not torch.bfloat16:
             return value
         return torch.empty_strided(value.shape, value.stride(), dtype=torch.float16, device=value.device)
 
-    def choose_as_half(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != me or card.capability < (8, 0):
-            return choose(*args, **kwargs)
-        return choose(*map(twin, args), **{name: twin(value) for name, value in kwargs.items()})
-
-    return choose_as_half
+    if card.capability < (8, 0):
+        return choose(*args, **kwargs)
+    return choose(*map(twin, args), **{name: twin(value) for name, value in kwargs.items()})
 
 
 def _only_here(stand_in: Any) -> Callable[[Any], Any]:
@@ -416,13 +354,10 @@ def assumptions(target: Target) -> Iterator[Assumption]:
     settings = _Card(target).attention_settings()
     allowed = [str(backend.name).lower() for backend in settings.order if backend in settings.enabled]
     off = [str(backend.name).lower() for backend in settings.order if backend not in settings.enabled]
-    what = (
-        f"the first of {', '.join(allowed)} that can run the call"
-        if len(allowed) > 1
-        else f"{''.join(allowed) or 'nothing'} and nothing else"
-    )
-    where = "torch {} with cuDNN {} on compute capability {}.{}".format(
-        torch.__version__, settings.cudnn_version, *target.capability
-    )
-    switched = f"; switched off: {', '.join(off)}" if off and len(allowed) > 1 else ""
+    major, minor = target.capability
+    where = f"torch {torch.__version__} with cuDNN {settings.cudnn_version} on compute capability {major}.{minor}"
+    what, switched = f"{''.join(allowed) or 'nothing'} and nothing else", ""
+    if len(allowed) > 1:
+        what = f"the first of {', '.join(allowed)} that can run the call"
+        switched = f"; switched off: {', '.join(off)}" if off else ""
     yield Assumption(topic="attention", text=f"scaled_dot_product_attention runs {what}, as in {where}{switched}")

@@ -29,7 +29,7 @@ FAKE_KERNELS: Final[dict[Any, Kernel]] = {}
 """Results on a card, by operator: `implementation(mode, operator, *args, **kwargs)`."""
 
 
-def _answers(names: str, *, everywhere: bool = False) -> Callable[[Kernel], Kernel]:
+def answers(names: str, *, everywhere: bool = False) -> Callable[[Kernel], Kernel]:
     """Register a kernel for these operators of ATen, as far as torch has them; an operator has one.
 
     Args:
@@ -54,20 +54,11 @@ def _answers(names: str, *, everywhere: bool = False) -> Callable[[Kernel], Kern
 # --- Products and attention -------------------------------------------------------------------------------------------
 
 
-@_answers("_scaled_dot_product_cudnn_attention")
-def _cudnn_attention(
-    fakes: Fakes,
-    _: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Any,
-    compute_log_sumexp: bool,
-    *rest: Any,
-    **kwargs: Any,
-) -> Any:
+@answers("_scaled_dot_product_cudnn_attention")
+def _cudnn_attention(fakes: Fakes, _: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **kwargs: Any) -> Any:
     """torch's own always has a log-sum-exp; `_cudnn_attention_forward` (transformers/cuda/attention.cu) allocates it
     only where it is asked for."""
+    _bias, compute_log_sumexp, *_options = rest
     if compute_log_sumexp:
         return NotImplemented
     shape = (*query.shape[:3], value.shape[-1])
@@ -81,20 +72,13 @@ def _cudnn_attention(
     return out, None, None, None, query.shape[2], key.shape[2], seed, offset, None
 
 
-@_answers("_scaled_dot_product_efficient_attention")
+@answers("_scaled_dot_product_efficient_attention")
 def _efficient_attention(
-    fakes: Fakes,
-    _: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Any,
-    compute_log_sumexp: bool,
-    *rest: Any,
-    **kwargs: Any,
+    fakes: Fakes, _: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **kwargs: Any
 ) -> Any:
     """Seed and offset are numbers of the CPU (`_efficient_attention_forward`, transformers/cuda/attention.cu, but for
     CUDA graphs); torch's own has them on the card."""
+    _bias, compute_log_sumexp, *_options = rest
     batch, heads, rows = query.shape[:3]
     with fakes:
         out = query.new_empty((batch, rows, heads, value.shape[-1])).transpose(1, 2)
@@ -104,7 +88,7 @@ def _efficient_attention(
     return out, logsumexp, seed, offset
 
 
-@_answers("_grouped_mm", everywhere=True)
+@answers("_grouped_mm", everywhere=True)
 def _grouped_mm(
     fakes: Fakes,
     _: Any,
@@ -131,7 +115,7 @@ def _grouped_mm(
         return torch.empty_strided((groups, rows, columns), (rows * padded, padded, 1), dtype=dtype, device=a.device)
 
 
-@_answers("mm.dtype_out bmm.dtype_out addmm.dtype_out baddbmm.dtype_out _scaled_mm.out")
+@answers("mm.dtype_out bmm.dtype_out addmm.dtype_out baddbmm.dtype_out _scaled_mm.out")
 def _product_of_dtype(fakes: Fakes, _: Any, *args: Any, out: Tensor, **kwargs: Any) -> Any:
     """A product into `out` of another dtype (`_bmm_dtype_out_cuda`, `_scaled_mm_out_cuda`, cuda); torch has none."""
     return out
@@ -140,7 +124,7 @@ def _product_of_dtype(fakes: Fakes, _: Any, *args: Any, out: Tensor, **kwargs: A
 # --- Normalisation ----------------------------------------------------------------------------------------------------
 
 
-@_answers("native_layer_norm native_group_norm native_batch_norm", everywhere=True)
+@answers("native_layer_norm native_group_norm native_batch_norm", everywhere=True)
 def _mixed_norm(fakes: Fakes, func: Any, source: Tensor, *rest: Any) -> Any:
     """The CPU keeps float32 statistics of half precision where weights are float32.
 
@@ -153,7 +137,7 @@ def _mixed_norm(fakes: Fakes, func: Any, source: Tensor, *rest: Any) -> Any:
         return result, *(each.new_empty(each.shape, dtype=torch.float32) for each in statistics)
 
 
-@_answers("native_group_norm_backward", everywhere=True)
+@answers("native_group_norm_backward", everywhere=True)
 def _mixed_norm_backward(fakes: Fakes, func: Any, gradient: Tensor, *rest: Any) -> Any:
     """Each gradient has its tensor's dtype; torch's decomposition promotes."""
     if not _is_mixed(gradient, rest):
@@ -174,7 +158,7 @@ def _is_mixed(source: Tensor, rest: tuple[Any, ...]) -> bool:
 # --- Losses -----------------------------------------------------------------------------------------------------------
 
 
-@_answers("mse_loss smooth_l1_loss soft_margin_loss", everywhere=True)
+@answers("mse_loss smooth_l1_loss soft_margin_loss", everywhere=True)
 def _elementwise_loss(
     fakes: Fakes, _: Any, source: Tensor, target: Tensor, reduction: int = 1, *rest: Any, **kwargs: Any
 ) -> Any:
@@ -192,7 +176,7 @@ def _elementwise_loss(
         return source.new_empty(shape, dtype=torch.promote_types(source.dtype, target.dtype)).resize_(())
 
 
-@_answers("binary_cross_entropy", everywhere=True)
+@answers("binary_cross_entropy", everywhere=True)
 def _binary_cross_entropy(
     fakes: Fakes, _: Any, source: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
 ) -> Any:
@@ -205,7 +189,7 @@ def _binary_cross_entropy(
         return torch.empty_like(source).resize_(())
 
 
-@_answers("_use_cudnn_ctc_loss _use_cudnn_ctc_loss.Tensor")
+@answers("_use_cudnn_ctc_loss _use_cudnn_ctc_loss.Tensor")
 def _use_cudnn_ctc_loss(
     _: Fakes, __: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int
 ) -> Any:
@@ -216,28 +200,20 @@ def _use_cudnn_ctc_loss(
     return NotImplemented if allowed and all(kind is torch.int32 for kind in kinds) else False
 
 
-@_answers("_use_miopen_ctc_loss _use_miopen_ctc_loss.Tensor")
+@answers("_use_miopen_ctc_loss _use_miopen_ctc_loss.Tensor")
 def _use_miopen_ctc_loss(*_: Any) -> bool:
     """Whether AMD's library would run; torch asks since 2.11."""
     return False
 
 
-@_answers("_ctc_loss _ctc_loss.Tensor")
-def _ctc_loss(
-    fakes: Fakes,
-    _: Any,
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    *rest: Any,
-    **kwargs: Any,
-) -> Any:
+@answers("_ctc_loss _ctc_loss.Tensor")
+def _ctc_loss(fakes: Fakes, _: Any, log_probs: Tensor, targets: Tensor, *lengths_and_rest: Any, **kwargs: Any) -> Any:
     """`ctc_loss_gpu_template` (cuda/LossCTC.cu): log_alpha has two places for each label of the longest target, and
     one.
 
     Targets in rows, one for each item, bound that length where the lengths' values are not known.
     """
+    _input_lengths, target_lengths, *_rest = lengths_and_rest
     is_tensor = isinstance(target_lengths, Tensor)
     lengths = known_values.find_value(target_lengths) if is_tensor else torch.tensor(target_lengths)
     if lengths is None and targets.dim() == 1:
@@ -248,8 +224,8 @@ def _ctc_loss(
         return log_probs.new_empty(batch), log_probs.new_empty((batch, time, 2 * longest + 1))
 
 
-@_answers("multi_margin_loss_backward multilabel_margin_loss_backward fractional_max_pool3d_backward", everywhere=True)
-@_answers("_ctc_loss_backward _ctc_loss_backward.Tensor")
+@answers("multi_margin_loss_backward multilabel_margin_loss_backward fractional_max_pool3d_backward", everywhere=True)
+@answers("_ctc_loss_backward _ctc_loss_backward.Tensor")
 def _input_gradient(fakes: Fakes, _: Any, grad: Tensor, source: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
     """A contiguous gradient of the input (LossMultiMargin.cpp, LossMultiLabelMargin.cpp, FractionalMaxPool3d.cpp; the
     same in cuda/, and `ctc_loss_backward_gpu_template` in cuda/LossCTC.cu)."""
@@ -261,21 +237,21 @@ def _input_gradient(fakes: Fakes, _: Any, grad: Tensor, source: Tensor, *rest: A
 # --- Images -----------------------------------------------------------------------------------------------------------
 
 
-@_answers("cudnn_grid_sampler")
+@answers("cudnn_grid_sampler")
 def _cudnn_grid_sampler(fakes: Fakes, _: Any, source: Tensor, grid: Tensor) -> Any:
     """`cudnn_grid_sampler_forward` (cudnn/GridSampler.cpp): contiguous, of the grid's size."""
     with fakes:
         return source.new_empty((source.shape[0], source.shape[1], grid.shape[1], grid.shape[2]))
 
 
-@_answers("cudnn_grid_sampler_backward")
+@answers("cudnn_grid_sampler_backward")
 def _cudnn_grid_sampler_backward(fakes: Fakes, _: Any, source: Tensor, grid: Tensor, grad: Tensor) -> Any:
     """`cudnn_grid_sampler_backward` (cudnn/GridSampler.cpp): contiguous gradients of both."""
     with fakes:
         return source.new_empty(source.shape), grid.new_empty(grid.shape)
 
 
-@_answers("col2im", everywhere=True)
+@answers("col2im", everywhere=True)
 def _col2im(fakes: Fakes, _: Any, source: Tensor, size: Any, *rest: Any, **kwargs: Any) -> Any:
     """`col2im_out_cpu_template` (Col2Im.cpp), `col2im_out_cuda_template` (cuda/Col2Im.cu): the result is made as large
     as the columns and resized, which frees nothing."""
@@ -285,7 +261,7 @@ def _col2im(fakes: Fakes, _: Any, source: Tensor, size: Any, *rest: Any, **kwarg
         return torch.empty_like(source).resize_((*source.shape[:-2], channels, *output))
 
 
-@_answers("max_pool1d", everywhere=True)
+@answers("max_pool1d", everywhere=True)
 def _max_pool1d(fakes: Fakes, _: Any, source: Tensor, *rest: Any) -> Any:
     """The CPU has a kernel without indices (MaxPooling.cpp); a card finds the indices all the same."""
     if source.device.type != "cpu":
@@ -299,7 +275,7 @@ def _max_pool1d(fakes: Fakes, _: Any, source: Tensor, *rest: Any) -> Any:
 # --- Recurrent cells, optimizers, libraries, quantisation -------------------------------------------------------------
 
 
-@_answers("_thnn_fused_gru_cell")
+@answers("_thnn_fused_gru_cell")
 def _gru_cell(fakes: Fakes, _: Any, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Any) -> Any:
     """`_thnn_fused_gru_cell_cuda` (cuda/RNN.cu): the new state and five values per element for backward."""
     with fakes:
@@ -307,28 +283,25 @@ def _gru_cell(fakes: Fakes, _: Any, input_gates: Tensor, hidden_gates: Tensor, h
         return torch.empty_like(hx, memory_format=torch.contiguous_format), workspace
 
 
-@_answers("_thnn_fused_gru_cell_backward")
+@answers("_thnn_fused_gru_cell_backward")
 def _gru_cell_backward(fakes: Fakes, _: Any, grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
     """`_thnn_fused_gru_cell_backward_cuda` (cuda/RNN.cu)."""
     batch, hidden = workspace.shape[0], workspace.shape[1] // 5
     with fakes:
-        grad_input_gates, grad_hidden_gates = (
-            workspace.new_empty((batch, 3 * hidden)),
-            workspace.new_empty((batch, 3 * hidden)),
-        )
+        grad_gates = [workspace.new_empty((batch, 3 * hidden)) for _ in range(2)]  # of input and hidden state
         grad_hx = torch.empty_like(grad_hy, memory_format=torch.contiguous_format)
         grad_biases = [workspace.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
-    return grad_input_gates, grad_hidden_gates, grad_hx, *grad_biases
+    return *grad_gates, grad_hx, *grad_biases
 
 
-@_answers("_fused_sgd_ _fused_sgd_.tensor_lr _fused_adagrad_", everywhere=True)
+@answers("_fused_sgd_ _fused_sgd_.tensor_lr _fused_adagrad_", everywhere=True)
 def _write_only(_: Fakes, __: Any, *args: Any, **kwargs: Any) -> None:
     """A fused optimizer's kernel updates its lists of tensors and allocates nothing (FusedSGD.cpp, FusedAdagrad.cpp,
     cuda/FusedSgdKernel.cu)."""
     del args, kwargs
 
 
-@_answers("geqrf", everywhere=True)
+@answers("geqrf", everywhere=True)
 def _geqrf(fakes: Fakes, _: Any, source: Tensor) -> Any:
     """`geqrf_out` (BatchLinearAlgebra.cpp): the factors by columns, and a number for each reflector."""
     *batch, rows, columns = source.shape
@@ -336,7 +309,7 @@ def _geqrf(fakes: Fakes, _: Any, source: Tensor) -> Any:
         return source.new_empty((*batch, columns, rows)).mT, source.new_empty((*batch, min(rows, columns)))
 
 
-@_answers("histogram.bin_ct histogram.bins_tensor", everywhere=True)
+@answers("histogram.bin_ct histogram.bins_tensor", everywhere=True)
 def _histogram(fakes: Fakes, _: Any, source: Tensor, bins: Tensor | int = 100, *rest: Any, **kwargs: Any) -> Any:
     """`histogram_out` (Histogram.cpp): a number for each bin, and the edges."""
     del rest, kwargs
@@ -345,7 +318,7 @@ def _histogram(fakes: Fakes, _: Any, source: Tensor, bins: Tensor | int = 100, *
         return source.new_empty(count), source.new_empty(count + 1)
 
 
-@_answers(
+@answers(
     """fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask
     _fake_quantize_per_tensor_affine_cachemask_tensor_qparams""",
     everywhere=True,
@@ -373,7 +346,7 @@ def answer_checks(value: bool) -> Iterator[None]:
         _passing.pop()
 
 
-@_answers("equal", everywhere=True)
+@answers("equal", everywhere=True)
 def _check_of_arguments(_: Fakes, __: Any, first: Tensor, second: Tensor) -> Any:
     """Torch's own checks of values, which raise if they fail, are taken to hold: `is_scalar_tensor_true`
     (TensorSubclassLikeUtils.h, in `quantile`, `cov`)."""
@@ -401,14 +374,11 @@ def run_kernel(fakes: Fakes, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 # --- what rows say of results and arguments ---------------------------------------------------------------------------
 
-ALLOCATED: Final[dict[Any, tuple[int, ...]]] = {
-    getattr(aten, name).default: row.order for name, row in OPERATORS.items() if row.order
-}
+_ROWS: Final = {getattr(aten, name).default: row for name, row in OPERATORS.items() if row.order or row.one_dtype}
+ALLOCATED: Final[dict[Any, tuple[int, ...]]] = {func: row.order for func, row in _ROWS.items() if row.order}
 """Which results a kernel allocates, in its order, where that is not the order of the results."""
 
-ONE_DTYPE: Final[dict[Any, tuple[int, ...]]] = {
-    getattr(aten, name).default: row.one_dtype for name, row in OPERATORS.items() if row.one_dtype
-}
+ONE_DTYPE: Final[dict[Any, tuple[int, ...]]] = {func: row.one_dtype for func, row in _ROWS.items() if row.one_dtype}
 """Operators whose kernels take one dtype only, which torch's kernels for FakeTensors do not check; and which of their
 arguments."""
 
@@ -426,15 +396,10 @@ of their arguments these are."""
 
 def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
     """Refuse what a real kernel refuses. Raises RuntimeError, in the place where torch would."""
-    at = INDICES.get(func, len(args))
+    at, name = INDICES.get(func, len(args)), func.name().removeprefix("aten::")
     if at < len(args) and args[at].dtype not in (torch.int64, torch.int32):
-        raise RuntimeError(
-            f"{func.name().removeprefix('aten::').partition('.')[0]} expected indices of int64 or int32, got "
-            f"{str(args[at].dtype)[6:]}"
-        )
+        got = str(args[at].dtype)[6:]
+        raise RuntimeError(f"{name.partition('.')[0]} expected indices of int64 or int32, got {got}")
     dtypes = [args[i].dtype for i in ONE_DTYPE.get(func, ()) if i < len(args) and isinstance(args[i], Tensor)]
     if any(dtype is not dtypes[0] for dtype in dtypes):
-        raise RuntimeError(
-            f"{func.name().removeprefix('aten::')} expected tensors of one dtype, got "
-            f"{', '.join(str(dtype)[6:] for dtype in dtypes)}"
-        )
+        raise RuntimeError(f"{name} expected tensors of one dtype, got {', '.join(str(each)[6:] for each in dtypes)}")

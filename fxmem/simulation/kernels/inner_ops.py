@@ -55,9 +55,7 @@ def inner_memory(
         forget_frames(error)
         return HiddenMemory(events=(output("result"), alloc("temporaries that depend on the data", None)))
     events = inside.finish(result)
-    if all(event.action == "output" for event in events):
-        return None
-    return HiddenMemory(events=events)
+    return None if all(event.action == "output" for event in events) else HiddenMemory(events=events)
 
 
 class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
@@ -70,9 +68,9 @@ class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self._fakes = fakes
         self._device_type = device_type
         self._look = look
-        self._watched: dict[int, weakref.ref[Any] | None] = {}
-        for storage in self._storages(given):
-            self._watched[torch_common.storage_address(storage)] = None
+        self._watched: dict[int, weakref.ref[Any] | None] = dict.fromkeys(
+            map(torch_common.storage_address, self._storages(given))
+        )
         self._events: list[HiddenEvent] = []
         self._names: dict[int, str] = {}
         """By address, of storages allocated here that are alive."""
@@ -111,11 +109,7 @@ class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def finish(self, result: Any) -> tuple[HiddenEvent, ...]:
         """The events, the results' allocations as outputs; nothing is noted any more."""
         self._open = False
-        outputs = {
-            self._names[address]
-            for address in map(torch_common.storage_address, self._storages(result))
-            if address in self._names
-        }
+        outputs = {self._names.get(torch_common.storage_address(each)) for each in self._storages(result)}
         return tuple(
             output(event.name) if event.action == "alloc" and event.name in outputs else event
             for event in self._events

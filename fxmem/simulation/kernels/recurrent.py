@@ -28,8 +28,8 @@ supported: packed sequences, whose batch sizes are data.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ from torch import Tensor
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
 from fxmem.errors import AnalysisError
+from fxmem.simulation.kernels.fake_kernels import Fakes, answers
 
 _MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 """`cudnnRNNMode_t` of each torch function."""
@@ -88,9 +89,8 @@ class Recurrence:
         and after it), between layers what one hands to the next, and one bit per element of each dropout mask.
         """
         states = steps * batch * itemsize
-        groups = [count * self.hidden_size for count in _RESERVED[self.mode]] + (
-            [self.hidden_size, self.proj_size] if self.proj_size else []
-        )
+        groups = [count * self.hidden_size for count in _RESERVED[self.mode]]
+        groups += [self.hidden_size, self.proj_size] if self.proj_size else []
         kept = sum(_align(self.num_layers * self.directions * states * features) for features in groups)
         between = _align((self.num_layers - 1) * self.directions * states * self.hidden_size)
         mask = _align(-(-self.directions * steps * batch * self.output_size // 8)) if dropout > 0 else 0
@@ -115,15 +115,8 @@ def flatten_rnn_weights(model: torch.nn.Module) -> None:
             continue
         if not torch.backends.cudnn.is_acceptable(weights[0]):  # type: ignore[no-untyped-call]
             continue
-        mode = _MODES[module.mode.lower()]
-        shape = Recurrence(
-            mode,
-            module.input_size,
-            module.hidden_size,
-            module.proj_size,
-            module.num_layers,
-            2 if module.bidirectional else 1,
-        )
+        sizes = module.input_size, module.hidden_size, module.proj_size, module.num_layers
+        shape = Recurrence(_MODES[module.mode.lower()], *sizes, 1 + module.bidirectional)
         with torch.no_grad():
             flat = weights[0].new_empty(shape.weight_elements)
             for weight, view in zip(weights, _views(flat, weights), strict=True):
@@ -132,23 +125,19 @@ def flatten_rnn_weights(model: torch.nn.Module) -> None:
 
 def _views(flat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     """Where the weights lie in a flat buffer. cuDNN has an order of its own; for memory any will do."""
-    views, offset = [], 0
-    for weight in weights:
-        views.append(flat.as_strided(weight.shape, _contiguous_strides(weight.shape), offset))
-        offset += weight.numel()
-    return views
-
-
-def _contiguous_strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    offsets = itertools.accumulate((weight.numel() for weight in weights), initial=0)
+    strides = [torch_common.contiguous_strides(weight.shape) for weight in weights]
+    return [
+        flat.as_strided(weight.shape, stride, offset)
+        for weight, stride, offset in zip(weights, strides, offsets, strict=False)
+    ]
 
 
 def _flat_buffer(weights: Sequence[Tensor], elements: int) -> Tensor | None:
     """`try_get_weight_buf`: the one storage that holds all weights; None when they do not lie in one."""
-    if (
-        len({torch_common.storage_key(weight) for weight in weights}) > 1
-        or weights[0].untyped_storage().nbytes() < elements * weights[0].element_size()
-    ):
+    nbytes = elements * weights[0].element_size()
+    is_one = len({torch_common.storage_key(weight) for weight in weights}) == 1
+    if not is_one or weights[0].untyped_storage().nbytes() < nbytes:
         return None
     with torch.no_grad():
         return weights[0].detach().as_strided((elements,), (1,), 0)
@@ -202,7 +191,7 @@ def _cudnn_rnn(  # noqa: PLR0913 - torch's own signature
     hidden_size, proj_size = hidden.shape[2], 0
     if cell is not None and cell.shape[2] != hidden_size:
         hidden_size, proj_size = cell.shape[2], hidden_size
-    shape = Recurrence(mode, input.shape[-1], hidden_size, proj_size, num_layers, 2 if bidirectional else 1)
+    shape = Recurrence(mode, input.shape[-1], hidden_size, proj_size, num_layers, 1 + bidirectional)
     weights = list(params)
     flat = _flat_buffer(weights, shape.weight_elements)
     if torch.is_autocast_enabled("cuda"):
@@ -211,9 +200,8 @@ def _cudnn_rnn(  # noqa: PLR0913 - torch's own signature
             flat, weights = _half_weights(weights, shape)
     call = _Call(shape, (4 if has_biases else 2) + (proj_size > 0), batch_first, float(dropout), train)
     with torch_kernels.without_autocast():
-        output, hidden, cell = CudnnRnn.apply(  # type: ignore[no-untyped-call]
-            call, flat, input, hidden, cell, *weights
-        )
+        run: Any = CudnnRnn.apply
+        output, hidden, cell = run(call, flat, input, hidden, cell, *weights)
     return (output, hidden, cell) if mode == _LSTM else (output, hidden)
 
 
@@ -279,9 +267,8 @@ class CudnnRnn(torch.autograd.Function):
         if not call.train:
             raise RuntimeError("cudnn RNN backward can only be called in training mode")
         input, hx, cx, output, reserve, buffer, *weights = ctx.saved_tensors
-        grad_output = (
-            torch.zeros_like(output, memory_format=torch.contiguous_format) if grad_output is None else grad_output
-        )
+        if grad_output is None:
+            grad_output = torch.zeros_like(output, memory_format=torch.contiguous_format)
         grad_hy = torch.zeros_like(hx) if grad_hy is None else grad_hy
         if cx is None:
             grad_cy = None
@@ -306,18 +293,12 @@ def _time_major(tensor: Tensor, batch_first: bool) -> Tensor:
 # --- what the operators return ----------------------------------------------------------------------------------------
 
 
-def _fake_flatten_weight(
-    fakes: torch_common.FakeTensorMode,
-    _: Any,
-    weights: Sequence[Tensor],
-    weight_stride0: int,
-    input_size: int,
-    *rest: Any,
-) -> Tensor:
+@answers("_cudnn_rnn_flatten_weight")
+def _fake_flatten_weight(fakes: Fakes, _: Any, weights: Sequence[Tensor], *rest: Any) -> Tensor:
     """Result of `_cudnn_rnn_flatten_weight`, for programs that call `flatten_parameters()` themselves: a new buffer
     each time."""
-    mode, hidden_size, proj_size, num_layers, _batch_first, bidirectional = rest
-    shape = Recurrence(mode, input_size, hidden_size, proj_size, num_layers, 2 if bidirectional else 1)
+    _stride, input_size, mode, hidden_size, proj_size, num_layers, _batch_first, bidirectional = rest
+    shape = Recurrence(mode, input_size, hidden_size, proj_size, num_layers, 1 + bidirectional)
     with fakes:
         flat = weights[0].new_empty(shape.weight_elements)
         for weight, view in zip(weights, _views(flat, weights), strict=True):
@@ -325,19 +306,13 @@ def _fake_flatten_weight(
     return flat
 
 
-def _fake_cudnn_rnn(
-    fakes: torch_common.FakeTensorMode,
-    _: Any,
-    input: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    weight_buf: Tensor | None,
-    *rest: Any,
-) -> Any:
+@answers("_cudnn_rnn")
+def _fake_cudnn_rnn(fakes: Fakes, _: Any, input: Tensor, *rest: Any) -> Any:
     """Results of `_cudnn_rnn`, with cuDNN's reserve and the memory layout it writes; torch's meta kernel has an empty
     one and neither."""
-    hx, cx, mode, hidden_size, proj_size, num_layers, batch_first, dropout, train, bidirectional, *_rest = rest
-    shape = Recurrence(mode, input.shape[-1], hidden_size, proj_size, num_layers, 2 if bidirectional else 1)
+    _weight, _stride, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, *rest_of_call = rest
+    batch_first, dropout, train, bidirectional, *_ = rest_of_call
+    shape = Recurrence(mode, input.shape[-1], hidden_size, proj_size, num_layers, 1 + bidirectional)
     steps, batch = (input.shape[1], input.shape[0]) if batch_first else input.shape[:2]
     layers = num_layers * shape.directions
     with fakes:
@@ -345,29 +320,18 @@ def _fake_cudnn_rnn(
         hy = hx.new_empty((layers, batch, shape.output_size))
         cy = hx.new_empty(0) if cx is None else cx.new_empty((layers, batch, hidden_size))
         buffer = input.new_empty(shape.weight_elements) if weight_buf is None else weight_buf
-        reserve = input.new_empty(
-            shape.reserve_bytes(steps, batch, input.element_size(), dropout) if train else 0, dtype=torch.uint8
-        )
+        nbytes = shape.reserve_bytes(steps, batch, input.element_size(), dropout) if train else 0
+        reserve = input.new_empty(nbytes, dtype=torch.uint8)
         return output.transpose(0, 1) if batch_first else output, hy, cy, reserve, buffer
 
 
-def _fake_cudnn_rnn_backward(
-    fakes: torch_common.FakeTensorMode,
-    _: Any,
-    input: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    weight_buf: Tensor,
-    *rest: Any,
-) -> Any:
+@answers("_cudnn_rnn_backward")
+def _fake_cudnn_rnn_backward(fakes: Fakes, _: Any, input: Tensor, weight: Sequence[Tensor], *rest: Any) -> Any:
     """Results of `_cudnn_rnn_backward`, for which torch has no meta kernel."""
-    hx, cx, batch_first, output_mask = rest[0], rest[1], rest[10], rest[-1]
+    weight_stride0, weight_buf, hx, cx, batch_first, output_mask = *rest[:4], rest[12], rest[-1]
     with fakes:
-        grad_input = (
-            input.new_empty(input.transpose(0, 1).shape).transpose(0, 1)
-            if batch_first
-            else input.new_empty(input.shape)
-        )
+        grad_input = input.new_empty((input.transpose(0, 1) if batch_first else input).shape)
+        grad_input = grad_input.transpose(0, 1) if batch_first else grad_input
         grad_hx = hx.new_empty(hx.shape)
         grad_cx = None if cx is None else cx.new_empty(cx.shape)
         if not output_mask[3]:
@@ -376,11 +340,3 @@ def _fake_cudnn_rnn_backward(
             return grad_input, grad_hx, grad_cx, [w.new_empty(w.shape) for w in weight]
         flat = weight_buf.new_empty(weight_buf.shape)
         return grad_input, grad_hx, grad_cx, _views(flat, weight)
-
-
-FAKE_RNN: Final[dict[Any, Callable[..., Any]]] = {
-    torch.ops.aten._cudnn_rnn_flatten_weight.default: _fake_flatten_weight,
-    torch.ops.aten._cudnn_rnn.default: _fake_cudnn_rnn,
-    torch.ops.aten._cudnn_rnn_backward.default: _fake_cudnn_rnn_backward,
-}
-"""For `_torch.kernels.override_fake_kernels`."""

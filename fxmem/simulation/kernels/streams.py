@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
 import torch
@@ -106,9 +105,6 @@ class Streams:
         if self._observer is not None:
             self._observer.note_wait(done)
 
-    def _synchronize(self, *_: Any, **__: Any) -> None:
-        self.wait_on_host()
-
     def _enter(self, number: int) -> None:
         if number != self.current:
             self.current = number
@@ -121,59 +117,51 @@ class Streams:
             self.current = 0 if sequence is None else self._switches[found][1]
 
     @contextlib.contextmanager
-    def keep(self) -> Iterator[None]:
-        """The current stream is as before afterwards."""
+    def keep(self, current: int | None = None) -> Iterator[None]:
+        """The current stream, which is another inside if that is given, is as before afterwards."""
         before = self.current
+        self.current = before if current is None else current
         try:
             yield
         finally:
             self.current = before
 
-    @contextlib.contextmanager
-    def graph_pool(self) -> Iterator[None]:
+    def graph_pool(self) -> contextlib.AbstractContextManager[None]:
         """Allocate from the pool that all CUDA graphs share."""
-        with self.keep():
-            self.current = GRAPH_POOL
-            yield
+        return self.keep(GRAPH_POOL)
 
-    @contextlib.contextmanager
-    def graph_stream(self) -> Iterator[None]:
+    def graph_stream(self) -> contextlib.AbstractContextManager[None]:
         """Allocate from the ordinary pool, for the stream that records CUDA graphs."""
-        with self.keep():
-            self.current = GRAPH_POOL + 1
-            yield
+        return self.keep(GRAPH_POOL + 1)
 
-    @contextlib.contextmanager
-    def patches(self) -> Iterator[None]:
+    def patches(self) -> contextlib.AbstractContextManager[None]:
         """Streams and events of `torch`, `torch.cuda` and `torch.accelerator` are those of the pretended card."""
-        answers = {
+
+        def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+            if self._observer is not None:
+                self._observer.note_use(tensor, self.find_number(stream))
+
+        of_both: dict[str, Any] = {
+            "set_stream": self.set_current,
+            "current_stream": self.current_stream,
+            "synchronize": lambda *_, **__: self.wait_on_host(),
+        }
+        of_cuda = {
             "Stream": self.Stream,
             "ExternalStream": self.ExternalStream,
             "Event": self.Event,
             "StreamContext": self.Context,
             "stream": self.Context,
-            "set_stream": self.set_current,
-            "current_stream": self.current_stream,
             "default_stream": self.default_stream,
-            "synchronize": self._synchronize,
         }
-        places: list[tuple[Any, str, Any]] = [(torch.cuda, name, answer) for name, answer in answers.items()]
-        places += [(torch.accelerator, name, answers[name]) for name in ("current_stream", "set_stream", "synchronize")]
-        places += [(torch.accelerator, name, _zero) for name in ("current_device_index", "current_device_idx")]
-        places += [(torch, "Stream", self.Stream), (torch, "Event", self.Event)]
-        places += [(torch.Tensor, "record_stream", self._record_stream())]
-        with contextlib.ExitStack() as stack:
-            for owner, name, answer in places:
-                if hasattr(owner, name):
-                    stack.enter_context(torch_common.patch(owner, name, functools.partial(_give, answer)))
-            yield
-
-    def _record_stream(self) -> Callable[[torch.Tensor, Any], None]:
-        def record_stream(tensor: torch.Tensor, stream: Any) -> None:
-            if self._observer is not None:
-                self._observer.note_use(tensor, self.find_number(stream))
-
-        return record_stream
+        zeros = dict.fromkeys(("current_device_index", "current_device_idx"), lambda *_, **__: 0)
+        answers = {
+            torch.cuda: of_both | of_cuda,
+            torch.accelerator: of_both | zeros,
+            torch: {"Stream": self.Stream, "Event": self.Event},
+            torch.Tensor: {"record_stream": record_stream},
+        }
+        return torch_common.replace((owner, *each) for owner, given in answers.items() for each in given.items())
 
 
 class CardStream:
@@ -290,11 +278,3 @@ class _Context:
 
     def __exit__(self, *_: Any) -> None:
         self._streams._enter(self._before)
-
-
-def _give(answer: Any, original: Any) -> Any:
-    return answer
-
-
-def _zero(*_: Any, **__: Any) -> int:
-    return 0

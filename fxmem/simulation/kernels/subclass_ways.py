@@ -27,6 +27,10 @@ _OTHERWISE: Final[Callable[..., Any]] = F.max_pool1d
 _LINEAR: Final[Callable[..., Tensor]] = F.linear
 
 
+def _is_on_cpu(tensor: Any) -> bool:
+    return type(tensor) is torch_common.FakeTensor and tensor.device.type == "cpu"
+
+
 def _max_pool1d(
     input: Tensor,
     kernel_size: Any,
@@ -37,24 +41,16 @@ def _max_pool1d(
     return_indices: bool = False,
 ) -> Any:
     wants_gradient = input.requires_grad and torch.is_grad_enabled()
-    is_plain = type(input) is torch_common.FakeTensor and input.device.type == "cpu"
-    if return_indices or wants_gradient or not is_plain:
+    if return_indices or wants_gradient or not _is_on_cpu(input):
         return _OTHERWISE(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-    sizes = map(_list, (kernel_size, stride, padding, dilation))
+    sizes = ([each] if isinstance(each, int) else [*(each or ())] for each in (kernel_size, stride, padding, dilation))
     with torch_kernels.below_autograd():
-        return torch.ops.aten.max_pool1d.default(input, *sizes, ceil_mode)
+        return _aten.max_pool1d.default(input, *sizes, ceil_mode)
 
 
-def _list(value: Any) -> list[int]:
-    return [] if value is None else [value] if isinstance(value, int) else [*value]
-
-
-def _istft(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with answer_checks(False):
-            return function(*args, **kwargs)
-
-    return functools.update_wrapper(call, function)
+def _istft(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with answer_checks(False):
+        return function(*args, **kwargs)
 
 
 _linear_runs: Final[list[bool | None]] = [None]
@@ -142,7 +138,7 @@ def takes_own_kernels(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
     def has_torch_function(tensors: Any) -> bool:
         ours = sys._getframe(1).f_code in code
-        if ours and all(type(each) is torch_common.FakeTensor and each.device.type == "cpu" for each in tensors):
+        if ours and all(map(_is_on_cpu, tensors)):
             return False
         return original(tensors)
 
@@ -154,7 +150,7 @@ _REPLACEMENTS: Final[dict[Any, Callable[..., Any]]] = {
     _LINEAR: linear,
     torch_kernels.ATTENTION: _native_attention,
     torch_kernels.ENCODER_LAYER: _encoder_layer,
-    **{function: _istft(function) for function in (torch.istft, torch.Tensor.istft, torch_kernels.ISTFT)},
+    **{each: functools.partial(_istft, each) for each in (torch.istft, torch.Tensor.istft, torch_kernels.ISTFT)},
 }
 
 

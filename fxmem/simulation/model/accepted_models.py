@@ -9,7 +9,6 @@ does not tell (sparse tensors) is refused.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,19 +38,17 @@ def plain_model(model: Any) -> tuple[nn.Module, tuple[str, ...]]:
             do.
     """
     notes: list[str] = []
-    while True:
-        inner = torch_wrappers.wrapped_module(model)
+    inner: Any = model
+    while inner is not None:
+        model, inner = inner, torch_wrappers.wrapped_module(inner)
         if inner is not None:
             notes.append(COMPILED)
-            model = inner
         elif isinstance(model, nn.DataParallel):
             notes.append("DataParallel is left out: one device takes the whole batch")
-            model = model.module
+            inner = model.module
         elif isinstance(model, nn.parallel.DistributedDataParallel):
             notes.append(_ddp_note(model))
-            model = model.module
-        else:
-            break
+            inner = model.module
     if type(model).__module__ == EXPORTED:
         raise UsageError("expected an nn.Module, got an ExportedProgram; pass program.module()")
     if isinstance(model, nn.Module):
@@ -67,10 +64,9 @@ def check_gradients(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
             raise AnalysisError(
-                f"expected dense gradients; {path or 'the model'} ({type(module).__name__}) was made with "
-                f"sparse=True, and its gradient's rows are data. "
-                "Set its .sparse to False for an upper bound (gradient and optimizer state then cover the whole "
-                "table), or analyse with mode='infer'."
+                f"expected dense gradients; {path or 'the model'} ({type(module).__name__}) was made with sparse=True, "
+                f"and its gradient's rows are data. Set its .sparse to False for an upper bound (gradient and "
+                f"optimizer state then cover the whole table), or analyse with mode='infer'."
             )
 
 
@@ -94,14 +90,13 @@ def _compiles(model: nn.Module) -> bool:
 
 
 def _ddp_note(model: nn.parallel.DistributedDataParallel) -> str:
-    buckets = sum(
-        parameter.numel() * parameter.element_size()
-        for parameter in model.module.parameters()
-        if parameter.requires_grad
-    )
+    buckets = sum(each.numel() * each.element_size() for each in model.module.parameters() if each.requires_grad)
     views = bool(getattr(model, "gradient_as_bucket_view", False))
     held = "which its gradients are views of" if views else f"{buckets} bytes beside the gradients"
     return f"DistributedDataParallel is left out, and with it its buckets for reducing gradients ({held})"
+
+
+_QUANTISED = "torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized"
 
 
 def _check(path: str, module: nn.Module) -> None:
@@ -109,37 +104,23 @@ def _check(path: str, module: nn.Module) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         raise AnalysisError(
             f"expected a module in Python; {what} is TorchScript, which runs in an interpreter of its own. Pass the "
-            f"module it was made from"
-            f"{', with that submodule not scripted' if path else ''}."
+            f"module it was made from{', with that submodule not scripted' if path else ''}."
         )
     # `FloatFunctional` is what a model has in its place before it is quantised.
-    if not isinstance(module, FloatFunctional) and type(module).__module__.startswith(
-        ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")
-    ):
+    if not isinstance(module, FloatFunctional) and type(module).__module__.startswith(_QUANTISED):
         raise AnalysisError(
             f"expected a module that runs on FakeTensors; {what} is quantised by torch.ao, whose packed weights have "
-            f"no fake form and no CUDA kernels. "
-            "Analyse the model before quantisation, or quantise it with torchao.quantization.quantize_."
+            f"no fake form and no CUDA kernels. Analyse the model before quantisation, or quantise it with "
+            f"torchao.quantization.quantize_."
         )
-    for kind in _sharded_classes():
-        if isinstance(module, kind):
-            raise AnalysisError(
-                f"expected a module whole on one device; {what} is sharded by FSDP. Analyse the module before it is "
-                f"wrapped, with ranks= and the function that wraps it as parallelize=."
-            )
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)):
+        raise AnalysisError(
+            f"expected a module whole on one device; {what} is sharded by FSDP. Analyse the module before it is "
+            f"wrapped, with ranks= and the function that wraps it as parallelize=."
+        )
     for name, tensor in torch_modules.own_tensors(module):
         _check_tensor(f"{path}.{name}".lstrip("."), tensor)
-
-
-def _sharded_classes() -> Iterator[type]:
-    """The classes of both generations of FSDP, as far as they are imported."""
-    for where, name in (
-        ("torch.distributed.fsdp", "FullyShardedDataParallel"),
-        ("torch.distributed.fsdp", "FSDPModule"),
-    ):
-        kind = getattr(sys.modules.get(where), name, None)
-        if isinstance(kind, type):
-            yield kind
 
 
 def _check_tensor(name: str, tensor: torch.Tensor) -> None:

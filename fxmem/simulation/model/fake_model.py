@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import sys
 import warnings
@@ -51,19 +52,18 @@ def fake_copy(
     maker = torch_fakes.Maker(mode)
     with mode:
         for tensors in _by_storage(model):
-            for original, fake in zip(tensors, _fakes(tensors, device, maker.empty), strict=True):
-                memo[id(original)] = fake
+            memo.update(zip(map(id, tensors), _fakes(tensors, device, maker.empty), strict=True))
         try:
-            with _CopyFakes(memo, device), deep_recursion(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what copying a library's class warns of is not its user's doing
+            # What copying a library's class warns of is not its user's doing.
+            with _CopyFakes(memo, device), deep_recursion(), warnings.catch_warnings(action="ignore"):
                 made = copy.deepcopy(model, memo)
                 rebinder = Rebinder(memo, foreach=device.type == "cuda")
                 rebinder.model(model)
         except Exception as error:
+            raised = f"copying {type(model).__name__} raised {type(error).__name__}: {error}"
             raise AnalysisError(
-                f"expected a model that copy.deepcopy can copy; copying {type(model).__name__} raised "
-                f"{type(error).__name__}: {error}. "
-                "Pass a factory (a function that builds the model) instead of the model."
+                f"expected a model that copy.deepcopy can copy; {raised}. Pass a factory (a function that builds the "
+                f"model) instead of the model."
             ) from error
 
     def rebind(function: Any, inputs: Mapping[int, torch.Tensor]) -> Any:
@@ -107,7 +107,7 @@ def meta_model(model: torch.nn.Module) -> torch.nn.Module:
     memo: dict[int, Any] = {}
     for tensors in _by_storage(model):
         moved = _fakes(tensors, torch.device("meta")) if tensors[0].is_floating_point() else tensors
-        memo.update({id(original): copied for original, copied in zip(tensors, moved, strict=True)})
+        memo.update(zip(map(id, tensors), moved, strict=True))
     return _copy_model(model, memo)
 
 
@@ -120,12 +120,10 @@ def _copy_model(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module
 
 def fake_inputs(value: Any, mode: torch_common.FakeTensorMode, device: torch.device) -> Any:
     """The same nested arguments with every tensor replaced by a fake one on `device`."""
-    made: dict[int, torch.Tensor] = {}
 
+    @functools.cache  # tensors that are one stay one
     def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = _fakes([tensor], device)[0]
-        return made[id(tensor)]
+        return _fakes([tensor], device)[0]
 
     with mode:
         return torch_common.tree_map_only(torch.Tensor, fake, value)
@@ -149,19 +147,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
-
-
 def _fakes(
-    tensors: list[torch.Tensor], device: torch.device, empty: Callable[..., torch.Tensor] = _empty
+    tensors: list[torch.Tensor], device: torch.device, empty: Callable[..., torch.Tensor] = torch.empty_strided
 ) -> list[torch.Tensor]:
     """Fakes for tensors that share one storage."""
     first = tensors[0]
     if first.layout is torch.strided and torch_wrappers.is_wrapper(first):
-        return [
-            _like(tensor, torch_wrappers.rebuild(tensor, lambda part: _fakes([part], device)[0])) for tensor in tensors
-        ]
+        inside = [torch_wrappers.rebuild(tensor, lambda part: _fakes([part], device)[0]) for tensor in tensors]
+        return list(map(_like, tensors, inside))
     if not _is_plain(first):
         kind = "an uninitialised tensor" if first.layout is torch.strided else f"a tensor of layout {first.layout}"
         raise AnalysisError(
@@ -169,17 +162,10 @@ def _fakes(
             "Give the model a dense tensor instead: padded, or of as many rows in all."
         )
     whole = len(tensors) == 1 and first.storage_offset() == 0
-    if whole and first.untyped_storage().nbytes() == _span(first) * first.element_size():
-        return [_like(first, empty(first.shape, first.stride(), first.dtype, device))]
+    if whole and first.untyped_storage().nbytes() == torch_common.spanned_bytes(first):
+        return [_like(first, empty(first.shape, first.stride(), dtype=first.dtype, device=device))]
     base = torch.empty(first.untyped_storage().nbytes(), dtype=torch.uint8, device=device)
     return [_like(t, base.view(t.dtype).as_strided(t.shape, t.stride(), t.storage_offset())) for t in tensors]
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last, both included."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _like(original: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -70,11 +70,8 @@ class Rebinder:
             copied = self._memo[id(owner)] if id(owner) in self._memo else self._object(owner)
             made: Any = function if copied is owner else types.MethodType(function.__func__, copied)
         elif isinstance(function, functools.partial):
-            made = functools.partial(
-                self.function(function.func),
-                *map(self._value, function.args),
-                **{k: self._value(v) for k, v in function.keywords.items()},
-            )
+            keywords = {k: self._value(v) for k, v in function.keywords.items()}
+            made = functools.partial(self.function(function.func), *map(self._value, function.args), **keywords)
         elif isinstance(function, types.FunctionType):
             made = self._closure(function)
         else:
@@ -108,7 +105,9 @@ class Rebinder:
         contents = [_content(cell) for cell in cells]
         values = [self._value(value) for value in contents]
         defaults = tuple(self._value(value) for value in function.__defaults__ or ())
-        moved = {name: new for name, value in _globals(function).items() if (new := self._global(value)) is not value}
+        # Other functions may go on using the module's own functions, which are left alone.
+        named = {name: value for name, value in _globals(function).items() if not isinstance(value, _FUNCTIONS)}
+        moved = {name: new for name, value in named.items() if (new := self._value(value)) is not value}
         keywords = {name: self._value(value) for name, value in (function.__kwdefaults__ or {}).items()}
         before = (*contents, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         same = all(a is b for a, b in zip(before, (*values, *defaults, *keywords.values()), strict=True))
@@ -122,18 +121,13 @@ class Rebinder:
         made.__kwdefaults__ = keywords or None
         return functools.update_wrapper(made, function)
 
-    def _global(self, value: Any) -> Any:
-        """As `_value`, for a module's global, which other functions may go on using: functions are left alone."""
-        return value if isinstance(value, _FUNCTIONS) else self._value(value)
-
     def _value(self, value: Any) -> Any:
         if id(value) in self._memo:
             return self._memo[id(value)]
         if isinstance(value, _FUNCTIONS):
             return self.function(value)
-        if isinstance(value, Optimizer) or (
-            isinstance(value, (dict, list, set, tuple)) and self._concerns_the_model(value)
-        ):
+        is_container = isinstance(value, (dict, list, set, tuple))
+        if isinstance(value, Optimizer) or (is_container and self._concerns_the_model(value)):
             return self._copy(value)
         return value
 
@@ -198,23 +192,15 @@ def _globals(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _items(value: Any, depth: int) -> Iterator[Any]:
-    inside = (
-        [*value.keys(), *value.values()]
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, (list, set, tuple))
-        else ()
-    )
-    for item in inside:
+    inside: Iterable[Any] = value if isinstance(value, (list, set, tuple)) else ()
+    for item in (*value.keys(), *value.values()) if isinstance(value, dict) else inside:
         yield item
         if depth > 1:
             yield from _items(item, depth - 1)
 
 
 def _optimizers(value: Any, depth: int) -> Iterator[Optimizer]:
-    for item in (value, *_items(value, depth)):
-        if isinstance(item, Optimizer):
-            yield item
+    return (item for item in (value, *_items(value, depth)) if isinstance(item, Optimizer))
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -8,6 +8,7 @@ be right, so such a model is refused in favour of a function that builds it.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,26 +37,18 @@ def real_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
         return _build(model)
     model, _ = plain_model(model)
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    memo: dict[int, Any] = {
-        id(tensor): _real_state(name, tensor)
-        for name, tensor in tensors
-        if _is_valueless(tensor) or tensor.device.type != "cpu"
-    }
-    kind = type(model).__name__
+    elsewhere = [(name, each) for name, each in tensors if _is_valueless(each) or each.device.type != "cpu"]
+    memo: dict[int, Any] = {id(each): _real_state(name, each) for name, each in elsewhere}
+    kind, instead = type(model).__name__, "pass a function that builds it instead"
     try:
         made = copy.deepcopy(model, memo)
         Rebinder(memo).model(model)
     except Exception as error:
-        raise UsageError(
-            f"{kind} cannot be copied ({one_line(error)}); pass a function that builds it instead"
-        ) from error
+        raise UsageError(f"{kind} cannot be copied ({one_line(error)}); {instead}") from error
     for module in made.modules():
         for leaf in tree_leaves(list(vars(module).values())):
             if isinstance(leaf, torch.Tensor) and _is_valueless(leaf):
-                raise UsageError(
-                    f"{kind} holds a tensor without values that is no parameter or buffer; pass a function that "
-                    f"builds it instead"
-                )
+                raise UsageError(f"{kind} holds a tensor without values that is no parameter or buffer; {instead}")
     return made
 
 
@@ -70,11 +63,8 @@ def _build(factory: Callable[[], nn.Module]) -> nn.Module:
         raise user_code_error(error, "building the model") from error
     if not isinstance(made, nn.Module):
         raise UsageError(f"expected the factory to return a torch.nn.Module, got {type(made).__name__}")
-    return (
-        real_model(made)
-        if any(tensor.device.type != "cpu" for tensor in [*made.parameters(), *made.buffers()])
-        else made
-    )
+    is_here = all(tensor.device.type == "cpu" for tensor in (*made.parameters(), *made.buffers()))
+    return made if is_here else real_model(made)
 
 
 def _real_state(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -89,10 +79,8 @@ def _real_state(name: str, tensor: torch.Tensor) -> torch.Tensor:
         elif values.is_floating_point() or values.dim() == 0:
             values.fill_(1)
         else:
-            raise UsageError(
-                f"{name} is on meta and holds {values.dtype}, which the model may index with; pass a function that "
-                f"builds the model instead"
-            )
+            what = f"{name} is on meta and holds {values.dtype}, which the model may index with"
+            raise UsageError(f"{what}; pass a function that builds the model instead")
     return nn.Parameter(values, requires_grad=tensor.requires_grad) if parameter else values
 
 
@@ -102,14 +90,7 @@ def real_values(tree: Any) -> Any:
     Made-up values are standard normal where floating-point, 0 where integer (an index that is always in range) and True
     where boolean. Tensors that are one stay one; those that only share a storage no longer do.
     """
-    made: dict[int, torch.Tensor] = {}
-
-    def real(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = _real_input(tensor)
-        return made[id(tensor)]
-
-    return tree_map_only(torch.Tensor, real, tree)
+    return tree_map_only(torch.Tensor, functools.cache(_real_input), tree)  # each tensor once
 
 
 def _real_input(tensor: torch.Tensor) -> torch.Tensor:

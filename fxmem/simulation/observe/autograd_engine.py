@@ -18,11 +18,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 
 from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.kernels.streams import Streams
 from fxmem.simulation.observe.backward_hooks import BackwardHooks
@@ -38,6 +40,10 @@ _ALLOCATE = frozenset({"SliceBackward0", "SelectBackward0", "DiagonalBackward0",
 
 _COMPILED: Final = "CompiledFunctionBackward"
 """Node of a graph that AOTAutograd compiled."""
+_OF_FUNCTION: Final = torch.autograd.function.BackwardCFunction
+"""Nodes of an `autograd.Function`."""
+Call = Callable[[type, tuple[Any, ...], Callable[..., Any]], Any]
+"""Runs an `autograd.Function`: its class, its arguments, and what applies it to them."""
 
 
 class AutogradEngine:
@@ -68,19 +74,15 @@ class AutogradEngine:
 
     # --- what autograd records ----------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def route(self, call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any]) -> Iterator[None]:
+    def route(self, call: Call) -> AbstractContextManager[None]:
         """Record what is saved, and run every backward, on this thread. `call(cls, args, apply)` runs an
         `autograd.Function`."""
-        with torch_autograd.observe_saved_tensors(self._saved.pack, self._saved.unpack), self.route_backward(call):
-            yield
+        observed = torch_autograd.observe_saved_tensors(self._saved.pack, self._saved.unpack)
+        return torch_common.nested(observed, self.route_backward(call))
 
-    @contextlib.contextmanager
-    def route_backward(
-        self, call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any] = lambda _, args, apply: apply(*args)
-    ) -> Iterator[None]:
+    def route_backward(self, call: Call = lambda _, args, apply: apply(*args)) -> AbstractContextManager[None]:
         """Run every backward on this thread, without a record of what is saved: the compiler allows no hooks."""
-        with (
+        return torch_common.nested(
             torch_autograd.route_engine(
                 self.run_backward,
                 lambda: self._tasks[-1][0] if self._tasks else -1,
@@ -92,8 +94,7 @@ class AutogradEngine:
             torch_autograd.observe_function_calls(
                 lambda *made: self._note_outputs(call(*made)), self.hooks.note_node_hook, self._note_keeps_none
             ),
-        ):
-            yield
+        )
 
     def release_unpacked(self) -> None:
         """Free what the node that runs has unpacked: it has its arguments by now."""
@@ -102,18 +103,14 @@ class AutogradEngine:
     def _note_outputs(self, outputs: Any) -> Any:
         """Note the shapes of a Function's outputs that it marked non-differentiable: autograd's graph has none of them,
         and backward receives zeros of these shapes."""
-        tensors = outputs if isinstance(outputs, tuple) else (outputs,)
-        nodes = [
-            t.grad_fn
-            for t in tensors
-            if isinstance(t, torch.Tensor) and isinstance(t.grad_fn, torch.autograd.function.BackwardCFunction)
-        ]
-        if nodes and len(nodes) < len(tensors):
-            looks = [
+        values = outputs if isinstance(outputs, tuple) else (outputs,)
+        makers = [each.grad_fn for each in values if isinstance(each, torch.Tensor)]
+        nodes = [each for each in makers if isinstance(each, _OF_FUNCTION)]
+        if nodes and len(nodes) < len(values):
+            self._undifferentiable[torch_autograd.sequence_number(nodes[0])] = [
                 (tuple(t.shape), t.dtype, t.device) if isinstance(t, torch.Tensor) and t.grad_fn is None else None
-                for t in tensors
+                for t in values
             ]
-            self._undifferentiable[torch_autograd.sequence_number(nodes[0])] = looks
         return outputs
 
     def _note_keeps_none(self, ctx: Any) -> None:
@@ -223,23 +220,19 @@ class AutogradEngine:
         return results
 
     def _call(self, node: Any, number: int, received: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        name = type(node).__name__
+        if not isinstance(node, _OF_FUNCTION):
             # A `CopySlices` calls the node of the op that wrote to the view, which may be the program's.
-            formula = FORMULAS.get(type(node).__name__)
+            formula = FORMULAS.get(name)
             if formula is not None and received[0] is not None and not torch_wrappers.is_transformed(received[0]):
                 made = formula(node, received[0])
                 return made if isinstance(made, list) else [made]
-            with (
-                self._program.observe_backward_function()
-                if type(node).__name__ == "CopySlices"
-                else contextlib.nullcontext()
-            ):
+            with self._program.observe_backward_function() if name == "CopySlices" else contextlib.nullcontext():
                 outputs = node(*received)
             return list(outputs) if isinstance(outputs, tuple) else [outputs]
         self._fill_missing(node, number, received)
-        is_compiled = type(node).__name__ == _COMPILED
-        around = self._program.observe_compiled_backward if is_compiled else self._program.observe_backward_function
-        with around():
+        program = self._program
+        with program.observe_compiled_backward() if name == _COMPILED else program.observe_backward_function():
             outputs = torch_autograd.apply_function(node, received, keeps=self.hooks.has_post_hooks(node))
         results = list(outputs) if isinstance(outputs, tuple) else [outputs]
         # backward returns one gradient per argument of forward; the graph has an edge per tensor argument, empty where

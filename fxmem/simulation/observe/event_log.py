@@ -27,17 +27,8 @@ LOSS = -1
 OPTIMIZER = -2
 """The node of the optimizer's step."""
 
-_KEPT: Final = frozenset(
-    {
-        Kind.PARAMETER,
-        Kind.BUFFER,
-        Kind.INPUT,
-        Kind.OPTIMIZER_STATE,
-        Kind.GRADIENT,
-        Kind.UNSHARDED,
-        Kind.COMMUNICATION,
-    }
-)
+_OF_MODEL: Final = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT})
+_KEPT: Final = _OF_MODEL | {Kind.UNSHARDED, Kind.COMMUNICATION}
 """What stays of its kind when the log begins anew; all else that is there by then is a buffer."""
 
 
@@ -214,8 +205,7 @@ class StepLog:
         if self.setting_up:
             self.storages.append(LoggedStorage(nbytes, 0, None, None, shape, dtype, stream))
         else:
-            made = LoggedStorage(nbytes, self.tick, len(self.ops), self.node, shape, dtype, stream)
-            self.storages.append(made)
+            self.storages.append(LoggedStorage(nbytes, self.tick, len(self.ops), self.node, shape, dtype, stream))
             self.tick += 1
         return index
 
@@ -397,9 +387,6 @@ class StepLog:
 
     def end_phase(self) -> None:
         """End the phase at this tick."""
-        self.phases.append(
-            PhaseSpan(
-                phase=self.phase, begin=self._phase_tick, end=self.tick, first_op=self._phase_op, last_op=len(self.ops)
-            )
-        )
-        self._phase_tick, self._phase_op = self.tick, len(self.ops)
+        begin, first, last = self._phase_tick, self._phase_op, len(self.ops)
+        self.phases.append(PhaseSpan(phase=self.phase, begin=begin, end=self.tick, first_op=first, last_op=last))
+        self._phase_tick, self._phase_op = self.tick, last

@@ -14,10 +14,12 @@ are looked into.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -32,39 +34,26 @@ from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.source_lines import calling_line
 
 _METADATA_METHODS = frozenset(
-    {
-        "size",
-        "stride",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "storage_offset",
-        "is_contiguous",
-        "element_size",
-        "data_ptr",
-        "untyped_storage",
-        "get_device",
-    }
+    """size stride dim ndimension numel nelement storage_offset is_contiguous element_size data_ptr untyped_storage
+    get_device""".split()
 )
 _METADATA_ATTRIBUTES = frozenset(
-    {
-        "shape",
-        "dtype",
-        "device",
-        "layout",
-        "ndim",
-        "requires_grad",
-        "is_leaf",
-        "is_quantized",
-        "is_sparse",
-        "is_cuda",
-        "is_meta",
-    }
+    "shape dtype device layout ndim requires_grad is_leaf is_quantized is_sparse is_cuda is_meta".split()
 )
 _WATCHED = ("tracing", "recomputing", "repeating")
 """States in which the program's calls are looked at: the first run, a checkpointed region that runs again, the second
 run."""
+
+
+class _TorchCall(NamedTuple):
+    """What a torch function is, whoever calls it."""
+
+    is_metadata: bool
+    """Whether it only tells what a tensor is like: two of three calls of a program do."""
+    is_noted: bool
+    """Whether others are told that it was called."""
+    replacement: Callable[..., Any] | None
+    """What runs in its place."""
 
 
 class ProgramTracer(torch.fx.Tracer):
@@ -78,12 +67,7 @@ class ProgramTracer(torch.fx.Tracer):
     """
 
     def __init__(
-        self,
-        root: torch.nn.Module,
-        observer: Observer,
-        program: Observer | None = None,
-        *,
-        writes_anew: bool = False,
+        self, root: torch.nn.Module, observer: Observer, program: Observer | None = None, *, writes_anew: bool = False
     ) -> None:
         super().__init__()
         self.root = root
@@ -93,10 +77,8 @@ class ProgramTracer(torch.fx.Tracer):
         self._start_graph()
         self._thread = threading.get_ident()
         self._names = {module: name for name, module in root.named_modules()}
-        self._applied: dict[type, Callable[..., Any]] = {}
-        self._ordinary: dict[Any, bool] = {}
-        self._tells: dict[Any, bool] = {}
-        self._replaced: dict[Any, Callable[..., Any] | None] = {}
+        self._named_apply = functools.cache(named_apply)
+        self._torch_calls: dict[Any, _TorchCall] = {}
         self._inside = 0
         self._state = "before"
         self._cursor = 0
@@ -105,39 +87,29 @@ class ProgramTracer(torch.fx.Tracer):
     def _start_graph(self) -> None:
         """Begin an empty graph of the root."""
         observer = self._observer
-        self._writer = GraphWriter(
-            self.root,
-            type(self),
-            lambda node, value: observer.on_result(node, observer.op_count(), value),
-            self._is_input,
-        )
-        self.graph = self._writer.graph
-        self.nodes = self._writer.nodes
-        """The graph's nodes in order; what `on_call` counts."""
-        self.sources = self._writer.sources
+
+        def on_value(node: int, value: Any) -> None:
+            observer.on_result(node, observer.op_count(), value)
+
+        self.writer = GraphWriter(self.root, type(self), on_value, self._is_input)
+        """Writes the graph."""
+        self.graph, self.nodes, self.sources = self.writer.graph, self.writer.nodes, self.writer.sources
+        """What the writer makes; `on_call` counts its nodes."""
         self.calls: list[ModuleCall] = []
         """Calls of modules that are not leaves, as they end; those without a node are left out."""
         self.recomputed: list[RecomputedRegion] = []
         """Regions under `torch.utils.checkpoint`, as they end."""
-        self.constants = self._writer.constants
-        """Tensors the program used that neither a call nor the module made, by the attribute the graph reads them
-        from."""
-        self.opaque = self._writer.opaque
-        """Arguments that the graph can only name, not contain; a graph with any cannot be run."""
+        self.constants, self.opaque = self.writer.constants, self.writer.opaque
+        """What the graph reads from attributes, and what it can only name: a graph with any of that cannot be run."""
 
     def _is_input(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor that no call made is an input, and not a constant."""
         return False
 
     @property
-    def writer(self) -> GraphWriter:
-        """Writes the graph."""
-        return self._writer
-
-    @property
     def path(self) -> str:
         """The module whose call is under way; empty for none and for the root."""
-        return self._writer.stack[-1][0] if self._writer.stack else ""
+        return self.writer.stack[-1][0] if self.writer.stack else ""
 
     @property
     def writes(self) -> bool:
@@ -146,25 +118,18 @@ class ProgramTracer(torch.fx.Tracer):
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def observe_calls(self) -> Iterator[None]:
+    def observe_calls(self) -> AbstractContextManager[None]:
         """Watch this thread's torch and module calls. The first call of `root` inside is the one traced."""
-        with (
+        return torch_common.nested(
             torch_common.patch(torch.nn.Module, "__call__", self._make_module_call),
             Listener(self),
             torch_checkpoint.checkpoint_regions(self._checkpoint_region, self._own_work),
-        ):
-            yield
+        )
 
-    @contextlib.contextmanager
-    def observe_backward_calls(self) -> Iterator[None]:
+    def observe_backward_calls(self) -> AbstractContextManager[None]:
         """Observe what backward recomputes: `Tensor.backward` is itself an observed call, during which the observer is
         off."""
-        if torch_common.is_function_mode_active():
-            yield
-        else:
-            with Listener(self):
-                yield
+        return contextlib.nullcontext() if torch_common.is_function_mode_active() else Listener(self)
 
     def restart(self) -> None:
         """Between two runs of the same program: attribute the next call of `root` to the graph already written."""
@@ -198,11 +163,11 @@ class ProgramTracer(torch.fx.Tracer):
         """A module that is looked into."""
         tracing, first = self._state == "tracing", len(self.nodes)
         source = calling_line() if tracing else None
-        self._writer.stack.append((name, type(module)))
+        self.writer.stack.append((name, type(module)))
         try:
             return run()
         finally:
-            self._writer.stack.pop()
+            self.writer.stack.pop()
             if tracing and len(self.nodes) > first:
                 self.calls.append(ModuleCall(module=name, first_node=first, last_node=len(self.nodes), source=source))
 
@@ -212,16 +177,16 @@ class ProgramTracer(torch.fx.Tracer):
         if first:
             with self._own_work():
                 for name, value in named_arguments(self.root, args, kwargs):
-                    self._writer.placeholder(name, value)
-        self._writer.stack.append(("", type(self.root)))
+                    self.writer.placeholder(name, value)
+        self.writer.stack.append(("", type(self.root)))
         try:
             result = original(self.root, *args, **kwargs)
         finally:
-            self._writer.stack.pop()
+            self.writer.stack.pop()
             self._state = "after"
         if first:
             with self._own_work():
-                self._writer.output(result)
+                self.writer.output(result)
         self._observer.on_result(len(self.nodes) - 1, self._observer.op_count(), result)
         return result
 
@@ -230,64 +195,38 @@ class ProgramTracer(torch.fx.Tracer):
         into."""
         if self._inside or self._state not in _WATCHED or cls is torch.utils.checkpoint.CheckpointFunction:
             return apply(*args)
-        if cls not in self._applied:
-            self._applied[cls] = named_apply(cls)
-        return self._call("call_function", self._applied[cls], args, {}, lambda: apply(*args))
+        return self._call("call_function", self._named_apply(cls), args, {}, lambda: apply(*args))
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function or method the program calls."""
-        if self._is_metadata(function):
-            return function(*args, **kwargs)
-        idle = self._inside or self._state not in _WATCHED
-        if idle and self._is_ordinary(function):
-            return function(*args, **kwargs)
-        run = self._find_replacement(function) or function
+        known = self._know(function)
+        run = known.replacement or function
+        if known.is_metadata:  # these, too, if they are replaced
+            return run(*args, **kwargs)
         name = getattr(function, "__name__", "")
-        if name in ("register_hook", "retain_grad") and args and isinstance(args[0], torch.Tensor):
+        if known.is_noted and args and isinstance(args[0], torch.Tensor):
             result = run(*args, **kwargs)
             self._program.on_tensor_method(name, args[0])
             return result
-        if idle or name in _METADATA_METHODS:  # these, too, if they are replaced
+        if self._inside or self._state not in _WATCHED:
             return run(*args, **kwargs)
         op, target, shown = as_node(function, name, args)
         if op is None:
             return run(*args, **kwargs)
         return self._call(op, target, shown, kwargs, lambda: run(*args, **kwargs))
 
-    def _find_replacement(self, function: Any) -> Callable[..., Any] | None:
-        """The replacement of a torch function, looked up once."""
+    def _know(self, function: Any) -> _TorchCall:
+        """What a torch function is, looked up once."""
         try:
-            return self._replaced[function]
-        except KeyError:
-            found = self._replaced[function] = self._program.find_replacement(function)
-            return found
-        except TypeError:  # not hashable
-            return self._program.find_replacement(function)
-
-    def _is_metadata(self, function: Any) -> bool:
-        """Whether a torch function only tells what a tensor is like: two of three calls of a program do."""
-        try:
-            known = self._tells.get(function)
-        except TypeError:  # not hashable
-            return False
-        if known is None:
+            return self._torch_calls[function]
+        except (KeyError, TypeError):  # not hashable
             name, attribute = getattr(function, "__name__", ""), getattr(function, "__self__", None)
-            if name == "__get__" and type(attribute) is types.GetSetDescriptorType:
-                tells = attribute.__name__ in _METADATA_ATTRIBUTES
-            else:
-                tells = name in _METADATA_METHODS
-            known = self._tells[function] = tells and self._program.find_replacement(function) is None
-        return known
-
-    def _is_ordinary(self, function: Any) -> bool:
-        """Whether a torch function is run as it is where no calls are written down."""
-        try:
-            known = self._ordinary.get(function)
-        except TypeError:  # not hashable
-            return False
-        if known is None:
-            noted = getattr(function, "__name__", "") in ("register_hook", "retain_grad")
-            known = self._ordinary[function] = not noted and self._program.find_replacement(function) is None
+        replacement, is_metadata = self._program.find_replacement(function), name in _METADATA_METHODS
+        if name == "__get__" and type(attribute) is types.GetSetDescriptorType:
+            is_metadata = attribute.__name__ in _METADATA_ATTRIBUTES and replacement is None
+        known = _TorchCall(is_metadata, name in ("register_hook", "retain_grad"), replacement)
+        with contextlib.suppress(TypeError):
+            self._torch_calls[function] = known
         return known
 
     def _call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
@@ -302,7 +241,7 @@ class ProgramTracer(torch.fx.Tracer):
             if self._observer.op_count() == first_op and not has_tensor(result):
                 return result
             # Written only now, so that asking a tensor for its shape leaves no trace of the tensor.
-            index = self._writer.call(op, target, args, kwargs, result, calling_line())
+            index = self.writer.call(op, target, args, kwargs, result, calling_line())
         finally:
             self._inside -= 1
         self._observer.on_result(index, first_op, result)
@@ -311,17 +250,11 @@ class ProgramTracer(torch.fx.Tracer):
     def _repeat_call(self, op: str, target: Any, run: Callable[[], Any]) -> Any:
         """Run a call that was written down before: in a region that is recomputed, or as the whole program is run a
         second time."""
-        repeating, index, first_op = (
-            self._state == "repeating",
-            self._find_first_run(op, target),
-            self._observer.op_count(),
-        )
+        repeating, first_op = self._state == "repeating", self._observer.op_count()
+        index = self._find_first_run(op, target)
         self._observer.on_call(index)
-        self._inside += 1
-        try:
+        with self._own_work():
             result = run()
-        finally:
-            self._inside -= 1
         if repeating and (self.nodes[index].op, self.nodes[index].target) == (op, target):
             self._observer.on_result(index, first_op, result)
         return result
@@ -339,17 +272,17 @@ class ProgramTracer(torch.fx.Tracer):
     def _checkpoint_region(self) -> tuple[Callable[[Callable[..., Any]], Callable[..., Any]], Callable[[], None]]:
         tracing = self._state == "tracing"
         start = self._cursor if self._state in ("recomputing", "repeating") else len(self.nodes)
-        stack = list(self._writer.stack)
+        stack = list(self.writer.stack)
 
         def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
             def recompute(*args: Any, **kwargs: Any) -> Any:
-                outer, interrupted = (self._state, self._cursor, self._writer.stack), self._observer.current_call()
-                self._state, self._cursor, self._writer.stack = "recomputing", start, list(stack)
+                outer, interrupted = (self._state, self._cursor, self.writer.stack), self._observer.current_call()
+                self._state, self._cursor, self.writer.stack = "recomputing", start, list(stack)
                 try:
                     with self._observer.observe_recomputation():
                         return function(*args, **kwargs)
                 finally:
-                    self._state, self._cursor, self._writer.stack = outer
+                    self._state, self._cursor, self.writer.stack = outer
                     self._observer.resume_call(interrupted)
 
             return recompute

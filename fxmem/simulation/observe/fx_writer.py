@@ -24,84 +24,25 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import SourceLine
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
-    name: getattr(operator, name)
-    for name in (
-        *(
-            "__add__",
-            "__sub__",
-            "__mul__",
-            "__matmul__",
-            "__truediv__",
-            "__floordiv__",
-            "__mod__",
-            "__pow__",
-            "__neg__",
-            "__pos__",
-            "__abs__",
-            "__invert__",
-        ),
-        *(
-            "__and__",
-            "__or__",
-            "__xor__",
-            "__lshift__",
-            "__rshift__",
-            "__eq__",
-            "__ne__",
-            "__lt__",
-            "__le__",
-            "__gt__",
-            "__ge__",
-            "__getitem__",
-            "__setitem__",
-        ),
-        *(
-            "__iadd__",
-            "__isub__",
-            "__imul__",
-            "__itruediv__",
-            "__ifloordiv__",
-            "__imod__",
-            "__ipow__",
-            "__iand__",
-            "__ior__",
-            "__ixor__",
-            "__ilshift__",
-        ),
-    )
+    f"__{name}__": getattr(operator, f"__{name}__")
+    for name in """add sub mul matmul truediv floordiv mod pow neg pos abs invert and or xor lshift rshift
+    eq ne lt le gt ge getitem setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift""".split()
 }
 _REFLECTED = {f"__r{name[2:]}": function for name, function in _OPERATORS.items()}
 _WRAPPED_OPERATORS = {torch.Tensor.__pow__: operator.pow, torch.Tensor.__ipow__: operator.ipow}
 """Python functions of torch/_tensor.py whose names are not the operators'."""
-_CONSTANTS = (
-    int,
-    float,
-    bool,
-    complex,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    type(...),
-    enum.Enum,
-)
+_PYTHONS = (int, float, bool, complex, str, bytes, type(None), type(...), enum.Enum)
+_CONSTANTS = (*_PYTHONS, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 @dataclasses.dataclass
 class _Element:
-    """A tensor inside what a node returned; its `getitem` is written when something reads it."""
+    """A tensor inside what a node returned; its `read`, of an item or an attribute, is written when something asks."""
 
     parent: torch.fx.Node | _Element
     key: Any
+    read: Callable[..., Any] = operator.getitem
     node: torch.fx.Node | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Attribute:
-    name: str
 
 
 class GraphWriter:
@@ -190,9 +131,8 @@ class GraphWriter:
         self.sources.append(source)
         node.meta["nn_module_stack"] = {path: (path, cls) for path, cls in self.stack}
         if source is not None:
-            node.meta["stack_trace"] = (
-                f'  File "{source.file}", line {source.line}, in {source.function}\n    {source.code}'
-            )
+            place = f'File "{source.file}", line {source.line}, in {source.function}'
+            node.meta["stack_trace"] = f"  {place}\n    {source.code}"
         return len(self.nodes) - 1
 
     def _describe_tensors(self, result: Any) -> Any:
@@ -219,7 +159,7 @@ class GraphWriter:
                 self._bind(_Element(node, key), value)
         elif dataclasses.is_dataclass(result):
             for field in dataclasses.fields(result):
-                self._bind(_Element(node, _Attribute(field.name)), getattr(result, field.name))
+                self._bind(_Element(node, field.name, getattr), getattr(result, field.name))
         elif isinstance(result, (tuple, list)):
             for position, value in enumerate(result):
                 self._bind(_Element(node, position), value)
@@ -230,17 +170,15 @@ class GraphWriter:
             return self._lift_tensor(value)
         if isinstance(value, _CONSTANTS):
             return value
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return self._write_construction(type(value), tuple(self._lift(v) for v in value), {})
         if isinstance(value, tuple):
-            return tuple(self._lift(v) for v in value)
+            lifted = tuple(self._lift(v) for v in value)
+            return self._write_construction(type(value), lifted, {}) if hasattr(value, "_fields") else lifted
         if isinstance(value, list):
             return [self._lift(v) for v in value]
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-            return self._write_construction(
-                type(value), (), {k: self._lift(v) for k, v in fields.items() if v is not None}
-            )
+            lifted_fields = {k: self._lift(v) for k, v in fields.items() if v is not None}
+            return self._write_construction(type(value), (), lifted_fields)
         if isinstance(value, dict):
             return {k: self._lift(v) for k, v in value.items()}
         if isinstance(value, slice):
@@ -274,10 +212,9 @@ class GraphWriter:
         if name is None:
             name = f"_tensor_constant{len(self.constants)}"
             # Only a real tensor can be a constant of the graph; a fake one must not be kept alive here.
-            self.constants[name] = (
-                None if isinstance(tensor if wrapped is None else wrapped, torch_common.FakeTensor) else tensor
-            )
-            if self.constants[name] is None:
+            is_fake = isinstance(tensor if wrapped is None else wrapped, torch_common.FakeTensor)
+            self.constants[name] = None if is_fake else tensor
+            if is_fake:
                 self.opaque.append("a tensor no traced call made")
         node = self.graph.create_node("get_attr", name, (), {})
         index = self._append(node, None)
@@ -289,10 +226,7 @@ class GraphWriter:
     def _getitem(self, element: _Element) -> torch.fx.Node:
         if element.node is None:
             parent = element.parent if isinstance(element.parent, torch.fx.Node) else self._getitem(element.parent)
-            if isinstance(element.key, _Attribute):
-                element.node = self.graph.create_node("call_function", getattr, (parent, element.key.name), {})
-            else:
-                element.node = self.graph.create_node("call_function", operator.getitem, (parent, element.key), {})
+            element.node = self.graph.create_node("call_function", element.read, (parent, element.key), {})
             self._append(element.node, None)
         return element.node
 
@@ -322,11 +256,8 @@ def named_apply(cls: Any) -> Callable[..., Any]:
     def apply(*args: Any) -> Any:
         return cls.apply(*args)
 
-    apply.__module__, apply.__name__, apply.__qualname__ = (
-        cls.__module__,
-        f"{cls.__name__}_apply",
-        f"{cls.__qualname__}.apply",
-    )
+    apply.__module__, apply.__name__ = cls.__module__, f"{cls.__name__}_apply"
+    apply.__qualname__ = f"{cls.__qualname__}.apply"
     return apply
 
 

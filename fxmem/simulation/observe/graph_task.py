@@ -11,6 +11,7 @@ The rules, with their source in torch/csrc/autograd:
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ class GraphTask:
         """The gradients of `inputs`, as far as they are known."""
         producers = _producers([node for node, _ in self._roots])
         self._reached = {node for node, _ in self._roots} | producers.keys()
-        self._missing = {node: len(before) for node, before in producers.items()}
+        self._missing = Counter({node: len(before) for node, before in producers.items()})
         """How many gradients each node still waits for."""
         self._needed: set[Any] | None = None
         self._executed: set[Any] = set()
@@ -54,15 +55,13 @@ class GraphTask:
         needed = {node for node, _ in self._captures} & self._reached
         stack = list(needed)
         while stack:
-            for node in producers.get(stack.pop(), ()):
-                if node not in needed:
-                    needed.add(node)
-                    stack.append(node)
-        self._missing = {}
+            new = set(producers.get(stack.pop(), ())) - needed
+            needed |= new
+            stack += new
+        self._missing = Counter()
         for node in needed:
             following = [each for each, _ in node.next_functions if each in needed]
-            for each in following:
-                self._missing[each] = self._missing.get(each, 0) + 1
+            self._missing.update(following)
             if following or (torch_autograd.is_accumulate_grad(node) and self._accumulate_grad):
                 self._executed.add(node)
         self._needed = needed
@@ -75,9 +74,8 @@ class GraphTask:
         """Raise torch's RuntimeError for an input that no root depends on."""
         for (node, _), position in self._captures.items():
             if self._needed is not None and node not in self._needed:
-                raise RuntimeError(
-                    f"One of the differentiated Tensors (number {position}) appears to not have been used in the graph."
-                )
+                what = f"One of the differentiated Tensors (number {position})"
+                raise RuntimeError(f"{what} appears to not have been used in the graph.")
 
     def start(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Give the roots their gradients; those that wait for no other node are ready.
@@ -92,7 +90,7 @@ class GraphTask:
         for (node, index), gradient in zip(self._roots, self._root_gradients, strict=True):
             self._add(node, index, gradient)
         for node in dict.fromkeys(node for node, _ in self._roots):
-            if not self._missing.get(node):
+            if not self._missing[node]:
                 self._push(node)
 
     def has_ready(self) -> bool:

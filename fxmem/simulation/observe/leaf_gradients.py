@@ -7,12 +7,12 @@ the leaf's layout; it copies the gradient otherwise, and adds in place to an exi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from fxmem._torch import autograd as torch_autograd
+from fxmem._torch.autograd import is_sole_owner
+from fxmem._torch.common import contiguous_strides
 
 
 def accumulate_gradient(leaf: torch.Tensor, received: list[Any], *, create_graph: bool) -> None:
@@ -24,18 +24,15 @@ def accumulate_gradient(leaf: torch.Tensor, received: list[Any], *, create_graph
         else:
             leaf.grad.add_(received[0])
     elif sparse or (
-        not create_graph
-        and _obeys_layout(received[0], leaf)
-        and torch_autograd.is_sole_owner(received, 0, storage=False)
+        not create_graph and _obeys_layout(received[0], leaf) and is_sole_owner(received, 0, storage=False)
     ):
         leaf.grad = received[0].detach()
     elif create_graph:
         leaf.grad = received[0].clone()
     else:
-        strides = leaf.stride() if is_dense(leaf) else _contiguous_strides(leaf.shape)
-        leaf.grad = torch.empty_strided(leaf.shape, strides, dtype=received[0].dtype, device=received[0].device).copy_(
-            received[0]
-        )
+        strides = leaf.stride() if is_dense(leaf) else contiguous_strides(leaf.shape)
+        made = torch.empty_strided(leaf.shape, strides, dtype=received[0].dtype, device=received[0].device)
+        leaf.grad = made.copy_(received[0])
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -50,13 +47,6 @@ def is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * max(int(size), 1))
-    return tuple(reversed(strides)) if len(shape) else ()
 
 
 def _obeys_layout(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:

@@ -97,16 +97,12 @@ class NodeLedger(Observer):
             moved = self.saved.pop(announced, None)
             if moved is not None:
                 self.saved[node] = moved
-                since = self._announced_at
-                self._live_saved[since:] = [
-                    (r, node if n == announced else n, s) for r, n, s in self._live_saved[since:]
-                ]
+                late = self._live_saved[self._announced_at :]
+                self._live_saved[self._announced_at :] = [(r, node if n == announced else n, s) for r, n, s in late]
             self._sequence_node[-1] = node
-            self.log.node = node
-        returned = [
-            (tuple(t.shape), str(t.dtype)[6:], log.note_storage(t)) for t in torch_common.iterate_tensors(result)
-        ]
-        self.results.setdefault(node, returned)
+            log.node = node
+        tensors = torch_common.iterate_tensors(result)
+        self.results.setdefault(node, [(tuple(t.shape), str(t.dtype)[6:], log.note_storage(t)) for t in tensors])
 
     @contextlib.contextmanager
     def observe_recomputation(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ Llama on plain meta tensors, where the whole analysis takes 2.4 s.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from typing import Any
 
@@ -76,6 +77,21 @@ class _Plain:
 _Output = FreshOutput | _View | _Same | _Plain | None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpFacts:
+    """What is noted of an op beside its results: a function of the op, its arguments' metadata and its other
+    arguments."""
+
+    flops: int | None
+    """None where it computes and has no formula."""
+    moved_bytes: int
+    """What its kernel reads and writes."""
+    host_bytes: int = 0
+    """What of it crosses the link between the card and the host's memory."""
+    hidden: Any = None
+    """The memory that its kernel allocates without a tensor, as `inspect` describes it; None for none."""
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class OpReplay:
     """How to make the result of a call: one object for all calls that look alike."""
@@ -83,7 +99,7 @@ class OpReplay:
     outputs: tuple[_Output, ...]
     container: type[list[Any]] | type[tuple[Any, ...]] | None
     """The type of the sequence of outputs; None for a single output."""
-    facts: Any = None
+    facts: OpFacts | None = None
     """What the recorder keeps with calls of this kind; None before its first."""
 
 
@@ -179,25 +195,17 @@ class OpCache:
         described = _describe_outputs(outputs, call.tensors)
         if described is None:
             return None
-        replay = OpReplay(tuple(described), container) if len(described) == len(outputs) else None
-        again = self.call(func, args, kwargs)
-        if (
-            replay is None
-            or again is None
-            or again.key != call.key
-            or not _is_alike(result, self.make(replay, call.tensors))
-        ):
-            replay = None
-        call.table[call.key] = replay
-        return replay
+        replay, again = OpReplay(tuple(described), container), self.call(func, args, kwargs)
+        is_same_call = len(described) == len(outputs) and again is not None and again.key == call.key
+        is_replayed = is_same_call and _is_alike(result, self.make(replay, call.tensors))
+        found = call.table[call.key] = replay if is_replayed else None
+        return found
 
 
 def describe_mismatch(func: Any) -> str:
     """The error text for two calls that looked the same and had different results."""
-    return (
-        f"{func} gave another result than a call before it that looked the same; this is a bug of fxmem, which "
-        f"{CHECK}=0 avoids"
-    )
+    what = f"{func} gave another result than a call before it that looked the same"
+    return f"{what}; this is a bug of fxmem, which {CHECK}=0 avoids"
 
 
 def _describe_outputs(outputs: list[Any], tensors: list[torch.Tensor]) -> list[_Output] | None:
@@ -207,44 +215,34 @@ def _describe_outputs(outputs: list[Any], tensors: list[torch.Tensor]) -> list[_
     described: list[_Output] = []
     taken: set[int] = set()
     for output in outputs:
-        if output is None:
-            described.append(None)
+        if output is None or type(output) in _PLAIN:
+            described.append(None if output is None else _Plain(output))
             continue
-        if type(output) in _PLAIN:
-            described.append(_Plain(output))
-            continue
-        if (
-            not isinstance(output, torch_common.FakeTensor)
-            or output.constant is not None
-            or hasattr(output, VALUE)
-            or output.layout is not torch.strided
-        ):
+        if not isinstance(output, torch_common.FakeTensor) or output.layout is not torch.strided:
+            break
+        if output.constant is not None or hasattr(output, VALUE):
             break
         storage = torch_common.storage_key(output)
         among = arguments.get(id(output)) or storages.get(storage) or []
         if len(among) > 1:
             return None
-        shape, stride = tuple(output.shape), tuple(output.stride())
+        shape, stride, kind = tuple(output.shape), tuple(output.stride()), (output.dtype, output.fake_device)
         if id(output) in arguments:
             described.append(_Same(among[0]))
         elif among:
-            described.append(
-                _View(among[0], shape, stride, int(output.storage_offset()), output.dtype, output.fake_device)
-            )
+            described.append(_View(among[0], shape, stride, int(output.storage_offset()), *kind))
         elif storage in taken:
             break
         else:
             taken.add(storage)
-            described.append(
-                FreshOutput(shape, stride, output.dtype, output.fake_device, output.untyped_storage().nbytes())
-            )
+            described.append(FreshOutput(shape, stride, *kind, output.untyped_storage().nbytes()))
     return described
 
 
 def _positions(keys: Iterable[int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    found: dict[int, list[int]] = defaultdict(list)
     for position, key in enumerate(keys):
-        found.setdefault(key, []).append(position)
+        found[key].append(position)
     return found
 
 

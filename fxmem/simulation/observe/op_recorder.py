@@ -30,8 +30,7 @@ from fxmem.simulation.kernels.subclass_ways import adds_in_place
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.observer import Observer
-from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpReplay, describe_mismatch
-from fxmem.simulation.observe.op_facts import OpFacts
+from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpFacts, OpReplay, describe_mismatch
 from fxmem.simulation.observe.plain_formulas import IN_PLACE
 from fxmem.simulation.source_lines import variables
 
@@ -46,19 +45,6 @@ class OpTraits:
     Args:
         func: the operator.
     """
-
-    __slots__ = (
-        "allocated",
-        "checks_dtypes",
-        "everywhere",
-        "func",
-        "in_place",
-        "is_composite",
-        "is_in_place_foreach",
-        "is_silent",
-        "is_sum",
-        "name",
-    )
 
     def __init__(self, func: Any) -> None:
         self.func = func
@@ -137,7 +123,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self._observer = observer
         self._cache = cache
         self._values = values
-        self._traits: dict[Any, OpTraits] = {}
+        self._find_traits = functools.cache(OpTraits)
         self.newest_node = -1
         """Number of the newest node of autograd when an op ran last."""
         self._run_op: Run = self._record
@@ -174,12 +160,6 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if not self._log.setting_up:
             self._note_op(op, args, kwargs, result, replay, begin)
         return result
-
-    def _find_traits(self, func: Any) -> OpTraits:
-        traits = self._traits.get(func)
-        if traits is None:
-            traits = self._traits[func] = OpTraits(func)
-        return traits
 
     def _choose_form(self, op: OpTraits, target: torch.Tensor, node: Any) -> OpTraits:
         """The op as an autograd node runs it on plain tensors, maybe in place."""
@@ -219,7 +199,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         """Note an op that began at this tick, unless it does nothing at all."""
         if op.is_silent and self._log.tick == begin:
             return
-        facts: OpFacts | None = None if replay is None else replay.facts
+        facts = None if replay is None else replay.facts
         if facts is None:
             facts = self._inspect(op.func, op.name, args, kwargs, result)
             if replay is not None:

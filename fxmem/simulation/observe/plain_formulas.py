@@ -14,13 +14,14 @@ from typing import Any, Final
 import torch
 
 from fxmem._torch.autograd import saved_value
+from fxmem._torch.common import TORCH_VERSION
 
 _aten = torch.ops.aten
 
 _BCE = frozenset({"BinaryCrossEntropyBackward0", "BinaryCrossEntropyWithLogitsBackward0"})
 _COUNTING = frozenset({"ScatterReduceBackward0", "IndexReduceBackward0"})
 _CLAMP = frozenset({"ClampBackward0"})
-_SHARES_TIES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
+_SHARES_TIES = TORCH_VERSION >= (2, 15)
 """Whether `clamp_backward_min_max` halves the gradient where a value equals a bound, as a run of torch 2.15 shows: its
 masks are then made out of place for plain tensors, too, and the halves are filled in place. 2.11 does neither; of those
 between, none was run."""
@@ -119,9 +120,6 @@ FORMULAS: Final[dict[str, Callable[[Any, torch.Tensor], torch.Tensor | list[torc
     "MaskedFillBackward1": _differentiate_masked_fill,
     "ProdBackward0": _differentiate_product,
     "ProdBackward1": _differentiate_product_of_rows,
-    "MaxBackward1": _differentiate_extreme,
-    "MinBackward1": _differentiate_extreme,
-    "MedianBackward0": _differentiate_extreme,
-    "NanmedianBackward0": _differentiate_extreme,
+    **dict.fromkeys(("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"), _differentiate_extreme),
 }
 """By name of a node with one gradient; what it returns, or all that it returns."""

@@ -79,7 +79,7 @@ class RoundTracer(ProgramTracer):
             name = self._find_path(module, args, kwargs)
             if name is None:
                 return original(module, *args, **kwargs)
-            if self._state in ("tracing", "after") and not self._writer.stack:
+            if self._state in ("tracing", "after") and not self.writer.stack:
                 self._program.on_module_call(module)
             if self._state not in ("tracing", "recomputing"):
                 return original(module, *args, **kwargs)
@@ -106,9 +106,9 @@ class RoundTracer(ProgramTracer):
         """Let the graph name the tensors of roots that have just come."""
         there = {name: module for module, name in self._roots}
         for name in self._noted - there.keys():
-            self._writer.forget_attributes(name)
+            self.writer.forget_attributes(name)
         for name in there.keys() - self._noted:
-            self._writer.note_attributes(there[name], name)
+            self.writer.note_attributes(there[name], name)
         self._noted = set(there)
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -116,7 +116,7 @@ class RoundTracer(ProgramTracer):
         if not (self._everything or _names_card(function, args, kwargs) or has_fake(args) or has_fake(kwargs)):
             run = self._program.find_replacement(function) or function
             return run(*args, **kwargs)
-        if function in _NO_CALLS or (not self._writer.stack and function in _BETWEEN):
+        if function in _NO_CALLS or (not self.writer.stack and function in _BETWEEN):
             run = self._program.find_replacement(function) or function
             return run(*args, **kwargs)
         result = super().call_torch(function, args, kwargs)

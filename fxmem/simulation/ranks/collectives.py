@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -27,8 +26,7 @@ _KINDS: Final[dict[str, CollectiveKind]] = {
     "send": "send",
     "recv_": "receive",
 }
-_TIMES: Final = {"all-reduce": 2}
-"""How often a ring passes the whole tensor."""
+
 _UNSHARDED: Final = "fsdp.split_with_sizes_copy"
 """Copies what was gathered into the parameters, whole, as FSDP2 has them. FSDP1 gathers into flat parameters that take
 their memory back for it."""
@@ -86,37 +84,30 @@ class Collectives:
         key = kind, self._groups.setdefault(group, len(self._groups))
         whole, size = max(map(_count_bytes, (*args, result)), default=0), len(group.ranks)
         self._counts[key] += 1
-        self._moved[key] += _sent_share(kind, whole, size)
+        passes = {"receive": 0, "all-reduce": 2}.get(kind, 1)  # how often a ring passes the whole tensor
+        self._moved[key] += whole if kind in ("broadcast", "send") else passes * whole * (size - 1) // size
 
     def record(self) -> RankedStep | None:
         """The record of all of them; None for a step on one card."""
         if self.world is None:
             return None
+        steps = {each: [after - before for before, after in itertools.pairwise(each.ranks)] for each in self._groups}
+        groups = [
+            RankGroup(name=each.name, size=len(each.ranks), spread=max(between, default=1))
+            for each, between in steps.items()
+        ]
+        collectives = [
+            Collective(kind=kind, group=group, count=count, moved_bytes=self._moved[kind, group])
+            for (kind, group), count in sorted(self._counts.items(), key=lambda item: (item[0][1], item[0][0]))
+        ]
         return RankedStep(
             world=self.world.size,
             rank=self.world.rank,
-            groups=tuple(
-                RankGroup(name=each.name, size=len(each.ranks), spread=max(_steps(each.ranks), default=1))
-                for each in self._groups
-            ),
-            collectives=tuple(
-                Collective(kind=kind, group=group, count=count, moved_bytes=self._moved[kind, group])
-                for (kind, group), count in sorted(self._counts.items(), key=lambda item: (item[0][1], item[0][0]))
-            ),
+            groups=tuple(groups),
+            collectives=tuple(collectives),
             host_bytes=self._host_bytes,
         )
 
 
-def _sent_share(kind: CollectiveKind, whole: int, size: int) -> int:
-    """The bytes that one of `size` ranks sends of a tensor."""
-    if kind in ("broadcast", "send"):
-        return whole
-    return 0 if kind == "receive" else _TIMES.get(kind, 1) * whole * (size - 1) // size
-
-
 def _count_bytes(value: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in torch_common.iterate_tensors(value))
-
-
-def _steps(ranks: tuple[int, ...]) -> Iterator[int]:
-    return (after - before for before, after in itertools.pairwise(ranks))

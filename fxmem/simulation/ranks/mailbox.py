@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,14 +26,16 @@ class MissingMail(BaseException):
         self.source = source
 
 
-@dataclasses.dataclass(frozen=True)
 class _Tensor:
     """What a tensor among the objects looks like; fakes of one run mean nothing in another."""
 
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._size, self._stride = tuple(tensor.shape), tensor.stride()
+        self._dtype, self._device = tensor.dtype, tensor.device
+
+    def make(self) -> torch.Tensor:
+        """A tensor that looks so."""
+        return torch.empty_strided(self._size, self._stride, dtype=self._dtype, device=self._device)
 
 
 class Mailbox:
@@ -58,7 +59,7 @@ class Mailbox:
             if destination == source:
                 continue
             letters = self._sent[source, destination]
-            letters.append([torch_common.tree_map(_pack, each) for each in objects])
+            letters.append([torch_common.tree_map_only(torch.Tensor, _Tensor, each) for each in objects])
             if self._awaited and self._awaited[-1] == (source, destination, len(letters)):
                 raise Enough
 
@@ -68,7 +69,7 @@ class Mailbox:
         if number >= len(letters):
             raise MissingMail(source)
         self._read[source, destination] += 1
-        return [torch_common.tree_map(_unpack, each) for each in letters[number]]
+        return [torch_common.tree_map_only(_Tensor, _Tensor.make, each) for each in letters[number]]
 
     @contextlib.contextmanager
     def awaiting(self, source: int, destination: int) -> Iterator[None]:
@@ -78,9 +79,8 @@ class Mailbox:
             AnalysisError: the source waits for the destination in its turn, or sends nothing.
         """
         if any(waiting == source for _, waiting, _ in self._awaited):
-            raise AnalysisError(
-                f"expected ranks that can run: {source} and {destination} wait for objects of each other"
-            )
+            pair = f"{source} and {destination}"
+            raise AnalysisError(f"expected ranks that can run: {pair} wait for objects of each other")
         number = self._read[source, destination] + 1
         self._awaited.append((source, destination, number))
         try:
@@ -94,19 +94,7 @@ class Mailbox:
             )
 
 
-def _pack(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return _Tensor(tuple(value.shape), value.stride(), value.dtype, value.device)
-
-
-def _unpack(value: Any) -> Any:
-    if not isinstance(value, _Tensor):
-        return value
-    return torch.empty_strided(value.size, value.stride, dtype=value.dtype, device=value.device)
-
-
-def mail_patches(rank: int, mailbox: Mailbox | None) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def mail_patches(rank: int, mailbox: Mailbox | None) -> contextlib.AbstractContextManager[None]:
     """Objects come and go by the mailbox: `send_object_list`, `recv_object_list`, `broadcast_object_list`."""
 
     def receive(source: int, into: list[Any]) -> None:
@@ -122,40 +110,27 @@ def mail_patches(rank: int, mailbox: Mailbox | None) -> Iterator[contextlib.Abst
         if mailbox is not None:
             mailbox.send(rank, destinations, objects)
 
-    def sending(_: Callable[..., Any]) -> Callable[..., Any]:
-        def send_object_list(
-            object_list: list[Any], dst: Any = None, group: Any = None, *_: Any, group_dst: Any = None, **__: Any
-        ) -> None:
-            send(object_list, torch_distributed.find_rank(group, dst, group_dst))
+    def send_object_list(
+        object_list: list[Any], dst: Any = None, group: Any = None, *_: Any, group_dst: Any = None, **__: Any
+    ) -> None:
+        send(object_list, torch_distributed.find_rank(group, dst, group_dst))
 
-        return send_object_list
+    def recv_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, *_: Any, group_src: Any = None, **__: Any
+    ) -> int:
+        source = torch_distributed.find_rank(group, src, group_src)
+        receive(source, object_list)
+        return source
 
-    def receiving(_: Callable[..., Any]) -> Callable[..., Any]:
-        def recv_object_list(
-            object_list: list[Any], src: Any = None, group: Any = None, *_: Any, group_src: Any = None, **__: Any
-        ) -> int:
-            source = torch_distributed.find_rank(group, src, group_src)
+    def broadcast_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, *_: Any, group_src: Any = None, **__: Any
+    ) -> None:
+        source = torch_distributed.find_rank(group, src, group_src)
+        if source != rank:
             receive(source, object_list)
-            return source
+        else:
+            send(object_list, *torch.distributed.get_process_group_ranks(group))
 
-        return recv_object_list
-
-    def broadcasting(_: Callable[..., Any]) -> Callable[..., Any]:
-        def broadcast_object_list(
-            object_list: list[Any], src: Any = None, group: Any = None, *_: Any, group_src: Any = None, **__: Any
-        ) -> None:
-            source = torch_distributed.find_rank(group, src, group_src)
-            if source != rank:
-                receive(source, object_list)
-            else:
-                send(object_list, *torch.distributed.get_process_group_ranks(group))
-
-        return broadcast_object_list
-
-    for name, make in (
-        ("send_object_list", sending),
-        ("recv_object_list", receiving),
-        ("broadcast_object_list", broadcasting),
-    ):
-        for owner in (torch.distributed, torch.distributed.distributed_c10d):
-            yield torch_common.patch(owner, name, make)
+    functions = send_object_list, recv_object_list, broadcast_object_list
+    owners = torch.distributed, torch.distributed.distributed_c10d
+    return torch_common.replace((owner, each.__name__, each) for each in functions for owner in owners)

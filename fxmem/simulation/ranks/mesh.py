@@ -11,24 +11,17 @@ from fxmem.errors import UsageError, closest
 Offload = Literal["cpu"]
 
 _NAMES: Final = ("replicate", "fsdp", "tp")
-_ELSEWHERE: Final = {
-    **dict.fromkeys(("dp", "ddp", "data", "hsdp", "dp_replicate"), "say replicate=N, with fsdp=M beside it for HSDP"),
-    **dict.fromkeys(("zero", "zero2", "zero3", "deepspeed", "fsdp1", "fsdp2", "dp_shard"), "say fsdp=N (fully_shard)"),
-    **dict.fromkeys(("sp", "sequence"), "say tp=N, and for sequence parallel give your own function (--parallelize)"),
-    **dict.fromkeys(
-        ("cp", "context", "ulysses"),
-        "context parallel is not analysed: tp=N splits the heads, and checkpoints (fxmem plan) take less for long "
-        "sequences",
-    ),
-    **dict.fromkeys(
-        ("ep", "expert", "experts"),
-        "expert parallel is not analysed, since what experts get hangs on data: fsdp=N shards experts, too",
-    ),
-    **dict.fromkeys(
-        ("pp", "pipe", "pipeline"), "a pipeline is analysed as a script with its schedule: fxmem run --ranks N train.py"
-    ),
+_ADVICE: Final = {
+    "dp ddp data hsdp dp_replicate": "say replicate=N, with fsdp=M beside it for HSDP",
+    "zero zero2 zero3 deepspeed fsdp1 fsdp2 dp_shard": "say fsdp=N (fully_shard)",
+    "sp sequence": "say tp=N, and for sequence parallel give your own function (--parallelize)",
+    "cp context ulysses": "context parallel is not analysed: tp=N splits the heads, and checkpoints (fxmem plan) take "
+    "less for long sequences",
+    "ep expert experts": "expert parallel is not analysed, since what experts get hangs on data: fsdp=N shards "
+    "experts, too",
+    "pp pipe pipeline": "a pipeline is analysed as a script with its schedule: fxmem run --ranks N train.py",
 }
-"""Names that others use, with what to do."""
+"""By the names that others use, what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +83,8 @@ def read_mesh(given: str | Mapping[str, Any] | Mesh, ranks: int | None = None) -
         raise UsageError(f"expected a mesh such as 'fsdp=8,tp=4' or {{'fsdp': 8, 'tp': 4}}, got {given!r}")
     if ranks is not None and ranks != mesh.size:
         rest, left = divmod(ranks, mesh.size)
-        advice = (
-            f"replicate={rest} beside it would make {ranks}" if not left and mesh.replicate == 1 else "leave --ranks"
-        )
+        fills = not left and mesh.replicate == 1
+        advice = f"replicate={rest} beside it would make {ranks}" if fills else "leave --ranks"
         raise UsageError(f"expected a mesh of {ranks} ranks, got {mesh} of {mesh.size}; {advice}")
     return mesh
 
@@ -118,6 +110,7 @@ def _split(text: str) -> dict[str, int]:
 def _check_names(given: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in given:
         if name not in _NAMES:
-            advice = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else closest(str(name), _NAMES)
+            said = next((advice for others, advice in _ADVICE.items() if name in others.split()), None)
+            advice = closest(str(name), _NAMES) if said is None else f": {said}"
             raise UsageError(f"expected a mesh of fsdp, tp and replicate, got {name!r}{advice}")
     return given

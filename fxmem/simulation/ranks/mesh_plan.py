@@ -21,6 +21,12 @@ from fxmem.simulation.ranks.mesh import Mesh, check_offload, read_mesh
 
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CONTAINERS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_FREED: Final[dict[bool | None, str]] = {
+    None: "gathered blocks are freed after forward, the rest after backward",
+    True: "all that is gathered is freed after forward",
+    False: "what is gathered stays until backward",
+}
+"""By `reshard_after_forward`, when what is gathered is freed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +74,8 @@ class MeshPlan:
                 f"parameters, by the model's own tp_plan; the others are replicated, with no sequence parallel"
             )
         if "fsdp" in mesh.dimensions:
-            yield f"mesh {mesh}: fully_shard on {self._describe_blocks(model)}"
+            wrapped = " and ".join([*_count_blocks(model), "the model"])
+            yield f"mesh {mesh}: fully_shard on {wrapped}; {_FREED.get(self.reshard_after_forward, _FREED[False])}"
         elif mesh.replicate > 1:
             yield f"mesh {mesh}: DistributedDataParallel on the model"
         if self.precision is not None:
@@ -80,11 +87,7 @@ class MeshPlan:
         if self.offload:
             yield "CPUOffloadPolicy: shards, their gradients and the optimizer's step are the host's"
         if mesh.size > mesh.tp:
-            yield (
-                "the inputs are the batch of one rank (of one group of tp)"
-                if mesh.tp > 1
-                else ("the inputs are the batch of one rank")
-            )
+            yield f"the inputs are the batch of one rank{' (of one group of tp)' if mesh.tp > 1 else ''}"
 
     def describe_compiled(self, model: nn.Module) -> str:
         """What is compiled, in a sentence."""
@@ -92,16 +95,6 @@ class MeshPlan:
         if not blocks:
             return "torch.compile on the model, before it is sharded"
         return f"torch.compile on each of {' and '.join(blocks)}, before it is sharded; the rest is eager code"
-
-    def _describe_blocks(self, model: nn.Module) -> str:
-        wrapped = " and ".join([*_count_blocks(model), "the model"])
-        match self.reshard_after_forward:
-            case None:
-                return f"{wrapped}; gathered blocks are freed after forward, the rest after backward"
-            case True:
-                return f"{wrapped}; all that is gathered is freed after forward"
-            case _:
-                return f"{wrapped}; what is gathered stays until backward"
 
     def __call__(self, model: nn.Module) -> nn.Module:
         """Shard a model in place, with a process group of all ranks up."""
@@ -126,9 +119,8 @@ class MeshPlan:
 
         settings: dict[str, Any] = {"mesh": ranks, "reshard_after_forward": self.reshard_after_forward}
         if self.precision is not None:
-            settings["mp_policy"] = MixedPrecisionPolicy(
-                param_dtype=_DTYPES[self.precision], reduce_dtype=torch.float32
-            )
+            dtype = _DTYPES[self.precision]
+            settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         if self.offload:
             settings["offload_policy"] = CPUOffloadPolicy()
         for block in blocks:
@@ -169,7 +161,10 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     They are those of the classes in `_no_split_modules`, as transformers says; else the outermost classes that repeat,
     where no one of them has more than half of the model's parameters. Containers and single layers are none.
     """
-    named = _named_blocks(model)
+    said = (getattr(each, "_no_split_modules", None) or () for each in model.modules())
+    names = set(itertools.chain.from_iterable(said))
+    inside = [each for each in model.modules() if each is not model and type(each).__name__ in names]
+    named = [each for each in inside if next(each.parameters(), None) is not None]
     if named:
         return named
     # by name: what is checkpointed is of a subclass that has its class's
@@ -178,10 +173,8 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 
     def walk(module: nn.Module) -> Iterator[nn.Module]:
         for child in module.children():
-            repeats = (
-                counts[type(child).__name__] > 1 and _may_be_block(child) and 0 < 2 * _count_parameters(child) <= whole
-            )
-            if repeats:
+            repeats = counts[type(child).__name__] > 1 and _may_be_block(child)
+            if repeats and 0 < 2 * _count_parameters(child) <= whole:
                 yield child
             else:
                 yield from walk(child)
@@ -194,21 +187,8 @@ def _count_blocks(model: nn.Module) -> list[str]:
     return [f"{count} {name}" for name, count in kinds.items()]
 
 
-def _named_blocks(model: nn.Module) -> list[nn.Module]:
-    names = set(
-        itertools.chain.from_iterable(getattr(each, "_no_split_modules", None) or () for each in model.modules())
-    )
-    return [
-        each for each in model.modules() if each is not model and type(each).__name__ in names and _has_parameters(each)
-    ]
-
-
 def _may_be_block(module: nn.Module) -> bool:
     return not isinstance(module, _CONTAINERS) and next(module.children(), None) is not None
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 def _count_parameters(module: nn.Module) -> int:

@@ -18,8 +18,8 @@ import torch
 
 from fxmem._torch import distributed as torch_distributed
 
-_FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20
 _MIB: Final = 1 << 20
+_FIRST_BUCKET, _BUCKET = _MIB, 25 * _MIB
 
 
 class Replica(torch.nn.Module):
@@ -85,11 +85,9 @@ class Replica(torch.nn.Module):
             parameter.grad = slot
         bucket = self._places[parameter][0]
         self._missing[bucket] -= 1
-        if not self._missing[bucket]:
-            self._missing[bucket] = len(self._members[bucket])
-            self._reduce(bucket)
-
-    def _reduce(self, bucket: int) -> None:
+        if self._missing[bucket]:
+            return
+        self._missing[bucket] = len(self._members[bucket])
         torch.distributed.all_reduce(self._buckets[bucket], group=self._group, async_op=True)
         for member in self._members[bucket] if not self._views else ():
             if member.grad is not None:

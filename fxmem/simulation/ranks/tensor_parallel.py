@@ -7,6 +7,7 @@ have such an attribute, too.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -38,9 +39,8 @@ def read_plan(model: nn.Module, size: int) -> Styles:
     """
     patterns = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
     if not isinstance(patterns, Mapping) or not patterns:
-        raise UsageError(
-            f"expected a model with a tp_plan for tp={size}; {type(model).__name__} has none. {_OTHERWISE}"
-        )
+        kind = type(model).__name__
+        raise UsageError(f"expected a model with a tp_plan for tp={size}; {kind} has none. {_OTHERWISE}")
     found: Styles = {}
     for path, module in model.named_modules():
         style = next((style for pattern, style in patterns.items() if _matches(pattern, path)), None)
@@ -49,7 +49,8 @@ def read_plan(model: nn.Module, size: int) -> Styles:
             found[path] = style
     _check_heads(model, size)
     for tied in _find_tied(model):
-        if len({_is_by_rows(found.get(path)) for path in tied}) > 1 or any(path not in found for path in tied):
+        by_rows = {found.get(path) in (*_COLUMNS, _EMBEDDING) for path in tied}  # the weight's first dimension is split
+        if len(by_rows) > 1 or any(path not in found for path in tied):
             for path in tied:
                 found.pop(path, None)
     _check_rest(model, found, size)
@@ -74,19 +75,16 @@ class _Replicated(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
         def enter(_: Any, given: tuple[Any, ...], ranks: Any) -> Any:
+            local = [isinstance(each, torch.Tensor) and not isinstance(each, DTensor) for each in given]
             return tuple(
-                DTensor.from_local(each, ranks, [Replicate()], run_check=False) if _is_local(each) else each
-                for each in given
+                DTensor.from_local(each, ranks, [Replicate()], run_check=False) if is_local else each
+                for each, is_local in zip(given, local, strict=True)
             )
 
         def leave(_: Any, result: Any, __: Any) -> Any:
             return result.to_local() if isinstance(result, DTensor) else result
 
         return distribute_module(module, device_mesh, None, enter, leave)
-
-
-def _is_local(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
 
 
 def _make_style(style: str | None) -> ParallelStyle:
@@ -103,11 +101,6 @@ def _matches(pattern: str, path: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), path) is not None
 
 
-def _is_by_rows(style: str | None) -> bool:
-    """Whether the first dimension of the weight is split."""
-    return style in _COLUMNS or style == _EMBEDDING
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -116,10 +109,8 @@ def _check_layer(path: str, module: nn.Module, style: str, size: int) -> None:
     if style not in known:
         raise UsageError(f"expected layers alone in the tp_plan for tp={size}, got {path} as {style}. {_OTHERWISE}")
     if type(module) is not known[style]:
-        raise UsageError(
-            f"expected {known[style].__name__} at {path}, which the tp_plan splits ({style}), got "
-            f"{type(module).__name__}. {_OTHERWISE}"
-        )
+        what = f"{known[style].__name__} at {path}, which the tp_plan splits ({style})"
+        raise UsageError(f"expected {what}, got {type(module).__name__}. {_OTHERWISE}")
 
 
 def _check_heads(model: nn.Module, size: int) -> None:
@@ -128,10 +119,8 @@ def _check_heads(model: nn.Module, size: int) -> None:
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, name, None)
         if isinstance(heads, int) and heads % size:
-            fitting = [each for each in range(1, size) if heads % each == 0]
-            raise UsageError(
-                f"expected tp that divides {name}={heads}, got tp={size}; closest: tp={max(fitting, default=1)}"
-            )
+            best = max((each for each in range(1, size) if heads % each == 0), default=1)
+            raise UsageError(f"expected tp that divides {name}={heads}, got tp={size}; closest: tp={best}")
 
 
 def _check_rest(model: nn.Module, styles: Styles, size: int) -> None:
@@ -147,9 +136,9 @@ def _check_rest(model: nn.Module, styles: Styles, size: int) -> None:
 
 def _find_tied(model: nn.Module) -> list[list[str]]:
     """The paths of layers that share their weight."""
-    by_weight: dict[int, list[str]] = {}
+    by_weight: dict[int, list[str]] = defaultdict(list)
     for path, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, nn.Parameter):
-            by_weight.setdefault(id(weight), []).append(path)
+            by_weight[id(weight)].append(path)
     return [paths for paths in by_weight.values() if len(paths) > 1]

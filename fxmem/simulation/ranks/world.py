@@ -16,7 +16,7 @@ from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
 from fxmem.hardware.links import PER_MACHINE
 from fxmem.simulation.ranks.mailbox import Mailbox
 from fxmem.simulation.ranks.reducer import Replica
-from fxmem.simulation.source_lines import innermost_user_line
+from fxmem.simulation.source_lines import describe_place
 
 Parallelize = Callable[[torch.nn.Module], Any]
 """The user's own function: shards a module in place, or returns another."""
@@ -102,7 +102,7 @@ def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
     except torch_common.DATA_DEPENDENT as error:
         raise AnalysisError(
             f"expected parallelize to need no values, such as other ranks send, which are not there; it reads "
-            f"some{_describe_place(error)}. Take them from its environment (RANK, WORLD_SIZE) or a constant"
+            f"some{describe_place(error)}. Take them from its environment (RANK, WORLD_SIZE) or a constant"
         ) from error
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "deepspeed":
@@ -112,7 +112,7 @@ def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
             ) from error
         raise AnalysisError(
             f"expected parallelize to shard the model for ranks that are not there; it raised {one_line(error)}"
-            f"{_describe_place(error)}"
+            f"{describe_place(error)}"
         ) from error
     made = model if made is None else made
     if not isinstance(made, torch.nn.Module):
@@ -123,8 +123,3 @@ def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
             "DeepSpeed, which works in hooks that no Python engine runs. Shard it with fully_shard."
         )
     return made
-
-
-def _describe_place(error: Exception) -> str:
-    where = innermost_user_line(error)
-    return f" at {where.file}:{where.line} in {where.function}: `{where.code}`" if where is not None else ""

@@ -22,17 +22,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from fxmem._torch.common import TORCH_VERSION
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware.catalogue import target
 from fxmem.records.profile import Target
-from fxmem.simulation.kernels import attention, card_emulation, recurrent
-from fxmem.simulation.kernels.attention import (
+from fxmem.simulation.kernels import card_emulation, recurrent
+from fxmem.simulation.kernels.attention.backend_rules import attention_backend
+from fxmem.simulation.kernels.attention.backends import attend
+from fxmem.simulation.kernels.attention.call import (
     DEFAULT_ORDER,
     AttentionCall,
     AttentionSettings,
     Operand,
-    attend,
-    attention_backend,
     preferred_order,
 )
 from tests import ROOT
@@ -299,12 +300,6 @@ def test_the_choice_is_that_of_torch_itself() -> None:
         "MATH",
         "none",
     }
-
-
-def test_an_override_goes_before_the_order_but_not_before_the_rules() -> None:
-    assert attention_backend(call(), on_sm(9), override=EFFICIENT).backend is EFFICIENT
-    with pytest.raises(UsageError, match="flash_attention: dtype float32"):
-        attention_backend(call(dtype=FP32), on_sm(9), override=FLASH)
 
 
 def test_when_nothing_can_run_the_reasons_are_all_there() -> None:
@@ -1011,9 +1006,9 @@ def test_random_calls_run_what_was_chosen() -> None:
                 )
                 version = torch.backends.cudnn.version()
                 assert card.capability is not None
-                order = preferred_order(card.capability, attention.TORCH_VERSION, version)
+                order = preferred_order(card.capability, TORCH_VERSION, version)
                 backend = attention_backend(
-                    described, AttentionSettings(card.capability, attention.TORCH_VERSION, version, order)
+                    described, AttentionSettings(card.capability, TORCH_VERSION, version, order)
                 ).backend
                 ran[backend] += 1
                 assert attention_ops(ops) == (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -398,11 +399,11 @@ def test_tensors_are_grouped_as_torch_does(
 
     first = [x(device="cuda") for _ in range(3)]
     second = [None if others is None else x(**{"device": "cuda", **others}) for _ in first]
-    assert group(torch_fakes.make_grouping(original)) == group(original)
+    assert group(functools.partial(torch_fakes.group_tensors, original)) == group(original)
     assert len(asked) == 1 + asks_cpp
 
 
 def test_several_groups_are_left_to_torch(fakes: torch_common.FakeTensorMode) -> None:
     several = [[x(), x(dtype=torch.float64)]]
-    assert torch_fakes.make_grouping(lambda *_: "several")(several) == "several"
-    assert torch_fakes.make_grouping(lambda *_: "none")([[]]) == "none"
+    assert torch_fakes.group_tensors(lambda *_: "several", several) == "several"
+    assert torch_fakes.group_tensors(lambda *_: "none", [[]]) == "none"

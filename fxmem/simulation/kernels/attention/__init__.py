@@ -1,33 +1,5 @@
 """Which attention kernel a card runs for a `scaled_dot_product_attention`, and its tensors.
 
-`attention_backend` is the decision, a pure function of a call and the settings it meets (`calls`, `rules`); `attend`
-the call itself, with the kernel so chosen (`kernels`).
+`backend_rules` has the decision, a pure function of a call and the settings it meets (`call`); `backends` the call
+itself, with the kernel so chosen.
 """
-
-from __future__ import annotations
-
-from fxmem.simulation.kernels.attention.backend_rules import attention_backend
-from fxmem.simulation.kernels.attention.backends import attend
-from fxmem.simulation.kernels.attention.call import (
-    DEFAULT_ORDER,
-    TORCH_VERSION,
-    AttentionCall,
-    AttentionSettings,
-    BackendChoice,
-    Operand,
-    preferred_order,
-    read_settings,
-)
-
-__all__ = [
-    "DEFAULT_ORDER",
-    "TORCH_VERSION",
-    "AttentionCall",
-    "AttentionSettings",
-    "BackendChoice",
-    "Operand",
-    "attend",
-    "attention_backend",
-    "preferred_order",
-    "read_settings",
-]

@@ -17,12 +17,13 @@ are taken for the built-in ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import torch
 from torch.nn.attention import SDPBackend
 
-from fxmem.errors import AnalysisError, UsageError
+from fxmem.errors import AnalysisError
 from fxmem.simulation.kernels.attention.call import (
     CUDNN,
     EFFICIENT,
@@ -36,42 +37,24 @@ from fxmem.simulation.kernels.attention.call import (
 )
 
 
-def attention_backend(
-    call: AttentionCall, settings: AttentionSettings, override: SDPBackend | None = None
-) -> BackendChoice:
+def attention_backend(call: AttentionCall, settings: AttentionSettings) -> BackendChoice:
     """The first backend in the order whose rules the call meets (`select_sdp_backend`).
 
-    Args:
-        override: run this backend whatever the order; its rules must still hold.
-
     Raises:
-        UsageError: the override cannot run this call.
-        AnalysisError: no enabled backend can, where torch would raise too.
+        AnalysisError: no enabled backend can run this call, where torch would raise too.
     """
     if settings.torch_version >= (2, 14):
         call = _add_batch(call)
     refusals: list[str] = []
-    for backend in settings.order if override is None else (override,):
-        refusal = _refusal(backend, call, settings)
+    for backend in settings.order:
+        name, refusal = str(backend.name).lower(), _refusal(backend, call, settings)
         if refusal is None:
-            return BackendChoice(backend, "; ".join([*refusals, f"{_name(backend)} runs"]))
-        refusals.append(f"{_name(backend)}: {refusal}")
-    why = "; ".join(refusals)
-    sm = _sm(settings)
-    if override is not None:
-        raise UsageError(
-            f"expected an attention backend that can run this call on {sm}; got {why}. Leave the choice to "
-            f"torch, or "
-            f"change the call."
-        )
+            return BackendChoice(backend, "; ".join([*refusals, f"{name} runs"]))
+        refusals.append(f"{name}: {refusal}")
     raise AnalysisError(
-        f"expected an attention kernel that can run this call on {sm}; none of those enabled can: {why}. "
-        "Allow another with torch.nn.attention.sdpa_kernel, or change the call."
+        f"expected an attention kernel that can run this call on {_sm(settings)}; none of those enabled can: "
+        f"{'; '.join(refusals)}. Allow another with torch.nn.attention.sdpa_kernel, or change the call."
     )
-
-
-def _name(backend: SDPBackend) -> str:
-    return str(backend.name).lower()
 
 
 def _sm(settings: AttentionSettings) -> str:
@@ -93,19 +76,14 @@ def _add_batch(call: AttentionCall) -> AttentionCall:
     if any(len(operand.shape) != 3 for operand in call.operands):
         return call
 
-    def add_batch_dim(operand: Operand, dims: int) -> Operand:
-        extra = dims - len(operand.shape)
-        return Operand(
-            (1,) * extra + operand.shape,
-            (0,) * extra + operand.stride,
-            operand.dtype,
-            operand.storage_offset,
-            operand.requires_grad,
-        )
+    def add_batch_dim(operand: Operand) -> Operand:
+        extra = 4 - len(operand.shape)
+        return replace(operand, shape=(1,) * extra + operand.shape, stride=(0,) * extra + operand.stride)
 
-    query, key, value = (add_batch_dim(operand, 4) for operand in call.operands)
-    mask = None if call.mask is None else add_batch_dim(call.mask, 4)
-    return AttentionCall(query, key, value, mask, call.dropout_p, call.is_causal, call.enable_gqa, call.grad_enabled)
+    query, key, value = map(add_batch_dim, call.operands)
+    return replace(
+        call, query=query, key=key, value=value, mask=None if call.mask is None else add_batch_dim(call.mask)
+    )
 
 
 # Checks that several backends share.
@@ -122,10 +100,8 @@ def _check_nonzero_sequence_lengths(call: AttentionCall, _: AttentionSettings) -
 
 def _check_last_dim_stride(ignore_singleton_dim: bool) -> Rule:
     def check_last_dim_stride_equals_1_dense(call: AttentionCall, _: AttentionSettings) -> str | None:
-        dense = all(operand.stride[-1] == 1 for operand in call.operands) or (
-            ignore_singleton_dim and call.query.shape[-1] == 1
-        )
-        if not dense:
+        is_dense = all(operand.stride[-1] == 1 for operand in call.operands)
+        if not is_dense and not (ignore_singleton_dim and call.query.shape[-1] == 1):
             return "the last dimension of query, key or value is not dense"
         return "the mask's last dimension is not dense" if call.mask is not None and call.mask.stride[-1] != 1 else None
 
@@ -146,9 +122,8 @@ def _check_batch_and_heads(
             return f"{q} query heads are no multiple of {k} key and {v} value heads" if indivisible else None
         if q == k == v or (settings.torch_version >= (2, 14) and q > 0 and k == v == 1):
             return None
-        return (
-            "grouped-query attention is not supported" if call.enable_gqa else f"{q} query, {k} key and {v} value heads"
-        )
+        heads = f"{q} query, {k} key and {v} value heads"
+        return "grouped-query attention is not supported" if call.enable_gqa else heads
 
     return check_batch_size_and_num_heads_dense
 
@@ -194,11 +169,8 @@ def _check_backward_head_dim(call: AttentionCall, settings: AttentionSettings) -
     few_registers = (8, 6) <= settings.capability <= (8, 9) or (12, 0) <= settings.capability <= (12, 1)
     head_dim = call.query.shape[-1]
     unsupported = 192 < head_dim <= 224 or (head_dim > 224 and call.dropout_p > 0)
-    return (
-        f"no backward for head size {head_dim} on {_sm(settings)}"
-        if call.requires_grad and few_registers and unsupported
-        else None
-    )
+    refused = call.requires_grad and few_registers and unsupported
+    return f"no backward for head size {head_dim} on {_sm(settings)}" if refused else None
 
 
 def _check_flash_causal_non_square_seqlens(call: AttentionCall, _: AttentionSettings) -> str | None:
@@ -208,11 +180,8 @@ def _check_flash_causal_non_square_seqlens(call: AttentionCall, _: AttentionSett
 
 def _check_flash_grid_size(call: AttentionCall, settings: AttentionSettings) -> str | None:
     """`check_flash_attention_grid_size` (since 2.15)."""
-    return (
-        "batch size or heads over 65535"
-        if settings.torch_version >= (2, 15) and max(call.query.shape[:2]) > 65535
-        else None
-    )
+    too_large = settings.torch_version >= (2, 15) and max(call.query.shape[:2]) > 65535
+    return "batch size or heads over 65535" if too_large else None
 
 
 # Memory-efficient attention.
@@ -231,11 +200,8 @@ def _check_head_dim_size_mem_efficient(call: AttentionCall, settings: AttentionS
     alignment = _minimum_gemm_alignment(call, settings)
     if q != k:
         return "head sizes of query and key differ"
-    return (
-        None
-        if q > 0 and v > 0 and q % alignment == v % alignment == 0
-        else f"head sizes {q} and {v} are no multiples of {alignment}"
-    )
+    aligned = q > 0 and v > 0 and q % alignment == v % alignment == 0
+    return None if aligned else f"head sizes {q} and {v} are no multiples of {alignment}"
 
 
 def _check_data_ptr_alignment_mem_efficient(call: AttentionCall, settings: AttentionSettings) -> str | None:
@@ -248,11 +214,7 @@ def _check_data_ptr_alignment_mem_efficient(call: AttentionCall, settings: Atten
 
 
 def _efficient_dtypes(settings: AttentionSettings) -> Sequence[torch.dtype]:
-    return (
-        (torch.float16, torch.float32, torch.bfloat16)
-        if settings.capability >= (8, 0)
-        else (torch.float16, torch.float32)
-    )
+    return *_low_precision(settings), torch.float32
 
 
 # cuDNN attention.
@@ -278,11 +240,8 @@ def _check_attn_mask_shape(call: AttentionCall, _: AttentionSettings) -> str | N
     (batch, heads, queries), keys = call.query.shape[:3], call.key.shape[2]
     shape = mask.shape
     fits = len(shape) >= 2 and shape[-2] in (1, queries) and shape[-1] in (1, keys)
-    return (
-        None
-        if fits and (len(shape) == 2 or (len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads)))
-        else f"mask of shape {shape}"
-    )
+    fits &= len(shape) == 2 or (len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads))
+    return None if fits else f"mask of shape {shape}"
 
 
 def _check_cudnn_dropout(call: AttentionCall, settings: AttentionSettings) -> str | None:
@@ -306,25 +265,18 @@ def _check_cudnn_tensor_shapes(call: AttentionCall, settings: AttentionSettings)
 
 
 def _cudnn_head_dim_limit(qk: int, v: int, settings: AttentionSettings) -> int:
-    version = settings.cudnn_version or 0
-    if settings.torch_version < (2, 14):
-        if settings.capability == (9, 0) and version >= 91000:
-            return 256
-        return 192 if settings.capability[0] == 10 and version >= 91100 and (qk, v) == (192, 128) else 128
-    if _cudnn_takes_head_dim_256(settings):
+    version, is_hopper = settings.cudnn_version or 0, settings.capability == (9, 0)
+    before_2_14 = settings.torch_version < (2, 14)
+    if _cudnn_takes_head_dim_256(settings) or (before_2_14 and is_hopper and version >= 91000):
         return 256
-    newest = settings.capability == (9, 0) or settings.capability[0] == 10
-    return 192 if newest and version >= 91100 and (qk, v) == (192, 128) else 128
+    takes_192 = settings.capability[0] == 10 or (is_hopper and not before_2_14)
+    return 192 if takes_192 and version >= 91100 and (qk, v) == (192, 128) else 128
 
 
 def _cudnn_takes_head_dim_256(settings: AttentionSettings) -> bool:
-    version = settings.cudnn_version or 0
     least = 92500 if settings.capability == (10, 7) else 92200
-    return (
-        settings.torch_version >= (2, 14)
-        and version > least
-        and (settings.capability == (9, 0) or settings.capability[0] == 10)
-    )
+    takes = settings.capability == (9, 0) or settings.capability[0] == 10
+    return settings.torch_version >= (2, 14) and (settings.cudnn_version or 0) > least and takes
 
 
 def _check_cudnn_d256_bprop_head_dim(call: AttentionCall, settings: AttentionSettings) -> str | None:
@@ -332,9 +284,8 @@ def _check_cudnn_d256_bprop_head_dim(call: AttentionCall, settings: AttentionSet
     if not call.requires_grad or not _cudnn_takes_head_dim_256(settings):
         return None
     qk, v = call.query.shape[-1], call.value.shape[-1]
-    return (
-        None if max(qk, v) <= 128 or (qk, v) in ((192, 128), (256, 256)) else f"no backward for head sizes {qk} and {v}"
-    )
+    has_backward = max(qk, v) <= 128 or (qk, v) in ((192, 128), (256, 256))
+    return None if has_backward else f"no backward for head sizes {qk} and {v}"
 
 
 _RULES: Final[dict[SDPBackend, tuple[Rule, ...]]] = {

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from fxmem._torch import kernels as torch_kernels
+from fxmem._torch.common import TORCH_VERSION
+from fxmem.simulation.kernel_settings import is_deterministic
 
 FLASH: Final = SDPBackend.FLASH_ATTENTION
 EFFICIENT: Final = SDPBackend.EFFICIENT_ATTENTION
@@ -19,9 +22,6 @@ MATH: Final = SDPBackend.MATH
 
 DEFAULT_ORDER: Final = (FLASH, EFFICIENT, MATH, CUDNN)
 """`Context::sdp_priority_order` in aten/src/ATen/Context.h, less the backend of other devices."""
-
-_major, _minor = torch.__version__.split(".")[:2]
-TORCH_VERSION: Final = int(_major), int(_minor)
 
 _CUDNN_FIRST: Final = (CUDNN, FLASH, EFFICIENT, MATH)
 HALVES: Final = (torch.float16, torch.bfloat16)
@@ -42,13 +42,8 @@ class Operand:
     @classmethod
     def describe(cls, tensor: Tensor) -> Operand:
         """Describe a tensor, real or fake."""
-        return cls(
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            tensor.dtype,
-            int(tensor.storage_offset()),
-            tensor.requires_grad,
-        )
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        return cls(shape, stride, tensor.dtype, int(tensor.storage_offset()), tensor.requires_grad)
 
 
 @dataclass(frozen=True)
@@ -117,44 +112,40 @@ def preferred_order(
     return _CUDNN_FIRST if prefer_cudnn else DEFAULT_ORDER
 
 
-def read_settings(
-    capability: tuple[int, int],
-    *,
-    cudnn_version: int | None,
-    deprioritized: bool,
-    unset: Collection[tuple[SDPBackend, ...]] = (DEFAULT_ORDER,),
-) -> AttentionSettings:
+def order_of_this_process(capability: tuple[int, int]) -> tuple[SDPBackend, ...]:
+    """`preferred_order` as torch and cuDNN are here, which stand for the card's too."""
+    deprioritized = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
+    return preferred_order(capability, TORCH_VERSION, _cudnn_version(), deprioritized=deprioritized)
+
+
+def _cudnn_version() -> int | None:
+    """Version of the cuDNN that torch has loaded here, without a GPU."""
+    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return version
+
+
+def read_settings(capability: tuple[int, int], unset: Collection[tuple[SDPBackend, ...]]) -> AttentionSettings:
     """This process's settings as they would be on a card of `capability`.
 
     Args:
         capability: of the target.
-        cudnn_version: the runtime version there; by default that of this process.
-        deprioritized: whether `TORCH_CUDNN_SDPA_DEPRIORITIZED` is set.
         unset: the orders this process has when the program sets none. Any other was set by the program
             (`sdpa_kernel(..., set_priority=True)`), and holds on the card too.
     """
-    cuda = torch.backends.cuda
-    switches = {
-        FLASH: cuda.flash_sdp_enabled,
-        EFFICIENT: cuda.mem_efficient_sdp_enabled,
-        CUDNN: cuda.cudnn_sdp_enabled,
-        MATH: cuda.math_sdp_enabled,
+    cuda: Any = torch.backends.cuda
+    enabled = {
+        FLASH: cuda.flash_sdp_enabled(),
+        EFFICIENT: cuda.mem_efficient_sdp_enabled(),
+        CUDNN: cuda.cudnn_sdp_enabled(),
+        MATH: cuda.math_sdp_enabled(),
     }
-    current = tuple(
-        backend for number in torch_kernels.sdpa_order() for backend in DEFAULT_ORDER if backend.value == number
-    )
+    backends = {backend.value: backend for backend in DEFAULT_ORDER}
+    current = tuple(backends[number] for number in torch_kernels.sdpa_order() if number in backends)
     return AttentionSettings(
         capability=capability,
         torch_version=TORCH_VERSION,
-        cudnn_version=cudnn_version,
-        order=preferred_order(capability, TORCH_VERSION, cudnn_version, deprioritized=deprioritized)
-        if current in unset
-        else current,
-        enabled=frozenset(
-            backend
-            for backend, is_enabled in switches.items()
-            if is_enabled()  # type: ignore[no-untyped-call]
-        ),
-        deterministic=torch.are_deterministic_algorithms_enabled()
-        and not torch.is_deterministic_algorithms_warn_only_enabled(),
+        cudnn_version=_cudnn_version(),
+        order=order_of_this_process(capability) if current in unset else current,
+        enabled=frozenset(backend for backend, is_enabled in enabled.items() if is_enabled),
+        deterministic=is_deterministic(),
     )

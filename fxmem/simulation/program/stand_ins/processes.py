@@ -95,7 +95,7 @@ def _distributed(notes: MadeUpNotes, world: World | None) -> Iterator[contextlib
     for owner in (torch.distributed, torch.distributed.distributed_c10d, torch.distributed.device_mesh):
         yield torch_common.patch(owner, "init_process_group", beginning)
 
-    yield from mail_patches(place.rank, place.mailbox)
+    yield mail_patches(place.rank, place.mailbox)
 
     class NotedReplica(Replica):
         """`DistributedDataParallel` of a program."""
