@@ -9,15 +9,7 @@ from typing import Final, NamedTuple
 from fxmem.hardware.context import format_range
 from fxmem.hardware.links import bytes_per_second
 from fxmem.records.names import NO_LOSS, TimedQuestion
-from fxmem.records.parts import (
-    Collective,
-    GenerationPeak,
-    GenerationRun,
-    RankClass,
-    RankedStep,
-    RankGroup,
-    TimedChoice,
-)
+from fxmem.records.parts import Collective, GenerationPeak, GenerationRun, RankClass, RankedStep, RankGroup, TimedChoice
 from fxmem.records.profile import FileChange, Headed, Profile, ProgramFiles, ProgramRun, Round
 from fxmem.records.units import exact_bytes, format_bytes, printable
 from fxmem.show.facts import Facts, describe_growth, make_printable

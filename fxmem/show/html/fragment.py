@@ -38,12 +38,7 @@ class Fragment:
     def html(self) -> str:
         """The fragment, escaped."""
         return fill_template(
-            "fragment",
-            sections=self.sections,
-            plot=self.plot,
-            codes=self.codes,
-            lists=self.lists,
-            palette=LIGHT,
+            "fragment", sections=self.sections, plot=self.plot, codes=self.codes, lists=self.lists, palette=LIGHT
         )
 
 

@@ -145,14 +145,7 @@ def _scale(step: PlottedStep, budget: int | None, after: Timeline | None) -> tup
 
 def _draw_panel(panel: _Panel, limits: Sequence[_Limit]) -> str:
     area = panel.area
-    parts = [
-        *_phases(panel),
-        *byte_grid(area),
-        *_bands(panel),
-        *_peak(panel),
-        *_lines(panel, limits),
-        *_axis(panel),
-    ]
+    parts = [*_phases(panel), *byte_grid(area), *_bands(panel), *_peak(panel), *_lines(panel, limits), *_axis(panel)]
     return group(
         *(f"{part}\n" for part in parts),
         id=panel.name,

@@ -34,10 +34,7 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
         _nodes(profile, timeline),
         _facts([*findings.header_facts(profile), *run_facts(profile)], "Predicted for"),
     ]
-    notes = [
-        ("assumed", [*findings.assumptions(profile), *made_up(profile)]),
-        ("unknown", findings.unknowns(profile)),
-    ]
+    notes = [("assumed", [*findings.assumptions(profile), *made_up(profile)]), ("unknown", findings.unknowns(profile))]
     blocks += [fold_list(f"{len(items)} {what}", items) for what, items in notes if items]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
