@@ -28,13 +28,12 @@ from fxmem.show.plots.axes import (
     PlotArea,
     byte_grid,
     heading,
-    kind_class,
     spread,
     step_title,
 )
 from fxmem.show.plots.rounds import rounds_strip
 from fxmem.show.plots.samples import Sample, samples
-from fxmem.show.svg import circle, document, fit, group, path, rect, text, text_width
+from fxmem.show.svg import circle, document, fit, group, kind_class, path, rect, text, text_width
 
 _RIGHT = 64.0
 _HEADROOM = 1.05
