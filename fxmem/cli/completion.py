@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from fxmem.cli.parser import Parser
@@ -38,20 +39,20 @@ Parsers = Mapping[str, Parser]
 
 def bash_script(briefs: Briefs, parsers: Parsers) -> str:
     """The completion for bash: `eval "$(fxmem completion bash)"`."""
-    return _fill(_BASH, " ".join(briefs), parsers)
+    return _fill("bash", " ".join(briefs), parsers)
 
 
 def zsh_script(briefs: Briefs, parsers: Parsers) -> str:
     """The completion for zsh: `eval "$(fxmem completion zsh)"`, after compinit."""
     verbs = " ".join(_quote(f"{verb}:{brief}") for verb, brief in briefs.items())
-    return _fill(_ZSH, verbs, parsers)
+    return _fill("zsh", verbs, parsers)
 
 
 def fish_script(briefs: Briefs, parsers: Parsers) -> str:
     """The completion for fish: `fxmem completion fish | source`."""
     lines = ["complete -c fxmem -f", f"set -g __fxmem_models {_list_models()}"]
-    for verb, brief in briefs.items():
-        lines.append(f"complete -c fxmem -n __fish_use_subcommand -a {verb} -d {_quote(brief)}")
+    first = "complete -c fxmem -n __fish_use_subcommand"
+    lines += [f"{first} -a {verb} -d {_quote(brief)}" for verb, brief in briefs.items()]
     for verb, parser in parsers.items():
         for word in map(_describe, parser.arguments()):
             lines.append(" ".join([f"complete -c fxmem -n '__fish_seen_subcommand_from {verb}'", *_fish_word(word)]))
@@ -83,9 +84,12 @@ def _list_models() -> str:
 # --- bash and zsh -----------------------------------------------------------------------------------------------------
 
 
-def _fill(script: str, verbs: str, parsers: Parsers) -> str:
-    cases = _cases(parsers)
-    return script.replace("@VERBS@", verbs).replace("@CASES@", cases).replace("@MODELS@", _list_models()) + "\n"
+# In `completion.bash`: bash splits a word at each colon; the words are read from the line itself, and what is before
+# the last colon is taken off the answers. Arrays are indexed as bash 3.2 (macOS) knows it.
+def _fill(shell: str, verbs: str, parsers: Parsers) -> str:
+    """The script beside this file, filled in."""
+    script = Path(__file__).with_name(f"completion.{shell}").read_text(encoding="utf-8")
+    return script.replace("@VERBS@", verbs).replace("@CASES@", _cases(parsers)).replace("@MODELS@", _list_models())
 
 
 def _cases(parsers: Parsers) -> str:
@@ -113,67 +117,6 @@ def _assign(values: Iterable[str], words: Iterable[Word]) -> str:
 
 def _quote(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
-
-
-# bash splits a word at each colon; the words are read from the line itself, and what stands before the last colon is
-# taken off the answers. Arrays are indexed as bash 3.2 (macOS) knows it.
-_BASH: Final = """\
-# Completion of fxmem for bash, written by `fxmem completion bash`.
-_fxmem() {
-  local models='@MODELS@'
-  local line="${COMP_LINE:0:COMP_POINT}" values='' files='' word
-  local -a words
-  read -ra words <<< "$line"
-  case "$line" in *[[:space:]]) words+=('') ;; esac
-  local count=${#words[@]}
-  local current="${words[count-1]}" before="${words[count-2]}" verb="${words[1]}"
-  if [ "$count" -le 2 ]; then
-    values='@VERBS@ --help --version'
-  else
-    case "$before" in -*) ;; *) before='' ;; esac
-    case "$verb $before" in
-@CASES@
-    esac
-  fi
-  COMPREPLY=()
-  local head=''
-  case "$current" in *:*) head="${current%"${current##*:}"}" ;; esac
-  for word in $(compgen -W "$values" -- "$current"); do
-    case "$word" in -*) case "$current" in -*) ;; *) continue ;; esac ;; esac
-    COMPREPLY+=("${word#"$head"}")
-  done
-  if [ -n "$files" ]; then
-    while IFS= read -r word; do
-      if [ -d "$word" ]; then word="$word/"; fi
-      COMPREPLY+=("${word#"$head"}")
-    done < <(compgen -f -- "$current")
-  fi
-  case "${COMPREPLY[0]}" in *:|*/) compopt -o nospace 2>/dev/null ;; esac
-}
-complete -F _fxmem fxmem"""
-
-_ZSH: Final = """\
-#compdef fxmem
-# Completion of fxmem for zsh, written by `fxmem completion zsh`.
-_fxmem() {
-  local models='@MODELS@'
-  local values='' files='' before="${words[CURRENT-1]}"
-  local -a verbs shown
-  if (( CURRENT == 2 )); then
-    verbs=(@VERBS@)
-    _describe command verbs
-    return
-  fi
-  case "$before" in (-*) ;; (*) before='' ;; esac
-  case "${words[2]} $before" in
-@CASES@
-  esac
-  shown=(${=values})
-  if [[ ${words[CURRENT]} != -* ]]; then shown=(${shown:#-*}); fi
-  compadd -a shown
-  if [[ -n $files ]]; then _files; fi
-}
-compdef _fxmem fxmem"""
 
 
 # --- fish -------------------------------------------------------------------------------------------------------------

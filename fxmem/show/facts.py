@@ -27,7 +27,6 @@ from fxmem.records.profile import (
     SourceLine,
     Step,
     Storage,
-    TensorInfo,
     Timeline,
 )
 from fxmem.records.units import (
@@ -45,18 +44,14 @@ from fxmem.show.sections import Cell, Fact, Part, Table, TableColumn, Tone, join
 Facts = list[Fact]
 
 
-@dataclass(frozen=True)
-class KindShare:
+class KindShare(NamedTuple):
     """What one kind of storage contributes to the peak."""
 
     kind: Kind
+    name: str
+    """The kind in words."""
     nbytes: int
     percent: str
-
-    @property
-    def name(self) -> str:
-        """The kind in words."""
-        return to_words(self.kind)
 
 
 @dataclass(frozen=True)
@@ -71,11 +66,6 @@ class LargeTensor:
     source: str
     """`file:line`, or empty."""
     others: int
-
-    @property
-    def kind_name(self) -> str:
-        """The kind in words."""
-        return to_words(self.kind)
 
     @property
     def more(self) -> str:
@@ -191,12 +181,9 @@ def total_facts(profile: Profile) -> Facts:
     model = sum_figures(node for node in profile.nodes if node.op != "optimizer")
     if profile.step.mode == "infer":
         return [Fact("FLOPs", f"{flops_sum(model.forward)} (1 multiply-add = 2)", "flops"), *_time_facts(profile)]
-    optimizer = [flops_sum(sum_figures([node]).forward) for node in profile.nodes if node.op == "optimizer"]
-    counts = [
-        f"{flops_sum(model.forward)} forward",
-        f"{flops_sum(model.backward)} backward",
-        *(f"{count} optimizer" for count in optimizer),
-    ]
+    optimizer = [sum_figures([node]).forward for node in profile.nodes if node.op == "optimizer"]
+    counts = [f"{flops_sum(model.forward)} forward", f"{flops_sum(model.backward)} backward"]
+    counts += [f"{flops_sum(count)} optimizer" for count in optimizer]
     return [
         Fact("Saved", f"{exact_bytes(profile.saved_bytes)} kept for backward when forward ends", "saved"),
         Fact("FLOPs", f"{', '.join(counts)} (1 multiply-add = 2)", "flops"),
@@ -257,12 +244,11 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     if budget is not None:
         keeps = budget.keeps(profile, peak)
         verdict = f"{_describe_budget(peak, budget, keeps=keeps)}; {verdict}"
-    missing = describe_uncounted([profile.target])
-    if peak.fits is None:
-        counted = f"requested bytes; not counted: the allocator's rounding and fragmentation, {missing}"
-    else:
-        counted = f"what the allocator reserves; not counted: {missing}"
-    counted = "" if profile.target.memory_bytes is None else f"Counted: {counted}"
+    counted = ""
+    if profile.target.memory_bytes is not None:
+        bytes_of = "requested bytes; not counted: the allocator's rounding and fragmentation,"
+        bytes_of = bytes_of if peak.fits is None else "what the allocator reserves; not counted:"
+        counted = f"Counted: {bytes_of} {describe_uncounted([profile.target])}"
     return Fit(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed, bool(growth))
 
 
@@ -320,7 +306,8 @@ def describe_peak(profile: Profile, peak: Peak) -> list[str]:
 def split(peak: Peak) -> list[KindShare]:
     """The kinds alive at the peak, largest first."""
     kinds = sorted(peak.by_kind, key=lambda kind: (-peak.by_kind[kind], list(Kind).index(kind)))
-    return [KindShare(kind, peak.by_kind[kind], percent(peak.by_kind[kind], peak.requested_bytes)) for kind in kinds]
+    sizes = ((kind, peak.by_kind[kind]) for kind in kinds)
+    return [KindShare(kind, to_words(kind), nbytes, percent(nbytes, peak.requested_bytes)) for kind, nbytes in sizes]
 
 
 def share_table(peak: Peak, *, headings: Sequence[str] = ("", "", "")) -> Table:
@@ -343,15 +330,13 @@ def largest_alive(profile: Profile, timeline: Timeline, count: int = 8) -> list[
 
 def assumptions(profile: Profile) -> list[str]:
     """What was taken for granted, one sentence each."""
-    return [printable(f"{assumption.topic}: {assumption.text}") for assumption in profile.assumptions]
+    return [printable(f"{each.topic}: {each.text}") for each in profile.assumptions]
 
 
 def unknowns(profile: Profile) -> list[str]:
     """What could not be counted, one phrase each."""
-    return [
-        printable(f"{unknown.topic}: {unknown.what}" + (f" ({unknown.count} times)" if unknown.count > 1 else ""))
-        for unknown in profile.unknowns
-    ]
+    times = ((each, f" ({each.count} times)" if each.count > 1 else "") for each in profile.unknowns)
+    return [printable(f"{each.topic}: {each.what}{often}") for each, often in times]
 
 
 def flops_sum(flops: Flops) -> str:
@@ -361,7 +346,7 @@ def flops_sum(flops: Flops) -> str:
     return (">=" if flops.unknown_calls else "") + format_flops(flops.known)
 
 
-def _large_tensor(profile: Profile, alike: list[Storage]) -> LargeTensor:
+def _large_tensor(profile: Profile, alike: Sequence[Storage]) -> LargeTensor:
     storage = alike[0]
     node = None if storage.node is None else profile.nodes[storage.node]
     return LargeTensor(
@@ -389,9 +374,7 @@ def describe_source(source: SourceLine) -> str:
 
 def describe_outputs(nodes: Iterable[Node]) -> str:
     """Shape and dtype of what the last of these that returns a tensor returns; the first, and how many more."""
-    tensors: Sequence[TensorInfo] = ()
-    for node in nodes:
-        tensors = node.outputs or tensors
+    tensors = next((node.outputs for node in reversed(list(nodes)) if node.outputs), ())
     more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
     return f"{format_shape(tensors[0].shape)} {tensors[0].dtype}{more}" if tensors else ""
 

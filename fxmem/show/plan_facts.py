@@ -13,11 +13,10 @@ from fxmem.show.sections import Cell, Fact, Table, TableColumn, make_table, numb
 
 def effect_table(before: Peak, after: Peak, plan: Plan | None, *, by_kind: bool = False) -> Table:
     """The step before and after a plan; without one, its peak. With `by_kind` also what is alive at the peak."""
-    rows = [
-        _effect_row("Peak requested", before.requested_bytes, after.requested_bytes, format_bytes),
-        _effect_row("Peak allocated", before.allocated_bytes, after.allocated_bytes, format_bytes),
-        _effect_row("Peak reserved", before.reserved_bytes, after.reserved_bytes, format_bytes),
-    ]
+    rows = []
+    for count in ("requested", "allocated", "reserved"):
+        was, now = (getattr(peak, f"{count}_bytes") for peak in (before, after))
+        rows.append(_effect_row(f"Peak {count}", was, now, format_bytes))
     for kind in Kind if by_kind else ():
         if kind in before.by_kind or kind in after.by_kind:
             was, now = (peak.by_kind.get(kind, 0) for peak in (before, after))
@@ -97,10 +96,6 @@ def plan_words(plan: Plan) -> str:
     change = f" ({format_change(before, after)})" if before else ""
     share = "" if plan.extra_fraction is None else f", {100 * plan.extra_fraction:.1f} % of the forward's"
     flops = "an unknown number of FLOPs" if plan.extra_flops is None else f"{format_flops(plan.extra_flops)} FLOPs"
-    parts = [
-        f"{number} checkpoint{'s' if number > 1 else ''} ({plan.chosen})",
-        f"peak {format_bytes(before)} -> {format_bytes(after)}{change}{' allocated' if allocated else ' requested'}"
-        + ("" if plan.analysed else ", an estimate"),
-        f"{flops} run again{share}",
-    ]
-    return "; ".join(parts)
+    measure = f"{'allocated' if allocated else 'requested'}{'' if plan.analysed else ', an estimate'}"
+    peak = f"peak {format_bytes(before)} -> {format_bytes(after)}{change} {measure}"
+    return f"{number} checkpoint{'s' if number > 1 else ''} ({plan.chosen}); {peak}; {flops} run again{share}"

@@ -9,15 +9,7 @@ from typing import Final, NamedTuple
 from fxmem.hardware.context import format_range
 from fxmem.hardware.links import bytes_per_second
 from fxmem.records.names import NO_LOSS, TimedQuestion
-from fxmem.records.parts import (
-    Collective,
-    GenerationPeak,
-    GenerationRun,
-    RankClass,
-    RankedStep,
-    RankGroup,
-    TimedChoice,
-)
+from fxmem.records.parts import GenerationPeak, GenerationRun, RankClass, RankedStep, TimedChoice
 from fxmem.records.profile import FileChange, Headed, Profile, ProgramFiles, ProgramRun, Round
 from fxmem.records.units import exact_bytes, format_bytes, printable
 from fxmem.show.facts import Facts, describe_growth, make_printable
@@ -40,12 +32,15 @@ def rank_facts(about: Headed) -> Facts:
         facts.append(Fact(label, _describe_class(each, ranks)))
     for index, group in enumerate(ranks.groups):
         moved = [each for each in ranks.collectives if each.group == index]
-        what = f"{_describe_group(group)}: {_describe_moves(about, group, moved)}"
-        facts.append(Fact("" if index else "Sends", what))
+        nbytes = sum(each.moved_bytes for each in moved)
+        kinds = ", ".join(f"{each.count} {each.kind}" for each in moved)
+        rate = bytes_per_second(about.target, group)
+        time = "" if rate is None else f", {1e3 * nbytes / rate:.3g} ms at {rate / 1e9:.0f} GB/s"
+        name = "all ranks" if group.name == "all ranks" else printable(f"{group.name} of {group.size}")
+        facts.append(Fact("" if index else "Sends", f"{name}: {format_bytes(nbytes)} a step in {kinds}{time}"))
     if ranks.host_bytes:
-        facts.append(
-            Fact("Host", f"{format_bytes(ranks.host_bytes)} a rank: parameters, gradients and optimizer state")
-        )
+        what = f"{format_bytes(ranks.host_bytes)} a rank: parameters, gradients and optimizer state"
+        facts.append(Fact("Host", what))
     return facts
 
 
@@ -62,27 +57,13 @@ def _describe_class(members: RankClass, ranks: RankedStep) -> str:
     return ", ".join(parts) + mark
 
 
-def _describe_group(group: RankGroup) -> str:
-    return "all ranks" if group.name == "all ranks" else printable(f"{group.name} of {group.size}")
-
-
-def _describe_moves(about: Headed, group: RankGroup, moved: list[Collective]) -> str:
-    nbytes = sum(each.moved_bytes for each in moved)
-    kinds = ", ".join(f"{each.count} {each.kind}" for each in moved)
-    rate = bytes_per_second(about.target, group)
-    time = "" if rate is None else f", {1e3 * nbytes / rate:.3g} ms at {rate / 1e9:.0f} GB/s"
-    return f"{format_bytes(nbytes)} a step in {kinds}{time}"
-
-
 def compile_facts(about: Headed) -> Facts:
     """What the compiler decides by timing on the card, with the peaks of both answers; none where nothing is."""
     made = about.step.compiled
     if made is None or not made.timed:
         return []
-    groups: dict[TimedQuestion, list[TimedChoice]] = {}
-    for each in made.timed:
-        groups.setdefault(each.question, []).append(each)
-    what = ", ".join(_describe_timed(question, group) for question, group in groups.items())
+    questions = dict.fromkeys(each.question for each in made.timed)
+    what = ", ".join(_describe_timed([each for each in made.timed if each.question == asked]) for asked in questions)
     if made.lowest_peak_bytes is None or made.highest_peak_bytes is None:
         return [Fact("By timing", f"{what}. No other answer was tried")]
     peaks = format_range(made.lowest_peak_bytes, made.highest_peak_bytes)
@@ -97,9 +78,9 @@ _TIMED: Final[dict[TimedQuestion, tuple[str, str]]] = {
 """What the compiler decides by timing: once, and more often."""
 
 
-def _describe_timed(question: TimedQuestion, group: list[TimedChoice]) -> str:
+def _describe_timed(group: list[TimedChoice]) -> str:
     count = sum(each.count for each in group)
-    one, more = _TIMED[question]
+    one, more = _TIMED[group[0].question]
     taken = " and ".join(dict.fromkeys(printable(each.taken) for each in group))
     return f"{one if count == 1 else more.format(count)} ({taken} here)"
 
@@ -161,10 +142,8 @@ def describe_generation(run: GenerationRun) -> str:
 
 def _generation_facts(run: GenerationRun) -> Facts:
     """What a generation takes in prefill and while decoding, and whether it fits."""
-    facts = [
-        Fact("Generation", f"{describe_generation(run)}; {run.recorded_tokens} recorded"),
-        Fact("Prefill", describe_counts(run.prefill)),
-    ]
+    facts = [Fact("Generation", f"{describe_generation(run)}; {run.recorded_tokens} recorded")]
+    facts.append(Fact("Prefill", describe_counts(run.prefill)))
     if run.decode is not None:
         facts.append(Fact("Decode", f"{describe_counts(run.decode)}; most alive at token {run.decode.token}"))
     if run.growth_bytes is not None:
@@ -179,12 +158,8 @@ def _generation_facts(run: GenerationRun) -> Facts:
 
 def describe_counts(peak: GenerationPeak | RankClass | Round) -> str:
     """The bytes in each count that is known."""
-    counts = (
-        (peak.requested_bytes, "requested"),
-        (peak.allocated_bytes, "allocated"),
-        (peak.reserved_bytes, "reserved"),
-    )
-    return ", ".join(f"{format_bytes(nbytes)} {name}" for nbytes, name in counts if nbytes is not None)
+    counts = {"requested": peak.requested_bytes, "allocated": peak.allocated_bytes, "reserved": peak.reserved_bytes}
+    return ", ".join(f"{format_bytes(nbytes)} {name}" for name, nbytes in counts.items() if nbytes is not None)
 
 
 class EqualRounds(NamedTuple):

@@ -5,13 +5,15 @@ No script, and nothing loaded from elsewhere. Text is escaped here, so that no n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
+from string import Template
 from typing import NamedTuple
 from unicodedata import east_asian_width
 
 from fxmem.records.units import printable
-from fxmem.show.palette import DARK, LIGHT, Palette
+from fxmem.show.palette import DARK, KINDS, LIGHT, Palette
 
 FONT = "Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif"
 
@@ -97,12 +99,37 @@ class StyleSheet(NamedTuple):
     css: str
 
 
-def style_sheet(kind: str, rules: Sequence[str], colors: Callable[[Palette], Sequence[str]]) -> StyleSheet:
-    """Bind rules to one kind of document. It is light, dark where the screen is dark, and light on paper."""
-    # The window around a document that is opened alone has the page's colour, too.
-    light = f"svg.{kind}{{background:{LIGHT.page}}}{_bind(kind, [*rules, *colors(LIGHT)])}"
-    dark = f"svg.{kind}{{background:{DARK.page}}}{_bind(kind, colors(DARK))}"
+def style_sheet(template: Path) -> StyleSheet:
+    """The style of one kind of document: it is light, dark where the screen is dark, and light on paper.
+
+    Args:
+        template: the rules, each a line; after a line `/* colours */` those that name colours of a palette. Its stem
+            gives the kind.
+    """
+    kind = f"fxmem-{template.stem}"
+    rules, colors = template.read_text(encoding="utf-8").split("/* colours */\n")
+    light, dark = (
+        # The window around a document that is opened alone has the page's colour, too.
+        f"svg.{kind}{{background:{palette.page}}}{_bind(kind, _fill_in(text, palette))}"
+        for text, palette in ((rules + colors, LIGHT), (colors, DARK))
+    )
     return StyleSheet(kind, f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}")
+
+
+def _fill_in(rules: str, palette: Palette) -> list[str]:
+    shades = (
+        f".h{step} {what}{{fill:{color}}}"
+        for step, shade in enumerate(palette.shades)
+        for what, color in ((".shape", shade.fill), ("text", shade.text), (".amount", shade.text))
+    )
+    kinds = (f".{kind_class(kind)}{{fill:{color}}}" for kind, color in KINDS.items())
+    several = {"font": FONT, "shades": "\n".join(shades), "kinds": "\n".join(kinds)}
+    return Template(rules).substitute({**vars(palette), **several}).splitlines()
+
+
+def kind_class(kind: str) -> str:
+    """The class that gives an element the colour of a kind of storage."""
+    return f"k-{kind}"
 
 
 def document(

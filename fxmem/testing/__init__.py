@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["assert_peak_below", "lightning_callback", "trainer_callback"]
 
-_HOMES = {
-    "assert_peak_below": "peak_checks",
-    "lightning_callback": "callbacks",
-    "trainer_callback": "callbacks",
-}
+_HOMES = {"assert_peak_below": "peak_checks", "lightning_callback": "callbacks", "trainer_callback": "callbacks"}
 
 
 if not TYPE_CHECKING:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from fxmem.show.export.markdown_parts import write_table
-from fxmem.show.html.fragment import Fragment
+from fxmem.show.html.fragment import fragment
 from fxmem.show.plan_facts import effect_facts, effect_table
 from fxmem.show.sections import Cell, Fact, Section, TableColumn, make_table, numbers
 from fxmem.show.text.plan import table
@@ -46,7 +46,7 @@ def test_a_section_as_text() -> None:
 
 
 def test_the_same_section_as_html() -> None:
-    text = Fragment([SECTION]).html()
+    text = fragment(SECTION)
     assert "<b>" not in text.partition("</style>")[2].replace('<b class="head">', "")
     found = words(text)
     assert "Cards Card Memory Fits a \\x1b[31m<b> 9 MiB no by 1 MiB Budget kept with \\x07 to spare" in found

@@ -20,13 +20,7 @@ from fxmem.cli.spec_names import form_error, is_reference
 from fxmem.cli.specs.configs import unknown_setting_error
 from fxmem.cli.specs.construction import construct, construct_with_values
 from fxmem.cli.specs.hf_config import from_transformers
-from fxmem.cli.specs.recipes import (
-    Recipe,
-    describe,
-    from_own_code,
-    from_timm,
-    from_torchvision,
-)
+from fxmem.cli.specs.recipes import Recipe, describe, from_own_code, from_timm, from_torchvision
 from fxmem.cli.specs.references import importable
 from fxmem.errors import FxmemError, UsageError, linked_errors, one_line
 from fxmem.records.units import format_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fxmem.errors import UsageError
 from fxmem.memory.figures import sum_figures
@@ -33,25 +33,19 @@ class Checkpoint:
         return None if self.region is None else self.region.freed_bytes
 
     @property
-    def kept_results(self) -> int:
-        """How many of its products keep their results."""
-        return 0 if self.region is None else len(self.region.keeps)
-
-    @property
-    def recomputed_results(self) -> int:
-        """How many results that are saved for backward are recomputed, one by one."""
-        return 0 if self.region is None else len(self.region.remakes)
-
-    @property
-    def offloaded_results(self) -> int:
-        """How many results wait in the host's memory."""
-        return 0 if self.region is None else len(self.region.offloads)
+    def results(self) -> tuple[int, int, int]:
+        """How many results of its operators are kept, are recomputed one by one, and wait in the host's memory."""
+        region = self.region
+        return (0, 0, 0) if region is None else (len(region.keeps), len(region.remakes), len(region.offloads))
 
     @property
     def likeness(self) -> Hashable:
         """Equal for those that free and cost the same."""
-        results = self.kept_results, self.recomputed_results, self.offloaded_results
-        return (self.region is None, self.freed_bytes, self.extra_flops, results)
+        return (self.region is None, self.freed_bytes, self.extra_flops, self.results)
+
+
+_RESULTS = ("keeps {} result{} of products", "recomputes {} saved result{}", "offloads {} saved result{}")
+"""What is said of each number in `Checkpoint.results`."""
 
 
 def checkpoints(profile: Profile, plan: Plan | None = None) -> tuple[Checkpoint, ...]:
@@ -62,14 +56,14 @@ def checkpoints(profile: Profile, plan: Plan | None = None) -> tuple[Checkpoint,
         UsageError: the plan is not for this profile, or its regions overlap.
     """
     planned = [] if plan is None else _find_planned(profile, plan)
-    own = [
-        _make_own(profile, region.first_node, region.last_node)
-        for region in profile.recomputed
-        if region.first_node < region.last_node
-    ]
-    return tuple(
-        _nest([*planned, *(each for each in own if not any(_overlaps_partly(each, other) for other in planned))])
-    )
+    found = list(planned)
+    for region in profile.recomputed:
+        first, last = region.first_node, region.last_node
+        forward = sum_figures(profile.nodes[first:last]).forward
+        own = Checkpoint(first, last, None, None if forward.unknown_calls else forward.known)
+        if first < last and not any(_overlaps_partly(own, other) for other in planned):
+            found.append(own)
+    return tuple(_nest(found))
 
 
 def describe_effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -> str:
@@ -86,20 +80,13 @@ def describe_effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -
     if planned:
         # What an inner one frees, it frees while the outer one runs again.
         outermost = min(checkpoint.level for checkpoint, _ in planned)
-        freed = sum(
-            (checkpoint.freed_bytes or 0) * times for checkpoint, times in planned if checkpoint.level == outermost
-        )
+        outer = ((checkpoint, times) for checkpoint, times in planned if checkpoint.level == outermost)
+        freed = sum((checkpoint.freed_bytes or 0) * times for checkpoint, times in outer)
         together = f", {format_bytes(freed * each)} together" if each > 1 else ""
         parts.append(f"frees {format_bytes(freed)}{of_each}{together}; runs {_flops(planned)} again{of_each}")
-        results = sum(checkpoint.kept_results * times for checkpoint, times in planned)
-        if results:
-            parts.append(f"keeps {results} result{'s' if results > 1 else ''} of products{of_each}")
-        recomputed = sum(checkpoint.recomputed_results * times for checkpoint, times in planned)
-        if recomputed:
-            parts.append(f"recomputes {recomputed} saved result{'s' if recomputed > 1 else ''}{of_each}")
-        offloaded = sum(checkpoint.offloaded_results * times for checkpoint, times in planned)
-        if offloaded:
-            parts.append(f"offloads {offloaded} saved result{'s' if offloaded > 1 else ''}{of_each}")
+        for place, words in enumerate(_RESULTS):
+            count = sum(checkpoint.results[place] * times for checkpoint, times in planned)
+            parts += [words.format(f"{count}", "s" if count > 1 else "") + of_each] if count else []
     if own:
         parts.append(f"in the program itself; runs at most {_flops(own)} again{of_each}")
     return "; ".join(parts)
@@ -116,9 +103,7 @@ def _flops(found: Iterable[tuple[Checkpoint, int]]) -> str:
 
 def _find_planned(profile: Profile, plan: Plan) -> list[Checkpoint]:
     theirs, ours = (plan.inputs, plan.step, plan.target.name), (profile.inputs, profile.step, profile.target.name)
-    found = [
-        Checkpoint(region.first_node, region.last_node, region, region.extra_flops) for region in plan.all_regions()
-    ]
+    found = [Checkpoint(each.first_node, each.last_node, each, each.extra_flops) for each in plan.all_regions()]
     if theirs != ours or any(each.last_node > len(profile.nodes) or each.first_node < 0 for each in found):
         raise UsageError(
             "expected a plan for the step that is drawn, but it is for other inputs, another step or another target: "
@@ -130,11 +115,6 @@ def _find_planned(profile: Profile, plan: Plan) -> list[Checkpoint]:
             "this one contradicts itself: plan it anew"
         )
     return found
-
-
-def _make_own(profile: Profile, first: int, last: int) -> Checkpoint:
-    forward = sum_figures(profile.nodes[first:last]).forward
-    return Checkpoint(first, last, None, None if forward.unknown_calls else forward.known)
 
 
 def _overlaps_partly(one: Checkpoint, other: Checkpoint) -> bool:
@@ -151,5 +131,5 @@ def _nest(found: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
             around.pop()
         if around and each.last_node > around[-1].last_node:
             continue
-        around.append(Checkpoint(each.first_node, each.last_node, each.region, each.extra_flops, len(around)))
+        around.append(replace(each, level=len(around)))
         yield around[-1]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from fxmem.errors import UsageError
-from fxmem.records.profile import Node, Phase, Profile, Timeline
+from fxmem.records.profile import Phase, Profile, Timeline
 from fxmem.show.graph.boxes import IsOpen, View, ViewMaker, count_boxes, flatten, gather, open_heaviest, open_to_depth
 from fxmem.show.graph.checkpoints import checkpoints
 from fxmem.show.graph.folded_tree import Place, Visit, graph_tree, level, places
@@ -74,7 +75,11 @@ class Hierarchy:
             edges=tuple(edges),
             focus=self.focus,
             peak_node=self.peak,
-            in_place=_in_place_nodes(self.profile),
+            in_place=frozenset(
+                op.node
+                for op in self.profile.ops
+                if op.phase is Phase.FORWARD and "".join(op.name.split(".")[1:2]).endswith("_")
+            ),
             plan=self.options.plan,
             homes=tuple(home.get(node) for node in range(len(self.profile.nodes))),
         )
@@ -113,63 +118,33 @@ def _find_focus(profile: Profile, focus: str | None, peak: int | None) -> str:
     if not focus:
         return ""
     if focus == "peak":
-        return "" if peak is None else _module_around(profile.nodes[peak])
-    known = {
-        ".".join(node.module.split(".")[:depth])
-        for node in profile.nodes
-        if node.module
-        for depth in range(1, node.module.count(".") + 2)
-    }
+        node = None if peak is None else profile.nodes[peak]
+        module = "" if node is None else node.module
+        return module.rpartition(".")[0] if node is not None and node.op == "call_module" else module
+    known = {path for node in profile.nodes for path in accumulate(node.module.split("."), "{}.{}".format)} - {""}
     if focus in known:
         return focus
     near = difflib.get_close_matches(focus, sorted(known), n=1)
-    raise UsageError(
-        f"expected focus to be a module that runs, or peak; got {focus!r}"
-        + (f", did you mean {near[0]}?" if near else "")
-    )
-
-
-def _module_around(node: Node) -> str:
-    return node.module.rpartition(".")[0] if node.op == "call_module" else node.module
-
-
-def _in_place_nodes(profile: Profile) -> frozenset[int]:
-    return frozenset(
-        op.node
-        for op in profile.ops
-        if op.phase is Phase.FORWARD and op.name.split(".")[1:2] and op.name.split(".")[1].endswith("_")
-    )
+    hint = f", did you mean {near[0]}?" if near else ""
+    raise UsageError(f"expected focus to be a module that runs, or peak; got {focus!r}{hint}")
 
 
 def _drawn_nodes(profile: Profile, focus: str, peak: int | None) -> list[int]:
     if focus:
-        return [
-            index
-            for index, node in enumerate(profile.nodes)
-            if node.module == focus or node.module.startswith(f"{focus}.")
-        ]
-    running = {op.node for op in profile.ops}
-    trains = profile.step.mode == "train"
-
-    def happens(index: int, node: Node) -> bool:
-        """The rows for loss and optimizer are there even where a step has neither."""
-        return (
-            node.op not in ("loss", "optimizer") or index in running or index == peak or (trains and node.op == "loss")
-        )
-
-    return [index for index, node in enumerate(profile.nodes) if happens(index, node)]
+        return [index for index, node in enumerate(profile.nodes) if f"{node.module}.".startswith(f"{focus}.")]
+    happens = {peak, *(op.node for op in profile.ops)}
+    # The rows for loss and optimizer are there even where a step has neither.
+    absent = ("optimizer",) if profile.step.mode == "train" else ("loss", "optimizer")
+    return [index for index, node in enumerate(profile.nodes) if node.op not in absent or index in happens]
 
 
 def _unwrap(root: Visit, focus: str) -> Visit:
     """The visit in focus, where it is one; what leads to it needs no frame."""
-    while (
-        focus
-        and root.module != focus
-        and len(root.items) == 1
-        and isinstance(root.items[0], Visit)
-        and root.items[0].checkpoint is None
-    ):
-        root = root.items[0]
+    while focus and root.module != focus and len(root.items) == 1:
+        (only,) = root.items
+        if not isinstance(only, Visit) or only.checkpoint is not None:
+            break
+        root = only
     return root
 
 
@@ -204,14 +179,12 @@ def find_reads(
     reads: list[dict[int, int]] = [{} for _ in range(number)]
     for node, head in home.items():
         for source in profile.nodes[node].inputs:
-            if source in home and home[source] < head and _is_in_one_repeat(where[source].turns, where[node].turns):
-                reads[head].setdefault(home[source], source)
+            if source in home and home[source] < head:
+                turns, others = where[source].turns, where[node].turns
+                # What one repeat reads of another is no line inside the one that is drawn.
+                if all(others.get(run, turn) == turn for run, turn in turns.items()):
+                    reads[head].setdefault(home[source], source)
     return reads
-
-
-def _is_in_one_repeat(turns: dict[int, int], others: dict[int, int]) -> bool:
-    """What one repeat reads of another is no line inside the one that is drawn."""
-    return all(others.get(run, turn) == turn for run, turn in turns.items())
 
 
 def _drop_fans(reads: Sequence[dict[int, int]]) -> set[tuple[int, int]]:
@@ -220,11 +193,8 @@ def _drop_fans(reads: Sequence[dict[int, int]]) -> set[tuple[int, int]]:
     for head, sources in enumerate(reads):
         for tail in sources:
             readers.setdefault(tail, []).append(head)
-    return {
-        (tail, head)
-        for tail, heads in readers.items()
-        for head in (heads if len(heads) <= _MOST_READERS else heads[:1])
-    }
+    few = ((tail, heads if len(heads) <= _MOST_READERS else heads[:1]) for tail, heads in readers.items())
+    return {(tail, head) for tail, heads in few for head in heads}
 
 
 def _drop_long(pairs: set[tuple[int, int]]) -> set[tuple[int, int]]:

@@ -15,7 +15,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 
 from fxmem.memory.module_tree import call_name, find_runs
 from fxmem.records.profile import Node, Profile
@@ -163,11 +163,8 @@ def _leaves(
     """One leaf per call, in order; a parameter that something reads joins the first that does."""
     borders = sorted({border for region in regions for border in (region.first_node, region.last_node)})
     readers = _readers(profile, nodes)
-    joins = {
-        node: readers[node][0]
-        for node in nodes
-        if profile.nodes[node].op == "get_attr" and readers[node] and node != peak
-    }
+    parameters = (node for node in nodes if profile.nodes[node].op == "get_attr" and node != peak)
+    joins = {node: readers[node][0] for node in parameters if readers[node]}
     held: dict[int, list[int]] = {}
     for parameter, reader in joins.items():
         held.setdefault(reader, []).append(parameter)
@@ -177,15 +174,10 @@ def _leaves(
             continue
         node = profile.nodes[index]
         own = (*held.get(index, ()), index)
-        leaf = Leaf(
-            nodes=own,
-            calls=(index,),
-            module=node.module,
-            alias=index != peak and _is_alias(node, parameters=len(own) > 1),
-        )
+        leaf = Leaf(own, (index,), node.module, index != peak and len(own) == 1 and _is_alias(node))
         if merge_views and leaves and _extends_views(profile, leaves[-1], leaf, readers, borders):
             before = leaves.pop()
-            leaf = Leaf(nodes=(*before.nodes, index), calls=(*before.calls, index), module=node.module, alias=True)
+            leaf = Leaf((*before.nodes, index), (*before.calls, index), node.module, alias=True)
         leaves.append(leaf)
     return leaves
 
@@ -199,26 +191,20 @@ def _readers(profile: Profile, nodes: Sequence[int]) -> dict[int, list[int]]:
     return readers
 
 
-def _is_alias(node: Node, *, parameters: bool) -> bool:
-    brings = (
-        node.output_bytes or node.saved_bytes or node.params_bytes or node.scratch_bytes.forward or node.forward_flops
-    )
-    return node.view_of is not None and node.op in ("call_method", "call_function") and not brings and not parameters
+def _is_alias(node: Node) -> bool:
+    scratch = node.scratch_bytes.forward
+    brings = any((node.output_bytes, node.saved_bytes, node.params_bytes, scratch, node.forward_flops))
+    return node.view_of is not None and node.op in ("call_method", "call_function") and not brings
 
 
 def _extends_views(
     profile: Profile, before: Leaf, leaf: Leaf, readers: dict[int, list[int]], borders: Sequence[int]
 ) -> bool:
     last, first = before.calls[-1], leaf.calls[0]
-    if bisect_right(borders, last) != bisect_right(borders, first):
+    crosses = bisect_right(borders, last) != bisect_right(borders, first)
+    if crosses or not (before.alias and leaf.alias) or before.module != leaf.module:
         return False
-    return (
-        before.alias
-        and leaf.alias
-        and before.module == leaf.module
-        and profile.nodes[first].inputs == (last,)
-        and readers[last] == [first]
-    )
+    return profile.nodes[first].inputs == (last,) and readers[last] == [first]
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------
@@ -229,7 +215,9 @@ _Segment = str | int
 
 def _paths(profile: Profile, leaves: Sequence[Leaf], regions: Sequence[Checkpoint]) -> list[list[_Segment]]:
     """The way from the root to each leaf."""
-    modules = [_enclosing_modules(profile.nodes[leaf.calls[0]]) for leaf in leaves]
+    called = [profile.nodes[leaf.calls[0]] for leaf in leaves]
+    # The call of a module is drawn in its parent.
+    modules = [_segments(node.module)[: -1 if node.op == "call_module" else None] for node in called]
     begins = [leaf.calls[0] for leaf in leaves]
     # What each leaf's path has in common with that of the one before; with nothing, before the first and after the
     # last.
@@ -259,10 +247,8 @@ def _insert_regions(modules: list[str], around: Sequence[tuple[int, int]]) -> li
 
 def _count_common(one: Sequence[_Segment], other: Sequence[_Segment]) -> int:
     """Count the segments that two paths begin with in common."""
-    return next(
-        (index for index, (mine, yours) in enumerate(zip(one, other, strict=False)) if mine != yours),
-        min(len(one), len(other)),
-    )
+    pairs = zip(one, other, strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 # --- visits -----------------------------------------------------------------------------------------------------------
@@ -293,12 +279,6 @@ def _segments(module: str) -> list[str]:
     return module.split(".", _DEEPEST - 1) if module else []
 
 
-def _enclosing_modules(node: Node) -> list[str]:
-    """Path of the module that a call is drawn in; the call of a module is drawn in its parent."""
-    segments = _segments(node.module)
-    return segments[:-1] if node.op == "call_module" else segments
-
-
 # --- folding ----------------------------------------------------------------------------------------------------------
 
 
@@ -326,11 +306,10 @@ class _Repeats:
             if times == 1:
                 yield items[start]
                 continue
-            repeats = tuple(
-                tuple(node for item in items[begin : begin + length] for node in all_nodes(item))
-                for begin in range(start, start + length * times, length)
-            )
-            yield FoldedRun(tuple(items[start : start + length]), repeats, items[start + length * times - 1])
+            begins = range(start, start + length * times, length)
+            each = [items[begin : begin + length] for begin in begins]
+            repeats = tuple(tuple(node for item in repeat for node in all_nodes(item)) for repeat in each)
+            yield FoldedRun(tuple(each[0]), repeats, each[-1][-1])
 
     def _wiring(self, items: Sequence[Item]) -> list[tuple[int | None, ...]]:
         """For each node, the places of what it reads: inside, counted from the first; outside, None."""
@@ -341,10 +320,8 @@ class _Repeats:
     def _fingerprint(self, item: Item) -> int:
         # Kept alive beside its fingerprint, so that its identity is not given to another item.
         if id(item) not in self._by_item:
-            self._by_item[id(item)] = (
-                item,
-                self._fingerprints.setdefault(self._likeness(item), len(self._fingerprints)),
-            )
+            found = self._fingerprints.setdefault(self._likeness(item), len(self._fingerprints))
+            self._by_item[id(item)] = (item, found)
         return self._by_item[id(item)][1]
 
     def _likeness(self, item: Item) -> Hashable:
@@ -361,15 +338,9 @@ class _Repeats:
         name = _drop_numbers(node.module if node.op == "call_module" else call_name(node))
         tensors = tuple((output.shape, output.dtype) for output in node.outputs)
         scratch = (node.scratch_bytes.forward, node.scratch_bytes.backward)
-        counts = (
-            node.params_bytes,
-            node.output_bytes,
-            node.saved_bytes,
-            scratch,
-            node.forward_flops,
-            node.backward_flops,
-        )
-        return (node.op, name, node.module_type, tensors, node.view_of is None, counts, index == self._peak)
+        sizes = (node.params_bytes, node.output_bytes, node.saved_bytes, scratch)
+        flops = (node.forward_flops, node.backward_flops)
+        return (node.op, name, node.module_type, tensors, node.view_of is None, sizes, flops, index == self._peak)
 
 
 def _drop_numbers(name: str) -> str:

@@ -12,13 +12,12 @@ from fxmem.records.units import printable
 from fxmem.show.graph.boxes import View
 from fxmem.show.graph.composition import Hierarchy, find_reads, make_hierarchy
 from fxmem.show.graph.labels import (
-    BAR,
-    LINE,
     NOTE_SIZE,
     PAD,
-    TITLE,
     TITLE_SIZE,
     UniqueIds,
+    box_id,
+    box_size,
     frame_words,
     name_box,
     round_width,
@@ -75,7 +74,7 @@ class _Writer:
         reads = find_reads(self._profile, self._hierarchy.where, home, len(self._boxes))
         drawing = self._hierarchy.picture(self._boxes, self._frames, (), home)
         headings = iter(frame_words(drawing, figures=False))
-        number_of_leaf = [index for index, (view, *_) in enumerate(views) if not view.parts]
+        numbers = [index for index, (view, *_) in enumerate(views) if not view.parts]
         for part, (_, box, frame) in zip(self._parts, views, strict=True):
             self._describe(part, drawing, box)
             if frame is not None:
@@ -87,12 +86,8 @@ class _Writer:
         return {
             "heats": {name: HEATS[name] for name in self._quantities},
             "parts": self._parts,
-            "lines": [
-                [number_of_leaf[tail], number_of_leaf[head]]
-                for head, tails in enumerate(reads)
-                for tail in sorted(tails)
-            ],
-            "home": [number_of_leaf[home[node]] if node in home else -1 for node in range(len(self._profile.nodes))],
+            "lines": [[numbers[tail], numbers[head]] for head, tails in enumerate(reads) for tail in sorted(tails)],
+            "home": [numbers[home[node]] if node in home else -1 for node in range(len(self._profile.nodes))],
         }
 
     def _walk(self, views: Sequence[View], frame: int | None, times: int) -> Iterator[tuple[View, Box, Frame | None]]:
@@ -142,28 +137,22 @@ class _Writer:
         return found
 
     def _describe(self, part: dict[str, Any], drawing: Picture, box: Box) -> None:
-        outside = drawing.focus if box.frame is None else drawing.frames[box.frame].module
         nodes = [self._profile.nodes[node] for node in box.shown]
-        title, note = name_box(drawing, box, nodes, outside)
-        title = printable(title + (f" x{box.alike}" if box.alike > 1 else ""))
-        lines = [printable(shape_line(nodes, note))]
-        lines += [printable(describe_checkpoints(box))] if box.checkpoints else []
-        lines = [line for line in lines if line]
+        title, note = name_box(drawing, box, nodes)
+        found = [shape_line(nodes, note), describe_checkpoints(box) if box.checkpoints else ""]
+        lines = [printable(line) for line in found if line]
         mark = describe_peak(drawing, box, outside=box.module)
-        wide = max(
-            text_width(title, TITLE_SIZE, bold=True) + (0.0 if box.kind in ("input", "output") else _FIGURE),
-            *(text_width(line, NOTE_SIZE) for line in lines),
-            text_width(mark, NOTE_SIZE, bold=True),
-        )
-        width = round_width(wide + 2 * PAD, _MOST)
+        beside = 0.0 if box.kind in ("input", "output") else _FIGURE
+        wide, height = box_size(title, beside, lines, mark)
+        width = round_width(wide, _MOST)
         room = width - 2 * PAD
         part |= {
-            "id": self._ids.make(box.module if box.kind in ("module", "group") else nodes[-1].name),
+            "id": box_id(self._ids, box, nodes),
             "kind": box.kind,
-            "title": fit(title, TITLE_SIZE, room - (0.0 if box.kind in ("input", "output") else _FIGURE), bold=True),
+            "title": fit(title, TITLE_SIZE, room - beside, bold=True),
             "lines": [fit(line, NOTE_SIZE, room) for line in lines],
             "w": width,
-            "h": TITLE + LINE * (len(lines) + bool(mark)) + 2 * PAD + BAR,
+            "h": height,
         }
         part |= {"mark": fit(mark, NOTE_SIZE, room, bold=True)} if mark else {}
         part |= {"path": printable(box.module)} if box.module else {}

@@ -116,65 +116,50 @@ def frame_words(drawing: Picture, *, figures: bool = True) -> list[FrameWords]:
         if frame.checkpoint is not None:
             found.append(_label_checkpoint(drawing, frame, frame.checkpoint, regions))
             continue
-        outside = drawing.focus if frame.parent is None else drawing.frames[frame.parent].module
-        name = (
-            span_names(_own_name(frame.first, outside), _own_name(frame.last, outside))
-            if frame.last
-            else _own_name(frame.module, outside)
-        )
+        name = _own_span(frame.first if frame.last else frame.module, frame.last, outside_of(drawing, frame.parent))
         if frame.gathered > 1:
             name = f"{frame.gathered} small operators: {name}"
-        value = heat_value(drawing.heat, frame.figures)
-        figure = _figure(drawing.heat, value, frame.figures)
         # A run of several calls or modules is no module itself.
         kind = class_name(drawing, frame.module) if frame.first in ("", frame.module) and not frame.gathered else ""
-        notes = [
-            kind,
-            *([f"x{frame.alike}"] if frame.alike > 1 else []),
-            *(_frame_figures(drawing.heat, value, figure, frame.alike) if figures else []),
-        ]
-        tooltip = frame_tooltip(drawing, frame)
-        found.append(
-            FrameWords(
-                ids.make(frame.module),
-                printable(name),
-                printable(", ".join(filter(None, notes))),
-                tuple(map(printable, tooltip)),
-            )
-        )
+        notes = [kind, *([f"x{frame.alike}"] if frame.alike > 1 else [])]
+        notes += _frame_figures(drawing.heat, frame) if figures else []
+        note, tooltip = ", ".join(filter(None, notes)), frame_tooltip(drawing, frame)
+        words = FrameWords(ids.make(frame.module), printable(name), printable(note), tuple(map(printable, tooltip)))
+        found.append(words)
     return found
+
+
+def outside_of(drawing: Picture, frame: int | None) -> str:
+    """The module that names are seen from inside a frame, or outside all of them."""
+    return drawing.focus if frame is None else drawing.frames[frame].module
 
 
 def _label_checkpoint(drawing: Picture, frame: Frame, checkpoint: Checkpoint, ids: UniqueIds) -> FrameWords:
     name = "checkpoint" if frame.whole else "part of a checkpoint"
     if frame.alike > 1:
-        outside = drawing.focus if frame.parent is None else drawing.frames[frame.parent].module
-        which = printable(span_names(_own_name(frame.first, outside), _own_name(frame.last, outside)))
+        which = printable(_own_span(frame.first, frame.last, outside_of(drawing, frame.parent)))
         name = f"checkpoint x{frame.alike}" + (f": {which}" if len(which) <= _LONGEST_NAME else "")
     says = describe_effect([(checkpoint, 1)], each=frame.alike)
     tooltip = tuple(map(printable, checkpoint_tooltip(drawing, frame, checkpoint)))
     return FrameWords(ids.make(drawing.profile.nodes[checkpoint.first_node].name), name, says, tooltip, checkpoint=True)
 
 
-def _frame_figures(heat: Heat, value: int | None, figure: str, alike: int) -> list[str]:
-    return [f"{figure} each", *_sum_note(heat, value, alike)] if alike > 1 else [figure]
-
-
-def _sum_note(heat: Heat, value: int | None, times: int) -> list[str]:
-    """What several add up to, of a quantity that adds up."""
+def _frame_figures(heat: Heat, frame: Frame) -> list[str]:
+    """The quantity that colours the boxes; of several equal ones, what they add up to as well."""
+    value = heat_value(heat, frame.figures)
+    figure = _figure(heat, value, frame.figures)
+    if frame.alike == 1:
+        return [figure]
     if not value or heat in LARGEST:
-        return []
-    return [f"{format_flops(value * times) if heat == 'flops' else format_bytes(value * times)} together"]
+        return [f"{figure} each"]
+    write = format_flops if heat == "flops" else format_bytes
+    return [f"{figure} each", f"{write(value * frame.alike)} together"]
 
 
 def box_value(heat: Heat, box: Box) -> int | None:
-    """The quantity that colours a box, of all that it stands for together."""
-    return times_value(heat, heat_value(heat, box.figures), box.times)
-
-
-def times_value(heat: Heat, value: int | None, times: int) -> int | None:
-    """A quantity of so many equal ones; of what is a largest number, that of each."""
-    return value if value is None or heat in LARGEST else value * times
+    """The quantity that colours a box, of all that it stands for together; of what is a largest number, of each."""
+    value = heat_value(heat, box.figures)
+    return value if value is None or heat in LARGEST else value * box.times
 
 
 def heat_scale(drawing: Picture) -> int:
@@ -195,38 +180,42 @@ def heat_step(value: int | None, largest: int) -> int | None:
 
 
 def _label_box(drawing: Picture, box: Box, largest: int, ids: UniqueIds) -> Words:
-    outside = drawing.focus if box.frame is None else drawing.frames[box.frame].module
     nodes = [drawing.profile.nodes[node] for node in box.shown]
     value = box_value(drawing.heat, box)
-    title, note = name_box(drawing, box, nodes, outside)
-    times = f" x{box.alike}" if box.alike > 1 else ""
-    figure = (
-        ""
-        if box.kind in ("alias", "input", "output") and not value
-        else _figure(drawing.heat, value, box.figures, box.times)
-    )
-    lines = [*_box_lines(drawing, box, nodes, note)]
+    title, note = name_box(drawing, box, nodes)
+    is_silent = box.kind in ("alias", "input", "output") and not value
+    figure = "" if is_silent else _figure(drawing.heat, value, box.figures, box.times)
+    lines = [printable(line) for line in _box_lines(drawing, box, nodes, note)]
     mark = describe_peak(drawing, box, outside=box.module)
-    title, lines = printable(title + times), [printable(line) for line in lines]
-    widths = [
-        text_width(title, TITLE_SIZE, bold=True) + (_GAP + text_width(figure, TITLE_SIZE, bold=True) if figure else 0.0)
-    ]
-    widths += [text_width(line, NOTE_SIZE) for line in lines] + [text_width(mark, NOTE_SIZE, bold=True)]
-    height = TITLE + LINE * (len(lines) + bool(mark)) + 2 * PAD + BAR
-    name = box.module if box.kind in ("module", "group") else nodes[-1].name
-    tooltip = tuple(map(printable, box_tooltip(drawing, box, nodes)))
+    room = _GAP + text_width(figure, TITLE_SIZE, bold=True) if figure else 0.0
     return Words(
-        ids.make(name),
+        box_id(ids, box, nodes),
         title,
         figure,
         tuple(lines),
         mark,
-        tooltip,
+        tuple(map(printable, box_tooltip(drawing, box, nodes))),
         heat_step(value, largest),
         value / largest if value else 0.0,
-        max(widths) + 2 * PAD,
-        height,
+        *box_size(title, room, lines, mark),
     )
+
+
+def box_id(ids: UniqueIds, box: Box, nodes: Sequence[Node]) -> str:
+    """The id of a box, given its calls."""
+    return ids.make(box.module if box.kind in ("module", "group") else nodes[-1].name)
+
+
+def box_size(title: str, room: float, lines: Sequence[str], mark: str) -> tuple[float, float]:
+    """Width and height that the words of a box need, with so much room beside its title."""
+    widths = [text_width(title, TITLE_SIZE, bold=True) + room, *(text_width(line, NOTE_SIZE) for line in lines)]
+    width = max(*widths, text_width(mark, NOTE_SIZE, bold=True))
+    return width + 2 * PAD, TITLE + LINE * (len(lines) + bool(mark)) + 2 * PAD + BAR
+
+
+def _own_span(first: str, last: str, outside: str) -> str:
+    """The names of the first and last of several as seen from inside another module; of one alone, its own."""
+    return span_names(_own_name(first, outside), _own_name(last, outside)) if last else _own_name(first, outside)
 
 
 def _own_name(module: str, outside: str) -> str:
@@ -235,31 +224,28 @@ def _own_name(module: str, outside: str) -> str:
     return f"{outside.rpartition('.')[2]}.{own}" if own[:1].isdigit() and own != module else own
 
 
-def name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -> tuple[str, str]:
+def name_box(drawing: Picture, box: Box, nodes: Sequence[Node]) -> tuple[str, str]:
     """What stands first in a box, and what explains it."""
+    title, note = _name_box(drawing, box, nodes, outside_of(drawing, box.frame))
+    return printable(title + (f" x{box.alike}" if box.alike > 1 else "")), note
+
+
+def _name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -> tuple[str, str]:
     node = nodes[0]
-    if box.kind in ("module", "group"):
-        if box.gathered:
-            return f"{box.gathered} small operators", span_names(
-                _own_name(box.first, outside), _own_name(box.last, outside)
-            )
-        if box.kind == "group":
-            return span_names(_own_name(box.first, outside), _own_name(box.last, outside)), f"{len(nodes)} calls"
-        own = _own_name(box.module, outside)
-        called = (
-            ", ".join(dict.fromkeys(call_name(each) for each in nodes)) if len(nodes) == 1 else f"{len(nodes)} calls"
-        )
-        kind = class_name(drawing, box.module)
-        return (span_names(own, _own_name(box.last, outside)) if box.last else own), ", ".join(
-            filter(None, (kind, called))
-        )
+    if box.gathered:
+        return f"{box.gathered} small operators", _own_span(box.first, box.last, outside)
+    if box.kind == "group":
+        return _own_span(box.first, box.last, outside), f"{len(nodes)} calls"
+    if box.kind == "module":
+        called = call_name(node) if len(nodes) == 1 else f"{len(nodes)} calls"
+        note = ", ".join(filter(None, (class_name(drawing, box.module), called)))
+        return _own_span(box.module, box.last, outside), note
     if box.kind == "input":
         return call_name(node), "input"
     if box.kind in ("output", "step"):
         return node.name, "" if node.target == node.name else node.target
     if node.op == "call_module":
-        own = _own_name(node.module, outside) or node.name
-        return (span_names(own, _own_name(box.last, outside)) if box.last else own), node.module_type
+        return _own_span(node.module or node.name, box.last, outside), node.module_type
     if len(nodes) > 1:
         return ", ".join(call_name(each) for each in nodes), ""
     return node.name, "" if re.fullmatch(re.escape(call_name(node)) + r"(_\d+)?", node.name) else node.target
@@ -267,8 +253,7 @@ def name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) ->
 
 def _box_lines(drawing: Picture, box: Box, nodes: Sequence[Node], note: str) -> Iterator[str]:
     alias = describe_alias(drawing, box.shown[-1]) if box.kind in ("call", "alias") else ""
-    described = shape_line(nodes, note)
-    if described:
+    if described := shape_line(nodes, note):
         yield described
     each = box.times > 1 and drawing.heat not in LARGEST
     counted = [f"{name} {text}" for name, text in _figures(box.figures) if each or name != drawing.heat]

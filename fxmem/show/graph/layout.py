@@ -311,8 +311,7 @@ def _assign_lanes(around: _Cell) -> None:
     for _, first, last, index, column in sorted(skipping):
         lanes = taken.setdefault(column, [])
         lane = next(
-            (number for number, others in enumerate(lanes) if all(last < a or b < first for a, b in others)),
-            len(lanes),
+            (number for number, others in enumerate(lanes) if all(last < a or b < first for a, b in others)), len(lanes)
         )
         if lane == len(lanes):
             lanes.append([])

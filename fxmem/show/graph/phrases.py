@@ -71,12 +71,8 @@ def describe_peak(drawing: Picture, box: Box, *, outside: str = "") -> str:
     """What to say of the peak; names are as seen from `outside`."""
     if not box.peak or drawing.peak_node is None:
         return ""
-    where = (
-        ""
-        if len(box.shown) == 1
-        else f" in {relative_path(display_name(drawing.profile.nodes[drawing.peak_node]), outside)}"
-    )
-    return printable(f"PEAK{where}: {peak_words(drawing)}")
+    where = relative_path(display_name(drawing.profile.nodes[drawing.peak_node]), outside)
+    return printable(f"PEAK{'' if len(box.shown) == 1 else f' in {where}'}: {peak_words(drawing)}")
 
 
 # --- tooltips ---------------------------------------------------------------------------------------------------------
@@ -93,12 +89,10 @@ def box_tooltip(drawing: Picture, box: Box, nodes: Sequence[Node]) -> Iterator[s
         yield from _place_lines(drawing, box.module, box.first, box.last, box.alike)
         for tensor in node.outputs:
             yield f"output {format_shape(tensor.shape)} {tensor.dtype}"
-        alias = describe_alias(drawing, box.shown[-1])
-        if alias:
+        if alias := describe_alias(drawing, box.shown[-1]):
             yield alias
     shown = set(box.shown)
-    parameters = [display_name(drawing.profile.nodes[index]) for index in box.nodes if index not in shown]
-    if parameters:
+    if parameters := [display_name(drawing.profile.nodes[index]) for index in box.nodes if index not in shown]:
         yield f"first to read {join_names(parameters, 8)}"
     yield from _sum_lines(box.figures)
     if box.times > 1:
@@ -134,14 +128,15 @@ def checkpoint_tooltip(drawing: Picture, frame: Frame, checkpoint: Checkpoint) -
     else:
         yield f"frees {exact_bytes(checkpoint.region.freed_bytes)} of what is saved for backward"
         yield f"FLOPs run again: {format_flops(checkpoint.extra_flops)}"
-        if checkpoint.kept_results:
+        kept, recomputed, offloaded = checkpoint.results
+        if kept:
             products = ", ".join(map(str, checkpoint.region.keeps))
             yield f"keeps the results of its products {products} (counted from 0), which do not run again"
-        if checkpoint.offloaded_results:
-            yield f"{checkpoint.offloaded_results} saved results of its operators wait in the host's memory"
-        if checkpoint.recomputed_results:
-            count = checkpoint.recomputed_results
-            yield f"recomputes {count} saved results of its operators, one by one; nothing of the program runs twice"
+        if offloaded:
+            yield f"{offloaded} saved results of its operators wait in the host's memory"
+        if recomputed:
+            one_by_one = "saved results of its operators, one by one; nothing of the program runs twice"
+            yield f"recomputes {recomputed} {one_by_one}"
         elif checkpoint.region.random:
             yield "keeps the state of the random number generator"
         else:

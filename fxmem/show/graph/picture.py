@@ -147,13 +147,8 @@ def heat_value(heat: Heat, figures: Figures) -> int | None:
     if heat == "flops":
         both = figures.forward + figures.backward
         return None if both.unknown_calls and not both.known else both.known
-    return {
-        "saved": figures.saved,
-        "output": figures.output,
-        "params": figures.params,
-        "live": figures.live,
-        "scratch": figures.scratch,
-    }[heat]
+    nbytes: int = getattr(figures, heat)
+    return nbytes
 
 
 def display_name(node: Node) -> str:

@@ -16,10 +16,6 @@ class WorkerFailedError(Exception):
     """It took too long, ended in an error, or answered what cannot be read."""
 
 
-class WorkerTooSlowError(WorkerFailedError):
-    """It took too long."""
-
-
 def answer(name: str, command: Sequence[str], data: bytes, *, limit: float) -> bytes:
     """What a command answers on standard output to `data` on standard input.
 
@@ -31,8 +27,7 @@ def answer(name: str, command: Sequence[str], data: bytes, *, limit: float) -> b
             program's name may be a script around the program.
 
     Raises:
-        WorkerTooSlowError: it took longer.
-        WorkerFailedError: it could not be started, or ended with another exit code than 0.
+        WorkerFailedError: it took longer, could not be started, or ended with another exit code than 0.
     """
     try:
         worker = subprocess.Popen(
@@ -45,13 +40,11 @@ def answer(name: str, command: Sequence[str], data: bytes, *, limit: float) -> b
     except BaseException as error:
         _kill(worker)
         if isinstance(error, subprocess.TimeoutExpired):
-            raise WorkerTooSlowError(f"{name} took longer than {limit:g} s") from error
+            raise WorkerFailedError(f"{name} took longer than {limit:g} s") from error
         raise
     if worker.returncode != 0:
-        complaint = err.decode(errors="replace").strip().splitlines()
-        raise WorkerFailedError(
-            f"{name} failed with exit code {worker.returncode}" + (f": {complaint[-1][:200]}" if complaint else "")
-        )
+        complaint = "".join(f": {line[:200]}" for line in err.decode(errors="replace").strip().splitlines()[-1:])
+        raise WorkerFailedError(f"{name} failed with exit code {worker.returncode}{complaint}")
     return out
 
 

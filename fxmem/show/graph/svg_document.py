@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fxmem.records.units import format_bytes, format_flops, printable
 from fxmem.show import facts, svg
@@ -23,7 +24,6 @@ from fxmem.show.graph.labels import (
 from fxmem.show.graph.layout import HEADING, EdgeLine, GraphLayout, Rectangle
 from fxmem.show.graph.phrases import peak_words
 from fxmem.show.graph.picture import Picture
-from fxmem.show.palette import Palette
 from fxmem.show.plan_facts import plan_words
 from fxmem.show.sections import Fact
 from fxmem.show.svg import element, fit, group, rect, text, text_width, wrap
@@ -42,6 +42,8 @@ _ARROW_HEAD = (
     '<defs><marker id="fxmem-arrow" class="tip" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7" '
     'orient="auto"><path d="M0 0.8L8 4L0 7.2z"/></marker></defs>'
 )
+
+_STYLE = svg.style_sheet(Path(__file__).with_name("graph.css"))
 
 
 @dataclass(frozen=True)
@@ -273,42 +275,3 @@ def _edge(drawing: Picture, words: Sequence[Words], index: int, line: EdgeLine, 
 
 def _rect(place: Rectangle, classes: str = "", *, rx: float) -> str:
     return rect(place.x, place.y, place.width, place.height, classes, rx=rx)
-
-
-# --- style ------------------------------------------------------------------------------------------------------------
-
-_RULES = [
-    f"text{{font:10.5px {svg.FONT}}}",
-    f".title{{font-size:{_TITLE:g}px;font-weight:bold}}", ".strong,.label{font-weight:bold}",
-    ".box .strong,.heading .strong{font-size:12px}",
-    ".box .note.strong{font-size:10.5px}", ".end{text-anchor:end}", ".middle{text-anchor:middle}",
-    ".small{font-size:9px}",
-    ".edge path{fill:none;stroke-width:1.1}", ".order path{stroke-dasharray:4 3}", ".shape{stroke-width:1}",
-    ".frame rect{stroke-width:1}", ".amount{fill-opacity:.75}",
-    ".frame.checkpoint rect{stroke-width:2.5;stroke-dasharray:9 5}",
-    ".alias .shape{stroke-dasharray:4 3}", ".peak .shape{stroke-width:4}",
-]  # fmt: skip
-
-
-def _colors(palette: Palette) -> list[str]:
-    shades = [
-        f".h{step} {what}{{fill:{color}}}"
-        for step, shade in enumerate(palette.shades)
-        for what, color in ((".shape", shade.fill), ("text", shade.text), (".amount", shade.text))
-    ]
-    return [
-        f".page{{fill:{palette.page}}}",
-        f"text,tspan{{fill:{palette.text}}}", f".muted,.label{{fill:{palette.muted}}}",
-        f".shape{{stroke:{palette.line}}}",
-        f".frame rect{{fill:{palette.panel};stroke:{palette.line};stroke-opacity:.6}}",
-        f".frame.checkpoint rect{{stroke:{palette.checkpoint};stroke-opacity:1}}",
-        f".heading.checkpoint .strong{{fill:{palette.checkpoint}}}",
-        f".behind{{fill:{palette.panel}}}", f".bar{{fill:{palette.bar}}}",
-        f".edge path{{stroke:{palette.line}}}", f".tip path{{fill:{palette.line}}}",
-        f".hu .shape{{fill:{palette.page}}}",
-        *shades,
-        f".peak .shape{{stroke:{palette.peak}}}",
-    ]  # fmt: skip
-
-
-_STYLE = svg.style_sheet("fxmem-graph", _RULES, _colors)

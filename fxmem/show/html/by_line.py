@@ -24,13 +24,6 @@ _AROUND = 10
 """Lines shown before and after one that has figures."""
 
 
-class ListedTensors(NamedTuple):
-    """Tensors that come and go at a line."""
-
-    total: int
-    names: Sequence[str]
-
-
 class PageLine(NamedTuple):
     """One row of a file's table."""
 
@@ -39,15 +32,8 @@ class PageLine(NamedTuple):
     """None: a gap between lines, or of no line shown."""
     figures: Sequence[tuple[str, str]] = ()
     """What stands under each heading, and the percent of its bar; empty for a line that does nothing."""
-    tensors: ListedTensors = ListedTensors(0, ())
-
-
-class PageFile(NamedTuple):
-    """A source file."""
-
-    anchor: str
-    name: str
-    lines: Sequence[PageLine]
+    tensors: tuple[int, Sequence[str]] = (0, ())
+    """Those that come and go there: how many, and their names."""
 
 
 def lines_html(report: LineReport) -> str:
@@ -55,24 +41,20 @@ def lines_html(report: LineReport) -> str:
     mode = "training" if report.step.mode == "train" else "inference"
     title = f"{report.model}: memory by source line of one {mode} step"
     files = [
-        PageFile(f"file{index}", short_file(file), list(_file_lines(report, file)))
-        for index, file in enumerate(report.files)
+        (f"file{index}", short_file(file), list(_file_lines(report, file))) for index, file in enumerate(report.files)
     ]
     return fill_page(
         "by_line",
         report,
         title=title,
         heading=title,
-        sections={**{file.anchor: file.name for file in files}, "rest": "Of no line shown"},
+        sections={**{anchor: name for anchor, name, _ in files}, "rest": "Of no line shown"},
         header=[*first_facts(report), *sum_facts(report)],
         meanings="; ".join(f"{heading}: {meaning}" for heading, meaning in MEANINGS),
         resident=_list_tensors(report.resident, ()),
         heads=_HEADS,
         files=files,
-        rest=[
-            PageLine(each.what, figures=_figures(each, 0), tensors=_list_tensors(each.came, each.went))
-            for each in report.rest
-        ],
+        rest=[PageLine(row.what, None, _figures(row, 0), _list_tensors(row.came, row.went)) for row in report.rest],
     )
 
 
@@ -93,22 +75,13 @@ def _file_lines(report: LineReport, file: str) -> Iterator[PageLine]:
 
 def _figures(row: LineFigures, most: int) -> list[tuple[str, str]]:
     """What stands under each heading. Kept bytes have a bar, relative to the most of any line."""
-    allocated, kept, *others = (
-        "" if nbytes is None else short_bytes(nbytes)
-        for nbytes in (
-            row.allocated_bytes,
-            row.kept_bytes,
-            row.freed_bytes,
-            row.saved_bytes,
-            row.peak_bytes,
-            row.after_bytes,
-            row.backward_allocated_bytes,
-        )
-    )
-    share = f"{100 * row.kept_bytes / most:.1f}" if most else ""
-    return [(str(row.calls), ""), (allocated, ""), (kept, share), *((each, "") for each in others)]
+    names = ("allocated", "kept", "freed", "saved", "peak", "after", "backward_allocated")
+    sizes = {name: getattr(row, f"{name}_bytes") for name in names}
+    bars = {"kept": f"{100 * row.kept_bytes / most:.1f}" if most else ""}
+    cells = [("" if size is None else short_bytes(size), bars.get(name, "")) for name, size in sizes.items()]
+    return [(str(row.calls), ""), *cells]
 
 
-def _list_tensors(came: Sequence[TensorGroup], went: Sequence[TensorGroup]) -> ListedTensors:
+def _list_tensors(came: Sequence[TensorGroup], went: Sequence[TensorGroup]) -> tuple[int, Sequence[str]]:
     names = [f"{sign} {format_group(group)}" for sign, groups in (("+", came), ("-", went)) for group in groups]
-    return ListedTensors(sum(group.count for group in (*came, *went)), names)
+    return sum(group.count for group in (*came, *went)), names

@@ -7,44 +7,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from fxmem.records.profile import Record
 from fxmem.show.html.page import fill_template
 from fxmem.show.palette import LIGHT
 from fxmem.show.sections import Section
 
-
-class Code(NamedTuple):
-    """What can be pasted, under a title that opens it."""
-
-    title: str
-    code: str
-    note: str = ""
+Code = tuple[str, str, str]
+"""What can be pasted, under a title that opens it, and a note on it."""
 
 
-@dataclass(frozen=True)
-class Fragment:
-    """What a notebook shows of a record, in this order."""
+def fragment(
+    *sections: Section, plot: str = "", codes: Sequence[Code] = (), lists: Sequence[tuple[str, Sequence[str]]] = ()
+) -> str:
+    """What a notebook shows of a record, in this order, escaped.
 
-    sections: Sequence[Section]
-    plot: str = ""
-    """SVG, our own."""
-    codes: Sequence[Code] = ()
-    lists: Sequence[tuple[str, Sequence[str]]] = ()
-    """Sentences, under titles that open them."""
-
-    def html(self) -> str:
-        """The fragment, escaped."""
-        return fill_template(
-            "fragment",
-            sections=self.sections,
-            plot=self.plot,
-            codes=self.codes,
-            lists=self.lists,
-            palette=LIGHT,
-        )
+    Args:
+        sections: tables and facts.
+        plot: SVG, our own.
+        codes: what can be pasted.
+        lists: sentences, under titles that open them.
+    """
+    return fill_template("fragment", sections=sections, plot=plot, codes=codes, lists=lists, palette=LIGHT)
 
 
 def cell_id(record: Record) -> str:

@@ -9,10 +9,7 @@ from fxmem.show.palette import css_variables
 
 
 def live_html(
-    title: str,
-    sliders: Sequence[tuple[str, int]],
-    menus: Sequence[tuple[str, str, Sequence[str]]],
-    budget: str,
+    title: str, sliders: Sequence[tuple[str, int]], menus: Sequence[tuple[str, str, Sequence[str]]], budget: str
 ) -> str:
     """Write the page around the page of a step.
 

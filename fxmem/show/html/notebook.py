@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
-from fxmem.records.profile import Kind, Profile, Timeline
+from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, percent, short_bytes
 from fxmem.show import facts
 from fxmem.show.graph import DrawingOptions, render
@@ -26,17 +26,6 @@ _MOST_NODES = 5000
 """Nodes that a drawing is made of at most: a cell's output has to come at once."""
 _MOST_CHARACTERS = 300_000
 """Of a drawing; a notebook keeps every output in its file."""
-
-
-class BarPart(NamedTuple):
-    """A kind's part of the bar; its place and width are percent of the whole."""
-
-    kind: Kind
-    name: str
-    tooltip: str
-    spoken: str
-    start: float
-    width: float
 
 
 class TreeRow(NamedTuple):
@@ -80,12 +69,14 @@ def notebook_html(profile: Profile, timeline: Timeline) -> str:
     )
 
 
-def _bar(timeline: Timeline) -> Iterator[BarPart]:
+def _bar(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Each kind's part of the bar; its place and width are percent of the whole."""
     start = 0.0
     for share in facts.split(timeline.peak):
         width = 100 * share.nbytes / timeline.peak.requested_bytes
         tooltip = f"{share.name}: {format_bytes(share.nbytes)}, {share.percent}"
-        yield BarPart(share.kind, share.name, tooltip, f"{share.name} {share.percent}", start, width)
+        spoken = f"{share.name} {share.percent}"
+        yield {**share._asdict(), "tooltip": tooltip, "spoken": spoken, "start": start, "width": width}
         start += width
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any
 
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile, Timeline
@@ -12,31 +12,10 @@ from fxmem.show import facts
 from fxmem.show.html.tables import region_table
 from fxmem.show.plan_facts import effect_facts, effect_table, summarize
 from fxmem.show.plots import CurveDot, curve_svg
-from fxmem.show.sections import Fact, Table
+from fxmem.show.sections import Fact
 
 _Views = Mapping[str, str]
 """One plot for wide and one for narrow screens: scaled down, its words could not be read."""
-
-
-class PageVerdict(NamedTuple):
-    """Whether the step fits its card."""
-
-    answer: str
-    rest: str
-    mark: str
-    """`yes`, `no`, or empty where it is not known."""
-    share: float | None
-    """Percent of the card that is taken; None where its memory is not known."""
-
-
-@dataclass(frozen=True)
-class PagePlan:
-    """A plan for the step, compared with the step without it."""
-
-    effect: Table
-    facts: facts.Facts
-    regions: Table | None
-    curves: _Views
 
 
 def draw_views(plot: Callable[[str, float], str], wide: float = 1150.0) -> _Views:
@@ -55,36 +34,38 @@ def numbers(profile: Profile, peak: Peak) -> Iterator[facts.PeakCount]:
         yield count if count.nbytes is not None else facts.PeakCount(count.label, None, missing)
 
 
-def verdict(profile: Profile, peak: Peak) -> PageVerdict:
-    """Decide whether the step fits, and how much of the card it needs."""
+def verdict(profile: Profile, peak: Peak) -> dict[str, Any]:
+    """Whether the step fits its card.
+
+    An answer, the rest of the sentence, a mark (`yes`, `no`, or empty where it is not known), and the percent of the
+    card that is taken (None where its memory is not known).
+    """
     fit = facts.find_fit(profile, peak)
     answer = ". ".join(filter(None, [fit.verdict, fit.shortage])) + "." * bool(fit.counted)
     memory = profile.target.memory_bytes
     taken = peak.reserved_bytes or peak.requested_bytes
-    return PageVerdict(
-        answer=answer[:1].upper() + answer[1:],
-        rest=f" {fit.counted}" if fit.counted else "",
-        mark={True: "yes", False: "no", None: ""}[fit.is_fitting],
-        share=min(100 * taken / memory, 100.0) if memory else None,
-    )
+    return {
+        "answer": answer[:1].upper() + answer[1:],
+        "rest": f" {fit.counted}" if fit.counted else "",
+        "mark": {True: "yes", False: "no", None: ""}[fit.is_fitting],
+        "share": min(100 * taken / memory, 100.0) if memory else None,
+    }
 
 
 # --- a plan -----------------------------------------------------------------------------------------------------------
 
 
-def plan_section(timeline: Timeline, after: Timeline | None, plan: Plan | None) -> PagePlan | None:
-    """What a plan does, or None if there is no plan."""
+def plan_section(timeline: Timeline, after: Timeline | None, plan: Plan | None) -> dict[str, Any]:
+    """What a plan does: its effect, facts, regions and curves; nothing if there is no plan."""
     now = plan.after if plan is not None else after.peak if after is not None else None
     if now is None:
-        return None
-    return PagePlan(
-        effect=effect_table(timeline.peak, now, plan, by_kind=True),
-        facts=[] if plan is None else [Fact("Plan", summarize(plan)), *effect_facts(plan)],
-        regions=region_table(plan) if plan is not None and any(plan.all_regions()) else None,
-        curves={}
-        if plan is None or not plan.curve
-        else draw_views(lambda size, width: plan_curve(plan, size, width), wide=1100.0),
-    )
+        return {}
+    shown: dict[str, Any] = {"effect": effect_table(timeline.peak, now, plan, by_kind=True)}
+    if plan is not None:
+        shown["facts"] = [Fact("Plan", summarize(plan)), *effect_facts(plan)]
+        shown["regions"] = region_table(plan) if any(plan.all_regions()) else None
+        shown["curves"] = draw_views(partial(plan_curve, plan), wide=1100.0) if plan.curve else {}
+    return {"facts": [], "regions": None, "curves": {}, **shown}
 
 
 def plan_curve(plan: Plan, view: str, width: float) -> str:

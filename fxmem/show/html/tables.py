@@ -8,7 +8,7 @@ from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.module_tree import call_name, describe
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Profile, Timeline
-from fxmem.records.units import format_bytes, format_flops, percent, printable, short_bytes
+from fxmem.records.units import format_bytes, format_flops, percent, printable, short_bytes, to_words
 from fxmem.show import facts
 from fxmem.show.sections import Cell, Table, TableColumn, TableRow, make_table, numbers
 
@@ -59,22 +59,14 @@ def _node_row(profile: Profile, index: int, at_peak: int, *, is_peak: bool) -> T
     owner = () if node.view_of is None else (f"in the memory of {profile.nodes[node.view_of].name}",)
     ran = node.op not in ("placeholder", "get_attr", "output")
     source = ("", "") if node.source is None else (node.source.place, node.source.code)
+    most = node.scratch_bytes.max, node.live_bytes.max
+    sizes = (node.params_bytes, node.output_bytes, node.saved_bytes, *most, at_peak)
     cells = [
         Cell(str(index), index),
         Cell(node.module or node.name if is_module else node.name, notes=tuple(filter(None, notes))),
         Cell((node.module_type if is_module else call_name(node)) or node.op),
         Cell(facts.describe_outputs([node]), notes=owner),
-        *map(
-            _bytes_cell,
-            (
-                node.params_bytes,
-                node.output_bytes,
-                node.saved_bytes,
-                node.scratch_bytes.max,
-                node.live_bytes.max,
-                at_peak,
-            ),
-        ),
+        *map(_bytes_cell, sizes),
         _flops_cell(node.forward_flops, ran=ran),
         _flops_cell(node.backward_flops, ran=node.live_bytes.backward is not None),
         Cell(source[0], notes=tuple(filter(None, source[1:]))),
@@ -115,7 +107,7 @@ def alive_table(profile: Profile, timeline: Timeline) -> tuple[Table, int]:
             Cell(percent(together, whole), together),
             _bytes_cell(tensor.nbytes),
             Cell(f"{count:,}", count),
-            Cell(tensor.kind_name, kind=tensor.kind),
+            Cell(to_words(tensor.kind), kind=tensor.kind),
             Cell(tensor.tensor),
             Cell(tensor.owner),
             Cell(tensor.source),
@@ -129,7 +121,7 @@ def largest_table(profile: Profile, timeline: Timeline) -> Table:
     """The largest tensors alive at the peak."""
     columns = [TableColumn(is_number=True), *(TableColumn() for _ in range(4))]
     rows = (
-        [format_bytes(each.nbytes), each.kind_name, each.tensor, each.owner + each.more, each.source]
+        [format_bytes(each.nbytes), to_words(each.kind), each.tensor, each.owner + each.more, each.source]
         for each in facts.largest_alive(profile, timeline)
     )
     return make_table("Largest alive at the peak", columns, rows)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fxmem.records.profile import Profile
 from fxmem.records.units import printable
-from fxmem.show.palette import KINDS, Palette
-from fxmem.show.svg import FONT, fit, path, style_sheet, text, wrap
+from fxmem.show.svg import fit, path, style_sheet, text, wrap
 
 NARROWEST = 280.0
 """Width of a plot in pixels, at least."""
@@ -37,11 +37,6 @@ def step_title(profile: Profile) -> str:
     return printable(
         f"{profile.model}: {'training' if profile.step.mode == 'train' else 'inference'} step on {profile.target.name}"
     )
-
-
-def kind_class(kind: str) -> str:
-    """The class that gives an element the colour of a kind of storage."""
-    return f"k-{kind}"
 
 
 @dataclass(frozen=True)
@@ -127,33 +122,5 @@ def spread(places: Sequence[float], sizes: Sequence[float], low: float, high: fl
     return found
 
 
-_RULES = [
-    f"text{{font:{SIZE:g}px {FONT}}}",
-    f".title{{font-size:{_TITLE:g}px;font-weight:bold}}", ".strong{font-weight:bold}", ".end{text-anchor:end}",
-    ".middle{text-anchor:middle}",
-    ".halo{paint-order:stroke;stroke-width:3;stroke-linejoin:round}",
-    ".grid,.axis,.peak,.limit,.held,.total,.after{fill:none;stroke-width:1;shape-rendering:crispEdges}",
-    ".total{stroke-width:.8;stroke-opacity:.75;shape-rendering:auto}", ".after{stroke-width:1.5;shape-rendering:auto}",
-    ".peak{stroke-width:1.5;stroke-dasharray:2 2}", ".limit{stroke-width:1.5;stroke-dasharray:8 3}",
-    ".join{fill:none;stroke-width:1}",
-    ".allocated{stroke-dasharray:5 3}", ".reserved{stroke-dasharray:1 3;stroke-width:2}",
-    ".forward{fill-opacity:0}", ".evaluation{fill-opacity:.03}", ".backward{fill-opacity:.05}",
-    ".optimizer{fill-opacity:.12}", ".dot{stroke-width:1.5}",
-    ".swatch{stroke-width:.6}",
-    *(f".{kind_class(kind)}{{fill:{color}}}" for kind, color in KINDS.items()),
-]  # fmt: skip
-
-
-def _colors(palette: Palette) -> list[str]:
-    return [
-        f".page{{fill:{palette.page}}}", f"text,.shade{{fill:{palette.text}}}", f".muted{{fill:{palette.muted}}}",
-        f".grid{{stroke:{palette.grid}}}",
-        f".axis,.swatch{{stroke:{palette.line}}}", f".halo{{stroke:{palette.page}}}",
-        f".total,.held,.after{{stroke:{palette.text}}}", f".peak{{stroke:{palette.accent}}}",
-        f".dot{{fill:{palette.accent};stroke:{palette.page}}}", f".limit{{stroke:{palette.limit}}}",
-        f".box,.hollow{{fill:{palette.page};stroke:{palette.line}}}",
-    ]  # fmt: skip
-
-
-STYLE = style_sheet("fxmem-plot", _RULES, _colors)
+STYLE = style_sheet(Path(__file__).with_name("plot.css"))
 """One style for every plot."""

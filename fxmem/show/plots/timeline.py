@@ -28,13 +28,12 @@ from fxmem.show.plots.axes import (
     PlotArea,
     byte_grid,
     heading,
-    kind_class,
     spread,
     step_title,
 )
 from fxmem.show.plots.rounds import rounds_strip
 from fxmem.show.plots.samples import Sample, samples
-from fxmem.show.svg import circle, document, fit, group, path, rect, text, text_width
+from fxmem.show.svg import circle, document, fit, group, kind_class, path, rect, text, text_width
 
 _RIGHT = 64.0
 _HEADROOM = 1.05
@@ -145,14 +144,7 @@ def _scale(step: PlottedStep, budget: int | None, after: Timeline | None) -> tup
 
 def _draw_panel(panel: _Panel, limits: Sequence[_Limit]) -> str:
     area = panel.area
-    parts = [
-        *_phases(panel),
-        *byte_grid(area),
-        *_bands(panel),
-        *_peak(panel),
-        *_lines(panel, limits),
-        *_axis(panel),
-    ]
+    parts = [*_phases(panel), *byte_grid(area), *_bands(panel), *_peak(panel), *_lines(panel, limits), *_axis(panel)]
     return group(
         *(f"{part}\n" for part in parts),
         id=panel.name,

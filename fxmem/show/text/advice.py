@@ -95,10 +95,6 @@ def format_extra(advice: Advice, each: Suggestion) -> str:
 def _code(advice: Advice) -> RenderableType:
     listed = grid(-3, None)
     for number, each in enumerate(advice.suggestions, 1):
-        listed.add_row(
-            Text(f"{number}."),
-            Text("\n".join(map(printable, each.code.splitlines()))).append(
-                f"\n{printable(each.note)}" if each.note else "", style="dim"
-            ),
-        )
+        code, note = Text("\n".join(map(printable, each.code.splitlines()))), printable(each.note)
+        listed.add_row(f"{number}.", code.append(f"\n{note}" if note else "", style="dim"))
     return listed

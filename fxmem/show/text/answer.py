@@ -46,9 +46,8 @@ def overview(
         color: whether to write ANSI colours.
     """
     width = max(width, 60)
-    answer = render(
-        [_answer(profile, timeline, fit or find_fit(profile, timeline.peak), following, width)], width, color
-    )
+    fit = fit or find_fit(profile, timeline.peak)
+    answer = render([_answer(profile, timeline, fit, following, width)], width, color)
     if full:
         return answer + "\n" + table(profile, timeline, width=width, depth=depth, color=color)
     ran, levels = run_facts(profile), DEPTH if depth is None else depth
@@ -81,16 +80,8 @@ def _pick_fitting(words: Sequence[str], room: int) -> str:
 def _ending(profile: Profile) -> Facts:
     """What the numbers are of, and what was left out."""
     of = {fact.key: fact.text for fact in findings.header_facts(profile)}
-    counts = [
-        f"{count} {word}{'s' * (count != 1)}"
-        for count, word in (
-            (len(made_up(profile)), "made-up value"),
-            (len(profile.assumptions), "assumption"),
-            (len(profile.unknowns), "unknown"),
-        )
-        if count
-    ]
-    return [
-        Fact("Of", "; ".join([*([of["inputs"]] if profile.inputs else []), of["step"]])),
-        Fact("More", f"--full: each count of the peak, its split, the largest tensors{', '.join(['', *counts])}"),
-    ]
+    more = "--full: each count of the peak, its split, the largest tensors"
+    found = {"made-up value": made_up(profile), "assumption": profile.assumptions, "unknown": profile.unknowns}
+    for word, each in found.items():
+        more += f", {len(each)} {word}{'s' * (len(each) != 1)}" if each else ""
+    return [Fact("Of", "; ".join([*([of["inputs"]] if profile.inputs else []), of["step"]])), Fact("More", more)]

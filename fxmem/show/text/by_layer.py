@@ -93,12 +93,8 @@ def csv_text(report: LayerReport, *, depth: int | None = None) -> str:
 
 def _select_rows(report: LayerReport, depth: int | None) -> Iterator[tuple[Layer, str]]:
     """Layers to show, and their titles."""
-    rows = [
-        layer
-        for layer in report.layers
-        if (layer.kind == "module" or _is_shown(layer))
-        if depth is None or layer.depth <= depth
-    ]
+    near = (layer for layer in report.layers if depth is None or layer.depth <= depth)
+    rows = [layer for layer in near if layer.kind == "module" or _is_shown(layer)]
     for folded in fold(rows, label=lambda row: row.name, likeness=layer_likeness):
         layer = folded.rows[0]
         calls = f", {layer.calls} calls" if layer.calls > 1 else ""
@@ -127,18 +123,17 @@ def _sums(report: LayerReport) -> Iterator[Fact]:
 
 
 def _count(known: int, unknown: int, what: str, why: str) -> str:
-    return f"{'at least ' if unknown else ''}{known:,}" + (
-        f" (not counted: {unknown} {what}{'s' if unknown > 1 else ''} {why})" if unknown else ""
-    )
+    if not unknown:
+        return f"{known:,}"
+    return f"at least {known:,} (not counted: {unknown} {what}{'s' if unknown > 1 else ''} {why})"
 
 
 def _legend(columns: Sequence[Column[Layer]]) -> str:
-    macs = (
-        "MACs: multiply-adds of products, convolutions and attention. FLOPs: 1 multiply-add = 2, and everything else."
-    )
+    macs = "MACs: multiply-adds of products, convolutions and attention."
+    flops = "FLOPs: 1 multiply-add = 2, and everything else."
     output = "Output: new memory of results, what activations take without backward. "
     is_wide = any(column.heading == "Output" for column in columns)
-    return f"{macs} {output if is_wide else ''}Saved: what is kept for backward."
+    return f"{macs} {flops} {output if is_wide else ''}Saved: what is kept for backward."
 
 
 def _markdown(text: str) -> str:

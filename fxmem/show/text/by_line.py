@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import linecache
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from rich.console import RenderableType
@@ -36,15 +37,17 @@ _COLUMNS: tuple[Column[LineFigures], ...] = (
     Column("Saved", 9, lambda row: short_bytes(row.saved_bytes)),
 )
 _MORE_COLUMNS: tuple[Column[LineFigures], ...] = (
-    Column("Alive", 9, lambda row: "" if row.after_bytes is None else format_bytes(row.after_bytes)),
-    Column(
-        "Backward",
-        9,
-        lambda row: "" if row.backward_allocated_bytes is None else short_bytes(row.backward_allocated_bytes),
-    ),
+    Column("Alive", 9, lambda row: _known(row.after_bytes, format_bytes)),
+    Column("Backward", 9, lambda row: _known(row.backward_allocated_bytes, short_bytes)),
     Column("Freed", 9, lambda row: short_bytes(row.freed_bytes)),
     Column("Calls", 5, lambda row: str(row.calls)),
 )
+
+
+def _known(nbytes: int | None, write: Callable[[int], str]) -> str:
+    return "" if nbytes is None else write(nbytes)
+
+
 _NUMBER = 5
 """Columns of a line's number."""
 _NARROWEST_CODE = 38
@@ -84,12 +87,8 @@ def first_facts(report: LineReport) -> Facts:
 
 def format_group(group: TensorGroup) -> str:
     """`7 x (512, 512, 3, 3) float32 63.0 MiB parameter`. Untrusted text."""
-    kind = to_words(group.kind)
-    return (
-        f"{group.count} x {group.shape} {group.dtype} {format_bytes(group.nbytes)} {kind}"
-        if group.dtype
-        else f"{group.count} x {kind} {format_bytes(group.nbytes)}"
-    )
+    kind, size = to_words(group.kind), format_bytes(group.nbytes)
+    return f"{group.count} x " + (f"{group.shape} {group.dtype} {size} {kind}" if group.dtype else f"{kind} {size}")
 
 
 def short_file(file: str) -> str:
@@ -156,45 +155,30 @@ def _head(columns: Sequence[Column[LineFigures]], code: str, width: int) -> Text
 def _file(report: LineReport, file: str, columns: Sequence[Column[LineFigures]], tensors: int, width: int) -> Text:
     lines = {line.line: line for line in report.lines if line.file == file}
     source = source_text(report, file)
-    shown = pick_shown(lines, source, _AROUND)
-    text = (
-        Text(no_wrap=True)
-        .append(fit(printable(short_file(file)), width) + "\n", style="bold")
-        .append_text(_head(columns, "Code", width))
-    )
-    for index, stretch in enumerate(_stretches(shown)):
+    text = Text(no_wrap=True).append(fit(printable(short_file(file)), width) + "\n", style="bold")
+    text.append_text(_head(columns, "Code", width))
+    # What follows one another differs by as much from its place.
+    stretches = groupby(enumerate(pick_shown(lines, source, _AROUND)), lambda each: each[1] - each[0])
+    for index, (_, stretch) in enumerate(stretches):
         text.append(f"{'...':>{_NUMBER}}\n" if index else "", style="dim")
-        margin = min(
-            (len(source[number]) - len(source[number].lstrip()) for number in stretch if source[number].strip()),
-            default=0,
-        )
-        for number in stretch:
+        numbers = [number for _, number in stretch]
+        codes = [source[number] for number in numbers]
+        margin = min((len(code) - len(code.lstrip()) for code in codes if code.strip()), default=0)
+        for number, code in zip(numbers, codes, strict=True):
             line = lines.get(number)
-            text.append(
-                _row(str(number), line, columns, source[number][margin:], width) + "\n", style="" if line else "dim"
-            )
-            if line is not None and tensors:
+            text.append(_row(str(number), line, columns, code[margin:], width) + "\n", style="" if line else "dim")
+            if line is not None:
                 text.append(
                     "".join(f"{each}\n" for each in _tensors(line.came, line.went, tensors, width)), style="dim"
                 )
-    text.append_text(
-        _total(_sum([line for line in report.lines if line.file == file]), columns, "sum of these lines", width)
-    )
-    return text
-
-
-def _stretches(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Lines that follow one another."""
-    start = 0
-    for index in range(1, len(numbers) + 1):
-        if index == len(numbers) or numbers[index] > numbers[index - 1] + 1:
-            yield numbers[start:index]
-            start = index
+    rules = " ".join("-" * column.width for column in columns)
+    text.append(f"{'-' * _NUMBER} {rules}\n")
+    return text.append(_row("", _sum(list(lines.values())), columns, "sum of these lines", width), style="bold")
 
 
 def _tensors(came: Sequence[TensorGroup], went: Sequence[TensorGroup], most: int, width: int) -> Iterator[str]:
     indent = " " * (_NUMBER + 1)
-    for sign, groups in (("+", came), ("-", went)):
+    for sign, groups in (("+", came), ("-", went)) if most else ():
         for group in groups[:most]:
             yield fit(f"{indent}{sign} {printable(format_group(group))}", width)
         if rest := groups[most:]:
@@ -206,28 +190,17 @@ def _rest(report: LineReport, columns: Sequence[Column[LineFigures]], tensors: i
     text = Text(no_wrap=True).append("Of no line shown\n", style="bold").append_text(_head(columns, "What", width))
     for each in report.rest:
         text.append(_row("", each, columns, each.what, width) + "\n")
-        if tensors:
-            text.append("".join(f"{line}\n" for line in _tensors(each.came, each.went, tensors, width)), style="dim")
+        text.append("".join(f"{line}\n" for line in _tensors(each.came, each.went, tensors, width)), style="dim")
     text.rstrip()
     return text
-
-
-def _total(figures: LineFigures, columns: Sequence[Column[LineFigures]], what: str, width: int) -> Text:
-    rules = " ".join("-" * column.width for column in columns)
-    return Text(f"{'-' * _NUMBER} {rules}\n").append(_row("", figures, columns, what, width), style="bold")
 
 
 def _sum(rows: Sequence[LineFigures]) -> LineFigures:
     """What can be summed of them."""
     backward = [row.backward_allocated_bytes for row in rows if row.backward_allocated_bytes is not None]
-    return LineFigures(
-        calls=sum(row.calls for row in rows),
-        allocated_bytes=sum(row.allocated_bytes for row in rows),
-        kept_bytes=sum(row.kept_bytes for row in rows),
-        freed_bytes=sum(row.freed_bytes for row in rows),
-        saved_bytes=sum(row.saved_bytes for row in rows),
-        backward_allocated_bytes=sum(backward) if backward else None,
-    )
+    names = ("calls", "allocated_bytes", "kept_bytes", "freed_bytes", "saved_bytes")
+    sums = {name: sum(getattr(row, name) for row in rows) for name in names}
+    return LineFigures(**sums, backward_allocated_bytes=sum(backward) if backward else None)
 
 
 def sum_facts(report: LineReport) -> Iterator[Fact]:

@@ -84,12 +84,7 @@ def _join_sides(ours: Fact, theirs: Fact) -> str:
 def _totals(comparison: StepComparison, width: int) -> Table:
     columns = [("Before", 9), ("After", 9), ("Change", 10), *([(" ", 8)] if width >= _WIDE_TOTALS else [])]
     totals = ruled(("", 18), *columns)
-    for name, change in (
-        ("Peak requested", comparison.requested_bytes),
-        ("Peak allocated", comparison.allocated_bytes),
-        ("Peak reserved", comparison.reserved_bytes),
-        ("Process at most", comparison.process_bytes),
-    ):
+    for name, change in peak_changes(comparison):
         _total(totals, name, change, format_bytes)
     totals.add_section()
     for kind, change in comparison.by_kind.items():
@@ -107,6 +102,16 @@ def _totals(comparison: StepComparison, width: int) -> Table:
     return totals
 
 
+def peak_changes(comparison: StepComparison) -> tuple[tuple[str, QuantityChange], ...]:
+    """The peak before and after, in every count."""
+    return (
+        ("Peak requested", comparison.requested_bytes),
+        ("Peak allocated", comparison.allocated_bytes),
+        ("Peak reserved", comparison.reserved_bytes),
+        ("Process at most", comparison.process_bytes),
+    )
+
+
 def _total(
     totals: Table, name: str, change: QuantityChange, written: Callable[[int], str], *, missing: str = "unknown"
 ) -> None:
@@ -116,13 +121,9 @@ def _total(
     delta = change.delta
     share = "" if not delta or not change.before else _share(delta, change.before)
     style = "" if not delta else "red" if delta > 0 else "green"
-    cells: list[RenderableType] = [
-        before,
-        after,
-        Text("" if delta is None else format_delta(delta, written), style=style),
-        Text(share, style=style),
-    ]
-    totals.add_row(name, *cells[: len(totals.columns) - 1])
+    grown = Text("" if delta is None else format_delta(delta, written), style=style)
+    cells: list[RenderableType] = [name, before, after, grown, Text(share, style=style)]
+    totals.add_row(*cells[: len(totals.columns)])
 
 
 def _share(delta: int, before: int) -> str:
@@ -168,11 +169,8 @@ def select_rows(comparison: StepComparison, depth: int | None) -> Iterator[tuple
         name = folded.label or comparison.after.model
         mark = "+ " if row.before_path is None else "- " if row.after_path is None else ""
         before = (row.before_path or "").rpartition(".")[2]
-        was = (
-            f" (was {before})"
-            if row.before_path is not None and row.after_path is not None and before != _label(row) and alike == 1
-            else ""
-        )
+        is_renamed = not mark and before != _label(row) and alike == 1
+        was = f" (was {before})" if is_renamed else ""
         yield row, f"{mark}{name}{was}" + (f" x{alike}" if alike > 1 else "")
 
 
@@ -197,11 +195,8 @@ def _modules(rows: Sequence[tuple[ModuleChange, str]], width: int) -> Table:
         if row.before_type and row.after_type and row.before_type != row.after_type:
             types = f"{row.before_type} -> {row.after_type}"
         style = "bold" if row.depth == 0 else "dim" if row.after_path is None else ""
-        changed.add_row(
-            name_cell(title, types or "", row.depth, names),
-            *(Text(column.cell(row)) for column in columns),
-            style=style,
-        )
+        name = name_cell(title, types or "", row.depth, names)
+        changed.add_row(name, *(Text(column.cell(row)) for column in columns), style=style)
     return changed
 
 
@@ -210,9 +205,8 @@ def _cell(change: QuantityChange, written: Callable[[int], str] = format_bytes) 
 
 
 def _legend(comparison: StepComparison, depth: int | None, rows: Sequence[tuple[ModuleChange, str]]) -> str:
-    notes = [
-        "What each module brings more (+) or less (-), everything below it included; the first row is the whole step."
-    ]
+    below = "everything below it included; the first row is the whole step"
+    notes = [f"What each module brings more (+) or less (-), {below}."]
     if any(row.before_path is None for row, _ in rows):
         notes.append("+ before a name: added.")
     if any(row.after_path is None for row, _ in rows):
@@ -235,18 +229,15 @@ def _group_alike(nodes: Sequence[NodeChange]) -> list[list[NodeChange]]:
     for node in nodes:
         if node.largest:
             place = re.sub(r"(?<![^. ])\d+(?![^.])", "#", node.where)
-            groups.setdefault(
-                (place, node.before_node is None, node.after_node is None, _largest_change(node)), []
-            ).append(node)
+            key = place, node.before_node is None, node.after_node is None, _largest_change(node)
+            groups.setdefault(key, []).append(node)
     return sorted(groups.values(), key=lambda alike: -alike[0].largest)
 
 
 def _largest_change(node: NodeChange) -> tuple[str, QuantityChange]:
     """The figure that changed most."""
-    return max(
-        ((name, getattr(node, name)) for name in ("at_peak", "saved", "params", "output")),
-        key=lambda each: abs(each[1].delta or 0),
-    )
+    changes = ((name, getattr(node, name)) for name in ("at_peak", "saved", "params", "output"))
+    return max(changes, key=lambda each: abs(each[1].delta or 0))
 
 
 def _nodes(groups: Sequence[Sequence[NodeChange]], width: int) -> Table:
@@ -258,13 +249,8 @@ def _nodes(groups: Sequence[Sequence[NodeChange]], width: int) -> Table:
         name, change = _largest_change(row)
         before = "" if row.before_node is None else format_bytes(change.before)
         after = "" if row.after_node is None else format_bytes(change.after)
-        changed.add_row(
-            Text(_title(row, len(alike), names)),
-            to_words(name),
-            before,
-            after,
-            format_delta(change.delta or 0, format_bytes),
-        )
+        grown = format_delta(change.delta or 0, format_bytes)
+        changed.add_row(Text(_title(row, len(alike), names)), to_words(name), before, after, grown)
     return changed
 
 
@@ -273,18 +259,8 @@ def _title(row: NodeChange, alike: int, width: int) -> str:
     mark = "+ " if row.before_node is None else "- " if row.after_node is None else ""
     more = f" x{alike}" if alike > 1 else ""
     head, inside, path = printable(row.where).rpartition(" in ")
-    title = (
-        mark
-        + fit_left(
-            f"{head}{inside}{fit_left(path, max(width - len(mark + head + inside + more), 8))}",
-            width - len(mark + more),
-        )
-        + more
-    )
-    shapes = _shapes(row)
+    path = fit_left(path, max(width - len(mark + head + inside + more), 8))
+    title = mark + fit_left(head + inside + path, width - len(mark + more)) + more
+    found = dict.fromkeys(shape for shape in (row.before_shape, row.after_shape) if shape is not None)
+    shapes = " -> ".join(map(format_shape, found))
     return f"{title} {shapes}" if shapes and len(title + shapes) < width else title
-
-
-def _shapes(row: NodeChange) -> str:
-    shapes = [format_shape(shape) for shape in dict.fromkeys((row.before_shape, row.after_shape)) if shape is not None]
-    return " -> ".join(shapes)

@@ -11,7 +11,6 @@ from fxmem.show.facts import header_facts
 from fxmem.show.sections import Fact
 from fxmem.show.text.tables import facts, label_content, render, ruled
 
-_CODE = "config.activation_memory_budget = {:g}"
 _WIDE = 72
 """Columns from which on what the allocator reserves is shown."""
 
@@ -22,7 +21,7 @@ def table(plan: CompilePlan, *, width: int = 100, color: bool = False) -> str:
     found = [
         Fact("Budget", f"{exact_bytes(plan.budget_bytes)}: kept, {left} to spare"),
         Fact("Code", "from torch._functorch import config"),
-        Fact("", _CODE.format(plan.chosen)),
+        Fact("", f"config.activation_memory_budget = {plan.chosen:g}"),
     ]
     wide = width >= _WIDE
     steps = ruled("", "Step", "Peak", "of", *(["Reserved"] if wide else []), left=("", "Step"))

@@ -11,7 +11,7 @@ from fxmem.records.profile import Timeline
 from fxmem.records.units import format_bytes, percent, to_words
 from fxmem.show.export.markdown_parts import code_span, fence_text, write_table
 from fxmem.show.sections import TableColumn, make_table, numbers
-from fxmem.show.text.comparison import format_delta, select_rows
+from fxmem.show.text.comparison import format_delta, peak_changes, select_rows
 
 _MODULES = 20
 """Rows of modules at most."""
@@ -49,16 +49,10 @@ def _describe(change: QuantityChange) -> str:
 
 
 def _totals(comparison: StepComparison) -> Iterator[list[str]]:
-    totals = (
-        ("requested", comparison.requested_bytes),
-        ("allocated", comparison.allocated_bytes),
-        ("reserved", comparison.reserved_bytes),
-        ("process at most", comparison.process_bytes),
-        *((f"of it {to_words(kind)}", change) for kind, change in comparison.by_kind.items() if change.delta),
-    )
-    for name, change in totals:
+    kinds = [(f"of it {to_words(kind)}", change) for kind, change in comparison.by_kind.items() if change.delta]
+    for name, change in (*peak_changes(comparison), *kinds):
         if change.before is not None or change.after is not None:
-            yield [name, *_cells(change)]
+            yield [name.removeprefix("Peak ").replace("Process", "process"), *_cells(change)]
 
 
 def _cells(change: QuantityChange) -> Iterator[str]:
@@ -87,7 +81,8 @@ def _timelines(before: Timeline, after: Timeline) -> str:
     highest = max(*before.live_bytes, *after.live_bytes, 1)
     parts = []
     for name, timeline in (("before", before), ("after", after)):
-        parts += [f"{name}: peak {format_bytes(timeline.peak.requested_bytes)} in {timeline.peak.phase}"]
+        peak = timeline.peak
+        parts.append(f"{name}: peak {format_bytes(peak.requested_bytes)} in {peak.phase}")
         parts += draw_rows(timeline.live_bytes, highest)
     return f"<details><summary>Bytes alive over the step</summary>\n\n{fence_text(chr(10).join(parts))}\n\n</details>"
 

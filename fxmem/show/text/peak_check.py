@@ -37,16 +37,11 @@ def describe_excess(profile: Profile, timeline: Timeline, budget: Budget) -> str
         first = f"{within}, but in a loop the allocator runs out of it"
     where = f"in {peak.phase}{f', while {peak.node} runs' if peak.node else ''}"
     kinds = sorted(peak.by_kind.items(), key=lambda pair: -pair[1])
-    return _render(
-        Text(first),
-        facts(
-            [
-                Fact("Peak", printable(f"{where}; {profile.model}, {profile.step.mode}, {profile.target.name}")),
-                Fact("Kinds", ", ".join(f"{to_words(kind)} {format_bytes(nbytes)}" for kind, nbytes in kinds)),
-            ]
-        ),
-        item_list("Lines", list(_largest_lines(profile, timeline))),
-    )
+    found = [
+        Fact("Peak", printable(f"{where}; {profile.model}, {profile.step.mode}, {profile.target.name}")),
+        Fact("Kinds", ", ".join(f"{to_words(kind)} {format_bytes(nbytes)}" for kind, nbytes in kinds)),
+    ]
+    return _render(Text(first), facts(found), item_list("Lines", list(_largest_lines(profile, timeline))))
 
 
 def describe_growth(
@@ -61,30 +56,20 @@ def describe_growth(
     was, grown, measure = before.counted_bytes, now.counted_bytes - before.counted_bytes, _measure(now.allocated_bytes)
     limit = f"{format_bytes(allowed_bytes)} is allowed" if allowed_bytes else "no growth is allowed"
     known = {node.name: node for node in nodes}
-    parts: list[RenderableType] = [
-        Text(f"the peak grew by {format_bytes(grown)} ({percent(grown, was)}); {limit}"),
-        facts(
-            [
-                Fact("Was", f"{exact_bytes(was)} {measure}, in {before.phase}"),
-                Fact(
-                    "Is",
-                    f"{exact_bytes(now.counted_bytes)} {measure}, in {now.phase}"
-                    f"{f', while {printable(running)} runs' if running else ''}",
-                ),
-                *(
-                    Fact("", printable(f"the {what} is not the same: was {old}, is {new}"))
-                    for what, old, new in _settings(before, now)
-                    if old != new
-                ),
-            ]
-        ),
-        *_growth_table("Kinds", [(to_words(k), before.by_kind.get(k, 0), now.by_kind.get(k, 0)) for k in Kind]),
-        *_growth_table(
-            "Nodes",
-            [(_node_words(known[name]), before.by_node.get(name, 0), nbytes) for name, nbytes in now.by_node.items()],
-        ),
+    while_running = f", while {printable(running)} runs" if running else ""
+    found = [
+        Fact("Was", f"{exact_bytes(was)} {measure}, in {before.phase}"),
+        Fact("Is", f"{exact_bytes(now.counted_bytes)} {measure}, in {now.phase}{while_running}"),
     ]
-    return _render(*parts)
+    for what, old, new in _settings(before, now):
+        found += [Fact("", printable(f"the {what} is not the same: was {old}, is {new}"))] if old != new else []
+    by_node = [(_node_words(known[name]), before.by_node.get(name, 0), size) for name, size in now.by_node.items()]
+    return _render(
+        Text(f"the peak grew by {format_bytes(grown)} ({percent(grown, was)}); {limit}"),
+        facts(found),
+        *_growth_table("Kinds", [(to_words(k), before.by_kind.get(k, 0), now.by_kind.get(k, 0)) for k in Kind]),
+        *_growth_table("Nodes", by_node),
+    )
 
 
 def _render(*parts: RenderableType) -> str:
@@ -133,7 +118,8 @@ def _node_words(node: Node, others: int = 0) -> str:
     """The node, its class, its line of code, and how many more that line has."""
     details = [node.module_type] if node.op == "call_module" and node.module_type else []
     if node.source is not None:
-        details.append(f"{node.source.file}:{node.source.line}" + (f": {node.source.code}" if node.source.code else ""))
+        code = f": {node.source.code}" if node.source.code else ""
+        details.append(f"{node.source.file}:{node.source.line}{code}")
     known = f" ({', '.join(details)})" if details else ""
     return f"{describe(node)}{f' and {others} more' if others else ''}{known}"
 

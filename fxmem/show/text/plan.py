@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +16,7 @@ from fxmem.records.units import format_bytes, format_flops, percent, printable
 from fxmem.show.facts import header_facts
 from fxmem.show.plan_facts import effect_facts, effect_table, format_change, summarize
 from fxmem.show.sections import Fact, Section
-from fxmem.show.text.tables import facts, fit, fit_left, item_list, label_content, lay_out_sections, note, render, ruled
+from fxmem.show.text.tables import facts, fit, fit_left, label_content, lay_out_sections, note, numbered, render, ruled
 
 _PLACES = 34
 """Columns that a region's name needs; what is left is its source line's."""
@@ -28,10 +28,8 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
     effect = Section(effect_table(plan.before, plan.after, plan), list(effect_facts(plan)), label="Effect")
     parts = [facts([*header_facts(plan), Fact("Plan", summarize(plan))]), *lay_out_sections([effect])]
     if plan.curve:
-        parts.append(label_content("Curve", _curve(plan, width)))
-        parts.append(
-            note("Extra: forward FLOPs run again. ->: the plan below, with the smallest product of peak and FLOPs.")
-        )
+        chosen = "->: the plan below, with the smallest product of peak and FLOPs."
+        parts += [label_content("Curve", _curve(plan, width)), note(f"Extra: forward FLOPs run again. {chosen}")]
     if plan.regions:
         parts.append(label_content("Regions", _regions(plan.regions, width)))
         if plan.application == "operators":
@@ -43,7 +41,7 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
             parts.append(note(f"Keeps: {products}, which then do not run again."))
     own = [assumption.text for assumption in plan.assumptions if assumption.topic == "plan"]
     if own:
-        parts.append(item_list("Assumed", [(f"{number}.", printable(text)) for number, text in enumerate(own, 1)]))
+        parts.append(numbered("Assumed", own))
     return render(parts, width, color)
 
 
@@ -56,13 +54,11 @@ def _curve(plan: Plan, width: int) -> Table:
     whole = plan.before.counted_bytes
     for point in plan.curve:
         used, reserved = point.peak.counted_bytes, point.peak.reserved_bytes
-        time = (
-            format_change(plan.before_seconds, point.step_seconds)
-            if plan.before_seconds and point.step_seconds
-            else "-"
-        )
+        is_chosen = used == plan.after.counted_bytes and point.regions == plan.regions
+        is_timed = plan.before_seconds and point.step_seconds
+        time = format_change(plan.before_seconds or 0.0, point.step_seconds or 0.0) if is_timed else "-"
         points.add_row(
-            "->" if used == plan.after.counted_bytes and point.regions == plan.regions else "",
+            "->" if is_chosen else "",
             format_bytes(used),
             percent(used, whole),
             *(["-" if reserved is None else format_bytes(reserved), time] if wide else []),
@@ -82,8 +78,7 @@ def _format_extra(point: CurvePoint, forward: int | None) -> str:
 # --- regions ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """Equal regions, one after another."""
 
     name: str
@@ -93,7 +88,7 @@ class _Line:
     level: int
     keeps: int = 0
     sent: int = 0
-    count: int = 1
+    times: int = 1
 
 
 def _regions(regions: Sequence[Region], width: int) -> Table:
@@ -103,18 +98,13 @@ def _regions(regions: Sequence[Region], width: int) -> Table:
     room = width - 12 - 2 * 11 - 6 - 7 * (selective + offloaded)
     places = max(_PLACES, room // 2) if room > 2 * _PLACES else room
     beside = room - places - 2 if places < room else 0
-    rows = ruled(
-        ("Region", places),
-        ("Frees", 9),
-        ("Runs again", 10),
-        *([("Made" if remade else "Keeps", 5)] if selective else []),
-        *([("Sent", 5)] if offloaded else []),
-        *([("From", beside)] if beside else []),
-        left=("Region", "From"),
-    )
+    more = [("Made" if remade else "Keeps", 5)] * selective + [("Sent", 5)] * offloaded
+    from_where = [("From", beside)] if beside else []
+    columns = [("Region", places), ("Frees", 9), ("Runs again", 10), *more, *from_where]
+    rows = ruled(*columns, left=("Region", "From"))
     for line in _fold_lines(list(_lines(regions))):
         name = f"{'  ' * line.level}{printable(line.name)}"
-        times = f"  x{line.count}" if line.count > 1 else ""
+        times = f"  x{line.times}" if line.times > 1 else ""
         place = "" if line.source is None else printable(f"{line.source.file}:{line.source.line}")
         cells = [
             fit(name, places - len(times)) + times,
@@ -129,24 +119,17 @@ def _regions(regions: Sequence[Region], width: int) -> Table:
 
 def _lines(regions: Iterable[Region], level: int = 0) -> Iterator[_Line]:
     for region in regions:
-        yield _Line(
-            region.title,
-            region.freed_bytes,
-            region.extra_flops,
-            region.source,
-            level,
-            len(region.remakes or region.keeps),
-            len(region.offloads),
-        )
+        counts = len(region.remakes or region.keeps), len(region.offloads)
+        yield _Line(region.title, region.freed_bytes, region.extra_flops, region.source, level, *counts)
         yield from _lines(region.regions, level + 1)
 
 
 def _fold_lines(lines: Sequence[_Line]) -> Iterator[_Line]:
     """Make one line of lines that differ only in the numbers of their names."""
-    keys = [(re.sub(r"\d+", "#", line.name), replace(line, name="")) for line in lines]
+    keys = [line._replace(name=re.sub(r"\d+", "#", line.name)) for line in lines]
     for start, _, count in find_runs(keys):
         first, last = lines[start], lines[start + count - 1]
-        yield first if count == 1 else replace(first, name=_span(first.name, last.name), count=count)
+        yield first if count == 1 else first._replace(name=_span(first.name, last.name), times=count)
 
 
 def _span(first: str, last: str) -> str:

@@ -10,12 +10,24 @@ from rich.text import Text
 
 from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Profile, Timeline
-from fxmem.records.units import format_bytes, printable, short_bytes
+from fxmem.records.units import format_bytes, printable, short_bytes, to_words
 from fxmem.show import facts as findings
 from fxmem.show.facts import flops_sum
 from fxmem.show.run_facts import made_up, run_facts
 from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
-from fxmem.show.text.tables import GAP, LABEL, facts, fit, fit_left, grid, item_list, label_content, note, render
+from fxmem.show.text.tables import (
+    GAP,
+    LABEL,
+    facts,
+    fit,
+    fit_left,
+    grid,
+    item_list,
+    label_content,
+    note,
+    numbered,
+    render,
+)
 
 _INDENT = LABEL + GAP
 _NARROWEST_NAMES = 34
@@ -36,15 +48,9 @@ def table(
         color: whether to write ANSI colours.
     """
     width = max(width, 60)
-    return render(
-        [
-            facts([*findings.header_facts(profile), *run_facts(profile)]),
-            *module_tree(profile, timeline, width, depth),
-            *_footer(profile, timeline, width),
-        ],
-        width,
-        color,
-    )
+    head = facts([*findings.header_facts(profile), *run_facts(profile)])
+    parts = [head, *module_tree(profile, timeline, width, depth), *_footer(profile, timeline, width)]
+    return render(parts, width, color)
 
 
 _COLUMNS: tuple[Column[Row], ...] = (
@@ -93,12 +99,9 @@ def _cells(row: Row, columns: Sequence[Column[Row]]) -> Iterator[Text]:
 
 def _legend(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> str:
     headings = {column.heading for column in columns}
-    largest = [heading for heading in ("Live", "Scratch") if heading in headings]
-    notes = [
-        "A module's figures are the sums of its calls"
-        + (f"; of {' and '.join(largest)}, the largest." if largest else ".")
-    ]
-    notes.append("At peak: its share of what is alive at the peak.")
+    largest = " and ".join(heading for heading in ("Live", "Scratch") if heading in headings)
+    sums = f"A module's figures are the sums of its calls{largest and f'; of {largest}, the largest'}."
+    notes = [sums, "At peak: its share of what is alive at the peak."]
     if any(row.alike > 1 for row in rows):
         notes.append("xN: N equal siblings, the figures of each.")
     if any(row.figures.forward.unknown_calls for row in rows) and "Fwd FLOPs" in headings:
@@ -114,9 +117,7 @@ def _footer(profile: Profile, timeline: Timeline, width: int) -> Iterator[Render
     if told := made_up(profile):
         yield item_list("Made up", [("-", text) for text in told])
     if profile.assumptions:
-        yield item_list(
-            "Assumed", [(f"{number}.", text) for number, text in enumerate(findings.assumptions(profile), 1)]
-        )
+        yield numbered("Assumed", findings.assumptions(profile))
     if profile.unknowns:
         yield item_list("Unknown", [("-", text) for text in findings.unknowns(profile)])
 
@@ -137,32 +138,19 @@ def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType
     if width < 120:
         stacked = grid(-9, room)
         for tensor in tensors:
-            lines = [
-                fit_left(tensor.owner, room - len(tensor.more) - 1) + f"{tensor.more}:",
-                f"{tensor.kind_name}, {tensor.tensor}",
-            ]
-            if cell_len(" ".join(lines)) <= room:
-                lines = [" ".join(lines)]
+            owner = f"{fit_left(tensor.owner, room - len(tensor.more) - 1)}{tensor.more}:"
+            what = f"{to_words(tensor.kind)}, {tensor.tensor}"
+            gap = " " if cell_len(f"{owner} {what}") <= room else "\n"
             place = "\n" + fit_left(tensor.source, room) if tensor.source else ""
-            stacked.add_row(Text(format_bytes(tensor.nbytes)), Text("\n".join(lines)).append(place, style="dim"))
+            stacked.add_row(format_bytes(tensor.nbytes), Text(owner + gap + what).append(place, style="dim"))
         return label_content("Largest", stacked if tensors else Text("nothing is alive"))
     owners = min(46, room // 3)
     sources = room - 15 - 24 - owners - 3 * GAP
     aligned = grid(-9, 15, 24, owners, sources)
     for tensor in tensors:
         owner = fit_left(tensor.owner, owners - len(tensor.more)) + tensor.more
-        aligned.add_row(
-            *map(
-                Text,
-                (
-                    format_bytes(tensor.nbytes),
-                    tensor.kind_name,
-                    fit(tensor.tensor, 24),
-                    owner,
-                    fit_left(tensor.source, sources),
-                ),
-            )
-        )
+        what, source = fit(tensor.tensor, 24), fit_left(tensor.source, sources)
+        aligned.add_row(*map(Text, (format_bytes(tensor.nbytes), to_words(tensor.kind), what, owner, source)))
     return label_content("Largest", aligned if tensors else Text("nothing is alive"))
 
 

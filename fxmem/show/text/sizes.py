@@ -8,19 +8,17 @@ from fxmem.hardware.context import describe_uncounted
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Step
 from fxmem.records.sizes import NEAR_BEST, CardFit, CardFits, MeshFit, MeshFits, ServeSize, SizeCurve, SizePoint
-from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent, printable
+from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent
 from fxmem.show.facts import autocast_parts, describe_inputs, rank_parts
 from fxmem.show.plan_facts import format_change
 from fxmem.show.run_facts import describe_generation
 from fxmem.show.sections import Cell, Fact, Section, Table, TableColumn, Tone, join_parts, make_table, numbers
-from fxmem.show.text.tables import item_list, lay_out_sections, render, render_sections
+from fxmem.show.text.tables import lay_out_sections, numbered, render, render_sections
 
 _BAR = 24
 """Columns of the longest bar; fewer where the lines are narrower."""
-TIGHT = "runs because the allocator gives its cache back when it runs short, which can take time at every step"
-"""What `tight` means."""
-RUNS_TO_ITS_END = "the first generation of a process runs to its last token, with retries or without"
-"""What `fits` means of a generation."""
+_TIGHT = "runs because the allocator gives its cache back when it runs short, which can take time at every step"
+_RUNS_TO_ITS_END = "the first generation of a process runs to its last token, with retries or without"
 
 
 def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> str:
@@ -32,19 +30,28 @@ def curve_sections(curve: SizeCurve, width: int = 100) -> Iterator[Section]:
     """The largest size, and the peak of each that was analysed; `width` has room for the table."""
     yield Section(
         facts=[
-            Fact("Model", curve.model, "model"),
-            *([Fact("Inputs", describe_inputs(curve.inputs), "inputs")] if curve.inputs else []),
-            Fact("Step", describe_step(curve.step), "step"),
+            *_subject(curve),
             Fact("Varies", f"{_label(curve)}: {', '.join(curve.resized)}" if curve.resized else curve.dim),
             Fact("Memory", _memory(curve)),
         ]
     )
     yield Section(facts=_findings(curve))
-    yield Section(_points(curve, width), label="Curve")
-    if any(_is_tight(point, curve.memory_bytes) for point in curve.points):
-        yield Section(facts=[Fact("tight", TIGHT)])
+    points = _points(curve, width)
+    yield Section(points, label="Curve")
+    yield from _explain_tight(points)
     if curve.step.generation is not None:
-        yield Section(facts=[Fact("fits", RUNS_TO_ITS_END)])
+        yield Section(facts=[Fact("fits", _RUNS_TO_ITS_END)])
+
+
+def _subject(about: SizeCurve | CardFits | MeshFits) -> list[Fact]:
+    inputs = [Fact("Inputs", describe_inputs(about.inputs), "inputs")] if about.inputs else []
+    return [Fact("Model", about.model, "model"), *inputs, Fact("Step", describe_step(about.step), "step")]
+
+
+def _explain_tight(table: Table) -> Iterator[Section]:
+    """What `tight` means, where a cell of a table says so."""
+    if any(cell.text == "tight" for row in table.rows for cell in row.cells):
+        yield Section(facts=[Fact("tight", _TIGHT)])
 
 
 def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str:
@@ -57,54 +64,43 @@ def card_sections(fits: CardFits) -> Iterator[Section]:
     fitting, plans = fits.fitting, [(card, card.plan) for card in fits.cards if card.plan is not None]
     with_plans = f", {sum(card.plan is not None for card in fitting)} of them with checkpoints" if fits.planned else ""
     least = min(fitting, key=lambda card: card.target.memory_bytes or 0, default=None)
-    smallest = (
-        "" if least is None else f"; the smallest is {least.target.name}, {format_bytes(least.target.memory_bytes)}"
-    )
+    smallest = least and f"; the smallest is {least.target.name}, {format_bytes(least.target.memory_bytes)}"
     what = "a step" if fits.step.generation is None else "a generation"
     once = f"{fits.analyses} times, once for each compute capability: it decides the kernels and their workspaces"
     again = once if fits.analyses else "not again: a report is held against cards of its own compute capability"
     missing = describe_uncounted([card.target for card in fits.cards])
     yield Section(
         facts=[
-            Fact("Model", fits.model),
-            *([Fact("Inputs", describe_inputs(fits.inputs))] if fits.inputs else []),
-            Fact("Step", describe_step(fits.step)),
-            Fact("Cards", f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest}"),
+            *_subject(fits),
+            Fact("Cards", f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest or ''}"),
             Fact("Analysed", again),
             *([Fact("Time", f"of {what} by itself, estimated")] if any(card.time for card in fits.cards) else []),
             Fact("Headroom", f"memory less reserved; not counted: {missing}"),
         ]
     )
-    columns = [
-        TableColumn("Card", is_head=True),
-        *numbers("Memory", "Allocated", "Reserved", "Headroom", "Time"),
-        TableColumn("Fits"),
-    ]
+    figures = numbers("Memory", "Allocated", "Reserved", "Headroom", "Time")
+    columns = [TableColumn("Card", is_head=True), *figures, TableColumn("Fits")]
     yield Section(make_table("Cards", columns, map(_card_cells, fits.cards)))
     if any(_is_tight_card(card) for card in fits.cards):
-        yield Section(facts=[Fact("tight", TIGHT)])
+        yield Section(facts=[Fact("tight", _TIGHT)])
     if plans:
         most = max(plan.host_bytes for _, plan in plans)
         host = f" Up to {format_bytes(most)} wait in pinned memory of the host." if most else ""
-        columns = [
-            TableColumn("Card", is_head=True),
-            *numbers("Regions", "Applied by", "Allocated", "Headroom", "FLOPs", "Time"),
-        ]
-        yield Section(
-            make_table("Plans", columns, (_plan_cells(card, plan) for card, plan in plans)),
-            notes=[f"FLOPs: run again, as a share of the forward's. Time: estimated, of the whole step.{host}"],
-            label="Plans",
-        )
+        figures = numbers("Regions", "Applied by", "Allocated", "Headroom", "FLOPs", "Time")
+        rows = (_plan_cells(card, plan) for card, plan in plans)
+        notes = [f"FLOPs: run again, as a share of the forward's. Time: estimated, of the whole step.{host}"]
+        table = make_table("Plans", [TableColumn("Card", is_head=True), *figures], rows)
+        yield Section(table, notes=notes, label="Plans")
 
 
 def _card_cells(card: CardFit) -> Iterator[str | Cell]:
     yield card.target.name
     yield format_bytes(card.target.memory_bytes)
-    yield format_bytes(card.requested_bytes if card.allocated_bytes is None else card.allocated_bytes)
+    yield _counted(card)
     yield format_bytes(card.reserved_bytes)
     yield format_bytes(card.headroom_bytes)
     yield "unknown" if card.time is None else format_seconds(card.time.seconds)
-    yield _verdict_cell(describe_fit(card), "bad")
+    yield _verdict_cell(describe_fit(card))
 
 
 def _plan_cells(card: CardFit, plan: Plan) -> Iterator[str]:
@@ -118,7 +114,11 @@ def _plan_cells(card: CardFit, plan: Plan) -> Iterator[str]:
     yield format_change(plan.before_seconds or 0.0, plan.after_seconds or 0.0) if is_timed else "unknown"
 
 
-def _verdict_cell(verdict: str, no: Tone) -> Cell:
+def _counted(fit: CardFit | MeshFit) -> str:
+    return format_bytes(fit.requested_bytes if fit.allocated_bytes is None else fit.allocated_bytes)
+
+
+def _verdict_cell(verdict: str, no: Tone = "bad") -> Cell:
     return Cell(verdict, tone=no if verdict == "no" else "good")
 
 
@@ -127,85 +127,70 @@ def meshes_table(fits: MeshFits, *, width: int = 100, color: bool = False) -> st
     fitting = sum(each.fits for each in fits.meshes)
     tried = f"{len(fits.meshes)} whole, {fits.analyses} analyses in all; {fits.ruled_out} more on the way ruled out"
     head = [
-        Fact("Model", fits.model),
-        Fact("Inputs", describe_inputs(fits.inputs)),
-        Fact("Step", describe_step(fits.step)),
+        *_subject(fits),
         Fact("Cards", f"{fits.cards} x {fits.target.name}, {format_bytes(fits.memory_bytes)} each"),
         Fact("Batch", f"{fits.batch} to an optimizer step, on all cards"),
         Fact("Meshes", f"{fitting} that fit; {tried}"),
     ]
-    found = [Section(facts=head), Section(_mesh_rows(fits))]
-    if any(_is_tight_mesh(each, fits) for each in fits.meshes):
-        found.append(Section(facts=[Fact("tight", TIGHT)]))
-    assumed = item_list("Assumed", [(f"{n}.", printable(each.text)) for n, each in enumerate(fits.assumptions, 1)])
-    return render([*lay_out_sections(found), assumed], max(width, 60), color)
+    rows = _mesh_rows(fits)
+    found = lay_out_sections([Section(facts=head), Section(rows), *_explain_tight(rows)])
+    return render([*found, numbered("Assumed", [each.text for each in fits.assumptions])], max(width, 60), color)
 
 
 def _mesh_rows(fits: MeshFits) -> Table:
     with_host = any(each.host_bytes for each in fits.meshes)
-    host = ["Host"] if with_host else []
-    columns = [
-        TableColumn("Mesh", is_head=True),
-        *numbers("Batches", "Allocated", "Reserved", *host, "Sends", "Links"),
-        TableColumn("Fits"),
-    ]
+    figures = numbers("Batches", "Allocated", "Reserved", *(["Host"] if with_host else []), "Sends", "Links")
+    columns = [TableColumn("Mesh", is_head=True), *figures, TableColumn("Fits")]
 
     def cells(each: MeshFit) -> Iterator[str | Cell]:
         yield ",".join(f"{name}={size}" for name, size in each.mesh.items())
         yield f"{each.accumulate} x {each.micro_batch}"
-        yield format_bytes(each.requested_bytes if each.allocated_bytes is None else each.allocated_bytes)
+        yield _counted(each)
         yield format_bytes(each.reserved_bytes)
         if with_host:
             yield format_bytes(each.host_bytes)
         yield format_bytes(each.moved_bytes)
         yield "unknown" if each.link_seconds is None else format_seconds(each.link_seconds)
-        yield _verdict_cell("no" if not each.fits else "tight" if _is_tight_mesh(each, fits) else "yes", "bad")
+        yield _verdict_cell(_describe_room(each, fits.memory_bytes))
 
     return make_table("Meshes", columns, map(cells, fits.meshes))
 
 
-def _is_tight_mesh(each: MeshFit, fits: MeshFits) -> bool:
-    return each.fits and (each.reserved_bytes or 0) > fits.memory_bytes
+def _describe_room(each: MeshFit | SizePoint, memory: int) -> str:
+    """Whether a step fits, in a word."""
+    if not each.fits:
+        return "no"
+    return "tight" if (each.reserved_bytes or 0) > memory else "yes"
 
 
 def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> str:
     """The terms and what is left, no line wider than `width` columns (at least 60)."""
     share = f"{100 * size.utilization:g} % of {format_bytes(size.memory_bytes)}"
+    batch = f"{size.max_batched_tokens:,} tokens, then a sample for each of {size.max_seqs:,} sequences"
     head = [
         Fact("Model", size.model),
         Fact("Engine", f"{size.engine} {size.release}, on one {size.target.name}"),
         Fact("May use", f"{format_bytes(int(size.memory_bytes * size.utilization))}: {share}"),
         Fact("Weights", exact_bytes(size.weights_bytes)),
-        Fact(
-            "Profile run",
-            f"{exact_bytes(size.profile_peak_bytes)} at its peak, in {size.profile_peak_at}: "
-            f"{size.max_batched_tokens:,} tokens, then a sample for each of {size.max_seqs:,} sequences",
-        ),
-        *(
-            Fact(
-                "Uncounted",
-                f"{each.name}: {format_bytes(each.low_bytes)} to {format_bytes(each.high_bytes)} ({each.source})",
-            )
-            for each in size.uncounted
-        ),
+        Fact("Profile run", f"{exact_bytes(size.profile_peak_bytes)} at its peak, in {size.profile_peak_at}: {batch}"),
     ]
+    for each in size.uncounted:
+        span = f"{format_bytes(each.low_bytes)} to {format_bytes(each.high_bytes)}"
+        head.append(Fact("Uncounted", f"{each.name}: {span} ({each.source})"))
     block = f"{size.block_size} tokens, {format_bytes(size.block_bytes)}"
     shared = f"; {size.groups} groups of layers share the blocks" if size.groups > 1 else ""
     low, high = format_bytes(max(size.kv_low_bytes, 0)), format_bytes(size.kv_high_bytes)
+    left = Fact("Left", f"{low} to {high} for keys and values")
+    if not size.high_blocks:
+        left = Fact("Left", "nothing for keys and values: the engine does not start", tone="bad")
+    tokens = f"{size.low_tokens:,} to {size.high_tokens:,}; {format_bytes(size.token_bytes)} each in all layers"
     found = [
-        Fact("Left", f"{low} to {high} for keys and values")
-        if size.high_blocks
-        else Fact("Left", "nothing for keys and values: the engine does not start", tone="bad"),
+        left,
         Fact("Blocks", f"{size.low_blocks:,} to {size.high_blocks:,} of {block}{shared}"),
-        Fact(
-            "Tokens",
-            f"{size.low_tokens:,} to {size.high_tokens:,}; {format_bytes(size.token_bytes)} each in all layers",
-        ),
-        *(
-            Fact("Sequences", f"{each.low:,.1f} to {each.high:,.1f} of {each.context:,} tokens at once")
-            for each in size.sequences
-        ),
+        Fact("Tokens", tokens),
     ]
+    for seq in size.sequences:
+        found.append(Fact("Sequences", f"{seq.low:,.1f} to {seq.high:,.1f} of {seq.context:,} tokens at once"))
     notes = [Fact("Assumed", each.text) for each in size.assumptions if each.topic == "engine"]
     return render_sections([Section(facts=each) for each in (head, found, notes)], width, color)
 
@@ -228,9 +213,8 @@ def describe_step(step: Step) -> str:
 def _memory(curve: SizeCurve) -> str:
     where = curve.target.name
     owner = f"the budget on {where}" if curve.is_budget else f"all of {where}'s"
-    return f"{exact_bytes(curve.memory_bytes)}, {owner}" + (
-        f"; not counted: {describe_uncounted([curve.target])}" if curve.target.device == "cuda" else ""
-    )
+    missing = f"; not counted: {describe_uncounted([curve.target])}" if curve.target.device == "cuda" else ""
+    return f"{exact_bytes(curve.memory_bytes)}, {owner}{missing}"
 
 
 def _label(curve: SizeCurve) -> str:
@@ -239,14 +223,10 @@ def _label(curve: SizeCurve) -> str:
 
 
 def _findings(curve: SizeCurve) -> list[Fact]:
-    found: list[Fact] = []
     dim = _label(curve)
+    found = [Fact("Largest", f"{dim} {curve.largest}", tone="best")]
     if curve.largest is None:
-        found.append(
-            Fact("Largest", f"none: {dim} {curve.points[0].size}, the smallest tried, does not fit", tone="bad")
-        )
-    else:
-        found.append(Fact("Largest", f"{dim} {curve.largest}", tone="best"))
+        found = [Fact("Largest", f"none: {dim} {curve.points[0].size}, the smallest tried, does not fit", tone="bad")]
     above = curve.next_above
     if above is not None and curve.largest is None:
         found.append(Fact("Why", above.obstacle))
@@ -275,11 +255,8 @@ def _findings(curve: SizeCurve) -> list[Fact]:
 def _proof(curve: SizeCurve) -> str:
     found = f"{len(curve.points)} sizes"
     if curve.monotone is not None:
-        found += (
-            "; among these the peak never falls as the size grows"
-            if curve.monotone
-            else "; among these a larger one has a lower peak than a smaller one"
-        )
+        falls = "a larger one has a lower peak than a smaller one"
+        found += f"; among these {'the peak never falls as the size grows' if curve.monotone else falls}"
     above, last = curve.next_above, curve.last_possible
     if above is None or above.allocated_bytes is None or last is None or last <= above.size:
         return found
@@ -311,8 +288,7 @@ def _points(curve: SizeCurve, width: int) -> Table:
             yield "" if point.per_second is None else _per_second(point.per_second)
         if is_counted:
             yield "" if point.alloc_retries is None or not point.fits else str(point.alloc_retries)
-        is_tight = _is_tight(point, curve.memory_bytes)
-        yield _verdict_cell("no" if not point.fits else "tight" if is_tight else "yes", "over")
+        yield _verdict_cell(_describe_room(point, curve.memory_bytes), "over")
         yield "" if counted is None else _bar(counted, curve.memory_bytes, top, bar)
 
     return make_table("Sizes that were analysed", columns, map(cells, curve.points))
@@ -329,10 +305,6 @@ def _per_second(rate: float) -> str:
     return f"{float(f'{rate:.3g}'):,.10g}"
 
 
-def _is_tight(point: SizePoint, memory: int) -> bool:
-    return point.fits and (point.reserved_bytes or 0) > memory
-
-
 def _is_tight_card(card: CardFit) -> bool:
     return (card.fits and card.headroom_bytes < 0) or (card.plan is not None and _plan_headroom(card) < 0)
 
@@ -341,6 +313,5 @@ def _plan_headroom(card: CardFit) -> int:
     if card.plan is None:
         return card.headroom_bytes
     peak = card.plan.after
-    return (card.target.memory_bytes or 0) - (
-        peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes
-    )
+    used = peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes
+    return (card.target.memory_bytes or 0) - used

@@ -29,9 +29,14 @@ RULED = Box("    \n    \n -- \n    \n -- \n -- \n    \n    \n", ascii=True)
 def item_list(label: str, items: Sequence[tuple[str, str]]) -> Table:
     """Marked items beside a label."""
     table = grid(-max(len(mark) for mark, _ in items), None)
-    for mark, text in items:
-        table.add_row(Text(mark), Text(text))
+    for row in items:
+        table.add_row(*row)
     return label_content(label, table)
+
+
+def numbered(label: str, sentences: Sequence[str]) -> Table:
+    """Sentences with their numbers, beside a label."""
+    return item_list(label, [(f"{number}.", printable(text)) for number, text in enumerate(sentences, 1)])
 
 
 TONES: dict[Tone, str] = {"": "", "good": "green", "best": "bold green", "bad": "bold red", "over": "red"}
@@ -67,15 +72,14 @@ def lay_out(table: sections.Table) -> Table:
         overflow: Literal["fold", "ellipsis"] = "fold" if column.wraps else "ellipsis"
         laid.add_column(column.heading, width=column.width, justify=side, no_wrap=not column.wraps, overflow=overflow)
     for row in table.rows:
-        laid.add_row(*(_lay_out_cell(*pair) for pair in zip(table.columns, row.cells, strict=True)))
+        cells = []
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            text = printable(cell.text)
+            if column.wraps and column.width is not None:
+                text = textwrap.fill(text, column.width, subsequent_indent="   ", break_on_hyphens=False)
+            cells.append(Text(text, style=TONES[cell.tone]))
+        laid.add_row(*cells)
     return laid
-
-
-def _lay_out_cell(column: sections.TableColumn, cell: sections.Cell) -> Text:
-    text = printable(cell.text)
-    if column.wraps and column.width is not None:
-        text = textwrap.fill(text, column.width, subsequent_indent="   ", break_on_hyphens=False)
-    return Text(text, style=TONES[cell.tone])
 
 
 def render_sections(found: Iterable[sections.Section], width: int, color: bool) -> str:
@@ -85,17 +89,14 @@ def render_sections(found: Iterable[sections.Section], width: int, color: bool) 
 
 def lay_out_sections(found: Iterable[sections.Section]) -> Iterator[RenderableType]:
     """Sections as `render` takes them."""
-    return (part for section in found for part in _lay_out_section(section))
-
-
-def _lay_out_section(section: sections.Section) -> Iterator[RenderableType]:
-    below = [replace(fact, text=printable(fact.text)) for fact in section.facts]
-    if section.table is not None:
-        table = lay_out(section.table)
-        yield add_facts(label_content(section.label, table), below) if section.label else table
-    elif below:
-        yield facts(below)
-    yield from (note(printable(each)) for each in section.notes)
+    for section in found:
+        below = [replace(fact, text=printable(fact.text)) for fact in section.facts]
+        if section.table is not None:
+            table = lay_out(section.table)
+            yield add_facts(label_content(section.label, table), below) if section.label else table
+        elif below:
+            yield facts(below)
+        yield from (note(printable(each)) for each in section.notes)
 
 
 def note(text: str) -> Table:
@@ -114,11 +115,8 @@ def grid(*widths: int | None) -> Table:
     """A table without lines; a negative width is that of a right-justified column, None takes what is left."""
     table = Table.grid(padding=(0, GAP, 0, 0))
     for width in widths:
-        table.add_column(
-            justify="right" if width is not None and width < 0 else "left",
-            width=None if width is None else abs(width),
-            overflow="fold",
-        )
+        side: Literal["left", "right"] = "right" if width is not None and width < 0 else "left"
+        table.add_column(justify=side, width=None if width is None else abs(width), overflow="fold")
     return table
 
 

@@ -10,12 +10,12 @@ from rich.table import Table
 from fxmem.records.units import exact_bytes, format_bytes, format_shape, printable, to_words
 from fxmem.records.validation import (
     ComparedQuantity,
-    ComparedShare,
     Difference,
     LogSide,
     Machine,
     MeasuredOp,
     Measurement,
+    ProgramMeasurement,
     ProgramVerdict,
     Quantity,
     Verdict,
@@ -27,13 +27,9 @@ _SCRATCH_SHOWN = 5
 _DIFFERENCES_SHOWN = 8
 _SEGMENTS_SHOWN = 5
 _KERNELS_SHOWN = 2
-_LABELS = {
-    Quantity.REQUESTED: "requested",
+_LABELS = {quantity: quantity.value for quantity in Quantity} | {
     Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH: "requested, workspaces aside",
     Quantity.REQUESTED_WITHOUT_SCRATCH: "requested, all scratch aside",
-    Quantity.ALLOCATED: "allocated",
-    Quantity.RESERVED: "reserved",
-    Quantity.PROCESS: "process",
 }
 """What each quantity is called."""
 
@@ -53,24 +49,25 @@ def _parts(verdict: Verdict) -> Iterator[RenderableType]:
     if measured.scratch:
         at_peak = sum(op.at_peak_bytes for op in measured.scratch)
         whole = f"at the peak, of the kernels' own ({at_peak:,} bytes)"
-        largest = [(op.scratch_bytes, _describe_scratch(op, measured)) for op in _largest_scratch(measured)]
-        yield item_list("Scratch", [(format_bytes(nbytes), text) for nbytes, text in ((at_peak, whole), *largest)])
+        by_size = sorted(measured.scratch, key=lambda op: (-op.at_peak_bytes, -op.scratch_bytes))
+        large = [op for op in by_size if op.scratch_bytes * 1000 >= measured.peak_bytes][:_SCRATCH_SHOWN]
+        largest = [(format_bytes(op.scratch_bytes), _describe_scratch(op, measured)) for op in large]
+        yield item_list("Scratch", [(format_bytes(at_peak), whole), *largest])
     if verdict.differences:
-        shown = verdict.differences[:_DIFFERENCES_SHOWN]
-        more = len(verdict.differences) - len(shown)
-        yield item_list(
-            "Logs",
-            [
-                ("", "blocks on which the two logs disagree, the first ones:"),
-                *(line for each in shown for line in _difference_lines(each)),
-                *([("", f"and {more} more in the JSON")] if more else []),
-            ],
-        )
+        items = [("", "blocks on which the two logs disagree, the first ones:")]
+        for each in verdict.differences[:_DIFFERENCES_SHOWN]:
+            items += _difference_lines(each)
+        more = len(verdict.differences) - _DIFFERENCES_SHOWN
+        yield item_list("Logs", items + [("", f"and {more} more in the JSON")] * (more > 0))
     if verdict.segments:
         yield item_list("Segments", list(_segment_lines(verdict)))
+    yield from _not_shown(measured)
+    yield facts(_conclusion(verdict))
+
+
+def _not_shown(measured: Measurement | ProgramMeasurement) -> Iterator[Table]:
     if measured.notes:
         yield item_list("Not shown", [("", printable(note)) for note in measured.notes])
-    yield facts(_conclusion(verdict))
 
 
 def _totals(verdict: Verdict) -> Table:
@@ -81,7 +78,9 @@ def _totals(verdict: Verdict) -> Table:
     totals.add_section()
     for share in verdict.shares:
         if share.predicted_bytes or share.measured_bytes:
-            label = _share_label(verdict, share)
+            label = to_words(share.kinds[0]) if len(share.kinds) == 1 else "made during the step"
+            if verdict.measurement.resident_sizes and share.kinds:
+                label = "there before the step"
             _add_row(totals, f"  {label}", share.predicted_bytes, share.measured_bytes)
     if len(verdict.phases) > 1:
         totals.add_section()
@@ -91,17 +90,9 @@ def _totals(verdict: Verdict) -> Table:
     return totals
 
 
-def _share_label(verdict: Verdict, share: ComparedShare) -> str:
-    if verdict.measurement.resident_sizes and share.kinds:
-        return "there before the step"
-    return to_words(share.kinds[0]) if len(share.kinds) == 1 else "made during the step"
-
-
 def _segment_lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
     """How many segments both sides have, and the sizes of which they have different numbers."""
-    predicted, measured = (
-        sum(counts) for counts in zip(*((s.predicted, s.measured) for s in verdict.segments), strict=True)
-    )
+    predicted, measured = sum(s.predicted for s in verdict.segments), sum(s.measured for s in verdict.segments)
     yield "", f"{predicted:,} predicted, {measured:,} measured when the step is over"
     differing = [each for each in verdict.segments if each.predicted != each.measured]
     for each in differing[:_SEGMENTS_SHOWN]:
@@ -151,11 +142,6 @@ def _describe_machine(machine: Machine) -> str:
     return ", ".join(parts)
 
 
-def _largest_scratch(measurement: Measurement) -> Sequence[MeasuredOp]:
-    by_size = sorted(measurement.scratch, key=lambda op: (-op.at_peak_bytes, -op.scratch_bytes))
-    return [op for op in by_size if op.scratch_bytes * 1000 >= measurement.peak_bytes][:_SCRATCH_SHOWN]
-
-
 def _describe_scratch(op: MeasuredOp, measurement: Measurement) -> str:
     shapes = ", ".join(format_shape(shape) for shape in op.input_shapes if shape is not None)
     where = "at the peak" if op.at_peak_bytes else op.phase
@@ -174,14 +160,10 @@ def _difference_lines(difference: Difference) -> Iterator[tuple[str, str]]:
     yield format_bytes(difference.nbytes), _describe_side(difference)
     own = next((frame for frame in difference.frames if ".py:" in frame and "torch/" not in frame), "")
     kernels = [frame for frame in difference.frames if "at::" in frame and "empty" not in frame][:_KERNELS_SHOWN]
-    places = (("ours", _short_place(difference.line)), ("the card's", ", ".join([*kernels, *([own] if own else [])])))
+    ours = "/".join(difference.line.replace("\\", "/").split("/")[-2:])  # the file and its folder
+    places = (("ours", ours), ("the card's", ", ".join([*kernels, *([own] if own else [])])))
     if difference.frames:
         yield from (("", f"{whose}: {printable(place)}") for whose, place in places if place)
-
-
-def _short_place(place: str) -> str:
-    """A file and its folder."""
-    return "/".join(place.replace("\\", "/").split("/")[-2:])
 
 
 def _describe_side(difference: Difference) -> str:
@@ -205,16 +187,20 @@ def program_table(verdict: ProgramVerdict, *, width: int = 80, color: bool = Fal
 
 def _program_parts(verdict: ProgramVerdict) -> Iterator[RenderableType]:
     measured = verdict.measurement
-    yield facts(
-        [
-            Fact("Program", f"{printable(verdict.program)}, predicted for {verdict.target}"),
-            Fact("Measured", f"on {_describe_machine(measured.machine)}"),
-            Fact("Runs", f"predicted: {printable(verdict.ending)}; measured: {printable(measured.ending)}"),
-        ]
-    )
-    yield _rounds(verdict)
-    if measured.notes:
-        yield item_list("Not shown", [("", printable(note)) for note in measured.notes])
+    head = [
+        Fact("Program", f"{printable(verdict.program)}, predicted for {verdict.target}"),
+        Fact("Measured", f"on {_describe_machine(measured.machine)}"),
+        Fact("Runs", f"predicted: {printable(verdict.ending)}; measured: {printable(measured.ending)}"),
+    ]
+    yield facts(head)
+    rows = ruled(("Step", 36), ("Predicted", 12), ("Measured", 12), ("Error", 12), left=("Step",))
+    for found in verdict.rounds:
+        for each in found.comparisons:
+            mark = "*" if each.quantity is verdict.judged else " "
+            error, sizes = f"{each.error:+.4%}", (each.predicted_bytes, each.measured_bytes)
+            rows.add_row(f"{mark} {found.number} {_LABELS[each.quantity]}", *map(format_bytes, sizes), error)
+    yield rows
+    yield from _not_shown(measured)
     errors = [each.error for found in verdict.rounds for each in found.comparisons if each.quantity is verdict.judged]
     worst = max(map(abs, errors), default=0.0)
     counts = len(verdict.rounds), len(measured.rounds)
@@ -231,13 +217,3 @@ def round_line(number: int, comparisons: Sequence[ComparedQuantity]) -> str:
         if each.quantity in (Quantity.ALLOCATED, Quantity.RESERVED)
     )
     return f"fxmem: step {number}: {'; '.join(parts)}"
-
-
-def _rounds(verdict: ProgramVerdict) -> Table:
-    rows = ruled(("Step", 36), ("Predicted", 12), ("Measured", 12), ("Error", 12), left=("Step",))
-    for found in verdict.rounds:
-        for each in found.comparisons:
-            mark = "*" if each.quantity is verdict.judged else " "
-            error, sizes = f"{each.error:+.4%}", (each.predicted_bytes, each.measured_bytes)
-            rows.add_row(f"{mark} {found.number} {_LABELS[each.quantity]}", *map(format_bytes, sizes), error)
-    return rows

@@ -21,15 +21,11 @@ from fxmem.show.export import register
 def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
     """The table, its first row the names of the columns."""
     out = StringIO()
-    table = [
-        {"index": index, **node_attributes(node), "peak_bytes": nbytes}
-        for index, (node, nbytes) in enumerate(zip(profile.nodes, bytes_at_peak(profile, timeline), strict=True))
-    ]
-    writer = csv.DictWriter(out, fieldnames=["index", *_COLUMNS, "peak_bytes"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {name: spreadsheet_text(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in table
-    )
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["index", *_COLUMNS, "peak_bytes"])
+    for index, (node, nbytes) in enumerate(zip(profile.nodes, bytes_at_peak(profile, timeline), strict=True)):
+        row = [index, *node_attributes(node).values(), nbytes]
+        writer.writerow(spreadsheet_text(cell) if isinstance(cell, str) else cell for cell in row)
     return out.getvalue()
 
 

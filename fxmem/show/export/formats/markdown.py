@@ -34,11 +34,8 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
         _nodes(profile, timeline),
         _facts([*findings.header_facts(profile), *run_facts(profile)], "Predicted for"),
     ]
-    notes = [
-        ("assumed", [*findings.assumptions(profile), *made_up(profile)]),
-        ("unknown", findings.unknowns(profile)),
-    ]
-    blocks += [fold_list(f"{len(items)} {what}", items) for what, items in notes if items]
+    notes = {"assumed": [*findings.assumptions(profile), *made_up(profile)], "unknown": findings.unknowns(profile)}
+    blocks += [fold_list(f"{len(items)} {what}", items) for what, items in notes.items() if items]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -50,9 +47,7 @@ def _facts(facts: Iterable[Fact], heading: str = "Predicted") -> str:
 def _nodes(profile: Profile, timeline: Timeline) -> str:
     at_peak = bytes_at_peak(profile, timeline)
     whole = timeline.peak.requested_bytes
-    largest = sorted(
-        (index for index, nbytes in enumerate(at_peak) if nbytes), key=lambda index: (-at_peak[index], index)
-    )
+    largest = sorted((index for index, nbytes in enumerate(at_peak) if nbytes), key=lambda index: -at_peak[index])
     lines = []
     for index in largest[:_TOP]:
         node, nbytes = profile.nodes[index], at_peak[index]

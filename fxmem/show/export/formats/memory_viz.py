@@ -71,101 +71,64 @@ class _Stacks:
         self.storage = cache(self._storage)
         self._op = cache(self._op_frames)
         self._node = cache(self._node_frames)
-        self._module = cache(self._module_frame)
+        self._module = cache(lambda path: _frame(printable(profile.modules.get(path, "")) or "module", 0, path))
         self.streams = [storage.stream for storage in profile.storages]
         self.kinds = [storage.kind.value for storage in profile.storages]
-        self.segment: list[Frame] = [{"filename": "PREDICTED by fxmem", "line": 0, "name": "memory from the driver"}]
+        self.segment = [_frame("PREDICTED by fxmem", 0, "memory from the driver")]
 
     def _storage(self, index: int) -> list[Frame]:
         storage = self._profile.storages[index]
-        head: Frame = {"filename": "PREDICTED by fxmem", "line": 0, "name": printable(storage_label(storage))}
-        below = (
-            self._op(storage.op)
-            if storage.op is not None
-            else self._node(storage.node)
-            if storage.node is not None
-            else []
-        )
-        return [head, *below]
+        head = _frame("PREDICTED by fxmem", 0, storage_label(storage))
+        if storage.op is not None:
+            return [head, *self._op(storage.op)]
+        return [head] if storage.node is None else [head, *self._node(storage.node)]
 
     def _op_frames(self, index: int) -> list[Frame]:
         op = self._profile.ops[index]
-        return [{"filename": op.phase.value, "line": index, "name": printable(op.name)}, *self._node(op.node)]
+        return [_frame(op.phase.value, index, op.name), *self._node(op.node)]
 
     def _node_frames(self, index: int) -> list[Frame]:
         node = self._profile.nodes[index]
-        called: Frame = {
-            "filename": "torch.fx",
-            "line": index,
-            "name": printable(node.name),
-            "fx_node_op": node.op,
-            "fx_node_name": printable(node.name),
-            "fx_node_target": printable(node.target),
-        }
+        called = _frame("torch.fx", index, node.name)
+        called |= {"fx_node_op": node.op, "fx_node_name": printable(node.name)}
+        called["fx_node_target"] = printable(node.target)
         frames = [called]
         if (source := node.source) is not None:
             called["fx_original_trace"] = printable(f"{site(source)}, in {source.function}: {source.code}")
-            frames.append(
-                {
-                    "filename": printable(source.file),
-                    "line": source.line,
-                    "name": printable(source.function or source.code),
-                }
-            )
+            frames.append(_frame(printable(source.file), source.line, source.function or source.code))
         return [*frames, *map(self._module, reversed(enclosing_modules(node)))]
 
-    def _module_frame(self, path: str) -> Frame:
-        return {
-            "filename": printable(self._profile.modules.get(path, "")) or "module",
-            "line": 0,
-            "name": printable(path),
-        }
+
+def _frame(file: str, line: int, name: str) -> Frame:
+    return {"filename": file, "line": line, "name": printable(name)}
 
 
 def _before(step: RecordedStep, stacks: _Stacks) -> Iterator[dict[str, Any]]:
     order = {kind.value: place for place, kind in enumerate(Kind)}
     requested = {block.address: block.requested_bytes for segment in step.segments_before for block in segment.blocks}
     for segment in step.segments_before:
-        yield _event(
-            "segment_map" if segment.expandable else "segment_alloc",
-            segment.address,
-            segment.size,
-            stacks.segment,
-            _UNKNOWN,
-            stream=segment.stream,
-        )
-    for address, storage in sorted(
-        step.owners_before.items(), key=lambda owned: (order[stacks.kinds[owned[1]]], owned[1])
-    ):
-        yield _event(
-            "alloc",
-            address,
-            requested[address] or 0,
-            stacks.storage(storage),
-            stacks.kinds[storage],
-            stream=stacks.streams[storage],
-        )
+        action = "segment_map" if segment.expandable else "segment_alloc"
+        yield _event(action, segment.address, segment.size, segment.stream, stacks.segment, _UNKNOWN)
+    owners = sorted(step.owners_before.items(), key=lambda owned: (order[stacks.kinds[owned[1]]], owned[1]))
+    for address, storage in owners:
+        frames, stream = stacks.storage(storage), stacks.streams[storage]
+        yield _event("alloc", address, requested[address] or 0, stream, frames, stacks.kinds[storage])
 
 
 def _step_trace(step: RecordedStep, stacks: _Stacks) -> Iterator[dict[str, Any]]:
     for event in step.events:
+        where = event.address, event.size, event.stream
         if event.storage is None:
-            yield _event(event.action, event.address, event.size, stacks.segment, _UNKNOWN, stream=event.stream)
-            continue
-        actions = ("alloc",) if event.action == "alloc" else ("free_requested", "free_completed")
-        for action in actions:  # nothing waits for another stream: a block is free as soon as it is given back
-            yield _event(
-                action,
-                event.address,
-                event.size,
-                stacks.storage(event.storage),
-                stacks.kinds[event.storage] if action == "alloc" else None,
-                stream=event.stream,
-            )
+            yield _event(event.action, *where, stacks.segment, _UNKNOWN)
+        elif event.action == "alloc":
+            yield _event("alloc", *where, stacks.storage(event.storage), stacks.kinds[event.storage])
+        else:  # nothing waits for another stream: a block is free as soon as it is given back
+            for action in ("free_requested", "free_completed"):
+                yield _event(action, *where, stacks.storage(event.storage))
 
 
 def _event(
-    action: str, address: int, size: int, frames: list[Frame], category: str | None = None, *, stream: int
+    action: str, address: int, size: int, stream: int, frames: list[Frame], category: str | None = None
 ) -> dict[str, Any]:
     event = {"action": action, "addr": address, "size": size, "stream": stream, "frames": frames}
     return event if category is None else {**event, "category": category}

@@ -14,7 +14,7 @@ from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.graph import to_networkx
 from fxmem.memory.module_tree import call_name
 from fxmem.records.profile import Node, Profile, Timeline
-from fxmem.records.units import format_bytes, format_flops, format_shape
+from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape
 from fxmem.show.export import register
 from fxmem.show.export.labels import enclosing_modules, site, title
 from fxmem.show.graph.labels import heat_step
@@ -36,11 +36,8 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
         _node(profile, graph, index, at_peak[index], heat_step(at_peak[index], largest), is_peak=index == peak)
         for index in graph
     ]
-    whole = {
-        "what": title(profile),
-        "peak": _bytes(timeline.peak.requested_bytes),
-        "saved": _bytes(profile.saved_bytes),
-    }
+    highest = _bytes(timeline.peak.requested_bytes)
+    whole = {"what": title(profile), "peak": highest, "saved": _bytes(profile.saved_bytes)}
     layers = {_namespace(path): {"class": class_name} for path, class_name in profile.modules.items() if path}
     step = {"id": GRAPH_ID, "nodes": nodes, "groupNodeAttributes": {"": whole, **layers}}
     return json.dumps({"label": title(profile), "graphs": [step]}, separators=(",", ":"))
@@ -62,26 +59,18 @@ def _node(
             if edge["relation"] == "reads"
         ],
         "outputsMetadata": [
-            {
-                "id": str(place),
-                "attrs": [{"key": "tensor_shape", "value": f"{output.dtype}[{format_shape(output.shape)}]"}],
-            }
-            for place, output in enumerate(node.outputs)
+            {"id": str(place), "attrs": [{"key": "tensor_shape", "value": f"{out.dtype}[{format_shape(out.shape)}]"}]}
+            for place, out in enumerate(node.outputs)
         ],
     }
-    shade = LIGHT.shades[step] if step else None
-    style = {
-        **({} if shade is None else {"backgroundColor": shade.fill}),
-        **({"borderColor": LIGHT.peak} if is_peak else {}),
-    }
+    style = {"backgroundColor": LIGHT.shades[step].fill} if step else {}
+    style |= {"borderColor": LIGHT.peak} if is_peak else {}
     return {**described, "style": style} if style else described
 
 
 def _attributes(node: Node, at_peak: int, *, is_peak: bool) -> list[dict[str, Any]]:
-    unlike = {} if node.scratch_bytes.backward is None else {"scratch, backward": _bytes(node.scratch_bytes.backward)}
-    alive = {} if node.live_bytes.backward is None else {"live, backward": _bytes(node.live_bytes.backward)}
     values: dict[str, Any] = {
-        **({"peak": "the peak falls here"} if is_peak else {}),
+        "peak": "the peak falls here" if is_peak else "",
         "name": node.name,
         "op": node.op,
         "target": node.target,
@@ -94,9 +83,9 @@ def _attributes(node: Node, at_peak: int, *, is_peak: bool) -> list[dict[str, An
         "saved": _bytes(node.saved_bytes),
         "alive at the peak": _bytes(at_peak),
         "scratch, forward": _bytes(node.scratch_bytes.forward),
-        **unlike,
+        "scratch, backward": _bytes(node.scratch_bytes.backward),
         "live, forward": _bytes(node.live_bytes.forward),
-        **alive,
+        "live, backward": _bytes(node.live_bytes.backward),
         "FLOPs, forward": format_flops(node.forward_flops),
         "FLOPs, backward": format_flops(node.backward_flops),
         "view of": "" if node.view_of is None else {"type": "node_ids", "nodeIds": [str(node.view_of)]},
@@ -108,8 +97,11 @@ def _namespace(path: str) -> str:
     return path.replace("/", "_").replace(".", "/")
 
 
-def _bytes(nbytes: int) -> str:
-    return format_bytes(nbytes) if nbytes < 1024 else f"{format_bytes(nbytes)} ({nbytes:,} bytes)"
+def _bytes(nbytes: int | None) -> str:
+    """The rounded figure, and the exact one where they differ; nothing where there is none."""
+    if nbytes is None:
+        return ""
+    return format_bytes(nbytes) if nbytes < 1024 else exact_bytes(nbytes)
 
 
 register("model-explorer", write)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 from fxmem.memory.allocator import AllocatorSettings
@@ -60,27 +61,20 @@ def _slices(profile: Profile) -> Iterator[dict[str, Any]]:
 
     for span in profile.phases:
         begin, end = span.begin + span.first_op, span.end + span.last_op
-        slices.append(
-            {"ph": "X", "cat": "phase", "name": span.phase.value, "ts": begin, "dur": end - begin, **_PLACE, "args": {}}
-        )
+        phase = {"name": span.phase.value, "ts": begin, "dur": end - begin}
+        slices.append({"ph": "X", "cat": "phase", **phase, **_PLACE, "args": {}})
         for index in range(span.first_op, span.last_op):
             op = profile.ops[index]
             now = op.begin + index
             node = profile.nodes[op.node]
-            way: list[Key] = [
-                *(("module", path) for path in enclosing_modules(node)),
-                ("node", op.node),
-                ("operator", index),
-            ]
-            same = next(
-                (depth for depth, (key, _) in enumerate(opened) if depth >= len(way) or way[depth] != key), len(opened)
-            )
-            close(same, now)
-            for key in way[same:]:
-                opened.append(
-                    (key, {"ph": "X", "cat": key[0], "ts": now, "dur": 0, **_PLACE, **_describe(profile, key)})
-                )
-                slices.append(opened[-1][1])
+            way: list[Key] = [("module", path) for path in enclosing_modules(node)]
+            way += [("node", op.node), ("operator", index)]
+            same = takewhile(lambda pair: pair[0] == pair[1][0], zip(way, opened, strict=False))
+            close(len(list(same)), now)
+            for key in way[len(opened) :]:
+                begun = {"ph": "X", "cat": key[0], "ts": now, "dur": 0, **_PLACE, **_describe(profile, key)}
+                opened.append((key, begun))
+                slices.append(begun)
         close(0, end)
     yield from slices
 
@@ -127,15 +121,8 @@ def _peak(profile: Profile, timeline: Timeline) -> Iterator[dict[str, Any]]:
     if profile.ticks:
         arguments = {"node": peak.node or "none", **{kind.value: nbytes for kind, nbytes in peak.by_kind.items()}}
         name = f"peak: {peak.requested_bytes:,} bytes requested"
-        yield {
-            "ph": "i",
-            "cat": "peak",
-            "s": "g",
-            "name": name,
-            "ts": _moment(peak.tick, [op.begin for op in profile.ops]),
-            **_PLACE,
-            "args": arguments,
-        }
+        now = _moment(peak.tick, [op.begin for op in profile.ops])
+        yield {"ph": "i", "cat": "peak", "s": "g", "name": name, "ts": now, **_PLACE, "args": arguments}
 
 
 def _moment(tick: int, begins: list[int]) -> int:

@@ -36,19 +36,16 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
         place = -1 if owner is None else owner
         key = place, (*frames.way(owner), frames.label_frame(storage_label(storage)))
         alive[key] = alive.get(key, 0) + storage.nbytes
+    by_place = sorted(alive.items(), key=lambda entry: entry[0][0])
     saved = ((frames.way(index), node.saved_bytes) for index, node in enumerate(profile.nodes))
-    name = title(profile)
     document = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "version": "0.0.1",
         "exporter": f"fxmem {__version__}",
-        "name": name,
+        "name": title(profile),
         "activeProfileIndex": 0,
         "profiles": [
-            _make_profile(
-                "bytes alive at the peak",
-                ((stack, nbytes) for (_, stack), nbytes in sorted(alive.items(), key=lambda entry: entry[0][0])),
-            ),
+            _make_profile("bytes alive at the peak", ((stack, nbytes) for (_, stack), nbytes in by_place)),
             _make_profile("bytes saved for backward", saved),
         ],
         "shared": {"frames": frames.listed},
@@ -59,14 +56,13 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
 def _make_profile(name: str, samples: Iterable[tuple[Stack, int]]) -> dict[str, Any]:
     weighing = [(stack, nbytes) for stack, nbytes in samples if nbytes]
     weights = [nbytes for _, nbytes in weighing]
-    total = sum(weights)
     return {
         "type": "sampled",
         "name": name,
         "unit": "bytes",
         "startValue": 0,
-        "endValue": total,
-        "samples": [list(stack) for stack, _ in weighing],
+        "endValue": sum(weights),
+        "samples": [stack for stack, _ in weighing],
         "weights": weights,
     }
 
@@ -85,21 +81,14 @@ class _Frames:
         if node is None:
             return (model,)
         called = self._profile.nodes[node]
-        modules = (
-            self._frame(("module", path), module_label(self._profile, path)) for path in enclosing_modules(called)
-        )
-        return (model, *modules, self._node(node))
+        way = [self._frame(("module", each), module_label(self._profile, each)) for each in enclosing_modules(called)]
+        source = called.source
+        place: dict[str, str | int] = {} if source is None else {"file": source.file, "line": source.line}
+        return (model, *way, self._frame(("node", node), called.name, place))
 
     def label_frame(self, label: str) -> int:
         """A frame that is nothing but its name."""
         return self._frame(("storage", label), label)
-
-    def _node(self, index: int) -> int:
-        node = self._profile.nodes[index]
-        place: dict[str, str | int] = (
-            {} if node.source is None else {"file": node.source.file, "line": node.source.line}
-        )
-        return self._frame(("node", index), node.name, place)
 
     def _frame(self, key: tuple[str, str | int], name: str, place: dict[str, str | int] | None = None) -> int:
         if key not in self._known:

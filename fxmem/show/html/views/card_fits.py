@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fxmem.records.registry import VIEWS
 from fxmem.records.sizes import CardFits
-from fxmem.show.html.fragment import Fragment
+from fxmem.show.html.fragment import fragment
 from fxmem.show.text.sizes import card_sections
 
 
 def view(fits: CardFits) -> str:
     """Show which cards a step fits."""
-    return Fragment(list(card_sections(fits))).html()
+    return fragment(*card_sections(fits))
 
 
 VIEWS.register("card-fits", view)

@@ -7,7 +7,7 @@ from fxmem.records.profile import Node
 from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_flops, format_shape
 from fxmem.show.facts import describe_source
-from fxmem.show.html.fragment import Fragment
+from fxmem.show.html.fragment import fragment
 from fxmem.show.sections import Fact, Section, TableColumn, make_table, numbers
 
 
@@ -17,24 +17,21 @@ def view(node: Node) -> str:
     rows = [
         Fact("Node", describe(node)),
         Fact("Call", f"{node.op} {node.target}"),
-        *(
-            [Fact("Module", f"{node.module} ({node.module_type})" if node.module_type else node.module)]
-            * bool(node.module)
-        ),
+        *([Fact("Module", node.module + f" ({node.module_type})" * bool(node.module_type))] if node.module else []),
         *([Fact("Output", ", ".join(outputs))] if outputs else []),
         *([Fact("Source", describe_source(node.source))] if node.source else []),
         Fact("FLOPs", f"forward {format_flops(node.forward_flops)}, backward {format_flops(node.backward_flops)}"),
     ]
     figures = [
-        ("Params", node.params_bytes, "parameters and buffers it is the first to read"),
-        ("Output", node.output_bytes, "new memory its results bring"),
-        ("Saved", node.saved_bytes, "new memory it keeps for backward"),
-        ("Scratch", node.scratch_bytes.max, "peak of what lives only inside it"),
-        ("Live", node.live_bytes.max, "most bytes alive while it runs"),
+        ("Params", exact_bytes(node.params_bytes), "parameters and buffers it is the first to read"),
+        ("Output", exact_bytes(node.output_bytes), "new memory its results bring"),
+        ("Saved", exact_bytes(node.saved_bytes), "new memory it keeps for backward"),
+        ("Scratch", exact_bytes(node.scratch_bytes.max), "peak of what lives only inside it"),
+        ("Live", exact_bytes(node.live_bytes.max), "most bytes alive while it runs"),
     ]
     columns = [TableColumn("Memory", is_head=True), *numbers("Bytes"), TableColumn("What")]
-    table = make_table("Memory", columns, [(name, exact_bytes(nbytes), meaning) for name, nbytes, meaning in figures])
-    return Fragment([Section(facts=rows), Section(table)]).html()
+    table = make_table("Memory", columns, figures)
+    return fragment(Section(facts=rows), Section(table))
 
 
 VIEWS.register("node", view)

@@ -6,7 +6,7 @@ from fxmem.records.profile import Peak
 from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_bytes
 from fxmem.show.facts import peak_counts, share_table
-from fxmem.show.html.fragment import Fragment
+from fxmem.show.html.fragment import fragment
 from fxmem.show.sections import Fact, Section
 
 
@@ -18,7 +18,7 @@ def view(peak: Peak) -> str:
         rows.append(Fact(label, size if low is None else f"{format_bytes(low)} to {format_bytes(nbytes)}"))
     rows.append(Fact("Fits", {True: "yes", False: f"no: {peak.shortage}", None: "not known"}[peak.fits]))
     rows += [Fact("Node", peak.node)] if peak.node else []
-    return Fragment([Section(facts=rows), Section(share_table(peak))]).html()
+    return fragment(Section(facts=rows), Section(share_table(peak)))
 
 
 VIEWS.register("peak", view)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fxmem.records.registry import VIEWS
 from fxmem.records.sizes import SizeCurve
 from fxmem.show.facts import header_facts
-from fxmem.show.html.fragment import Fragment, cell_id
+from fxmem.show.html.fragment import cell_id, fragment
 from fxmem.show.plots import sizes_svg
 from fxmem.show.sections import Section
 from fxmem.show.text.sizes import curve_sections
@@ -16,7 +16,7 @@ def view(curve: SizeCurve) -> str:
     plot = sizes_svg(curve, name=f"fxmem-sizes-{cell_id(curve)}")
     head, *rest = curve_sections(curve)
     own = [fact for fact in head.facts if not fact.key]
-    return Fragment([Section(facts=[*header_facts(curve), *own]), *rest], plot).html()
+    return fragment(Section(facts=[*header_facts(curve), *own]), *rest, plot=plot)
 
 
 VIEWS.register("size-curve", view)
