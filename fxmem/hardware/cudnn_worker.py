@@ -291,9 +291,7 @@ class Cudnn:
         way = (layer["algorithm"], layer["mode"], _DOUBLE_BIAS, int(layer["bidirectional"]), 0)
         self.call("cudnnSetRNNDescriptor_v8", rnn, *way, kind, precision, math, *shape, dropout, _PADDED_IO)
         lengths, fill = (ctypes.c_int * batch)(*[steps] * batch), ctypes.c_double()
-        self.call(
-            *("cudnnSetRNNDataDescriptor", data, kind, 0, steps, batch, shape[0], lengths, ctypes.byref(fill)),
-        )
+        self.call(*("cudnnSetRNNDataDescriptor", data, kind, 0, steps, batch, shape[0], lengths, ctypes.byref(fill)))
         workspace, reserve = ctypes.c_size_t(), ctypes.c_size_t()
         sizes = ctypes.byref(workspace), ctypes.byref(reserve)
         self.handle.cudnnGetRNNTempSpaceSizes(handle, rnn, int(layer["training"]), data, *sizes)

@@ -98,8 +98,7 @@ def node_scratch_bytes(profile: Profile) -> tuple[PhaseBytes, ...]:
     runs = _runs(profile)
     run_of = [index for index, run in enumerate(runs) for _ in range(run.first_op, run.last_op)]
     inside = _live(
-        profile.ticks,
-        (s for s in profile.storages if s.op is not None and s.death < runs[run_of[s.op]].end),
+        profile.ticks, (s for s in profile.storages if s.op is not None and s.death < runs[run_of[s.op]].end)
     )
     return _largest_by_phase(
         len(profile.nodes), ((run.node, run.phase, max(inside[run.begin : run.end], default=0)) for run in runs)

@@ -26,12 +26,7 @@ from typing import Literal, cast
 from fxmem.hardware.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
 from fxmem.hardware.operators.reductions import reduction_events
 from fxmem.hardware.operators.registry import Call, ConvSettings, NamedCall, Operator
-from fxmem.hardware.tensor_layouts import (
-    ITEM_BYTES,
-    MemoryFormat,
-    TensorLayout,
-    fix_size_one_strides,
-)
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, fix_size_one_strides
 from fxmem.records.profile import Record, Target
 
 _CUDNN_DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -510,5 +505,5 @@ ROWS = {
         "convolution_backward": Operator(
             _backward_flops, corrects_torch=True, is_opaque=True, cuda=_convolution_backward
         ),
-    },
+    }
 }

@@ -12,14 +12,7 @@ from math import prod
 
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
-from fxmem.hardware.operators.registry import (
-    Call,
-    NamedCall,
-    Operator,
-    dense_gradient,
-    layouts_among,
-    results_only,
-)
+from fxmem.hardware.operators.registry import Call, NamedCall, Operator, dense_gradient, layouts_among, results_only
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, TensorLike, read_layout
 
 Events = tuple[HiddenEvent, ...]

@@ -201,8 +201,7 @@ class Collector(CpuCollector):
             yield Assumption(topic="workspace", text=text)
         if any("cudnn_attention" in name for name, _ in self._memory.values()):
             yield Assumption(
-                topic="workspace",
-                text=f"workspaces of cuDNN's attention are those of cuDNN {CUDNN_ATTENTION_VERSION}",
+                topic="workspace", text=f"workspaces of cuDNN's attention are those of cuDNN {CUDNN_ATTENTION_VERSION}"
             )
         if self._multiplying:
             held = self._cublas

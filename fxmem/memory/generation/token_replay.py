@@ -64,10 +64,7 @@ def replay_tokens(
         number = len(tokens)
         tokens.append(
             TokenBytes(
-                token=number + 1,
-                requested_bytes=requested[number],
-                allocated_bytes=allocated,
-                reserved_bytes=reserved,
+                token=number + 1, requested_bytes=requested[number], allocated_bytes=allocated, reserved_bytes=reserved
             )
         )
         allocator.reset_peak_stats()
