@@ -7,8 +7,6 @@ from typing import Literal
 from fxmem.records.profile import Assumption, Bytes, Headed, Peak, Record, Versioned
 from fxmem.records.registry import VIEWS
 
-__all__ = ["Advice", "Effect", "Refused", "Suggestion"]
-
 Effect = Literal["none", "rounding", "output", "training"]
 """What a change does to the numbers. `none`: the same results to the bit, or the same sums in another order of
 accumulation (which cuDNN does not promise between two runs either). `rounding`: the same mathematics at another

@@ -18,64 +18,13 @@ from typing import Literal, TypedDict
 from pydantic import Field
 
 from fxmem.records.names import ZeroGrad
-from fxmem.records.parts import (
-    Bytes,
-    CompileRecord,
-    Flops,
-    FlopsChange,
-    GenerationRun,
-    Many,
-    Mapped,
-    RankedStep,
-    Record,
-    Tick,
-)
+from fxmem.records.parts import CompileRecord, GenerationRun, RankedStep
+from fxmem.records.parts.base import Bytes, Flops, FlopsChange, Many, Mapped, Record, Tick
 from fxmem.records.registry import VIEWS
 from fxmem.records.units import package_path
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "Assumption",
-    "Bytes",
-    "FileChange",
-    "Flops",
-    "FlopsChange",
-    "Headed",
-    "Heading",
-    "InputTensor",
-    "Kind",
-    "MadeUp",
-    "MadeUpKind",
-    "Many",
-    "Mapped",
-    "ModuleCall",
-    "Node",
-    "Op",
-    "Peak",
-    "Phase",
-    "PhaseBytes",
-    "PhaseSpan",
-    "ProcessBytes",
-    "Profile",
-    "ProgramFiles",
-    "ProgramRun",
-    "RecomputedOp",
-    "RecomputedRegion",
-    "Record",
-    "Report",
-    "RestoredTensor",
-    "Round",
-    "SourceLine",
-    "Step",
-    "StepTime",
-    "Storage",
-    "Target",
-    "TensorInfo",
-    "Timeline",
-    "Unknown",
-    "Versioned",
-    "WrittenFile",
-]
+__all__ = ["Bytes", "Flops", "FlopsChange", "Many", "Mapped", "Record"]
+"""What other modules use beside what is defined here."""
 
 SCHEMA_VERSION = "1"
 

@@ -30,21 +30,6 @@ from fxmem.records.profile import (
 )
 from fxmem.records.registry import VIEWS
 
-__all__ = [
-    "BASELINE_SCHEMA_VERSION",
-    "Baseline",
-    "CardFit",
-    "CardFits",
-    "MeshFit",
-    "MeshFits",
-    "PeakBaseline",
-    "ServeSequences",
-    "ServeSize",
-    "SizeCurve",
-    "SizePoint",
-    "UncountedTerm",
-]
-
 BASELINE_SCHEMA_VERSION = "1"
 
 NEAR_BEST = 0.95

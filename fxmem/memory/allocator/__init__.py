@@ -13,36 +13,26 @@ is taken for granted of it; `AllocatorSettings` is `PYTORCH_CUDA_ALLOC_CONF`.
 
 from __future__ import annotations
 
-from fxmem.memory.allocator.address_trace import AllocatorEvent, Levels, RecordedStep, levels, trace_step
-from fxmem.memory.allocator.caching_allocator import CachingAllocator
-from fxmem.memory.allocator.peak import CardRun, complete_timeline, known_levels, read_settings
-from fxmem.memory.allocator.replay import ReplayedLoop, fits, replay
-from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
-from fxmem.memory.allocator.stats import BlockView, OutOfMemory, Segment, Stat, Stats
-from fxmem.memory.allocator.training_loop import Occupancy, PhasePeak, Shortage
-
-__all__ = [
-    "DEFAULT_SETTINGS",
-    "AllocatorEvent",
-    "AllocatorSettings",
-    "BlockView",
-    "CachingAllocator",
-    "CardRun",
-    "Levels",
-    "Occupancy",
-    "OutOfMemory",
-    "PhasePeak",
-    "RecordedStep",
-    "ReplayedLoop",
-    "Segment",
-    "Shortage",
-    "Stat",
-    "Stats",
-    "complete_timeline",
-    "fits",
-    "known_levels",
-    "levels",
-    "read_settings",
-    "replay",
-    "trace_step",
-]
+from fxmem.memory.allocator.address_trace import AllocatorEvent as AllocatorEvent
+from fxmem.memory.allocator.address_trace import Levels as Levels
+from fxmem.memory.allocator.address_trace import RecordedStep as RecordedStep
+from fxmem.memory.allocator.address_trace import levels as levels
+from fxmem.memory.allocator.address_trace import trace_step as trace_step
+from fxmem.memory.allocator.caching_allocator import CachingAllocator as CachingAllocator
+from fxmem.memory.allocator.peak import CardRun as CardRun
+from fxmem.memory.allocator.peak import complete_timeline as complete_timeline
+from fxmem.memory.allocator.peak import known_levels as known_levels
+from fxmem.memory.allocator.peak import read_settings as read_settings
+from fxmem.memory.allocator.replay import ReplayedLoop as ReplayedLoop
+from fxmem.memory.allocator.replay import fits as fits
+from fxmem.memory.allocator.replay import replay as replay
+from fxmem.memory.allocator.settings import DEFAULT_SETTINGS as DEFAULT_SETTINGS
+from fxmem.memory.allocator.settings import AllocatorSettings as AllocatorSettings
+from fxmem.memory.allocator.stats import BlockView as BlockView
+from fxmem.memory.allocator.stats import OutOfMemory as OutOfMemory
+from fxmem.memory.allocator.stats import Segment as Segment
+from fxmem.memory.allocator.stats import Stat as Stat
+from fxmem.memory.allocator.stats import Stats as Stats
+from fxmem.memory.allocator.training_loop import Occupancy as Occupancy
+from fxmem.memory.allocator.training_loop import PhasePeak as PhasePeak
+from fxmem.memory.allocator.training_loop import Shortage as Shortage
