@@ -17,7 +17,7 @@ from fxmem.hardware.operators.registry import NamedCall as NamedCall
 from fxmem.hardware.operators.registry import Operator as Operator
 from fxmem.hardware.operators.registry import Platform as Platform
 from fxmem.hardware.operators.registry import find_operator as find_operator
-from fxmem.hardware.operators.registry import register as register
+from fxmem.hardware.operators.registry import register
 from fxmem.hardware.operators.registry import short_name as short_name
 
 for _module in iter_modules(__path__):

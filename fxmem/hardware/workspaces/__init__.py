@@ -14,7 +14,6 @@ Nothing here imports torch, and cuDNN is loaded in a child process only.
 from fxmem.hardware.cublas import CUBLAS_VARIABLES as CUBLAS_VARIABLES
 from fxmem.hardware.hidden_memory import ConvSignature as ConvSignature
 from fxmem.hardware.hidden_memory import HeldBuffer as HeldBuffer
-from fxmem.hardware.hidden_memory import HiddenEvent as HiddenEvent
 from fxmem.hardware.hidden_memory import HiddenMemory as HiddenMemory
 from fxmem.hardware.hidden_memory import Signature as Signature
 from fxmem.hardware.operators import ConvSettings as ConvSettings
@@ -24,7 +23,6 @@ from fxmem.hardware.workspaces.collector import Seen as Seen
 from fxmem.hardware.workspaces.copy_in import copy_in_memory as copy_in_memory
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory as cache_directory
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary as CudnnLibrary
-from fxmem.hardware.workspaces.cudnn_client import Workspace as Workspace
 from fxmem.hardware.workspaces.cudnn_client import conv_workspaces as conv_workspaces
 from fxmem.hardware.workspaces.cudnn_client import find_cudnn as find_cudnn
 from fxmem.hardware.workspaces.cudnn_client import read_cudnn_folder as read_cudnn_folder

@@ -7,13 +7,12 @@ driver and keeps. So a card reports larger numbers than the bytes requested, and
 - *allocated*: the blocks handed out (`torch.cuda.memory_allocated`);
 - *reserved*: the segments from the driver (`torch.cuda.memory_reserved`).
 
-`replay` runs the loop, `fits` asks whether it runs at all. `CachingAllocator` is the allocator by itself, and says what
+`replay` runs the loop. `CachingAllocator` is the allocator by itself, and says what
 is taken for granted of it; `AllocatorSettings` is `PYTORCH_CUDA_ALLOC_CONF`.
 """
 
 from __future__ import annotations
 
-from fxmem.memory.allocator.address_trace import AllocatorEvent as AllocatorEvent
 from fxmem.memory.allocator.address_trace import Levels as Levels
 from fxmem.memory.allocator.address_trace import RecordedStep as RecordedStep
 from fxmem.memory.allocator.address_trace import levels as levels
@@ -23,16 +22,9 @@ from fxmem.memory.allocator.peak import CardRun as CardRun
 from fxmem.memory.allocator.peak import complete_timeline as complete_timeline
 from fxmem.memory.allocator.peak import known_levels as known_levels
 from fxmem.memory.allocator.peak import read_settings as read_settings
-from fxmem.memory.allocator.replay import ReplayedLoop as ReplayedLoop
-from fxmem.memory.allocator.replay import fits as fits
 from fxmem.memory.allocator.replay import replay as replay
 from fxmem.memory.allocator.settings import DEFAULT_SETTINGS as DEFAULT_SETTINGS
 from fxmem.memory.allocator.settings import AllocatorSettings as AllocatorSettings
-from fxmem.memory.allocator.stats import BlockView as BlockView
 from fxmem.memory.allocator.stats import OutOfMemory as OutOfMemory
 from fxmem.memory.allocator.stats import Segment as Segment
-from fxmem.memory.allocator.stats import Stat as Stat
 from fxmem.memory.allocator.stats import Stats as Stats
-from fxmem.memory.allocator.training_loop import Occupancy as Occupancy
-from fxmem.memory.allocator.training_loop import PhasePeak as PhasePeak
-from fxmem.memory.allocator.training_loop import Shortage as Shortage

@@ -78,28 +78,26 @@ class AllocatorSettings(Record):
                 )
         if values.get("backend", "native") != "native":
             raise UsageError(f"allocator settings: only backend:native is modelled, got backend:{values['backend']}")
-        fields: dict[str, object] = {}
-        large_mib = LARGE_SEGMENT // MIB
-        if (value := values.get("large_segment_size_mb")) is not None:
-            large_mib = _mib("large_segment_size_mb", value, MIN_LARGE_ALLOC // MIB + 1)
-            fields["large_segment_bytes"] = large_mib * MIB
-        fields["max_non_split_rounding_bytes"] = large_mib * MIB
-        if (value := values.get("max_split_size_mb")) is not None:
-            fields["max_split_bytes"] = _mib("max_split_size_mb", value, large_mib) * MIB
-        if (value := values.get("max_non_split_rounding_mb")) is not None:
-            fields["max_non_split_rounding_bytes"] = _mib("max_non_split_rounding_mb", value, large_mib) * MIB
-        if (value := values.get("garbage_collection_threshold")) is not None:
-            fields["garbage_collection_threshold"] = _fraction("garbage_collection_threshold", value, open_ended=True)
-        if (value := values.get("per_process_memory_fraction")) is not None:
-            fields["per_process_memory_fraction"] = _fraction("per_process_memory_fraction", value, open_ended=False)
-        if (value := values.get("roundup_power2_divisions")) is not None:
-            fields["roundup_power2_divisions"] = _divisions(value)
-        if (value := values.get("expandable_segments")) is not None:
-            if value not in ("True", "False"):
-                raise UsageError(
-                    f"allocator settings: expandable_segments takes True or False, in this spelling; got {value!r}"
-                )
-            fields["expandable_segments"] = value == "True"
+        large_mib = _mib("large_segment_size_mb", values.get("large_segment_size_mb", "20"), MIN_LARGE_ALLOC // MIB + 1)
+        fields: dict[str, object] = dict.fromkeys(
+            ("large_segment_bytes", "max_non_split_rounding_bytes"), large_mib * MIB
+        )
+        for key, field in (
+            ("max_split_size_mb", "max_split_bytes"),
+            ("max_non_split_rounding_mb", "max_non_split_rounding_bytes"),
+        ):
+            if key in values:
+                fields[field] = _mib(key, values[key], large_mib) * MIB
+        for key in ("garbage_collection_threshold", "per_process_memory_fraction"):
+            if key in values:
+                fields[key] = _fraction(key, values[key], open_ended=key == "garbage_collection_threshold")
+        if "roundup_power2_divisions" in values:
+            fields["roundup_power2_divisions"] = _divisions(values["roundup_power2_divisions"])
+        if (value := values.get("expandable_segments", "False")) not in ("True", "False"):
+            raise UsageError(
+                f"allocator settings: expandable_segments takes True or False, in this spelling; got {value!r}"
+            )
+        fields["expandable_segments"] = value == "True"
         return cls.model_validate(fields)
 
     def round_size(self, nbytes: int) -> int:

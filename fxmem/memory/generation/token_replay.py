@@ -50,8 +50,8 @@ def replay_tokens(
         settings: the allocator's.
         capacity_bytes: what the driver refuses to exceed; None for no limit.
     """
-    sizes = [each for each in (profile.target.memory_bytes, capacity_bytes) if each is not None]
-    allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes, device_bytes=max(sizes, default=None))
+    memory = profile.target.memory_bytes
+    allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes, device_bytes=memory)
     requested = requested_by_token(events)
     storages, nbytes, sources = profile.storages, events.nbytes, events.sources
     streams = [each.stream for each in storages]

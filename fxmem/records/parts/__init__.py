@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from fxmem.records.parts.base import Bytes as Bytes
 from fxmem.records.parts.base import Count as Count
-from fxmem.records.parts.base import Flops as Flops
-from fxmem.records.parts.base import FlopsChange as FlopsChange
-from fxmem.records.parts.base import Many as Many
-from fxmem.records.parts.base import Mapped as Mapped
-from fxmem.records.parts.base import Record as Record
-from fxmem.records.parts.base import Tick as Tick
 from fxmem.records.parts.compiled import CompileRecord as CompileRecord
 from fxmem.records.parts.compiled import CompileSettings as CompileSettings
 from fxmem.records.parts.compiled import TimedChoice as TimedChoice

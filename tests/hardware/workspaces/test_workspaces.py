@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import target
 from fxmem.hardware.cublas import cublas_workspaces
-from fxmem.hardware.hidden_memory import RnnSignature, alloc, output
+from fxmem.hardware.hidden_memory import HiddenEvent, RnnSignature, alloc, output
 from fxmem.hardware.operators import OPERATORS, Call, Operator
 from fxmem.hardware.operators.convolution import ConvolutionMemory
 from fxmem.hardware.operators.products import matmul_copies, uses_cublas, uses_cublaslt
@@ -35,15 +35,14 @@ from fxmem.hardware.workspaces import (
     ConvSignature,
     CpuCollector,
     HeldBuffer,
-    HiddenEvent,
     HiddenMemory,
-    Workspace,
     conv_workspaces,
     cudnn_cache,
     cudnn_client,
     find_cudnn,
     read_cudnn_folder,
 )
+from fxmem.hardware.workspaces.cudnn_client import Workspace
 from fxmem.records.profile import Phase, Target
 from tests.no_files import NO_FILES
 
