@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
-from fxmem.hardware.operators.registry import Call, NamedCall, Operator
+from fxmem.hardware.operators.registry import Call, NamedCall, Operator, ScratchRule
 from fxmem.hardware.tensor_layouts import HALF, ITEM_BYTES, TensorLayout, broadcast_numel, read_layout
 from fxmem.records.profile import Target
 
@@ -150,14 +150,14 @@ def _sum_on_card(call: Call) -> tuple[HiddenEvent, ...] | None:
     return _sum(call, *_shared(call, _converted_input(call)))
 
 
-def _extreme_on_card(call: Call) -> tuple[HiddenEvent, ...] | None:
-    events = _shared(call, call.layout(), smallest=1)
-    return (output("result"), *events) if events else None
+def _in_parts(*, position: int = 1, smallest: int = 4) -> ScratchRule:
+    """The result, and what the blocks share; arguments as for `_shared`."""
 
+    def rule(call: Call) -> tuple[HiddenEvent, ...] | None:
+        events = _shared(call, call.layout(), position, smallest)
+        return (output("result"), *events) if events else None
 
-def _norm_on_card(call: Call) -> tuple[HiddenEvent, ...] | None:
-    events = _shared(call, call.layout(), position=2)
-    return (output("result"), *events) if events else None
+    return rule
 
 
 def _shared(call: Call, source: TensorLayout, position: int = 1, smallest: int = 4) -> tuple[HiddenEvent, ...]:
@@ -208,7 +208,7 @@ ROWS = {
         "sum": Operator((1, 0), complex=2, cuda=_sum_on_card, cpu=_sum),
         "nansum prod": Operator((1, 0), cuda=_sum_on_card, cpu=_sum),
         "mean": Operator((1, 1), cuda=_sum_on_card, cpu=_mean_on_cpu),
-        "amax amin": Operator((1, 0), cuda=_extreme_on_card),
+        "amax amin": Operator((1, 0), cuda=_in_parts(smallest=1)),
         "max min": Operator((1, 0)),
         "aminmax": Operator((2, 0)),
         "std std_mean": Operator((4, 3)),
@@ -222,7 +222,7 @@ ROWS = {
         "trace": Operator(lambda c: min(c.self.shape)),
     },
     "LinearAlgebra.cpp, cuda/ReduceNormKernel.cu": {
-        "linalg_vector_norm": Operator(lambda c: _norm_flops(c.read, c.made, c.ord), cuda=_norm_on_card),
+        "linalg_vector_norm": Operator(lambda c: _norm_flops(c.read, c.made, c.ord), cuda=_in_parts(position=2)),
         "norm": Operator(lambda c: _norm_flops(c.read, c.made, c.p if hasattr(c, "p") else c.ord)),
     },
     "cuda/ForeachReduceOp.cu": {"_foreach_norm": Operator(cuda=_foreach_norm)},
