@@ -137,6 +137,9 @@ _CUTLASS = Operator(_grouped_flops, kind="matrix product", counts_macs=True, is_
 _CUTLASS = Operator(_grouped_flops, kind="matrix product", counts_macs=True, is_product=True)
 
 
+_CUTLASS = Operator(_grouped_flops, kind="matrix product", counts_macs=True, is_product=True)
+
+
 def _gemm(flops: FlopRule | None, *one_dtype: int, multiplies_matrices: bool = True) -> Operator:
     """A product that cuBLAS computes; torch's own formula goes before this one, which is for what it refuses."""
     cpu = _on_cpu if multiplies_matrices else None
