@@ -41,10 +41,8 @@ class ConvSignature(Record):
     @property
     def key(self) -> str:
         """A short text that is equal exactly for equal signatures."""
-        tensors = (
-            f"{_dots(shape)}@{_dots(stride)}"
-            for shape, stride in ((self.x, self.x_stride), (self.w, self.w_stride), (self.y, self.y_stride))
-        )
+        sides = (self.x, self.x_stride), (self.w, self.w_stride), (self.y, self.y_stride)
+        tensors = (f"{_dots(shape)}@{_dots(stride)}" for shape, stride in sides)
         window = f"p{_dots(self.padding)} s{_dots(self.stride)} d{_dots(self.dilation)} g{self.groups}"
         return f"{self.op} {' '.join(tensors)} {window} {self.dtype} tf{self.allow_tf32:d} det{self.deterministic:d}"
 

@@ -450,13 +450,9 @@ class Headed(Record):
     def heading(self) -> Heading:
         """The same for another record about this step."""
         return Heading(
-            fxmem_version=self.fxmem_version,
-            torch_version=self.torch_version,
-            model=self.model,
-            inputs=self.inputs,
-            step=self.step,
-            target=self.target,
-        )
+            fxmem_version=self.fxmem_version, torch_version=self.torch_version, model=self.model, inputs=self.inputs,
+            step=self.step, target=self.target,
+        )  # fmt: skip
 
 
 class Profile(Headed, Versioned):
