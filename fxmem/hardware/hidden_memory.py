@@ -8,7 +8,7 @@ op's own outputs are allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from fxmem.records.profile import Bytes, Record
@@ -123,21 +123,6 @@ class HiddenMemory(Record):
             for event in self.events
         )
         return self.model_copy(update={"events": tuple(filled)})
-
-    def peak_bytes(self, outputs: Sequence[int] = ()) -> int:
-        """Most bytes the op has allocated at once, outputs of given size included. Unknown sizes count as nothing."""
-        live, peak, left = 0, 0, iter(outputs)
-        sizes: dict[str, int] = {}
-        for event in self.events:
-            if event.action == "free":
-                live -= sizes.pop(event.name)
-            elif event.action == "output":
-                live += next(left, 0)
-            else:
-                sizes[event.name] = event.nbytes or 0
-                live += sizes[event.name]
-            peak = max(peak, live)
-        return peak
 
 
 def alloc(name: str, nbytes: int | None, signature: Signature | None = None) -> HiddenEvent:

@@ -37,7 +37,7 @@ from fxmem.records.profile import (
     SourceLine,
     Versioned,
 )
-from fxmem.records.registry import VIEWS
+from fxmem.records.registry import Viewed
 from fxmem.records.units import package_path
 
 StrategyName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,39}$")]
@@ -194,7 +194,7 @@ def _shorten_paths(value: Any) -> Any:
     return {key: _shorten_paths(item) for key, item in value.items()}
 
 
-class Plan(Headed, Versioned):
+class Plan(Viewed, Headed, Versioned):
     """Where checkpoints go, what they free and what they cost."""
 
     strategy: StrategyName
@@ -314,10 +314,6 @@ class Plan(Headed, Versioned):
             titles = ", ".join(region.title for region in others)
             lines += [f"#   {line}" for line in textwrap.wrap(titles, 96, break_long_words=False)]
         return "\n".join(lines).rstrip("\n") + "\n"
-
-    def _repr_html_(self) -> str:
-        html: str = VIEWS.get("plan")(self)
-        return html
 
 
 class CompilePlan(Headed, Versioned):

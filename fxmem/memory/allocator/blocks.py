@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 
-class Range:
+class Range(NamedTuple):
     """Addresses reserved for an expandable segment (`ExpandableSegment`); memory stands behind its mapped blocks
     only."""
 
-    __slots__ = ("address", "page", "size")
-
-    def __init__(self, address: int, page: int, size: int) -> None:
-        self.address = address
-        self.page = page
-        self.size = size
+    address: int
+    page: int
+    """Bytes that are mapped at a time."""
 
 
 class Block:

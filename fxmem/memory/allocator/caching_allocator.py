@@ -315,7 +315,7 @@ class CachingAllocator:
         page = SMALL_SEGMENT if pool.small else self.settings.large_segment_bytes
         # A range as large as the request even beyond the device: the driver, not the address space, refuses it.
         nbytes = round_up(max(self._range_bytes, size), page)
-        range_ = Range(self._new_addresses(nbytes), page, nbytes)
+        range_ = Range(self._new_addresses(nbytes), page)
         block = Block(pool, range_.address, nbytes, of=range_, mapped=False)
         pool.insert(block)
         return block
