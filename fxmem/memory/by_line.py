@@ -82,9 +82,7 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
         forward_allocated_bytes=sum(
             s.nbytes for s in profile.storages if s.op is not None and profile.ops[s.op].phase is Phase.FORWARD
         ),
-        forward_left_bytes=_count_live(profile, live, forward[-1].end)
-        if forward
-        else sum(storage.nbytes for storage in resident),
+        forward_left_bytes=_count_live(profile, live, forward[-1].end if forward else 0),
         saved_bytes=profile.saved_bytes,
     )
 
@@ -104,10 +102,8 @@ def _chains(profile: Profile) -> list[tuple[SourceLine, ...]]:
         if call.source is not None:
             for index in range(call.first_node, call.last_node):
                 around[index] = (call.source, *around[index])
-    return [
-        (*([node.source] if node.source is not None else []), *outer)
-        for node, outer in zip(profile.nodes, around, strict=True)
-    ]
+    own = ((node.source,) if node.source is not None else () for node in profile.nodes)
+    return [(*source, *outer) for source, outer in zip(own, around, strict=True)]
 
 
 def _find_innermost(chain: tuple[SourceLine, ...], files: Sequence[str], installed: bool) -> SourceLine | None:
@@ -191,22 +187,21 @@ class _Run:
     end: int
 
 
-def _runs(profile: Profile, owners: Sequence[_Sum], phases: Sequence[Phase]) -> Iterator[_Run]:
-    """Runs that cover every tick of the phases."""
+def _runs(profile: Profile, owners: Sequence[_Sum]) -> Iterator[_Run]:
+    """Runs that cover every tick of forward and of the optimizer's phase."""
     for span in profile.phases:
-        ops = range(span.first_op, span.last_op) if span.phase in phases else range(0)
-        starts = [
-            i for i in ops if i == span.first_op or owners[profile.ops[i].node] is not owners[profile.ops[i - 1].node]
-        ]
-        begins = [span.begin if i == span.first_op else profile.ops[i].begin for i in starts]
+        ops = range(span.first_op, span.last_op) if span.phase in (Phase.FORWARD, Phase.OPTIMIZER) else range(0)
+        of = [owners[profile.ops[i].node] for i in ops]
+        starts = [i for i in range(len(of)) if i == 0 or of[i] is not of[i - 1]]
+        begins = [profile.ops[ops[i]].begin if i else span.begin for i in starts]
         for i, (begin, end) in zip(starts, pairwise([*begins, span.end]), strict=True):
-            yield _Run(owners[profile.ops[i].node], begin, end)
+            yield _Run(of[i], begin, end)
 
 
 def _add_forward(profile: Profile, owners: Sequence[_Sum], live: Sequence[int]) -> None:
     """What comes and goes in forward and, for the optimizer's own row, in its phase."""
     run_at: list[_Run | None] = [None] * (profile.ticks + 1)
-    for run in _runs(profile, owners, (Phase.FORWARD, Phase.OPTIMIZER)):
+    for run in _runs(profile, owners):
         run_at[run.begin : run.end] = [run] * (run.end - run.begin)
         owner, before = run.owner, _count_live(profile, live, run.begin)
         owner.before_bytes = before if owner.before_bytes is None else owner.before_bytes

@@ -64,10 +64,8 @@ def peak_in_phase(profile: Profile, phase: Phase) -> Peak | None:
 
 def peak_without_scratch_bytes(profile: Profile) -> int:
     """The most bytes alive, without the workspaces that live only during one op."""
-    return max(
-        _live(profile.ticks, (each for each in profile.storages if each.kind is not Kind.WORKSPACE or each.op is None)),
-        default=0,
-    )
+    lasting = (each for each in profile.storages if each.kind is not Kind.WORKSPACE or each.op is None)
+    return max(_live(profile.ticks, lasting), default=0)
 
 
 def alive_storages(profile: Profile, tick: int) -> tuple[int, ...]:
@@ -96,13 +94,11 @@ def node_scratch_bytes(profile: Profile) -> tuple[PhaseBytes, ...]:
     phase, starts. Workspaces are storages like any other. Phases as in `node_live_bytes`.
     """
     runs = _runs(profile)
-    run_of = [index for index, run in enumerate(runs) for _ in range(run.first_op, run.last_op)]
-    inside = _live(
-        profile.ticks, (s for s in profile.storages if s.op is not None and s.death < runs[run_of[s.op]].end)
-    )
-    return _largest_by_phase(
-        len(profile.nodes), ((run.node, run.phase, max(inside[run.begin : run.end], default=0)) for run in runs)
-    )
+    ends = [run.end for run in runs for _ in range(run.first_op, run.last_op)]
+    scratch = (each for each in profile.storages if each.op is not None and each.death < ends[each.op])
+    inside = _live(profile.ticks, scratch)
+    most = ((run.node, run.phase, max(inside[run.begin : run.end], default=0)) for run in runs)
+    return _largest_by_phase(len(profile.nodes), most)
 
 
 def check(profile: Profile) -> None:

@@ -172,17 +172,14 @@ class Collector(CpuCollector):
         sizes = self._cublas
         if not sizes.is_kept:
             return {}
-        found = {
-            f"{what}, {_handle_name(stream, is_autograd=thread)}": HeldBuffer(
-                nbytes, ops[0], stream, tuple(ops) if stream == GRAPH_POOL else ()
-            )
-            for what, nbytes, handles in (
-                ("cuBLAS workspace", sizes.handle_bytes, self._multiplying),
-                ("cuBLASLt workspace", sizes.lt_bytes, self._multiplying_lt),
-            )
-            for (stream, thread), ops in sorted(handles.items())
-        }
-        return {name: buffer for name, buffer in found.items() if buffer.nbytes}
+        found = {}
+        cublas = "cuBLAS workspace", sizes.handle_bytes, self._multiplying
+        for what, nbytes, handles in (cublas, ("cuBLASLt workspace", sizes.lt_bytes, self._multiplying_lt)):
+            for (stream, thread), ops in sorted(handles.items()) if nbytes else ():
+                needed_by = tuple(ops) if stream == GRAPH_POOL else ()
+                name = f"{what}, {_handle_name(stream, is_autograd=thread)}"
+                found[name] = HeldBuffer(nbytes, ops[0], stream, needed_by)
+        return found
 
     def assumptions(self) -> Iterator[Assumption]:
         """Where the numbers came from."""

@@ -73,11 +73,9 @@ class AllocatorSettings(Record):
         values = dict(_entries("".join(text.split())))
         for key in values:
             if key not in _KNOWN_KEYS:
-                raise UsageError(
-                    f"allocator settings: unknown key {key!r}; PyTorch 2.11 knows {', '.join(sorted(_KNOWN_KEYS))}"
-                )
+                raise _error(f"unknown key {key!r}; PyTorch 2.11 knows {', '.join(sorted(_KNOWN_KEYS))}")
         if values.get("backend", "native") != "native":
-            raise UsageError(f"allocator settings: only backend:native is modelled, got backend:{values['backend']}")
+            raise _error(f"only backend:native is modelled, got backend:{values['backend']}")
         large_mib = _mib("large_segment_size_mb", values.get("large_segment_size_mb", "20"), MIN_LARGE_ALLOC // MIB + 1)
         fields: dict[str, object] = dict.fromkeys(
             ("large_segment_bytes", "max_non_split_rounding_bytes"), large_mib * MIB
@@ -94,9 +92,7 @@ class AllocatorSettings(Record):
         if "roundup_power2_divisions" in values:
             fields["roundup_power2_divisions"] = _divisions(values["roundup_power2_divisions"])
         if (value := values.get("expandable_segments", "False")) not in ("True", "False"):
-            raise UsageError(
-                f"allocator settings: expandable_segments takes True or False, in this spelling; got {value!r}"
-            )
+            raise _error(f"expandable_segments takes True or False, in this spelling; got {value!r}")
         fields["expandable_segments"] = value == "True"
         return cls.model_validate(fields)
 
@@ -137,24 +133,23 @@ _KNOWN_KEYS: Final = frozenset(
 _ENTRY: Final = re.compile(r"(?P<key>[^,:\[\]]+):(?P<value>\[[^\[\]]*\]|[^,:\[\]]+)(?:,|$)")
 
 
+def _error(text: str) -> UsageError:
+    return UsageError(f"allocator settings: {text}")
+
+
 def _entries(text: str) -> Iterator[tuple[str, str]]:
     position = 0
     while position < len(text):
         match = _ENTRY.match(text, position)
         if match is None:
-            raise UsageError(
-                f"allocator settings: expected key:value, separated by commas, got {text[position:]!r} in {text!r}"
-            )
+            raise _error(f"expected key:value, separated by commas, got {text[position:]!r} in {text!r}")
         yield match["key"], match["value"]
         position = match.end()
 
 
 def _mib(key: str, value: str, least: int) -> int:
     if not value.isdecimal() or int(value) < least:
-        raise UsageError(
-            f"allocator settings: {key} takes a whole number of MiB, and PyTorch refuses less than {least}; got "
-            f"{value!r}"
-        )
+        raise _error(f"{key} takes a whole number of MiB, and PyTorch refuses less than {least}; got {value!r}")
     return int(value)
 
 
@@ -164,9 +159,7 @@ def _fraction(key: str, value: str, *, open_ended: bool) -> float:
     except ValueError:
         number = -1.0
     if not (0 < number < 1 if open_ended else 0 <= number <= 1):
-        raise UsageError(
-            f"allocator settings: {key} takes a number in {'(0.0, 1.0)' if open_ended else '[0.0, 1.0]'}; got {value!r}"
-        )
+        raise _error(f"{key} takes a number in {'(0.0, 1.0)' if open_ended else '[0.0, 1.0]'}; got {value!r}")
     return number
 
 
@@ -185,9 +178,7 @@ def _divisions(value: str) -> tuple[int, ...]:
     for position, entry in enumerate(value[1:-1].split(",")):
         boundary, colon, count = entry.partition(":")
         if not colon:
-            raise UsageError(
-                f"allocator settings: roundup_power2_divisions expects MIB:DIVISIONS, got {entry!r} in {value!r}"
-            )
+            raise _error(f"roundup_power2_divisions expects MIB:DIVISIONS, got {entry!r} in {value!r}")
         number = 0 if count == "0" else _power_of_two(count, "a number of divisions, or 0 for none")
         if boundary == ">":
             divisions[last + 1 :] = [number] * (_INTERVALS - last - 1)
@@ -201,5 +192,5 @@ def _divisions(value: str) -> tuple[int, ...]:
 
 def _power_of_two(text: str, what: str) -> int:
     if not text.isdecimal() or int(text).bit_count() != 1:
-        raise UsageError(f"allocator settings: roundup_power2_divisions takes a power of 2 as {what}; got {text!r}")
+        raise _error(f"roundup_power2_divisions takes a power of 2 as {what}; got {text!r}")
     return int(text)
