@@ -9,7 +9,7 @@ op's own outputs are allocated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from fxmem.records.profile import Bytes, Record
 
@@ -101,10 +101,14 @@ class HiddenEvent(Record):
     """Of a cuDNN workspace: whose."""
 
 
+Events: TypeAlias = tuple[HiddenEvent, ...]
+"""Steps in their order."""
+
+
 class HiddenMemory(Record):
     """The events of one op, in order. Whatever is not freed explicitly is freed when the op returns."""
 
-    events: tuple[HiddenEvent, ...] = ()
+    events: Events = ()
 
     @property
     def signatures(self) -> tuple[Signature, ...]:
@@ -130,7 +134,7 @@ def alloc(name: str, nbytes: int | None, signature: Signature | None = None) -> 
     return HiddenEvent(action="alloc", name=name, nbytes=nbytes, signature=signature)
 
 
-def free(*names: str) -> tuple[HiddenEvent, ...]:
+def free(*names: str) -> Events:
     """Buffers go."""
     return tuple(HiddenEvent(action="free", name=name) for name in names)
 

@@ -30,13 +30,12 @@ from typing import Literal, NamedTuple
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.hidden_memory import HiddenEvent, alloc, free, output
+from fxmem.hardware.hidden_memory import Events, alloc, free, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, ScratchRule
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout
 from fxmem.records.profile import Target
 
 Shape = tuple[int, ...]
-Events = tuple[HiddenEvent, ...]
 _FLOAT = ITEM_BYTES["float32"]
 CUDNN_ATTENTION_VERSION = "9.19"
 """The cuDNN whose attention workspaces these are."""
@@ -193,7 +192,7 @@ def _dropout_mask(query: Shape, key: Shape) -> int:
     return query[0] * query[1] * _ceil(query[2], 128) * _ceil(key[2], 128) // 8
 
 
-def _cudnn_workspace(nbytes: int | None) -> tuple[HiddenEvent, ...]:
+def _cudnn_workspace(nbytes: int | None) -> Events:
     return () if nbytes == 0 else (alloc("cuDNN attention workspace", nbytes),)
 
 
@@ -295,11 +294,11 @@ def _multiprocessors(target: Target) -> int:
     return device_properties(target).multi_processor_count
 
 
-def _grads() -> tuple[HiddenEvent, ...]:
+def _grads() -> Events:
     return (output("grad_query"), output("grad_key"), output("grad_value"))
 
 
-def _floats(buffers: Iterable[tuple[str, Shape]]) -> tuple[HiddenEvent, ...]:
+def _floats(buffers: Iterable[tuple[str, Shape]]) -> Events:
     return tuple(alloc(name, prod(shape) * _FLOAT) for name, shape in buffers)
 
 

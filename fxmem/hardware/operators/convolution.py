@@ -23,7 +23,7 @@ from enum import StrEnum
 from math import prod
 from typing import Literal, NamedTuple, cast
 
-from fxmem.hardware.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.hidden_memory import ConvSignature, Events, HiddenMemory, alloc, free, output
 from fxmem.hardware.operators.reductions import reduction_events
 from fxmem.hardware.operators.registry import Call, ConvSettings, NamedCall, Operator
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, fix_size_one_strides
@@ -31,7 +31,6 @@ from fxmem.records.profile import Target
 
 _CUDNN_DTYPES = ("float16", "bfloat16", "float32", "float64")
 _INT_MAX = 2**31 - 1
-Events = tuple[HiddenEvent, ...]
 _CONTIGUOUS, _CHANNELS_LAST = MemoryFormat.CONTIGUOUS, MemoryFormat.CHANNELS_LAST
 
 

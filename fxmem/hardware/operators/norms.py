@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from math import prod
 
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
+from fxmem.hardware.hidden_memory import Events, alloc, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, dense_gradient, layouts_among, results_only
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, TensorLike, read_layout
-
-Events = tuple[HiddenEvent, ...]
-
 
 # --- FLOPs: n elements, g groups that are normalised together ---------------------------------------------------------
 

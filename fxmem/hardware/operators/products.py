@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
+from fxmem.hardware.hidden_memory import Events, alloc, output
 from fxmem.hardware.operators.registry import OPERATORS, Call, FlopRule, NamedCall, Operator, short_name
 from fxmem.hardware.releases import find_release
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, TensorLike, read_layout
@@ -85,7 +85,7 @@ def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-def _on_card(call: Call) -> tuple[HiddenEvent, ...] | None:
+def _on_card(call: Call) -> Events | None:
     """The copies, and cuBLAS's workspace where each product allocates its own."""
     platform = call.platform
     if platform.cublas is None or not uses_cublas(call.name, platform.torch_version):
@@ -98,7 +98,7 @@ def _on_card(call: Call) -> tuple[HiddenEvent, ...] | None:
     return output("result"), *copies, alloc("cuBLASLt workspace" if lt else "cuBLAS workspace", nbytes)
 
 
-def _on_cpu(call: Call) -> tuple[HiddenEvent, ...] | None:
+def _on_cpu(call: Call) -> Events | None:
     """`addmm_impl_cpu_`, `bmm_out_or_baddbmm_` (LinearAlgebra.cpp): matrices that BLAS cannot read are copied.
 
     MKL reads batches; where it cannot, each item is a product of its own. oneDNN, which computes half precision

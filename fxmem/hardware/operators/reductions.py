@@ -16,7 +16,7 @@ from math import inf, prod
 from typing import NamedTuple
 
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
+from fxmem.hardware.hidden_memory import Events, HiddenEvent, alloc, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, ScratchRule
 from fxmem.hardware.tensor_layouts import HALF, ITEM_BYTES, TensorLayout, broadcast_numel, read_layout
 from fxmem.records.profile import Target
@@ -32,9 +32,7 @@ class _Dim(NamedTuple):
     reduced: bool
 
 
-def reduction_events(
-    source: TensorLayout, dims: Sequence[int], accumulated: int, target: Target
-) -> tuple[HiddenEvent, ...]:
+def reduction_events(source: TensorLayout, dims: Sequence[int], accumulated: int, target: Target) -> Events:
     """The buffers of one reduction of a tensor over some dimensions.
 
     Args:
@@ -139,28 +137,28 @@ def _converted_input(call: Call) -> TensorLayout:
     return source if source.dtype == made.dtype or in_kernel else replace(source, dtype=made.dtype)
 
 
-def _sum(call: Call, *rest: HiddenEvent) -> tuple[HiddenEvent, ...] | None:
+def _sum(call: Call, *rest: HiddenEvent) -> Events | None:
     """`make_reduction` (ReduceOpsUtils.h), `cumsum` (ReduceOps.cpp): the input is read in the dtype of the result."""
     source, given = _converted_input(call), call.layout()
     copy = () if source == given or not given.rank else (alloc(f"input in {source.dtype}", source.nbytes),)
     return (output("result"), *copy, *rest) if copy or rest else None
 
 
-def _sum_on_card(call: Call) -> tuple[HiddenEvent, ...] | None:
+def _sum_on_card(call: Call) -> Events | None:
     return _sum(call, *_shared(call, _converted_input(call)))
 
 
 def _in_parts(*, position: int = 1, smallest: int = 4) -> ScratchRule:
     """The result, and what the blocks share; arguments as for `_shared`."""
 
-    def rule(call: Call) -> tuple[HiddenEvent, ...] | None:
+    def rule(call: Call) -> Events | None:
         events = _shared(call, call.layout(), position, smallest)
         return (output("result"), *events) if events else None
 
     return rule
 
 
-def _shared(call: Call, source: TensorLayout, position: int = 1, smallest: int = 4) -> tuple[HiddenEvent, ...]:
+def _shared(call: Call, source: TensorLayout, position: int = 1, smallest: int = 4) -> Events:
     """What the blocks share.
 
     The dimensions stand at a position; the number that is kept for a result has at least so many bytes.
@@ -171,7 +169,7 @@ def _shared(call: Call, source: TensorLayout, position: int = 1, smallest: int =
     return reduction_events(source, dims, item, call.card)
 
 
-def _mean_on_cpu(call: Call) -> tuple[HiddenEvent, ...] | None:
+def _mean_on_cpu(call: Call) -> Events | None:
     """`mean_out` (ReduceOps.cpp): half precision is summed in a float32 copy, to a float32 sum."""
     made = call.made
     if ITEM_BYTES[made.dtype] > 2:
@@ -180,7 +178,7 @@ def _mean_on_cpu(call: Call) -> tuple[HiddenEvent, ...] | None:
     return output("result"), alloc("mean in float32", 4 * made.numel), alloc("input in float32", source)
 
 
-def _foreach_norm(call: Call) -> tuple[HiddenEvent, ...]:
+def _foreach_norm(call: Call) -> Events:
     """`foreach_tensor_norm_cuda` (ForeachReduceOp.cu): for each tensor, as many partial norms as the largest has chunks
     of 65,536 elements."""
     layouts = [read_layout(each) for each in call.args[0]]

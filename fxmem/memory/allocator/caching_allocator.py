@@ -66,7 +66,10 @@ class CachingAllocator:
                     "per_process_memory_fraction needs the memory of the device; none is known: give a capacity"
                 )
             self._allowed = int(settings.per_process_memory_fraction * device)
-        self._collects = self._allowed is not None and settings.garbage_collection_threshold is not None
+        self._collect_from: int | None = None
+        """Reserved bytes beyond which unused segments are given back early."""
+        if self._allowed is not None and settings.garbage_collection_threshold is not None:
+            self._collect_from = int(settings.garbage_collection_threshold * self._allowed)
         self._pools: dict[tuple[bool, int], Pool] = {}
         """By whether for small blocks, and by stream."""
         self._searches: Counter[bool] = Counter()
@@ -192,7 +195,7 @@ class CachingAllocator:
 
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
         """Take the smallest free block that serves `size` out of the pool. Source: `get_free_block`."""
-        if self._collects:
+        if self._collect_from is not None:
             self._searches[pool.small] += 1
         position = pool.first_fit(size)
         if position == len(pool):
@@ -252,8 +255,8 @@ class CachingAllocator:
     def _request_segment(self, pool: Pool, size: int) -> Block | None:
         """Ask the driver for a segment; free oversize blocks and ask; free everything and ask. The order of
         `DeviceCachingAllocator::malloc`."""
-        if self._collects:
-            self._collect_garbage()
+        if self._collect_from is not None:
+            self._collect_garbage(self._reserved.current - self._collect_from)
         block = self._grow(pool, size)
         if block is None and self._release_oversize(pool, size):
             block = self._grow(pool, size)
@@ -394,14 +397,11 @@ class CachingAllocator:
                 self._release(block)
         return released >= wanted
 
-    def _collect_garbage(self) -> None:
-        """Give back whole large segments unused for longer than the average, until below the threshold.
+    def _collect_garbage(self, excess: int) -> None:
+        """Give back whole large segments unused for longer than the average, until so many bytes are reclaimed.
 
         Source: `garbage_collect_cached_blocks`.
         """
-        assert self._allowed is not None, "guarded by _collects"
-        assert self.settings.garbage_collection_threshold is not None, "guarded by _collects"
-        excess = self._reserved.current - int(self.settings.garbage_collection_threshold * self._allowed)
         if excess <= 0:
             return
         unsplit = [block for (small, _), pool in self._pools.items() if not small for block in pool if not block.split]
