@@ -49,10 +49,9 @@ class Registry(Generic[Plugin]):
         Raises:
             UsageError: another one has this name.
         """
-        of_our_own = (
-            name in self.briefs and self._module(name) not in sys.modules
-        )  # not imported yet, so not registered
-        if of_our_own or name in self._registered:
+        # One of our own may not be imported yet, and so not registered.
+        is_our_own = name in self.briefs and self._module(name) not in sys.modules
+        if is_our_own or name in self._registered:
             raise UsageError(f"expected a new name for a {self.kind}, got {name!r}, which another one has")
         self._registered[name] = plugin
 

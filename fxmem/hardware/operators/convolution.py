@@ -125,9 +125,9 @@ class _Convolution:
         if 0 in source.shape[:2]:
             return ConvBackend.EMPTY
         flat = source.rank == 4
-        if (
-            not window.transposed and source.shape[1] == window.groups > 1 and weight.shape[0] % source.shape[1] == 0
-        ):  # depthwise
+        channels = source.shape[1]
+        is_depthwise = channels == window.groups > 1 and weight.shape[0] % channels == 0
+        if is_depthwise and not window.transposed:
             if self._uses_cudnn_depthwise():
                 return ConvBackend.CUDNN
             return ConvBackend.CUDA_DEPTHWISE_2D if flat else ConvBackend.CUDA_DEPTHWISE_3D

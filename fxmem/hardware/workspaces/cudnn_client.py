@@ -35,7 +35,6 @@ _OLDEST = (9, 8)
 _CUDA_MAJORS = (13, 12)
 _LIBRARY = "libcudnn.so.9"
 _TIMEOUT_S = 60.0
-_NO_PLAN = "cuDNN has no plan for it"
 _NEWEST_CAPABILITY = (12, 1)
 _TURING = (7, 5)
 _LAST_FOR_OLD_CARDS = (9, 10)
@@ -120,11 +119,13 @@ def conv_workspaces(
     digest = sha256(settings.encode()).hexdigest()[:16]
     name = f"{library.version}-sm{asked_about[0]}{asked_about[1]}-{digest}"
     cached = load(directory, name)
+    source = f"cudnn {library.version}"
+    known = ((each, cached[each.key]) for each in wanted if each.key in cached)
     answers = {
         signature: Workspace(
-            nbytes=nbytes, source=f"cudnn {library.version}", note="" if nbytes is not None else _NO_PLAN
+            nbytes=nbytes, source=source, note="" if nbytes is not None else "cuDNN has no plan for it"
         )
-        for signature, nbytes in ((each, cached[each.key]) for each in wanted if each.key in cached)
+        for signature, nbytes in known
     }
     requests = {
         each: _request(each, _blocked_engines(each, torch_version, library.number, target.capability))
