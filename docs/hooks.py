@@ -49,9 +49,9 @@ def undocumented() -> Iterator[str]:
 
 
 def public_members(module: Any) -> Iterator[Any]:
-    """Yield what a module offers: the names of its `__all__`, or else what it defines without an underscore."""
+    """Yield what a module offers: the names of its `__all__`, and what it defines without an underscore."""
     for name, member in module.members.items():
-        if name in module.exports if module.exports else not name.startswith("_") and not member.is_alias:
+        if name in (module.exports or ()) or not (name.startswith("_") or member.is_alias):
             yield member.final_target if member.is_alias else member
 
 

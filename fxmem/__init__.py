@@ -40,32 +40,28 @@ if TYPE_CHECKING:  # what a type checker sees of the table below
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Analysis": "fxmem.simulation.analysis",
-    "Generation": "fxmem.simulation.generation",
-    "KernelSettings": "fxmem.simulation.kernel_settings",
-    "Plan": "fxmem.records.plan",
-    "RecordedProgram": "fxmem.simulation.program",
-    "advise": "fxmem.whatif.advice",
-    "analyze": "fxmem.simulation.analysis",
-    "by_layer": "fxmem.memory.by_layer",
-    "by_line": "fxmem.memory.by_line",
-    "cards": "fxmem.whatif.card_fit",
-    "checkpoint": "fxmem.checkpointing",
-    "compare": "fxmem.memory.comparison",
-    "generate": "fxmem.simulation.generation",
-    "keep": "fxmem.checkpointing",
-    "load_plan": "fxmem.memory.report_reader",
-    "mark": "fxmem.simulation.program",
-    "mark_step": "fxmem.simulation.program",
-    "max_batch": "fxmem.whatif.max_batch",
-    "plan": "fxmem.whatif.verified_plan",
-    "record": "fxmem.simulation.program",
-    "release_gradients": "fxmem.checkpointing",
-    "serve_size": "fxmem.whatif.serve_size",
-    "shard": "fxmem.whatif.shard",
-    "uncheckpoint": "fxmem.checkpointing",
-    "validate": "fxmem.validation.validate",
-    "validate_program": "fxmem.validation.validate_program",
+    name: f"fxmem.{home}"
+    for home, names in {
+        "checkpointing": "checkpoint keep release_gradients uncheckpoint",
+        "memory.by_layer": "by_layer",
+        "memory.by_line": "by_line",
+        "memory.comparison": "compare",
+        "memory.report_reader": "load_plan",
+        "records.plan": "Plan",
+        "simulation.analysis": "Analysis analyze",
+        "simulation.generation": "Generation generate",
+        "simulation.kernel_settings": "KernelSettings",
+        "simulation.program": "RecordedProgram mark mark_step record",
+        "validation.validate": "validate",
+        "validation.validate_program": "validate_program",
+        "whatif.advice": "advise",
+        "whatif.card_fit": "cards",
+        "whatif.max_batch": "max_batch",
+        "whatif.serve_size": "serve_size",
+        "whatif.shard": "shard",
+        "whatif.verified_plan": "plan",
+    }.items()
+    for name in names.split()
 }
 """The public names, each with the module that has it."""
 __all__ = ["__version__", *sorted(_HOMES)]

@@ -8,8 +8,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 
-__all__ = ["AnalysisError", "EnvironmentLacksError", "ExceededError", "FxmemError", "PlanWarning", "UsageError"]
-
 
 class FxmemError(Exception):
     """Base of all deliberate errors. `exit_code` is what `fxmem` exits with."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from fxmem.records.profile import Bytes, Record, Target
 
@@ -65,16 +64,12 @@ class Card(Record):
     """Where the memory figure was seen."""
 
 
-def _read_reached(row: dict[str, Any]) -> Reached:
-    micro = {f"{what}_seconds": row.pop(f"{what}_us") * 1e-6 for what in ("launch", "issue")}
-    return Reached(**row, **micro)
-
-
 def _read_catalogue() -> dict[str, Card]:
     tables = tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
-    reached = {
-        (name, mode): _read_reached(row) for name, modes in tables["reached"].items() for mode, row in modes.items()
-    }
+    reached: dict[tuple[str, str], Reached] = {}
+    for name, mode, row in ((name, *each) for name, modes in tables["reached"].items() for each in modes.items()):
+        micro = {f"{what}_seconds": row.pop(f"{what}_us") * 1e-6 for what in ("launch", "issue")}
+        reached[name, mode] = Reached(**row, **micro)
     cards = {}
     for name, row in tables["cards"].items():
         sets = row.pop("reached", {"infer": "any", "train": "any"})

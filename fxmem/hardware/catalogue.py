@@ -16,7 +16,7 @@ import re
 from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -73,7 +73,7 @@ class DeviceProperties(Record):
         return self.model_dump(mode="json", by_alias=True)
 
 
-class _Architecture(Record):
+class _Architecture(NamedTuple):
     """Limits that all cards of one compute capability share."""
 
     shared_memory_per_sm: Bytes
@@ -84,19 +84,14 @@ class _Architecture(Record):
 
 
 _ARCHITECTURES = {
-    (major, minor): _Architecture(
-        shared_memory_per_sm=kib << 10, reserved_shared_memory=reserved, blocks_per_sm=blocks, threads_per_sm=threads
-    )
-    for (major, minor), kib, reserved, blocks, threads in (
-        ((7, 0), 96, 0, 32, 2048),
-        ((7, 5), 64, 0, 16, 1024),
-        ((8, 0), 164, 1024, 32, 2048),
-        ((8, 6), 100, 1024, 16, 1536),
-        ((8, 9), 100, 1024, 24, 1536),
-        ((9, 0), 228, 1024, 32, 2048),
-        ((10, 0), 228, 1024, 32, 2048),
-        ((12, 0), 100, 1024, 24, 1536),
-    )
+    (7, 0): _Architecture(96 << 10, 0, 32, 2048),
+    (7, 5): _Architecture(64 << 10, 0, 16, 1024),
+    (8, 0): _Architecture(164 << 10, 1024, 32, 2048),
+    (8, 6): _Architecture(100 << 10, 1024, 16, 1536),
+    (8, 9): _Architecture(100 << 10, 1024, 24, 1536),
+    (9, 0): _Architecture(228 << 10, 1024, 32, 2048),
+    (10, 0): _Architecture(228 << 10, 1024, 32, 2048),
+    (12, 0): _Architecture(100 << 10, 1024, 24, 1536),
 }
 
 
@@ -117,17 +112,12 @@ def target(name: str) -> Target:
     """
     if name.lower().endswith(".json"):
         return load_target(name)
-    found = _BY_KEY.get(_key(name))
-    sized = _target_of_size(name) if found is None else None
-    if sized is not None:
+    if (key := _key(name)) in _BY_KEY:
+        return CATALOGUE[_BY_KEY[key]].target
+    if (sized := _target_of_size(name)) is not None:
         return sized
-    if found is None:
-        raise UsageError(
-            f"unknown target {name!r}: {_suggestion(name)}, or a target file NAME.json with the card's "
-            f"memory_bytes "
-            f"and capability"
-        )
-    return CATALOGUE[found].target
+    advice = "or a target file NAME.json with the card's memory_bytes and capability"
+    raise UsageError(f"unknown target {name!r}: {_suggestion(name)}, {advice}")
 
 
 def load_target(path: str | Path) -> Target:
@@ -141,9 +131,8 @@ def load_target(path: str | Path) -> Target:
     """
     expected = f"expected a target file with the fields {', '.join(Target.model_fields)}"
     path = Path(path)
-    read = json_reader.validate(
-        Target, json_reader.parse(json_reader.read(path, expected), path, expected), path, expected
-    )
+    content = json_reader.parse(json_reader.read(path, expected), path, expected)
+    read = json_reader.validate(Target, content, path, expected)
     if read.device == "cuda" and read.capability is None:
         raise UsageError(
             f'target file {str(path)!r} does not say the card\'s compute capability; add e.g. "capability": [9, 0]'
@@ -194,18 +183,12 @@ def _target_of_size(name: str) -> Target | None:
     match = _SIZE.fullmatch(name.strip())
     if match is None:
         return None
-    unit = 1 << 30 if match[2].lower() == "gib" else 10**9
-    nbytes = int(Fraction(match[1]) * unit)
+    size, unit = match[1], "GiB" if match[2].lower() == "gib" else "GB"
+    nbytes = int(Fraction(size) * (1 << 30 if unit == "GiB" else 10**9))
     if nbytes == 0:
         return None
-    like = _card_of_size(nbytes)
-    return Target(
-        name=f"{match[1]}{'GiB' if unit == 1 << 30 else 'GB'}",
-        device="cuda",
-        full_name=f"a card of {match[1]} {'GiB' if unit == 1 << 30 else 'GB'}",
-        memory_bytes=nbytes,
-        capability=like.capability,
-    )
+    capability, full_name = _card_of_size(nbytes).capability, f"a card of {size} {unit}"
+    return Target(name=f"{size}{unit}", device="cuda", full_name=full_name, memory_bytes=nbytes, capability=capability)
 
 
 def _card_of_size(nbytes: int) -> Target:
@@ -253,12 +236,7 @@ def _key(name: str) -> str:
 _BY_KEY: dict[str, str] = {
     _key(spelling): name
     for name, card in CATALOGUE.items()
-    for spelling in (
-        name,
-        card.target.full_name,
-        *card.aliases,
-        *([name.removeprefix("rtx")] if name.startswith("rtx") else []),
-    )
+    for spelling in (name, card.target.full_name, *card.aliases, name.removeprefix("rtx"))
 }
 
 
@@ -267,8 +245,4 @@ def _suggestion(name: str) -> str:
     if _key(name) in {"cuda", "gpu"}:
         return f"say which card: {', '.join(name for name in CATALOGUE if name != 'cpu')}"
     near = list(dict.fromkeys(_BY_KEY[key] for key in get_close_matches(_key(name), _BY_KEY, n=3, cutoff=0.6)))
-    return (
-        f"did you mean {' or '.join(near)}? Known are {', '.join(CATALOGUE)}"
-        if near
-        else f"expected one of {', '.join(CATALOGUE)}"
-    )
+    return (f"did you mean {' or '.join(near)}? Known are" if near else "expected one of") + f" {', '.join(CATALOGUE)}"

@@ -50,15 +50,6 @@ class ContextSize(Record):
     source: str
 
 
-class ContextRange(Record):
-    """The range of the published sizes that hold for a card."""
-
-    low: Bytes
-    high: Bytes
-    grounds: str
-    """How many measurements, on which cards."""
-
-
 @functools.cache
 def known_context_sizes() -> tuple[ContextSize, ...]:
     """Every row of the table."""
@@ -75,7 +66,7 @@ def process_range(target: Target, reserved_bytes: int, *, fits: bool | None) -> 
     return ProcessBytes(low=low, high=high, grounds=context.grounds)
 
 
-def context_range(target: Target) -> ContextRange | None:
+def context_range(target: Target) -> ProcessBytes | None:
     """The range for a process on the target. None where nothing is known.
 
     Taken are the rows of the same card; without any, those of cards with the same compute capability and as many
@@ -90,7 +81,7 @@ def context_range(target: Target) -> ContextRange | None:
         rows = [row for row in counted if row in rows or row.capability == target.capability]
     if not rows:
         return None
-    return ContextRange(
+    return ProcessBytes(
         low=min(row.nbytes - row.margin for row in rows),
         high=max(row.nbytes + row.margin for row in rows),
         grounds=f"{len(rows)} published measurement{'s' * (len(rows) != 1)} on "

@@ -37,81 +37,48 @@ import functools
 import json
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from enum import IntEnum
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 
-class _Type(IntEnum):
+class _Attribute(NamedTuple):
+    """An attribute of a descriptor."""
+
+    number: int
+    """`cudnnBackendAttributeName_t`."""
+    type: int
     """`cudnnBackendAttributeType_t`."""
-
-    DATA_TYPE = 1
-    INT64 = 3
-    FLOAT = 4
-    DOUBLE = 5
-    CONVOLUTION_MODE = 7
-    HEUR_MODE = 8
-    KNOB_TYPE = 9
-    NUMERICAL_NOTE = 11
-    BACKEND_DESCRIPTOR = 15
-    CHAR = 24
+    c_type: Any
 
 
-class _Kind(IntEnum):
-    """`cudnnBackendDescriptorType_t`."""
-
-    CONVOLUTION = 1
-    ENGINE = 2
-    ENGINECFG = 3
-    ENGINEHEUR = 4
-    EXECUTION_PLAN = 5
-    KNOB_CHOICE = 7
-    OPERATION_FORWARD = 10
-    OPERATION_BACKWARD_FILTER = 11
-    OPERATION_BACKWARD_DATA = 12
-    OPERATIONGRAPH = 15
-    TENSOR = 17
-    DEVICEPROP = 38
-
-
-class _Attribute(IntEnum):
-    """`cudnnBackendAttributeName_t`, without the prefix `CUDNN_ATTR_`."""
-
-    CONVOLUTION_COMP_TYPE = 100
-    CONVOLUTION_CONV_MODE = 101
-    CONVOLUTION_DILATIONS = 102
-    CONVOLUTION_FILTER_STRIDES = 103
-    CONVOLUTION_POST_PADDINGS = 104
-    CONVOLUTION_PRE_PADDINGS = 105
-    CONVOLUTION_SPATIAL_DIMS = 106
-    ENGINEHEUR_MODE = 200
-    ENGINEHEUR_OPERATION_GRAPH = 201
-    ENGINEHEUR_RESULTS = 202
-    ENGINEHEUR_DEVICEPROP = 204
-    ENGINECFG_ENGINE = 300
-    ENGINECFG_KNOB_CHOICES = 302
-    EXECUTION_PLAN_ENGINE_CONFIG = 401
-    EXECUTION_PLAN_WORKSPACE_SIZE = 402
-    EXECUTION_PLAN_DEVICEPROP = 407
-    KNOB_CHOICE_KNOB_TYPE = 600
-    KNOB_CHOICE_KNOB_VALUE = 601
-    OPERATIONGRAPH_OPS = 801
-    TENSOR_BYTE_ALIGNMENT = 900
-    TENSOR_DATA_TYPE = 901
-    TENSOR_DIMENSIONS = 902
-    TENSOR_STRIDES = 903
-    TENSOR_UNIQUE_ID = 906
-    ENGINE_GLOBAL_INDEX = 1301
-    ENGINE_NUMERICAL_NOTE = 1303
-    DEVICEPROP_JSON_REPRESENTATION = 2702
-
-
-_OPERATION = {
-    "fwd": (_Kind.OPERATION_FORWARD, 700),
-    "dgrad": (_Kind.OPERATION_BACKWARD_DATA, 706),
-    "wgrad": (_Kind.OPERATION_BACKWARD_FILTER, 712),
+_POINTER = 15, ctypes.c_void_p
+_ATTRIBUTES = {
+    name: _Attribute(int(number), *kind)
+    for kind, names in {
+        (1, ctypes.c_int): "CONVOLUTION_COMP_TYPE=100 TENSOR_DATA_TYPE=901",
+        (3, ctypes.c_int64): """CONVOLUTION_DILATIONS=102 CONVOLUTION_FILTER_STRIDES=103 CONVOLUTION_POST_PADDINGS=104
+            CONVOLUTION_PRE_PADDINGS=105 CONVOLUTION_SPATIAL_DIMS=106 EXECUTION_PLAN_WORKSPACE_SIZE=402
+            KNOB_CHOICE_KNOB_VALUE=601 TENSOR_BYTE_ALIGNMENT=900 TENSOR_DIMENSIONS=902 TENSOR_STRIDES=903
+            TENSOR_UNIQUE_ID=906 ENGINE_GLOBAL_INDEX=1301""",
+        (7, ctypes.c_int): "CONVOLUTION_CONV_MODE=101",
+        (8, ctypes.c_int): "ENGINEHEUR_MODE=200",
+        (9, ctypes.c_int): "KNOB_CHOICE_KNOB_TYPE=600",
+        (11, ctypes.c_int): "ENGINE_NUMERICAL_NOTE=1303",
+        _POINTER: """ENGINEHEUR_OPERATION_GRAPH=201 ENGINEHEUR_RESULTS=202 ENGINEHEUR_DEVICEPROP=204
+            ENGINECFG_ENGINE=300 ENGINECFG_KNOB_CHOICES=302 EXECUTION_PLAN_ENGINE_CONFIG=401
+            EXECUTION_PLAN_DEVICEPROP=407 OPERATIONGRAPH_OPS=801""",
+        (24, ctypes.c_char): "DEVICEPROP_JSON_REPRESENTATION=2702",
+    }.items()
+    for name, number in (word.split("=") for word in names.split())
 }
-"""Descriptor kind, and the first of six attributes in a row: alpha, beta, convolution, filter, x, y."""
+"""By name without the prefix `CUDNN_ATTR_`: a descriptor's kind, and what of it."""
+_KINDS = {
+    **{"CONVOLUTION": 1, "ENGINE": 2, "ENGINECFG": 3, "ENGINEHEUR": 4, "EXECUTION_PLAN": 5, "KNOB_CHOICE": 7},
+    **{"fwd": 10, "wgrad": 11, "dgrad": 12, "OPERATIONGRAPH": 15, "TENSOR": 17, "DEVICEPROP": 38},
+}
+"""`cudnnBackendDescriptorType_t`, those of operations by our names."""
+_FIRST_OF_OPERATION = {"fwd": 700, "dgrad": 706, "wgrad": 712}
+"""The first of six attributes in a row: alpha, beta, convolution, filter, x, y."""
 _DATA_TYPE = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _HEURISTIC = {"instant": 0, "b": 1, "fallback": 2}
 _CROSS_CORRELATION = 1
@@ -120,21 +87,6 @@ _ALIGNMENT = 32
 _MOST_KNOBS = 64
 """More than there are kinds of knobs."""
 _NOTE_TENSOR_CORE, _NOTE_DOWN_CONVERT_INPUTS, _NOTE_NONDETERMINISTIC = 0, 1, 4
-
-_C_TYPE: dict[_Type, Any] = {
-    _Type.DATA_TYPE: ctypes.c_int,
-    _Type.INT64: ctypes.c_int64,
-    _Type.FLOAT: ctypes.c_float,
-    _Type.DOUBLE: ctypes.c_double,
-    _Type.CONVOLUTION_MODE: ctypes.c_int,
-    _Type.HEUR_MODE: ctypes.c_int,
-    _Type.KNOB_TYPE: ctypes.c_int,
-    _Type.NUMERICAL_NOTE: ctypes.c_int,
-    _Type.BACKEND_DESCRIPTOR: ctypes.c_void_p,
-    _Type.CHAR: ctypes.c_char,
-}
-
-
 _HANDLE_BYTES, _CAPABILITY_AT = 1 << 16, 104
 """A block as large as a handle at least, and where in it cuDNN 9.19 has the compute capability."""
 _MEASURED_LSTM: dict[str, Any] = {
@@ -155,50 +107,47 @@ class CudnnError(Exception):
 class _Descriptor:
     """A backend descriptor that destroys itself, and keeps alive what it refers to."""
 
-    def __init__(self, library: Cudnn, kind: _Kind) -> None:
+    def __init__(self, library: Cudnn, kind: str) -> None:
         self.library = library
+        self.kind = kind
         self.pointer = ctypes.c_void_p()
         self.references: list[_Descriptor] = []
-        library.call("cudnnBackendCreateDescriptor", ctypes.c_int(kind), ctypes.byref(self.pointer))
+        library.call("cudnnBackendCreateDescriptor", ctypes.c_int(_KINDS[kind]), ctypes.byref(self.pointer))
 
     def __del__(self) -> None:
         if self.pointer:
             self.library.handle.cudnnBackendDestroyDescriptor(self.pointer)
 
-    def set(self, attribute: int, kind: _Type, *values: Any) -> _Descriptor:
+    def set(self, attribute: _Attribute, *values: Any) -> None:
         """`cudnnBackendSetAttribute`."""
-        if kind is _Type.BACKEND_DESCRIPTOR:
+        number, kind, c_type = attribute
+        if c_type is ctypes.c_void_p:
             self.references += values
             values = tuple(value.pointer for value in values)
-        array = (_C_TYPE[kind] * len(values))(*values)
-        self.library.call(
-            "cudnnBackendSetAttribute",
-            self.pointer,
-            ctypes.c_int(attribute),
-            ctypes.c_int(kind),
-            ctypes.c_int64(len(values)),
-            array,
-        )
-        return self
+        count, array = ctypes.c_int64(len(values)), (c_type * len(values))(*values)
+        sizes = ctypes.c_int(number), ctypes.c_int(kind), count
+        self.library.call("cudnnBackendSetAttribute", self.pointer, *sizes, array)
 
-    def finalize(self) -> _Descriptor:
-        """`cudnnBackendFinalize`."""
+    def finalize(self, **attributes: Any) -> _Descriptor:
+        """Set attributes, each to a value or several, by their names without the kind; `cudnnBackendFinalize`."""
+        for name, value in attributes.items():
+            self.set(_ATTRIBUTES[f"{self.kind}_{name}"], *(value if isinstance(value, list) else [value]))
         self.library.call("cudnnBackendFinalize", self.pointer)
         return self
 
-    def get(self, attribute: _Attribute, kind: _Type, capacity: int, into: Any = None) -> tuple[int, Any]:
-        """`cudnnBackendGetAttribute`: how many elements there are, and up to `capacity` of them."""
-        array = (_C_TYPE[kind] * max(capacity, 1))() if into is None else into
-        count = ctypes.c_int64()
-        arguments = (
-            self.pointer,
-            ctypes.c_int(attribute),
-            ctypes.c_int(kind),
-            ctypes.c_int64(capacity),
-            ctypes.byref(count),
-        )
-        self.library.call("cudnnBackendGetAttribute", *arguments, array if capacity else None)
+    def get(self, name: str, most: int, into: Sequence[_Descriptor] = ()) -> tuple[int, Any]:
+        """`cudnnBackendGetAttribute`: how many elements there are, and up to `most` of them."""
+        number, kind, c_type = _ATTRIBUTES[f"{self.kind}_{name}"]
+        array, count = (c_type * max(most, 1))(*(each.pointer for each in into)), ctypes.c_int64()
+        sizes = ctypes.c_int(number), ctypes.c_int(kind), ctypes.c_int64(most), ctypes.byref(count)
+        self.library.call("cudnnBackendGetAttribute", self.pointer, *sizes, array if most else None)
         return count.value, array
+
+    def get_descriptors(self, name: str, kind: str, most: int) -> list[_Descriptor]:
+        """The same for descriptors of a kind."""
+        made = [_Descriptor(self.library, kind) for _ in range(most)]
+        count, _ = self.get(name, most, made)
+        return made[:count]
 
 
 class Cudnn:
@@ -236,30 +185,31 @@ class Cudnn:
     def select_device(self, properties: dict[str, Any]) -> None:
         """Answer from now on for the device with these properties."""
         self.capability = properties.get("deviceVer", 0)
-        text = json.dumps(properties).encode()
-        characters = (bytes([byte]) for byte in text)
-        self.device = (
-            _Descriptor(self, _Kind.DEVICEPROP)
-            .set(_Attribute.DEVICEPROP_JSON_REPRESENTATION, _Type.CHAR, *characters)
-            .finalize()
-        )
+        characters = [bytes([byte]) for byte in json.dumps(properties).encode()]
+        self.device = _Descriptor(self, "DEVICEPROP").finalize(JSON_REPRESENTATION=characters)
 
     def plan(self, convolution: dict[str, Any], heuristic: str) -> tuple[int, list[tuple[int, int]]] | None:
         """Workspace bytes and knobs of the plan torch would run; None when there is no plan."""
         graph = self._graph(convolution)
         for mode in (heuristic, "fallback"):
-            for configuration in self._configurations(graph, mode):
-                engine, notes = self._describe(configuration)
-                if engine in convolution["blocked_engines"] or _is_refused(notes, convolution):
+            heuristics = _Descriptor(self, "ENGINEHEUR")
+            heuristics.finalize(OPERATION_GRAPH=graph, MODE=_HEURISTIC[mode], DEVICEPROP=self.device)
+            for each in heuristics.get_descriptors("RESULTS", "ENGINECFG", heuristics.get("RESULTS", 0)[0]):
+                each.references.append(heuristics)
+                (engine,) = each.get_descriptors("ENGINE", "ENGINE", 1)
+                count, notes = engine.get("NUMERICAL_NOTE", 32)
+                blocked = engine.get("GLOBAL_INDEX", 1)[1][0] in convolution["blocked_engines"]
+                if blocked or _is_refused(set(notes[:count]), convolution):
                     continue
-                plan = _Descriptor(self, _Kind.EXECUTION_PLAN)
+                plan = _Descriptor(self, "EXECUTION_PLAN")
                 try:
-                    plan.set(_Attribute.EXECUTION_PLAN_ENGINE_CONFIG, _Type.BACKEND_DESCRIPTOR, configuration)
-                    plan.set(_Attribute.EXECUTION_PLAN_DEVICEPROP, _Type.BACKEND_DESCRIPTOR, self.device).finalize()
-                    _, workspace = plan.get(_Attribute.EXECUTION_PLAN_WORKSPACE_SIZE, _Type.INT64, 1)
+                    plan.finalize(ENGINE_CONFIG=each, DEVICEPROP=self.device)
+                    _, workspace = plan.get("WORKSPACE_SIZE", 1)
                 except CudnnError:
                     continue
-                return int(workspace[0]), self._knobs(configuration)
+                choices = each.get_descriptors("KNOB_CHOICES", "KNOB_CHOICE", _MOST_KNOBS)
+                knobs = ([choice.get(name, 1)[1][0] for name in ("KNOB_TYPE", "KNOB_VALUE")] for choice in choices)
+                return int(workspace[0]), [(int(knob), int(value)) for knob, value in knobs]
         return None
 
     def rnn_workspace(self, layer: dict[str, Any]) -> int | None:
@@ -291,9 +241,7 @@ class Cudnn:
         way = (layer["algorithm"], layer["mode"], _DOUBLE_BIAS, int(layer["bidirectional"]), 0)
         self.call("cudnnSetRNNDescriptor_v8", rnn, *way, kind, precision, math, *shape, dropout, _PADDED_IO)
         lengths, fill = (ctypes.c_int * batch)(*[steps] * batch), ctypes.c_double()
-        self.call(
-            *("cudnnSetRNNDataDescriptor", data, kind, 0, steps, batch, shape[0], lengths, ctypes.byref(fill)),
-        )
+        self.call(*("cudnnSetRNNDataDescriptor", data, kind, 0, steps, batch, shape[0], lengths, ctypes.byref(fill)))
         workspace, reserve = ctypes.c_size_t(), ctypes.c_size_t()
         sizes = ctypes.byref(workspace), ctypes.byref(reserve)
         self.handle.cudnnGetRNNTempSpaceSizes(handle, rnn, int(layer["training"]), data, *sizes)
@@ -301,74 +249,31 @@ class Cudnn:
 
     def _graph(self, convolution: dict[str, Any]) -> _Descriptor:
         double = convolution["dtype"] == "float64"
-        window = _Descriptor(self, _Kind.CONVOLUTION)
-        window.set(_Attribute.CONVOLUTION_COMP_TYPE, _Type.DATA_TYPE, _DATA_TYPE["float64" if double else "float32"])
-        window.set(_Attribute.CONVOLUTION_CONV_MODE, _Type.CONVOLUTION_MODE, _CROSS_CORRELATION)
-        window.set(_Attribute.CONVOLUTION_SPATIAL_DIMS, _Type.INT64, len(convolution["stride"]))
-        for attribute, name in (
-            (_Attribute.CONVOLUTION_PRE_PADDINGS, "padding"),
-            (_Attribute.CONVOLUTION_POST_PADDINGS, "padding"),
-            (_Attribute.CONVOLUTION_DILATIONS, "dilation"),
-            (_Attribute.CONVOLUTION_FILTER_STRIDES, "stride"),
-        ):
-            window.set(attribute, _Type.INT64, *convolution[name])
-        kind, first = _OPERATION[convolution["op"]]
-        operation, scalar = _Descriptor(self, kind), _Type.DOUBLE if double else _Type.FLOAT
-        operation.set(first, scalar, 1.0).set(first + 1, scalar, 0.0)
-        operation.set(first + 2, _Type.BACKEND_DESCRIPTOR, window.finalize())
-        for offset, side in enumerate("wxy", start=3):
-            operation.set(first + offset, _Type.BACKEND_DESCRIPTOR, self._tensor(side, convolution))
-        graph = _Descriptor(self, _Kind.OPERATIONGRAPH)
-        return graph.set(_Attribute.OPERATIONGRAPH_OPS, _Type.BACKEND_DESCRIPTOR, operation.finalize()).finalize()
-
-    def _tensor(self, side: str, convolution: dict[str, Any]) -> _Descriptor:
-        dims, strides = convolution[side]
-        tensor = _Descriptor(self, _Kind.TENSOR)
-        tensor.set(_Attribute.TENSOR_DATA_TYPE, _Type.DATA_TYPE, _DATA_TYPE[convolution["dtype"]])
-        tensor.set(_Attribute.TENSOR_DIMENSIONS, _Type.INT64, *dims).set(
-            _Attribute.TENSOR_STRIDES, _Type.INT64, *strides
+        window = _Descriptor(self, "CONVOLUTION").finalize(
+            COMP_TYPE=_DATA_TYPE["float64" if double else "float32"],
+            CONV_MODE=_CROSS_CORRELATION,
+            SPATIAL_DIMS=len(convolution["stride"]),
+            PRE_PADDINGS=convolution["padding"],
+            POST_PADDINGS=convolution["padding"],
+            DILATIONS=convolution["dilation"],
+            FILTER_STRIDES=convolution["stride"],
         )
-        tensor.set(_Attribute.TENSOR_UNIQUE_ID, _Type.INT64, ord(side)).set(
-            _Attribute.TENSOR_BYTE_ALIGNMENT, _Type.INT64, _ALIGNMENT
-        )
-        return tensor.finalize()
-
-    def _configurations(self, graph: _Descriptor, mode: str) -> Iterator[_Descriptor]:
-        heuristic = _Descriptor(self, _Kind.ENGINEHEUR)
-        heuristic.set(_Attribute.ENGINEHEUR_OPERATION_GRAPH, _Type.BACKEND_DESCRIPTOR, graph)
-        heuristic.set(_Attribute.ENGINEHEUR_MODE, _Type.HEUR_MODE, _HEURISTIC[mode])
-        heuristic.set(_Attribute.ENGINEHEUR_DEVICEPROP, _Type.BACKEND_DESCRIPTOR, self.device)
-        heuristic.finalize()
-        count, _ = heuristic.get(_Attribute.ENGINEHEUR_RESULTS, _Type.BACKEND_DESCRIPTOR, 0)
-        configurations = [_Descriptor(self, _Kind.ENGINECFG) for _ in range(count)]
-        array = _pointers(configurations)
-        count, _ = heuristic.get(_Attribute.ENGINEHEUR_RESULTS, _Type.BACKEND_DESCRIPTOR, count, array)
-        for configuration in configurations[:count]:
-            configuration.references.append(heuristic)
-            yield configuration
-
-    def _describe(self, configuration: _Descriptor) -> tuple[int, set[int]]:
-        engine = _Descriptor(self, _Kind.ENGINE)
-        configuration.get(_Attribute.ENGINECFG_ENGINE, _Type.BACKEND_DESCRIPTOR, 1, _pointers([engine]))
-        _, index = engine.get(_Attribute.ENGINE_GLOBAL_INDEX, _Type.INT64, 1)
-        count, notes = engine.get(_Attribute.ENGINE_NUMERICAL_NOTE, _Type.NUMERICAL_NOTE, 32)
-        return int(index[0]), set(notes[:count])
-
-    def _knobs(self, configuration: _Descriptor) -> list[tuple[int, int]]:
-        choices = [_Descriptor(self, _Kind.KNOB_CHOICE) for _ in range(_MOST_KNOBS)]
-        count, _ = configuration.get(
-            _Attribute.ENGINECFG_KNOB_CHOICES, _Type.BACKEND_DESCRIPTOR, _MOST_KNOBS, _pointers(choices)
-        )
-        found = []
-        for choice in choices[:count]:
-            _, knob = choice.get(_Attribute.KNOB_CHOICE_KNOB_TYPE, _Type.KNOB_TYPE, 1)
-            _, value = choice.get(_Attribute.KNOB_CHOICE_KNOB_VALUE, _Type.INT64, 1)
-            found.append((int(knob[0]), int(value[0])))
-        return found
-
-
-def _pointers(descriptors: Sequence[_Descriptor]) -> Any:
-    return (ctypes.c_void_p * max(len(descriptors), 1))(*(descriptor.pointer for descriptor in descriptors))
+        tensors = [
+            _Descriptor(self, "TENSOR").finalize(
+                DATA_TYPE=_DATA_TYPE[convolution["dtype"]],
+                DIMENSIONS=convolution[side][0],
+                STRIDES=convolution[side][1],
+                UNIQUE_ID=ord(side),
+                BYTE_ALIGNMENT=_ALIGNMENT,
+            )
+            for side in "wxy"
+        ]
+        operation, first = _Descriptor(self, convolution["op"]), _FIRST_OF_OPERATION[convolution["op"]]
+        scalar = (5, ctypes.c_double) if double else (4, ctypes.c_float)
+        values = ((scalar, 1.0), (scalar, 0.0), *((_POINTER, each) for each in (window, *tensors)))
+        for number, (kind, value) in enumerate(values, first):
+            operation.set(_Attribute(number, *kind), value)
+        return _Descriptor(self, "OPERATIONGRAPH").finalize(OPS=operation.finalize())
 
 
 def _is_refused(notes: set[int], convolution: dict[str, Any]) -> bool:

@@ -8,8 +8,8 @@ op's own outputs are allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple, TypeAlias
 
 from fxmem.records.profile import Bytes, Record
 
@@ -41,10 +41,8 @@ class ConvSignature(Record):
     @property
     def key(self) -> str:
         """A short text that is equal exactly for equal signatures."""
-        tensors = (
-            f"{_dots(shape)}@{_dots(stride)}"
-            for shape, stride in ((self.x, self.x_stride), (self.w, self.w_stride), (self.y, self.y_stride))
-        )
+        sides = (self.x, self.x_stride), (self.w, self.w_stride), (self.y, self.y_stride)
+        tensors = (f"{_dots(shape)}@{_dots(stride)}" for shape, stride in sides)
         window = f"p{_dots(self.padding)} s{_dots(self.stride)} d{_dots(self.dilation)} g{self.groups}"
         return f"{self.op} {' '.join(tensors)} {window} {self.dtype} tf{self.allow_tf32:d} det{self.deterministic:d}"
 
@@ -103,10 +101,14 @@ class HiddenEvent(Record):
     """Of a cuDNN workspace: whose."""
 
 
+Events: TypeAlias = tuple[HiddenEvent, ...]
+"""Steps in their order."""
+
+
 class HiddenMemory(Record):
     """The events of one op, in order. Whatever is not freed explicitly is freed when the op returns."""
 
-    events: tuple[HiddenEvent, ...] = ()
+    events: Events = ()
 
     @property
     def signatures(self) -> tuple[Signature, ...]:
@@ -126,28 +128,13 @@ class HiddenMemory(Record):
         )
         return self.model_copy(update={"events": tuple(filled)})
 
-    def peak_bytes(self, outputs: Sequence[int] = ()) -> int:
-        """Most bytes the op has allocated at once, outputs of given size included. Unknown sizes count as nothing."""
-        live, peak, left = 0, 0, iter(outputs)
-        sizes: dict[str, int] = {}
-        for event in self.events:
-            if event.action == "free":
-                live -= sizes.pop(event.name)
-            elif event.action == "output":
-                live += next(left, 0)
-            else:
-                sizes[event.name] = event.nbytes or 0
-                live += sizes[event.name]
-            peak = max(peak, live)
-        return peak
-
 
 def alloc(name: str, nbytes: int | None, signature: Signature | None = None) -> HiddenEvent:
     """A buffer comes."""
     return HiddenEvent(action="alloc", name=name, nbytes=nbytes, signature=signature)
 
 
-def free(*names: str) -> tuple[HiddenEvent, ...]:
+def free(*names: str) -> Events:
     """Buffers go."""
     return tuple(HiddenEvent(action="free", name=name) for name in names)
 

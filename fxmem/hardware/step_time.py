@@ -177,13 +177,12 @@ def has_rates(target: Target) -> bool:
 
 def time_assumption(target: Target, step: Step) -> str | None:
     """What an estimate of a step's time on a target rests on, in words; None where there is none."""
-    card = CATALOGUE.get(target.name)
-    if card is None or card.rates is None or step.compiled is not None:
+    if not has_rates(target) or step.compiled is not None:
         return None
+    grounds = CATALOGUE[target.name].reached[step.mode].grounds
     return (
         "estimated, each operator at the longer of its arithmetic and its memory traffic, with the shares of the "
-        f"card's rates that {card.reached[step.mode].grounds} reach; the interval holds 8 of 10 of their steps. "
-        "Loading data is not in it"
+        f"card's rates that {grounds} reach; the interval holds 8 of 10 of their steps. Loading data is not in it"
     )
 
 

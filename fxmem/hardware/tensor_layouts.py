@@ -139,15 +139,17 @@ def read_layout(tensor: TensorLike | TensorLayout) -> TensorLayout:
 def dense_strides(shape: tuple[int, ...], memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS) -> tuple[int, ...]:
     """Strides of a freshly allocated tensor."""
     rank = len(shape)
-    order = (
-        (1, *range(rank - 1, 1, -1), 0)
-        if memory_format is MemoryFormat.CHANNELS_LAST
-        else tuple(range(rank - 1, -1, -1))
-    )
+    order = _inner_to_outer(rank, memory_format)
     # An empty dimension counts as 1 in the strides of the dimensions outside it.
     steps = accumulate((max(shape[dim], 1) for dim in order[:-1]), mul, initial=1)
     by_dim = dict(zip(order, steps, strict=True)) if rank else {}
     return tuple(by_dim[dim] for dim in range(rank))
+
+
+def _inner_to_outer(rank: int, memory_format: MemoryFormat) -> tuple[int, ...]:
+    """The dimensions of a dense tensor, the one of the smallest stride first."""
+    is_channels_last = memory_format is MemoryFormat.CHANNELS_LAST
+    return (1, *range(rank - 1, 1, -1), 0) if is_channels_last else tuple(range(rank - 1, -1, -1))
 
 
 def fix_size_one_strides(
@@ -155,11 +157,8 @@ def fix_size_one_strides(
 ) -> tuple[int, ...]:
     """`fixSizeOneDimStride`: the strides torch hands to cuDNN, where a dimension of size 1 gets the stride a dense
     tensor would have."""
-    rank = len(shape)
-    channels_last = memory_format is MemoryFormat.CHANNELS_LAST
-    order = (1, *range(rank - 1, 1, -1), 0) if channels_last else (*range(rank - 1, 1, -1), 1, 0)
     fixed, step = list(stride), 1
-    for dim in order:
+    for dim in _inner_to_outer(len(shape), memory_format):
         if shape[dim] == 1:
             fixed[dim] = step
         else:

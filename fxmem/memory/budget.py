@@ -129,7 +129,7 @@ def peak_in_memory(profile: Profile, peak: Peak, memory_bytes: int, environ: Map
     """The profile's peak with `fits` and `shortage` for that much memory instead of the target's.
 
     For a card: whether a loop over the step runs when the driver gives the allocator no more than that
-    (`allocator.fits`), with the settings of `environ` (None: this process's). Without an allocator: whether the
+    (`allocator.replay`), with the settings of `environ` (None: this process's). Without an allocator: whether the
     requested bytes are no more.
     """
     used = peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes

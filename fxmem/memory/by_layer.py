@@ -22,7 +22,7 @@ from math import prod
 
 from fxmem.hardware.op_classes import MAC_OPS, UNKNOWN_MAC_OPS
 from fxmem.memory.accepted_steps import HasProfile, read_profile
-from fxmem.memory.figures import Flops
+from fxmem.memory.figures import Flops, read_flops
 from fxmem.memory.module_tree import Branch, ModuleTree, preorder
 from fxmem.records.breakdown import Layer, LayerReport
 from fxmem.records.profile import Kind, Phase, Profile, Storage
@@ -64,10 +64,23 @@ def layer_likeness(layer: Layer) -> Hashable:
 def _layer(profile: Profile, counts: Sequence[Flops], branch: Branch, below: list[Layer]) -> Layer:
     nodes = [profile.nodes[index] for index in branch.nodes]
     macs = sum((counts[index] for index in branch.nodes), Flops())
-    forward = sum((_flops(node.forward_flops) for node in nodes), Flops())
-    backward = sum((_flops(node.backward_flops) for node in nodes if node.live_bytes.backward is not None), Flops())
+    forward = sum((read_flops(node.forward_flops) for node in nodes), Flops())
+    backward = sum((read_flops(node.backward_flops) for node in nodes if node.live_bytes.backward is not None), Flops())
     first = next((node.outputs[0] for node in nodes if node.outputs), None)
     parameters = [storage for storage in branch.storages if storage.kind is Kind.PARAMETER]
+    own = {
+        "params": sum(map(_elements, parameters)),
+        "params_bytes": sum(storage.nbytes for storage in parameters),
+        "buffers_bytes": sum(storage.nbytes for storage in branch.storages if storage.kind is Kind.BUFFER),
+        "macs": macs.known,
+        "macs_unknown": macs.unknown_calls,
+        "forward_flops": forward.known,
+        "forward_flops_unknown": forward.unknown_calls,
+        "backward_flops": backward.known,
+        "backward_flops_unknown": backward.unknown_calls,
+        "output_bytes": sum(node.output_bytes for node in nodes),
+        "saved_bytes": sum(node.saved_bytes for node in nodes),
+    }
     return Layer(
         path=branch.path,
         name=branch.label,
@@ -77,18 +90,7 @@ def _layer(profile: Profile, counts: Sequence[Flops], branch: Branch, below: lis
         calls=len(nodes),
         output_shape=None if first is None else first.shape,
         output_dtype="" if first is None else first.dtype,
-        params=sum(map(_elements, parameters)) + sum(row.params for row in below),
-        params_bytes=sum(storage.nbytes for storage in parameters) + sum(row.params_bytes for row in below),
-        buffers_bytes=sum(storage.nbytes for storage in branch.storages if storage.kind is Kind.BUFFER)
-        + sum(row.buffers_bytes for row in below),
-        macs=macs.known + sum(row.macs for row in below),
-        macs_unknown=macs.unknown_calls + sum(row.macs_unknown for row in below),
-        forward_flops=forward.known + sum(row.forward_flops for row in below),
-        forward_flops_unknown=forward.unknown_calls + sum(row.forward_flops_unknown for row in below),
-        backward_flops=backward.known + sum(row.backward_flops for row in below),
-        backward_flops_unknown=backward.unknown_calls + sum(row.backward_flops_unknown for row in below),
-        output_bytes=sum(node.output_bytes for node in nodes) + sum(row.output_bytes for row in below),
-        saved_bytes=sum(node.saved_bytes for node in nodes) + sum(row.saved_bytes for row in below),
+        **{name: figure + sum(getattr(row, name) for row in below) for name, figure in own.items()},
     )
 
 
@@ -106,10 +108,6 @@ def _elements(storage: Storage) -> int:
     it has the first one's."""
     bits = 8 if storage.dtype.startswith("float8") else _BITS.get(storage.dtype)
     return prod(storage.shape) if bits is None else storage.nbytes * 8 // bits
-
-
-def _flops(count: int | None) -> Flops:
-    return Flops(unknown_calls=1) if count is None else Flops(known=count)
 
 
 def _macs(profile: Profile) -> list[Flops]:

@@ -15,7 +15,7 @@ times has the sums over its runs.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -57,7 +57,10 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
     owners = [
         sums.setdefault(_key(node, place), _Sum(place)) for node, place in zip(profile.nodes, places, strict=True)
     ]
-    _add_nodes(profile, owners)
+    for node, owner in zip(profile.nodes, owners, strict=True):
+        owner.calls += 1
+        owner.params_bytes += node.params_bytes
+        owner.saved_bytes += node.saved_bytes
     live = liveness.live_bytes(profile)
     _add_forward(profile, owners, live)
     _add_backward(profile, owners, live)
@@ -79,9 +82,7 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
         forward_allocated_bytes=sum(
             s.nbytes for s in profile.storages if s.op is not None and profile.ops[s.op].phase is Phase.FORWARD
         ),
-        forward_left_bytes=_count_live(profile, live, forward[-1].end)
-        if forward
-        else sum(storage.nbytes for storage in resident),
+        forward_left_bytes=_count_live(profile, live, forward[-1].end if forward else 0),
         saved_bytes=profile.saved_bytes,
     )
 
@@ -101,10 +102,8 @@ def _chains(profile: Profile) -> list[tuple[SourceLine, ...]]:
         if call.source is not None:
             for index in range(call.first_node, call.last_node):
                 around[index] = (call.source, *around[index])
-    return [
-        (*([node.source] if node.source is not None else []), *outer)
-        for node, outer in zip(profile.nodes, around, strict=True)
-    ]
+    own = ((node.source,) if node.source is not None else () for node in profile.nodes)
+    return [(*source, *outer) for source, outer in zip(own, around, strict=True)]
 
 
 def _find_innermost(chain: tuple[SourceLine, ...], files: Sequence[str], installed: bool) -> SourceLine | None:
@@ -131,43 +130,36 @@ def _key(node: Node, place: SourceLine | None) -> tuple[str, int] | str:
 
 @dataclass(eq=False)
 class _Sum:
-    """A row while it is being added up."""
+    """A row while it is being added up, its fields named as those of `LineFigures`."""
 
     source: SourceLine | None
     calls: int = 0
-    params: int = 0
-    saved: int = 0
-    allocated: int = 0
-    before: int | None = None
-    after: int | None = None
-    peak: int | None = None
-    backward: int | None = None
-    backward_peak: int | None = None
+    params_bytes: int = 0
+    saved_bytes: int = 0
+    allocated_bytes: int = 0
+    before_bytes: int | None = None
+    after_bytes: int | None = None
+    peak_bytes: int | None = None
+    backward_allocated_bytes: int | None = None
+    backward_peak_bytes: int | None = None
     came: list[Storage] = field(default_factory=list)
     went: list[Storage] = field(default_factory=list)
 
     @property
     def counts(self) -> bool:
         """Whether there is anything in it to show."""
-        return any((self.params, self.saved, self.allocated, self.went, self.backward, self.before is not None))
+        brings = self.params_bytes, self.saved_bytes, self.allocated_bytes, self.backward_allocated_bytes
+        return any(brings) or bool(self.went) or self.before_bytes is not None
 
     def figures(self) -> dict[str, Any]:
         """As fields of `LineFigures`."""
-        return {
-            "calls": self.calls,
-            "params_bytes": self.params,
-            "allocated_bytes": self.allocated,
+        moved = {
             "kept_bytes": sum(storage.nbytes for storage in self.came),
             "freed_bytes": sum(storage.nbytes for storage in self.went),
-            "saved_bytes": self.saved,
-            "before_bytes": self.before,
-            "after_bytes": self.after,
-            "peak_bytes": self.peak,
-            "backward_allocated_bytes": self.backward,
-            "backward_peak_bytes": self.backward_peak,
             "came": _groups(self.came),
             "went": _groups(self.went),
         }
+        return {**{name: value for name, value in vars(self).items() if name != "source"}, **moved}
 
 
 def _line(key: tuple[str, int], each: _Sum) -> LineRow:
@@ -176,24 +168,14 @@ def _line(key: tuple[str, int], each: _Sum) -> LineRow:
 
 
 def _groups(storages: Iterable[Storage]) -> tuple[TensorGroup, ...]:
-    counts: Counter[tuple[tuple[int, ...], str, Kind]] = Counter()
-    nbytes: Counter[tuple[tuple[int, ...], str, Kind]] = Counter()
+    alike: defaultdict[tuple[tuple[int, ...], str, Kind], list[int]] = defaultdict(list)
     for storage in storages:
-        alike = storage.shape, storage.dtype, storage.kind
-        counts[alike] += 1
-        nbytes[alike] += storage.nbytes
+        alike[storage.shape, storage.dtype, storage.kind].append(storage.nbytes)
     groups = [
-        TensorGroup(count=counts[alike], shape=alike[0], dtype=alike[1], kind=alike[2], nbytes=total)
-        for alike, total in nbytes.items()
+        TensorGroup(count=len(sizes), shape=shape, dtype=dtype, kind=kind, nbytes=sum(sizes))
+        for (shape, dtype, kind), sizes in alike.items()
     ]
     return tuple(sorted(groups, key=lambda group: -group.nbytes))
-
-
-def _add_nodes(profile: Profile, owners: Sequence[_Sum]) -> None:
-    for node, owner in zip(profile.nodes, owners, strict=True):
-        owner.calls += 1
-        owner.params += node.params_bytes
-        owner.saved += node.saved_bytes
 
 
 @dataclass(frozen=True)
@@ -205,32 +187,31 @@ class _Run:
     end: int
 
 
-def _runs(profile: Profile, owners: Sequence[_Sum], phases: Sequence[Phase]) -> Iterator[_Run]:
-    """Runs that cover every tick of the phases."""
+def _runs(profile: Profile, owners: Sequence[_Sum]) -> Iterator[_Run]:
+    """Runs that cover every tick of forward and of the optimizer's phase."""
     for span in profile.phases:
-        ops = range(span.first_op, span.last_op) if span.phase in phases else range(0)
-        starts = [
-            i for i in ops if i == span.first_op or owners[profile.ops[i].node] is not owners[profile.ops[i - 1].node]
-        ]
-        begins = [span.begin if i == span.first_op else profile.ops[i].begin for i in starts]
+        ops = range(span.first_op, span.last_op) if span.phase in (Phase.FORWARD, Phase.OPTIMIZER) else range(0)
+        of = [owners[profile.ops[i].node] for i in ops]
+        starts = [i for i in range(len(of)) if i == 0 or of[i] is not of[i - 1]]
+        begins = [profile.ops[ops[i]].begin if i else span.begin for i in starts]
         for i, (begin, end) in zip(starts, pairwise([*begins, span.end]), strict=True):
-            yield _Run(owners[profile.ops[i].node], begin, end)
+            yield _Run(of[i], begin, end)
 
 
 def _add_forward(profile: Profile, owners: Sequence[_Sum], live: Sequence[int]) -> None:
     """What comes and goes in forward and, for the optimizer's own row, in its phase."""
     run_at: list[_Run | None] = [None] * (profile.ticks + 1)
-    for run in _runs(profile, owners, (Phase.FORWARD, Phase.OPTIMIZER)):
+    for run in _runs(profile, owners):
         run_at[run.begin : run.end] = [run] * (run.end - run.begin)
         owner, before = run.owner, _count_live(profile, live, run.begin)
-        owner.before = before if owner.before is None else owner.before
-        owner.after = _count_live(profile, live, run.end)
-        owner.peak = max(owner.peak or 0, before, max(live[run.begin : run.end], default=0))
+        owner.before_bytes = before if owner.before_bytes is None else owner.before_bytes
+        owner.after_bytes = _count_live(profile, live, run.end)
+        owner.peak_bytes = max(owner.peak_bytes or 0, before, max(live[run.begin : run.end], default=0))
     for storage in profile.storages:
         born = run_at[storage.birth] if storage.op is not None else None
         died = run_at[storage.death]
         if born is not None:
-            born.owner.allocated += storage.nbytes
+            born.owner.allocated_bytes += storage.nbytes
             if died is not born:
                 born.owner.came.append(storage)
         if died is not None and died is not born:
@@ -249,10 +230,10 @@ def _count_live(profile: Profile, live: Sequence[int], tick: int) -> int:
 def _add_backward(profile: Profile, owners: Sequence[_Sum], live: Sequence[int]) -> None:
     for op in profile.ops:
         if op.phase is Phase.BACKWARD:
-            owner = owners[op.node]
-            owner.backward = owner.backward or 0
-            owner.backward_peak = max(owner.backward_peak or 0, max(live[max(op.begin - 1, 0) : op.end], default=0))
+            owner, alive = owners[op.node], max(live[max(op.begin - 1, 0) : op.end], default=0)
+            owner.backward_allocated_bytes = owner.backward_allocated_bytes or 0
+            owner.backward_peak_bytes = max(owner.backward_peak_bytes or 0, alive)
     for storage in profile.storages:
         if storage.op is not None and profile.ops[storage.op].phase is Phase.BACKWARD:
             owner = owners[profile.ops[storage.op].node]
-            owner.backward = (owner.backward or 0) + storage.nbytes
+            owner.backward_allocated_bytes = (owner.backward_allocated_bytes or 0) + storage.nbytes

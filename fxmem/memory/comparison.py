@@ -16,7 +16,7 @@ from fxmem.memory.figures import Figures, Flops, bytes_at_peak, sum_figures
 from fxmem.memory.module_match import Pair, find_modules, first_shape, match_modules, match_nodes
 from fxmem.memory.module_tree import describe, preorder
 from fxmem.records.comparison import ComparedStep, ModuleChange, NodeChange, QuantityChange, StepComparison
-from fxmem.records.profile import Kind, Phase, ProcessBytes, Profile, Report, Timeline
+from fxmem.records.profile import Kind, Phase, Profile, Report, Timeline
 
 
 def compare(a: Profile | HasReport, b: Profile | HasReport) -> StepComparison:
@@ -25,37 +25,29 @@ def compare(a: Profile | HasReport, b: Profile | HasReport) -> StepComparison:
     Each is an `Analysis`, a report, or a profile (of which the requested bytes alone are known)."""
     before, after = _Step(a), _Step(b)
     merged = match_modules(before.root, after.root)
-    kinds = {*before.timeline.peak.by_kind, *after.timeline.peak.by_kind}
+    ours, theirs = before.peak, after.peak
+    processes = ours.process_bytes, theirs.process_bytes
+    kinds = [kind for kind in Kind if kind in {*before.timeline.peak.by_kind, *after.timeline.peak.by_kind}]
+    phases = [phase for phase in Phase if phase in {*before.phases, *after.phases}]
+    nodes = match_nodes(merged, before.profile.nodes, after.profile.nodes)
     flops = [sum_figures(node for node in step.profile.nodes if node.op != "optimizer") for step in (before, after)]
     return StepComparison(
         before=before.side(),
         after=after.side(),
-        requested_bytes=_change(before.peak.requested_bytes, after.peak.requested_bytes),
-        allocated_bytes=_change(before.peak.allocated_bytes, after.peak.allocated_bytes),
-        reserved_bytes=_change(before.peak.reserved_bytes, after.peak.reserved_bytes),
-        process_bytes=_change(*(_most(step.peak.process_bytes) for step in (before, after))),
-        by_kind={
-            kind: _change(before.peak.by_kind.get(kind, 0), after.peak.by_kind.get(kind, 0))
-            for kind in Kind
-            if kind in kinds
-        },
-        phases={
-            phase: _change(before.phases.get(phase), after.phases.get(phase))
-            for phase in Phase
-            if phase in {*before.phases, *after.phases}
-        },
+        requested_bytes=_change(ours.requested_bytes, theirs.requested_bytes),
+        allocated_bytes=_change(ours.allocated_bytes, theirs.allocated_bytes),
+        reserved_bytes=_change(ours.reserved_bytes, theirs.reserved_bytes),
+        process_bytes=_change(*(None if each is None else each.high for each in processes)),
+        by_kind={kind: _change(ours.by_kind.get(kind, 0), theirs.by_kind.get(kind, 0)) for kind in kinds},
+        phases={phase: _change(before.phases.get(phase), after.phases.get(phase)) for phase in phases},
         saved_bytes=_change(before.profile.saved_bytes, after.profile.saved_bytes),
         params_bytes=_change(before.params, after.params),
         forward_flops=_change(*(_known(figures.forward) for figures in flops)),
         backward_flops=_change(*(_known(figures.backward) for figures in flops)),
         flops_unknown=_change(*(figures.forward.unknown_calls + figures.backward.unknown_calls for figures in flops)),
         modules=tuple(_module_changes(merged, before, after)),
-        nodes=tuple(_node_changes(merged, before, after)),
+        nodes=tuple(_node_change(one, other, before, after) for one, other in sorted(nodes, key=_order)),
     )
-
-
-def _most(process: ProcessBytes | None) -> int | None:
-    return None if process is None else process.high
 
 
 # --- a side -----------------------------------------------------------------------------------------------------------
@@ -127,12 +119,9 @@ class _PairSums(NamedTuple):
     after: Figures
 
 
-def _node_changes(pair: Pair, before: _Step, after: _Step) -> list[NodeChange]:
-    found = sorted(
-        match_nodes(pair, before.profile.nodes, after.profile.nodes),
-        key=lambda match: (match[1] is None, match[1] or 0, match[0] or 0),
-    )
-    return [_node_change(one, other, before, after) for one, other in found]
+def _order(match: tuple[int | None, int | None]) -> tuple[bool, int, int]:
+    """As nodes run after, removed ones last."""
+    return match[1] is None, match[1] or 0, match[0] or 0
 
 
 def _node_change(one: int | None, other: int | None, before: _Step, after: _Step) -> NodeChange:

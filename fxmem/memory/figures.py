@@ -97,13 +97,13 @@ def _figures(node: Node) -> Figures:
         saved=node.saved_bytes,
         scratch=node.scratch_bytes.max,
         live=node.live_bytes.max,
-        forward=_flops(node.forward_flops, ran=node.op not in ("placeholder", "get_attr", "output")),
-        backward=_flops(node.backward_flops, ran=node.live_bytes.backward is not None),
+        forward=read_flops(node.forward_flops, ran=node.op not in ("placeholder", "get_attr", "output")),
+        backward=read_flops(node.backward_flops, ran=node.live_bytes.backward is not None),
     )
 
 
-def _flops(count: int | None, *, ran: bool) -> Flops:
-    """None is an unknown count only for what ran at all."""
+def read_flops(count: int | None, *, ran: bool = True) -> Flops:
+    """A node's count as a sum: None is an unknown one only for what ran at all."""
     if count is None:
         return Flops(unknown_calls=1) if ran else Flops()
     return Flops(known=count)

@@ -36,7 +36,8 @@ def to_networkx(profile: Profile, timeline: Timeline) -> networkx.DiGraph:
         graph.graph["node"] = peak.node
     for index, (node, nbytes) in enumerate(zip(profile.nodes, bytes_at_peak(profile, timeline), strict=True)):
         graph.add_node(index, **node_attributes(node), peak_bytes=nbytes)
-    crossing = [_result_bytes(profile, node) for node in profile.nodes]
+    results = ({output.storage for output in node.outputs if output.storage is not None} for node in profile.nodes)
+    crossing = [sum(profile.storages[storage].nbytes for storage in storages) for storages in results]
     for index, node in enumerate(profile.nodes):
         for position, source in enumerate(node.inputs):
             views = source == node.view_of
@@ -50,25 +51,15 @@ def node_attributes(node: Node) -> dict[str, str | int | None]:
     """Every field of a node as a number or a text; several values in one text are divided by spaces."""
     source = node.source
     return {
-        "name": node.name,
-        "op": node.op,
-        "target": node.target,
-        "module": node.module,
-        "module_type": node.module_type,
-        "source_file": None if source is None else source.file,
-        "source_line": None if source is None else source.line,
-        "source_function": None if source is None else source.function,
-        "source_code": None if source is None else source.code,
+        **{name: getattr(node, name) for name in ("name", "op", "target", "module", "module_type")},
+        **{f"source_{name}": getattr(source, name, None) for name in ("file", "line", "function", "code")},
         "inputs": " ".join(map(str, node.inputs)),
         "output_shapes": " ".join(format_shape(output.shape) for output in node.outputs),
         "output_dtypes": " ".join(output.dtype for output in node.outputs),
         "output_storages": " ".join(
             "none" if output.storage is None else str(output.storage) for output in node.outputs
         ),
-        "view_of": node.view_of,
-        "params_bytes": node.params_bytes,
-        "output_bytes": node.output_bytes,
-        "saved_bytes": node.saved_bytes,
+        **{name: getattr(node, name) for name in ("view_of", "params_bytes", "output_bytes", "saved_bytes")},
         "saved_storages": " ".join(map(str, node.saved)),
         "scratch_forward_bytes": node.scratch_bytes.forward,
         "scratch_backward_bytes": node.scratch_bytes.backward,
@@ -77,8 +68,3 @@ def node_attributes(node: Node) -> dict[str, str | int | None]:
         "live_forward_bytes": node.live_bytes.forward,
         "live_backward_bytes": node.live_bytes.backward,
     }
-
-
-def _result_bytes(profile: Profile, node: Node) -> int:
-    storages = {output.storage for output in node.outputs if output.storage is not None}
-    return sum(profile.storages[storage].nbytes for storage in storages)

@@ -64,10 +64,8 @@ def peak_in_phase(profile: Profile, phase: Phase) -> Peak | None:
 
 def peak_without_scratch_bytes(profile: Profile) -> int:
     """The most bytes alive, without the workspaces that live only during one op."""
-    return max(
-        _live(profile.ticks, (each for each in profile.storages if each.kind is not Kind.WORKSPACE or each.op is None)),
-        default=0,
-    )
+    lasting = (each for each in profile.storages if each.kind is not Kind.WORKSPACE or each.op is None)
+    return max(_live(profile.ticks, lasting), default=0)
 
 
 def alive_storages(profile: Profile, tick: int) -> tuple[int, ...]:
@@ -96,14 +94,11 @@ def node_scratch_bytes(profile: Profile) -> tuple[PhaseBytes, ...]:
     phase, starts. Workspaces are storages like any other. Phases as in `node_live_bytes`.
     """
     runs = _runs(profile)
-    run_of = [index for index, run in enumerate(runs) for _ in range(run.first_op, run.last_op)]
-    inside = _live(
-        profile.ticks,
-        (s for s in profile.storages if s.op is not None and s.death < runs[run_of[s.op]].end),
-    )
-    return _largest_by_phase(
-        len(profile.nodes), ((run.node, run.phase, max(inside[run.begin : run.end], default=0)) for run in runs)
-    )
+    ends = [run.end for run in runs for _ in range(run.first_op, run.last_op)]
+    scratch = (each for each in profile.storages if each.op is not None and each.death < ends[each.op])
+    inside = _live(profile.ticks, scratch)
+    most = ((run.node, run.phase, max(inside[run.begin : run.end], default=0)) for run in runs)
+    return _largest_by_phase(len(profile.nodes), most)
 
 
 def check(profile: Profile) -> None:
@@ -189,24 +184,21 @@ def _runs(profile: Profile) -> list[_Run]:
 
 
 def _contradictions(profile: Profile) -> Iterator[str]:
-    yield from _bad_names(profile)
+    for name in {*profile.modules, *(node.module for node in profile.nodes), *(call.module for call in profile.calls)}:
+        if name.count(".") >= _DEEPEST:
+            levels = f"{name.count('.') + 1} levels deep, but Python calls no more than {_DEEPEST} within each other"
+            yield f"module {name[:40]!r}... is {levels}"
     yield from _bad_indices(profile)
-    yield from _bad_storages(profile)
+    for i, storage in enumerate(profile.storages):
+        if storage.birth > storage.death:
+            yield f"storages[{i}] is born at tick {storage.birth} and dies at tick {storage.death}, before that"
+        elif storage.death > profile.ticks:
+            yield f"storages[{i}] dies at tick {storage.death}, but there are {profile.ticks} ticks"
     yield from _bad_ops(profile)
     yield from _bad_phases(profile)
     saved = sum(node.saved_bytes for node in profile.nodes)
     if saved != profile.saved_bytes:
         yield f"saved_bytes is {profile.saved_bytes}, the sum over its nodes is {saved}"
-
-
-def _bad_names(profile: Profile) -> Iterator[str]:
-    names = {*profile.modules, *(node.module for node in profile.nodes), *(call.module for call in profile.calls)}
-    for name in names:
-        if name.count(".") >= _DEEPEST:
-            yield (
-                f"module {name[:40]!r}... is {name.count('.') + 1} levels deep, but Python calls no more than "
-                f"{_DEEPEST} within each other"
-            )
 
 
 def _bad_indices(profile: Profile) -> Iterator[str]:
@@ -237,14 +229,6 @@ def _bad_indices(profile: Profile) -> Iterator[str]:
         yield from outside(f"storages[{i}].node", storage.node, nodes, "nodes")
 
 
-def _bad_storages(profile: Profile) -> Iterator[str]:
-    for i, storage in enumerate(profile.storages):
-        if storage.birth > storage.death:
-            yield f"storages[{i}] is born at tick {storage.birth} and dies at tick {storage.death}, before that"
-        elif storage.death > profile.ticks:
-            yield f"storages[{i}] dies at tick {storage.death}, but there are {profile.ticks} ticks"
-
-
 def _bad_ops(profile: Profile) -> Iterator[str]:
     reached = 0
     for i, op in enumerate(profile.ops):
@@ -263,10 +247,8 @@ def _bad_phases(profile: Profile) -> Iterator[str]:
         # Tick 0 may belong to no phase: it is what was there before the step.
         follows = span.begin == tick or (index == 0 and span.begin == 1)
         if not follows or span.first_op != op:
-            yield (
-                f"phase {span.phase} begins at tick {span.begin} and op {span.first_op}, expected tick {tick} and "
-                f"op {op}"
-            )
+            begins = f"begins at tick {span.begin} and op {span.first_op}"
+            yield f"phase {span.phase} {begins}, expected tick {tick} and op {op}"
         if span.end < span.begin or span.last_op < span.first_op:
             yield f"phase {span.phase} ends at tick {span.end} and op {span.last_op}, before it begins"
         for i in range(span.first_op, min(span.last_op, len(profile.ops))):
@@ -274,10 +256,8 @@ def _bad_phases(profile: Profile) -> Iterator[str]:
             if inside.phase is not span.phase:
                 yield f"ops[{i}] is of phase {inside.phase}, but stands in phase {span.phase}"
             elif inside.begin < span.begin or inside.end > span.end:
-                yield (
-                    f"ops[{i}] covers ticks [{inside.begin}, {inside.end}), phase {span.phase} only [{span.begin}, "
-                    f"{span.end})"
-                )
+                covered = f"[{inside.begin}, {inside.end}), phase {span.phase} only [{span.begin}, {span.end})"
+                yield f"ops[{i}] covers ticks {covered}"
         tick, op = span.end, span.last_op
     if (tick, op) != (profile.ticks, len(profile.ops)):
         yield f"its phases cover {tick} of {profile.ticks} ticks and {op} of {len(profile.ops)} ops"

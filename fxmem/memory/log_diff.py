@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fxmem.records.profile import Phase, Profile
 from fxmem.records.validation import Difference, LogSide
@@ -30,8 +30,7 @@ _MAX_EDITS = 1500
 """Edits after which a phase is given up: the search takes time and memory in their square."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogEvent:
+class LogEvent(NamedTuple):
     """One allocation or free of a predicted log."""
 
     nbytes: int
@@ -113,19 +112,10 @@ def count_by_phase(predicted: Sequence[LogEvent], measured: Sequence[int]) -> di
         predicted: as for `first_differences`.
         measured: as for `first_differences`.
     """
-    allocations = ([at for at, size in enumerate(log) if size > 0] for log in ([e.nbytes for e in predicted], measured))
-    mine, theirs = allocations
-    only_mine, only_theirs, (end_mine, end_theirs) = _edit_script(
-        [predicted[at].nbytes for at in mine], [measured[at] for at in theirs]
-    )
-    left_out, left_out_there = set(only_mine), set(only_theirs)
-    common = zip(
-        (at for i, at in enumerate(mine[:end_mine]) if i not in left_out),
-        (at for i, at in enumerate(theirs[:end_theirs]) if i not in left_out_there),
-        strict=True,
-    )
+    mine, theirs = _Log([event.nbytes for event in predicted]), _Log(measured)
+    _align(mine, range(len(predicted)), theirs, range(len(measured)))
     begins: dict[Phase, int] = {}
-    for at, other in common:
+    for at, other in zip(mine.common, theirs.common, strict=True):
         begins.setdefault(predicted[at].phase, other)
     borders = [*list(begins.values())[1:], len(measured)]
     counts, before = {}, 0
@@ -184,50 +174,35 @@ def _split_logs(
     return pieces
 
 
+def _align(mine: _Log, ours: range, theirs: _Log, others: range) -> tuple[list[int], list[int]]:
+    """Align the allocations of one piece; return those that only one side has."""
+    a, b = ([at for at in piece if log.sizes[at] > 0] for log, piece in ((mine, ours), (theirs, others)))
+    only_a, only_b, ends = _edit_script([mine.sizes[at] for at in a], [theirs.sizes[at] for at in b])
+    sides = zip((mine, theirs), (ours, others), (a, b), (set(only_a), set(only_b)), ends, strict=True)
+    for log, piece, allocations, only, end in sides:
+        log.common += [at for i, at in enumerate(allocations[:end]) if i not in only]
+        log.read.append(range(piece.start, allocations[end]) if end < len(allocations) else piece)
+    return [a[i] for i in only_a], [b[i] for i in only_b]
+
+
+def _difference(side: LogSide, position: int, event: LogEvent, *, lives_longer: bool = False) -> Difference:
+    return Difference(
+        side=side, lives_longer=lives_longer, nbytes=abs(event.nbytes), phase=event.phase, position=position,
+        op=event.op, node=event.node, line=event.line,
+    )  # fmt: skip
+
+
 def _blocks(
     predicted: Sequence[LogEvent], mine: _Log, ours: range, theirs: _Log, others: range, phase: Phase | None
 ) -> list[tuple[int, Difference]]:
     """The blocks of one piece that one side lacks, each with its place."""
-    a, b = ([at for at in piece if log.sizes[at] > 0] for log, piece in ((mine, ours), (theirs, others)))
-    only_a, only_b, (end_a, end_b) = _edit_script([mine.sizes[at] for at in a], [theirs.sizes[at] for at in b])
-    mine.common += [at for i, at in enumerate(a[:end_a]) if i not in only_a]
-    theirs.common += [at for i, at in enumerate(b[:end_b]) if i not in only_b]
-    mine.read.append(range(ours.start, a[end_a]) if end_a < len(a) else ours)
-    theirs.read.append(range(others.start, b[end_b]) if end_b < len(b) else others)
-    found = []
-    for at in (a[i] for i in only_a):
-        event = predicted[at]
-        found.append(
-            (
-                mine.place(at),
-                Difference(
-                    side=LogSide.PREDICTED,
-                    nbytes=event.nbytes,
-                    phase=event.phase,
-                    position=at,
-                    op=event.op,
-                    node=event.node,
-                    line=event.line,
-                ),
-            )
-        )
-    for at in (b[i] for i in only_b):
+    only_mine, only_theirs = _align(mine, ours, theirs, others)
+    found = [(mine.place(at), _difference(LogSide.PREDICTED, at, predicted[at])) for at in only_mine]
+    for at in only_theirs:
         place = theirs.place(at)
         near = predicted[mine.common[place - 1]] if place else LogEvent(0, Phase.FORWARD)
-        found.append(
-            (
-                place,
-                Difference(
-                    side=LogSide.MEASURED,
-                    nbytes=theirs.sizes[at],
-                    phase=phase or near.phase,
-                    position=at,
-                    op=near.op,
-                    node=near.node,
-                    line=near.line,
-                ),
-            )
-        )
+        event = near._replace(nbytes=theirs.sizes[at], phase=phase or near.phase)
+        found.append((place, _difference(LogSide.MEASURED, at, event)))
     return found
 
 
@@ -249,21 +224,11 @@ def _frees(
         early += last_of_mine[size][len(last_of_theirs[size]) :][: max(lacking, 0)]
         late += last_of_theirs[size][len(last_of_mine[size]) :][: max(-lacking, 0)]
         for at, other in zip(early, late, strict=False):
-            event, place, other_place = predicted[at], mine.place(at), theirs.place(other)
-            if place == other_place:
-                continue
-            side, position = (LogSide.PREDICTED, at) if place > other_place else (LogSide.MEASURED, other)
-            block = Difference(
-                side=side,
-                lives_longer=True,
-                nbytes=size,
-                phase=event.phase,
-                position=position,
-                op=event.op,
-                node=event.node,
-                line=event.line,
-            )
-            found.append((max(place, other_place), block))
+            place, other_place = mine.place(at), theirs.place(other)
+            if place != other_place:
+                side, position = (LogSide.PREDICTED, at) if place > other_place else (LogSide.MEASURED, other)
+                block = _difference(side, position, predicted[at], lives_longer=True)
+                found.append((max(place, other_place), block))
     return found
 
 

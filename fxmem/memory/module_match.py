@@ -59,11 +59,8 @@ def _compute_likeness(module: Branch, likeness: dict[int, int], known: dict[Hash
     parameters)."""
     for child in module.children.values():
         _compute_likeness(child, likeness, known)
-    parameters = tuple(
-        (storage.name.rpartition(".")[2], storage.shape)
-        for storage in module.storages
-        if storage.kind is Kind.PARAMETER
-    )
+    owned = (storage for storage in module.storages if storage.kind is Kind.PARAMETER)
+    parameters = tuple((storage.name.rpartition(".")[2], storage.shape) for storage in owned)
     below = tuple((child.label, likeness[id(child)]) for child in module.children.values())
     likeness[id(module)] = known.setdefault((module.type, parameters, below), len(known))
 
@@ -87,10 +84,8 @@ def _match_children(
 ) -> Iterator[tuple[str, str]]:
     """Yield the pairs of children's names."""
     found = [(name, name) for name in ours if name in theirs and not name.isdecimal()]
-    our_numbered, their_numbered = (
-        [(name, child) for name, child in side.items() if name.isdecimal()] for side in (ours, theirs)
-    )
-    found += _match_numbers(our_numbered, their_numbered, likeness)
+    numbered, their_numbered = ([each for each in side.items() if each[0].isdecimal()] for side in (ours, theirs))
+    found += _match_numbers(numbered, their_numbered, likeness)
     yield from found
     taken, taken_theirs = {name for name, _ in found}, {name for _, name in found}
     left = [(name, likeness[id(child)]) for name, child in theirs.items() if name not in taken_theirs]
@@ -124,9 +119,8 @@ def _align(
     pairs: list[tuple[int, int]],
 ) -> Iterator[tuple[range, range]]:
     """Add the pairs of equal keys to `pairs`; yield what lies between them."""
-    matcher = SequenceMatcher(
-        None, our_keys[ours.start : ours.stop], their_keys[theirs.start : theirs.stop], autojunk=False
-    )
+    compared = our_keys[ours.start : ours.stop], their_keys[theirs.start : theirs.stop]
+    matcher = SequenceMatcher(None, *compared, autojunk=False)
     one, other = ours.start, theirs.start
     for block in matcher.get_matching_blocks():
         begin, their_begin = ours.start + block.a, theirs.start + block.b
@@ -169,12 +163,9 @@ def _match_calls(
     if len(ours) == len(theirs):
         yield from zip(ours, theirs, strict=True)
         return
-    our_shapes, their_shapes = (
-        [first_shape(before[index]) for index in ours],
-        [first_shape(after[index]) for index in theirs],
-    )
+    shapes = [first_shape(before[index]) for index in ours], [first_shape(after[index]) for index in theirs]
     pairs: list[tuple[int, int]] = []
-    for one, other in _align(range(len(ours)), range(len(theirs)), our_shapes, their_shapes, pairs):
+    for one, other in _align(range(len(ours)), range(len(theirs)), *shapes, pairs):
         pairs += zip(one, other, strict=False)
     partners = dict(pairs)
     taken = set(partners.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from fxmem.errors import UsageError
 from fxmem.memory import liveness
@@ -12,6 +12,7 @@ from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import Plan
 from fxmem.records.profile import SCHEMA_VERSION, Report, Timeline
 
+_Document = TypeVar("_Document", Report, Plan)
 _EXPECTED = "expected a report written by `fxmem analyze --json`"
 _EXPECTED_PLAN = "expected --plan to name a plan written by `fxmem plan --json`"
 _FROM_STORAGES = ("requested_bytes", "phase", "tick", "op", "node", "by_kind")
@@ -27,9 +28,7 @@ def load_report(path: Path) -> Report:
         UsageError: no such file, not JSON, another version, fields missing or wrong, or a report that contradicts
             itself.
     """
-    content = json_reader.parse(json_reader.read(path, _EXPECTED), path, _EXPECTED)
-    _check_version(content, path, "a report", "fxmem analyze --json")
-    report = json_reader.validate(Report, content, path, _EXPECTED)
+    report = _load(Report, path, _EXPECTED, "a report", "fxmem analyze --json")
     # Every tick is a storage that comes or goes, but for tick 0. Checked first: what follows takes memory by the tick.
     if report.ticks > 2 * len(report.storages) + 1:
         raise UsageError(
@@ -46,23 +45,14 @@ def load_plan(path: str | Path) -> Plan:
         UsageError: no such file, not JSON, another version, fields missing or wrong, or regions that are none.
     """
     path = Path(path)
-    content = json_reader.parse(json_reader.read(path, _EXPECTED_PLAN), path, _EXPECTED_PLAN)
-    _check_version(content, path, "a plan", "fxmem plan --json")
-    plan = json_reader.validate(Plan, content, path, _EXPECTED_PLAN)
+    plan = _load(Plan, path, _EXPECTED_PLAN, "a plan", "fxmem plan --json")
     for region in plan.all_regions():
-        if not 0 <= region.first_node < region.last_node:
-            raise UsageError(
-                f"{_EXPECTED_PLAN}, got {str(path)!r}, in which a region covers nodes [{region.first_node}, "
-                f"{region.last_node})"
-            )
-        if any(
-            not region.first_node <= within.first_node < within.last_node <= region.last_node
-            for within in region.regions
-        ):
-            raise UsageError(
-                f"{_EXPECTED_PLAN}, got {str(path)!r}, in which a region within [{region.first_node}, "
-                f"{region.last_node}) goes beyond it"
-            )
+        first, last = region.first_node, region.last_node
+        got = f"{_EXPECTED_PLAN}, got {str(path)!r}, in which a region"
+        if not 0 <= first < last:
+            raise UsageError(f"{got} covers nodes [{first}, {last})")
+        if any(not first <= within.first_node < within.last_node <= last for within in region.regions):
+            raise UsageError(f"{got} within [{first}, {last}) goes beyond it")
     return plan
 
 
@@ -82,11 +72,13 @@ def timeline(report: Report) -> Timeline:
     return line.model_copy(update={"peak": report.peak})
 
 
-def _check_version(content: Any, path: Path, what: str, command: str) -> None:
+def _load(kind: type[_Document], path: Path, expected: str, what: str, command: str) -> _Document:
     """A document of another version has other fields: that they differ is the lesser news."""
+    content = json_reader.parse(json_reader.read(path, expected), path, expected)
     version = content.get("schema_version", SCHEMA_VERSION) if isinstance(content, dict) else SCHEMA_VERSION
     if version != SCHEMA_VERSION:
         got = f"{str(version)[:20]!r} in {str(path)!r}"
         raise UsageError(
             f"expected {what} of schema version {SCHEMA_VERSION!r}, got version {got}; write it anew with `{command}`"
         )
+    return json_reader.validate(kind, content, path, expected)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fxmem.records.profile import Assumption, Bytes, Headed, Peak, Record, Versioned
-from fxmem.records.registry import VIEWS
-
-__all__ = ["Advice", "Effect", "Refused", "Suggestion"]
+from fxmem.records.registry import Viewed
 
 Effect = Literal["none", "rounding", "output", "training"]
 """What a change does to the numbers. `none`: the same results to the bit, or the same sums in another order of
@@ -46,7 +44,7 @@ class Refused(Record):
     reason: str
 
 
-class Advice(Headed, Versioned):
+class Advice(Viewed, Headed, Versioned):
     """What could be changed about a step, what frees most first."""
 
     before: Peak
@@ -62,7 +60,3 @@ class Advice(Headed, Versioned):
     None without a budget, where the step keeps it as it is, and where no set does."""
     refused: tuple[Refused, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
-
-    def _repr_html_(self) -> str:
-        html: str = VIEWS.get("advice")(self)
-        return html

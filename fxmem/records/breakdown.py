@@ -6,8 +6,6 @@ from typing import Literal
 
 from fxmem.records.profile import Bytes, Headed, Kind, Record, Versioned
 
-__all__ = ["Layer", "LayerReport", "LineFigures", "LineReport", "LineRow", "OtherRow", "TensorGroup"]
-
 
 class Layer(Record):
     """A module, or the calls of one function in its own code; of a module, everything below it included."""

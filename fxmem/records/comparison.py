@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fxmem.records.profile import Headed, Kind, Mapped, Phase, Record, SourceLine, Versioned
 
-__all__ = ["ComparedStep", "Grown", "ModuleChange", "NodeChange", "QuantityChange", "StepComparison"]
-
 
 class QuantityChange(Record):
     """A quantity before and after; None where it is not known, or where that side has no such thing."""

@@ -64,7 +64,9 @@ def read(path: Path, expected: str) -> bytes:
     """
     try:
         if str(path) == "-":
-            return _read_bounded(_stdin(expected), path, expected)
+            if sys.stdin is None:
+                raise UsageError(f"{expected} on stdin, which is closed")
+            return _read_bounded(sys.stdin.buffer, path, expected)
         # A device may never end, and opening one may do something: looked at first.
         mode = path.stat().st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
@@ -73,10 +75,8 @@ def read(path: Path, expected: str) -> bytes:
             return _read_pipe(path, expected)
         with path.open("rb") as file:
             return _read_bounded(file, path, expected)
-    except OSError as error:
-        raise UsageError(f"{expected}, got {_quote(path)}: {error.strerror or error}") from error
-    except ValueError as error:  # a null character in the name
-        raise UsageError(f"{expected}, got {_quote(path)}: {error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise UsageError(f"{expected}, got {_quote(path)}: {getattr(error, 'strerror', None) or error}") from error
 
 
 @pause_gc()
@@ -96,24 +96,21 @@ def parse(text: bytes, path: Path, expected: str) -> Any:
         if _HALF.search(written):
             json.dumps(content, ensure_ascii=False).encode()
         return content
-    except RecursionError as error:
-        raise UsageError(
-            f"{expected}, got {_quote(path)}, which is no JSON of ours: it is nested too deeply"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{expected}, got {_quote(path)}, which is no JSON: no {error.encoding} at byte {error.start}"
-        ) from error
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{expected}, got {_quote(path)}, which is no JSON of ours: half of a surrogate pair stands alone in it"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{expected}, got {_quote(path)}, which is no JSON, or only a part of one: {error}") from error
-    except ValueError as error:
-        raise UsageError(
-            f"{expected}, got {_quote(path)}, which is no JSON of ours: {str(error).partition(';')[0]}"
-        ) from error
+    except (RecursionError, ValueError) as error:
+        raise UsageError(f"{expected}, got {_quote(path)}, which is no JSON{_describe(error)}") from error
+
+
+def _describe(error: RecursionError | ValueError) -> str:
+    """What makes a text no JSON of ours."""
+    if isinstance(error, RecursionError):
+        return " of ours: it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return f": no {error.encoding} at byte {error.start}"
+    if isinstance(error, UnicodeEncodeError):
+        return " of ours: half of a surrogate pair stands alone in it"
+    if isinstance(error, json.JSONDecodeError):
+        return f", or only a part of one: {error}"
+    return f" of ours: {str(error).partition(';')[0]}"
 
 
 @pause_gc()
@@ -156,12 +153,6 @@ def _read_bounded(file: BinaryIO, path: Path, expected: str, first: bytes = b"")
             f"{expected}, of at most {limit} bytes, got {_quote(path)}, which is longer; {_LIMIT} sets another limit"
         )
     return text
-
-
-def _stdin(expected: str) -> BinaryIO:
-    if sys.stdin is None:
-        raise UsageError(f"{expected} on stdin, which is closed")
-    return sys.stdin.buffer
 
 
 def _quote(path: Path) -> str:

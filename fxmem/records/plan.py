@@ -37,7 +37,7 @@ from fxmem.records.profile import (
     SourceLine,
     Versioned,
 )
-from fxmem.records.registry import VIEWS
+from fxmem.records.registry import Viewed
 from fxmem.records.units import package_path
 
 StrategyName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,39}$")]
@@ -194,7 +194,7 @@ def _shorten_paths(value: Any) -> Any:
     return {key: _shorten_paths(item) for key, item in value.items()}
 
 
-class Plan(Headed, Versioned):
+class Plan(Viewed, Headed, Versioned):
     """Where checkpoints go, what they free and what they cost."""
 
     strategy: StrategyName
@@ -299,35 +299,21 @@ class Plan(Headed, Versioned):
             else:
                 source = region.edit.source
                 edits.setdefault((source.file, source.line, region.edit.after), (region.edit, []))[1].append(region)
-        in_loops = any("functools." in edit.after for edit, _ in edits.values())
-        lines = ["import functools", ""] if in_loops else []
+        lines = ["import functools", ""] if any("functools." in edit.after for edit, _ in edits.values()) else []
         lines += ["from torch.utils.checkpoint import checkpoint"] if edits else []
         if any(region.keeps for _, regions in edits.values() for region in regions):
             lines.append("import fxmem")
         lines += [""] if edits else []
         for edit, regions in sorted(edits.values(), key=lambda pair: (pair[0].source.file, pair[0].source.line)):
-            lines += [
-                (f"# {edit.source.place}, in {edit.source.function}: {', '.join(region.title for region in regions)}")
-            ]
-            lines += (
-                [f"- {line}" for line in edit.source.code.splitlines()]
-                + [f"+ {line}" for line in edit.after.splitlines()]
-                + [""]
-            )
+            titles = ", ".join(region.title for region in regions)
+            lines.append(f"# {edit.source.place}, in {edit.source.function}: {titles}")
+            lines += [f"- {line}" for line in edit.source.code.splitlines()]
+            lines += [*(f"+ {line}" for line in edit.after.splitlines()), ""]
         if others:
             lines += ["# No single line stands for these; fxmem.checkpoint(model, plan) carries them out:"]
-            lines += textwrap.wrap(
-                ", ".join(region.title for region in others),
-                100,
-                initial_indent="#   ",
-                subsequent_indent="#   ",
-                break_long_words=False,
-            )
+            titles = ", ".join(region.title for region in others)
+            lines += [f"#   {line}" for line in textwrap.wrap(titles, 96, break_long_words=False)]
         return "\n".join(lines).rstrip("\n") + "\n"
-
-    def _repr_html_(self) -> str:
-        html: str = VIEWS.get("plan")(self)
-        return html
 
 
 class CompilePlan(Headed, Versioned):

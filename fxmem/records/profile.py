@@ -18,64 +18,13 @@ from typing import Literal, TypedDict
 from pydantic import Field
 
 from fxmem.records.names import ZeroGrad
-from fxmem.records.parts import (
-    Bytes,
-    CompileRecord,
-    Flops,
-    FlopsChange,
-    GenerationRun,
-    Many,
-    Mapped,
-    RankedStep,
-    Record,
-    Tick,
-)
-from fxmem.records.registry import VIEWS
+from fxmem.records.parts import CompileRecord, GenerationRun, RankedStep
+from fxmem.records.parts.base import Bytes, Flops, FlopsChange, Many, Mapped, Record, Tick
+from fxmem.records.registry import Viewed
 from fxmem.records.units import package_path
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "Assumption",
-    "Bytes",
-    "FileChange",
-    "Flops",
-    "FlopsChange",
-    "Headed",
-    "Heading",
-    "InputTensor",
-    "Kind",
-    "MadeUp",
-    "MadeUpKind",
-    "Many",
-    "Mapped",
-    "ModuleCall",
-    "Node",
-    "Op",
-    "Peak",
-    "Phase",
-    "PhaseBytes",
-    "PhaseSpan",
-    "ProcessBytes",
-    "Profile",
-    "ProgramFiles",
-    "ProgramRun",
-    "RecomputedOp",
-    "RecomputedRegion",
-    "Record",
-    "Report",
-    "RestoredTensor",
-    "Round",
-    "SourceLine",
-    "Step",
-    "StepTime",
-    "Storage",
-    "Target",
-    "TensorInfo",
-    "Timeline",
-    "Unknown",
-    "Versioned",
-    "WrittenFile",
-]
+__all__ = ["Bytes", "Flops", "FlopsChange", "Many", "Mapped", "Record"]
+"""What other modules use beside what is defined here."""
 
 SCHEMA_VERSION = "1"
 
@@ -169,7 +118,7 @@ class PhaseBytes(Record):
         return max(self.forward, self.backward or 0)
 
 
-class Node(Record):
+class Node(Viewed, Record):
     """One node of the traced graph, annotated.
 
     `op` is torch.fx's (`placeholder`, `get_attr`, `call_module`, `call_function`, `call_method`, `output`); two further
@@ -208,10 +157,6 @@ class Node(Record):
     """The same for its backward, recomputation of checkpointed regions included."""
     live_bytes: PhaseBytes = PhaseBytes(forward=0, backward=None)
     """Largest number of bytes alive while it runs, everything counted."""
-
-    def _repr_html_(self) -> str:
-        html: str = VIEWS.get("node")(self)
-        return html
 
 
 class Op(Record):
@@ -501,13 +446,9 @@ class Headed(Record):
     def heading(self) -> Heading:
         """The same for another record about this step."""
         return Heading(
-            fxmem_version=self.fxmem_version,
-            torch_version=self.torch_version,
-            model=self.model,
-            inputs=self.inputs,
-            step=self.step,
-            target=self.target,
-        )
+            fxmem_version=self.fxmem_version, torch_version=self.torch_version, model=self.model, inputs=self.inputs,
+            step=self.step, target=self.target,
+        )  # fmt: skip
 
 
 class Profile(Headed, Versioned):
@@ -548,7 +489,7 @@ class ProcessBytes(Record):
         return min(max(nbytes, self.low), self.high)
 
 
-class Peak(Record):
+class Peak(Viewed, Record):
     """The moment of the step with the most bytes alive (the first, if several tie)."""
 
     requested_bytes: Bytes
@@ -583,10 +524,6 @@ class Peak(Record):
     def counted_bytes(self) -> int:
         """The bytes a budget bounds: allocated ones where an allocator is modelled, else the requested ones."""
         return self.requested_bytes if self.allocated_bytes is None else self.allocated_bytes
-
-    def _repr_html_(self) -> str:
-        html: str = VIEWS.get("peak")(self)
-        return html
 
 
 class StepTime(Record):

@@ -7,6 +7,7 @@ imported when it is first used, and registers itself then.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from functools import cached_property
@@ -48,10 +49,9 @@ class Registry(Generic[Plugin]):
         Raises:
             UsageError: another one has this name.
         """
-        of_our_own = (
-            name in self.briefs and self._module(name) not in sys.modules
-        )  # not imported yet, so not registered
-        if of_our_own or name in self._registered:
+        # One of our own may not be imported yet, and so not registered.
+        is_our_own = name in self.briefs and self._module(name) not in sys.modules
+        if is_our_own or name in self._registered:
             raise UsageError(f"expected a new name for a {self.kind}, got {name!r}, which another one has")
         self._registered[name] = plugin
 
@@ -100,4 +100,13 @@ STRATEGIES: Registry[Any] = Registry("strategy", "fxmem.planning.regions.strateg
 EXPORTERS: Registry[Any] = Registry("format", "fxmem.show.export.formats", "fxmem.exporters")
 """Formats of other tools, likewise; `fxmem.show.export` says what is registered."""
 VIEWS: Registry[Any] = Registry("view", "fxmem.show.html.views", "fxmem.views")
-"""How a notebook shows a record: functions from the record to a fragment of HTML. Records name theirs."""
+"""How a notebook shows a record: functions from the record to a fragment of HTML, by the name of its class
+(`card-fits` shows `CardFits`)."""
+
+
+class Viewed:
+    """A record that a notebook shows by its view."""
+
+    def _repr_html_(self) -> str:
+        html: str = VIEWS.get(re.sub(r"\B[A-Z]", r"-\g<0>", type(self).__name__).lower())(self)
+        return html

@@ -107,9 +107,7 @@ def text(name: str) -> str:
 def write(directory: Path) -> tuple[Path, ...]:
     """Write every schema to `directory`, created if missing, as `NAME.schema.json`; return the paths."""
     directory.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name in RECORDS:
-        path = directory / f"{name}.schema.json"
+    paths = {name: directory / f"{name}.schema.json" for name in RECORDS}
+    for name, path in paths.items():
         path.write_text(text(name), encoding="utf-8")
-        paths.append(path)
-    return tuple(paths)
+    return tuple(paths.values())

@@ -28,22 +28,7 @@ from fxmem.records.profile import (
     Target,
     Versioned,
 )
-from fxmem.records.registry import VIEWS
-
-__all__ = [
-    "BASELINE_SCHEMA_VERSION",
-    "Baseline",
-    "CardFit",
-    "CardFits",
-    "MeshFit",
-    "MeshFits",
-    "PeakBaseline",
-    "ServeSequences",
-    "ServeSize",
-    "SizeCurve",
-    "SizePoint",
-    "UncountedTerm",
-]
+from fxmem.records.registry import Viewed
 
 BASELINE_SCHEMA_VERSION = "1"
 
@@ -86,7 +71,7 @@ class SizePoint(Record):
         return self.requested_bytes if self.allocated_bytes is None else self.allocated_bytes
 
 
-class SizeCurve(Headed, Versioned):
+class SizeCurve(Viewed, Headed, Versioned):
     """The peak of a step at several sizes of one dimension, and the largest fit."""
 
     inputs: Many[InputTensor]
@@ -147,10 +132,6 @@ class SizeCurve(Headed, Versioned):
         """The first size above it, which does not fit; None when `limit` was reached."""
         return next((point for point in self.points if point.size > (self.largest or 0) and not point.fits), None)
 
-    def _repr_html_(self) -> str:
-        html: str = VIEWS.get("size-curve")(self)
-        return html
-
 
 def find_enough(points: Sequence[SizePoint]) -> int | None:
     """`SizeCurve.enough` of points."""
@@ -187,7 +168,7 @@ class CardFit(Record):
     are none, or none were asked for."""
 
 
-class CardFits(Versioned):
+class CardFits(Viewed, Versioned):
     """One step on every card of interest."""
 
     fxmem_version: str
@@ -208,10 +189,6 @@ class CardFits(Versioned):
     def fitting(self) -> tuple[CardFit, ...]:
         """The cards it fits, by itself or with a plan."""
         return tuple(card for card in self.cards if card.fits or card.plan is not None)
-
-    def _repr_html_(self) -> str:
-        html: str = VIEWS.get("card-fits")(self)
-        return html
 
 
 class MeshFit(Record):

@@ -12,26 +12,6 @@ from pydantic import Field
 
 from fxmem.records.profile import Bytes, Kind, MadeUp, Mapped, Peak, Phase, Record, Round, Step
 
-__all__ = [
-    "VALIDATION_SCHEMA_VERSION",
-    "ComparedPhase",
-    "ComparedQuantity",
-    "ComparedRound",
-    "ComparedSegments",
-    "ComparedShare",
-    "Difference",
-    "LogSide",
-    "Machine",
-    "MeasuredOp",
-    "MeasuredPhase",
-    "MeasuredRound",
-    "Measurement",
-    "ProgramMeasurement",
-    "ProgramVerdict",
-    "Quantity",
-    "Verdict",
-]
-
 VALIDATION_SCHEMA_VERSION = "1"
 
 PositiveBytes = Annotated[int, Field(gt=0)]

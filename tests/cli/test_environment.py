@@ -17,7 +17,7 @@ import torch
 
 from fxmem.cli import environment
 from fxmem.hardware import catalogue
-from fxmem.hardware.workspaces import CudnnLibrary, Workspace
+from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, Workspace
 from tests import ROOT
 
 GIB = 1 << 30

@@ -11,8 +11,9 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from fxmem.hardware.op_classes import MAC_OPS, UNKNOWN_MAC_OPS, is_product
-from fxmem.hardware.operators import OPERATORS, Operator, Platform, find_operator, register, short_name
+from fxmem.hardware.operators import OPERATORS, Operator, Platform, find_operator, short_name
 from fxmem.hardware.operators.products import uses_cublas
+from fxmem.hardware.operators.registry import register
 from fxmem.simulation.kernels.fake_kernels import ONE_DTYPE
 from tests import ROOT
 

@@ -10,29 +10,15 @@ is in `fxmem.simulation.kernels`.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from fxmem.hardware.operators.registry import (
-    OPERATORS,
-    Call,
-    ConvSettings,
-    NamedCall,
-    Operator,
-    Platform,
-    find_operator,
-    register,
-    short_name,
-)
-
-__all__ = [
-    "OPERATORS",
-    "Call",
-    "ConvSettings",
-    "NamedCall",
-    "Operator",
-    "Platform",
-    "find_operator",
-    "register",
-    "short_name",
-]
+from fxmem.hardware.operators.registry import OPERATORS as OPERATORS
+from fxmem.hardware.operators.registry import Call as Call
+from fxmem.hardware.operators.registry import ConvSettings as ConvSettings
+from fxmem.hardware.operators.registry import NamedCall as NamedCall
+from fxmem.hardware.operators.registry import Operator as Operator
+from fxmem.hardware.operators.registry import Platform as Platform
+from fxmem.hardware.operators.registry import find_operator as find_operator
+from fxmem.hardware.operators.registry import register
+from fxmem.hardware.operators.registry import short_name as short_name
 
 for _module in iter_modules(__path__):
     if _module.name != "registry":

@@ -30,13 +30,12 @@ from typing import Literal, NamedTuple
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.hidden_memory import HiddenEvent, alloc, free, output
+from fxmem.hardware.hidden_memory import Events, alloc, free, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, ScratchRule
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout
 from fxmem.records.profile import Target
 
 Shape = tuple[int, ...]
-Events = tuple[HiddenEvent, ...]
 _FLOAT = ITEM_BYTES["float32"]
 CUDNN_ATTENTION_VERSION = "9.19"
 """The cuDNN whose attention workspaces these are."""
@@ -61,12 +60,11 @@ def _flash(call: Call) -> Events:
         queries, heads = heads // kv_heads, kv_heads
     splits = _flash_splits(batch, heads, queries, keys, head_size, call.card) if dropout_p == 0 else 1
     rows = (splits, batch, heads, queries)
-    buffers = (
-        _floats([("logsumexp of the splits", rows), ("output of the splits", (*rows, _flash_head(head_size)))])
-        if splits > 1
-        else ()
-    )
-    return output("output"), output("logsumexp"), *buffers
+    results = output("output"), output("logsumexp")
+    if splits == 1:
+        return results
+    parts = [("logsumexp of the splits", rows), ("output of the splits", (*rows, _flash_head(head_size)))]
+    return *results, *_floats(parts)
 
 
 def _flash_backward(call: Call) -> Events:
@@ -83,11 +81,7 @@ def _flash_backward(call: Call) -> Events:
     rows, columns = _ceil(queries, 128), _flash_head(head_size)
     copies = -(-_multiprocessors(call.card) // (batch * heads)) if call.platform.deterministic else 1
     expanded = batch * keys * heads * head_size * item
-    grouped = (
-        (alloc("grad_key of every query head", expanded), alloc("grad_value of every query head", expanded))
-        if heads != kv_heads
-        else ()
-    )
+    grouped = (alloc(f"grad_{what} of every query head", expanded) for what in ("key", "value") if heads != kv_heads)
     read = {"dense grad_output": grad, "dense output": out}
     dense = (alloc(name, query.numel * item) for name, layout in read.items() if not _is_dense_by_rows(layout))
     floats = _floats([("softmax_d", (batch, heads, rows)), ("dq_accum", (copies, batch, rows, heads, columns))])
@@ -128,13 +122,9 @@ def _efficient_backward(call: Call) -> Events:
         scratch = _floats([("grad_output * output", product), ("delta, unordered", unordered)])
         delta = (*scratch, *delta, *free(*(event.name for event in scratch)))
     kernel = _backward_kernel(max(head_size, value_size), dtype, _probability(call, 9) > 0, call.card)
-    workspace = (
-        None
-        if kernel is None
-        else kernel.workspace_bytes(batch, heads, queries, keys, head_size, value_size, call.platform.deterministic)
-    )
-    named = () if workspace == 0 else (alloc("workspace", workspace),)
-    return *copy, *_grads(), *delta, *named
+    sizes = (batch, heads, queries, keys, head_size, value_size)
+    workspace = None if kernel is None else kernel.workspace_bytes(*sizes, call.platform.deterministic)
+    return *copy, *_grads(), *delta, *(() if workspace == 0 else (alloc("workspace", workspace),))
 
 
 def _cudnn(call: Call) -> Events:
@@ -170,9 +160,8 @@ def _cudnn_backward(call: Call) -> Events:
         "blackwell": _dropout_mask(query, key) if dropout_p > 0 else 0,
         "other": batch * heads * _ceil(queries, 8) * head_size * _FLOAT,
     }
-    grouped = (
-        sum(_ceil(batch * heads * keys * size * 2, 128) for size in (head_size, value[3])) if heads != key[1] else 0
-    )
+    expanded = (_ceil(batch * heads * keys * size * 2, 128) for size in (head_size, value[3]))
+    grouped = sum(expanded) if heads != key[1] else 0
     graph = batch * heads * queries * (head_size + 1) * _FLOAT
     is_dense = call.layout(0).stride[-1] == 1
     copy = () if is_dense else (alloc("dense grad_output", batch * heads * queries * value[3] * 2),)
@@ -203,7 +192,7 @@ def _dropout_mask(query: Shape, key: Shape) -> int:
     return query[0] * query[1] * _ceil(query[2], 128) * _ceil(key[2], 128) // 8
 
 
-def _cudnn_workspace(nbytes: int | None) -> tuple[HiddenEvent, ...]:
+def _cudnn_workspace(nbytes: int | None) -> Events:
     return () if nbytes == 0 else (alloc("cuDNN attention workspace", nbytes),)
 
 
@@ -226,23 +215,18 @@ class _BackwardKernel(NamedTuple):
         self, batch: int, heads: int, queries: int, keys: int, head_size: int, value_size: int, deterministic: bool
     ) -> int:
         """`Params::workspace_size()`."""
-        splits = 1 if deterministic else self._key_splits(batch, heads, keys)
-        staged = (
-            splits * self.columns * (_ceil(head_size, self.rows) + _ceil(value_size, self.rows)) if self.staged else 0
-        )
+        splits = -(-keys // self.columns)
+        # The grid's x is num_splits_key, which is still its initial 1 when the heuristic reads it.
+        if deterministic or (batch * heads >= 256 and keys <= 2 * self.columns):
+            splits = 1
+        if self.staged:
+            splits = min(splits, 200 // (batch * heads))
+        each = self.columns * (_ceil(head_size, self.rows) + _ceil(value_size, self.rows))
+        staged = max(splits, 1) * each if self.staged else 0
         # GradQTempStorage: a lock, a counter and padding, 16 bytes in all, before one block of floats.
         blocks = -(-queries // self.rows) * -(-head_size // self.columns)
         per_head = _ceil(staged + blocks * (4 + self.rows * self.columns), 4)
         return batch * heads * per_head * _FLOAT
-
-    def _key_splits(self, batch: int, heads: int, keys: int) -> int:
-        splits = -(-keys // self.columns)
-        # The grid's x is num_splits_key, which is still its initial 1 when the heuristic reads it.
-        if batch * heads >= 256 and keys <= 2 * self.columns:
-            splits = 1
-        if self.staged:
-            splits = min(splits, 200 // (batch * heads))
-        return max(splits, 1)
 
 
 def _kernels(dtype: str, dropout: bool) -> tuple[_BackwardKernel, ...]:
@@ -280,12 +264,8 @@ def _backward_kernel(head_size: int, dtype: str, dropout: bool, target: Target) 
     if not (8, 0) <= (target.capability or (0, 0)) <= (12, 0):
         return None
     available = device_properties(target).max_shared_memory_per_block_optin
-    fitting = (
-        kernel
-        for kernel in _kernels(dtype, dropout)
-        if head_size <= kernel.max_head and kernel.shared_bytes <= available
-    )
-    return next(fitting, None)
+    kernels = (kernel for kernel in _kernels(dtype, dropout) if head_size <= kernel.max_head)
+    return next((kernel for kernel in kernels if kernel.shared_bytes <= available), None)
 
 
 def _flash_splits(batch: int, heads: int, queries: int, keys: int, head_size: int, target: Target) -> int:
@@ -296,11 +276,8 @@ def _flash_splits(batch: int, heads: int, queries: int, keys: int, head_size: in
     work, slots = batch * heads * row_blocks, 2 * _multiprocessors(target)
     if work >= 0.8 * slots:
         return 1
-    candidates = [
-        n
-        for n in range(1, min(128, slots, key_blocks) + 1)
-        if n == 1 or -(-key_blocks // n) != -(-key_blocks // (n - 1))
-    ]
+    most = min(128, slots, key_blocks)
+    candidates = [n for n in range(1, most + 1) if n == 1 or -(-key_blocks // n) != -(-key_blocks // (n - 1))]
     efficiency = {n: (work * n / slots) / -(-work * n // slots) for n in candidates}
     best = max(efficiency.values(), default=0.0)
     return next((n for n in candidates if efficiency[n] >= 0.85 * best), 1)
@@ -317,11 +294,11 @@ def _multiprocessors(target: Target) -> int:
     return device_properties(target).multi_processor_count
 
 
-def _grads() -> tuple[HiddenEvent, ...]:
+def _grads() -> Events:
     return (output("grad_query"), output("grad_key"), output("grad_value"))
 
 
-def _floats(buffers: Iterable[tuple[str, Shape]]) -> tuple[HiddenEvent, ...]:
+def _floats(buffers: Iterable[tuple[str, Shape]]) -> Events:
     return tuple(alloc(name, prod(shape) * _FLOAT) for name, shape in buffers)
 
 

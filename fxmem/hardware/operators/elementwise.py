@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxmem.hardware.hidden_memory import HiddenEvent, alloc, free, output
+from fxmem.hardware.hidden_memory import Events, alloc, free, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, count_factors, dense_gradient
 from fxmem.hardware.tensor_layouts import HALF, ITEM_BYTES
-
-Events = tuple[HiddenEvent, ...]
 
 
 def _promote(call: Call) -> Events | None:

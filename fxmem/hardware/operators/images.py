@@ -6,19 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
-from fxmem.hardware.hidden_memory import HiddenEvent, HiddenMemory, alloc, output
-from fxmem.hardware.operators.registry import (
-    Call,
-    FlopRule,
-    Operator,
-    ScratchRule,
-    dense_gradient,
-    undetermined,
-)
+from fxmem.hardware.hidden_memory import Events, HiddenEvent, HiddenMemory, alloc, output
+from fxmem.hardware.operators.registry import Call, FlopRule, Operator, ScratchRule, dense_gradient, undetermined
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat
-
-Events = tuple[HiddenEvent, ...]
-
 
 # --- FLOPs ------------------------------------------------------------------------------------------------------------
 

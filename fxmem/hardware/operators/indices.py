@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from fxmem.hardware.hidden_memory import HiddenEvent, alloc, free, output
+from fxmem.hardware.hidden_memory import Events, alloc, free, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, count_factors, layouts_among, undetermined
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, broadcast_numel, is_tensor, read_layout
-
-Events = tuple[HiddenEvent, ...]
-
 
 # --- FLOPs ------------------------------------------------------------------------------------------------------------
 

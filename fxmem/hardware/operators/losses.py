@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from math import prod
 
-from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
+from fxmem.hardware.hidden_memory import Events, alloc, output
 from fxmem.hardware.operators.registry import Call, FlopRule, NamedCall, Operator
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout
 
@@ -37,17 +37,17 @@ def _nll(c: NamedCall) -> int:
     return (1 + weighted) * n + (0, n + 1, n)[c.reduction] + n * (weighted and c.reduction == _MEAN)
 
 
-def _elementwise_then_reduced(call: Call) -> tuple[HiddenEvent, ...] | None:
+def _elementwise_then_reduced(call: Call) -> Events | None:
     """`mse_loss_out`, `smooth_l1_loss_out`: the loss of each element beside a result that is as large."""
     return (output("loss"), *losses) if (losses := _losses(call)) else None
 
 
-def _huber(call: Call) -> tuple[HiddenEvent, ...] | None:
+def _huber(call: Call) -> Events | None:
     """`huber_loss`: the loss of each element, then its mean or sum."""
     return (*losses, output("loss")) if (losses := _losses(call)) else None
 
 
-def _losses(call: Call) -> tuple[HiddenEvent, ...]:
+def _losses(call: Call) -> Events:
     """The loss of each element of two arguments, if it is reduced."""
     if call.argument(2, _MEAN) == 0:
         return ()
@@ -57,7 +57,7 @@ def _losses(call: Call) -> tuple[HiddenEvent, ...]:
     return (alloc("loss of each element", prod(a if b == 1 else b for a, b in sizes) * item),)
 
 
-def _ctc_backward(call: Call) -> tuple[HiddenEvent, ...]:
+def _ctc_backward(call: Call) -> Events:
     """`ctc_loss_backward_gpu_template` (LossCTC.cu): log_beta, of log_alpha's size, lives beside the gradient."""
     log_alpha: TensorLayout = call.layouts()[-1]
     return alloc("log_beta", log_alpha.nbytes), output("grad")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import chain
 
-from fxmem.hardware.hidden_memory import HiddenEvent, alloc, free, output
+from fxmem.hardware.hidden_memory import Events, alloc, free, output
 from fxmem.hardware.operators.registry import Call, Operator, undetermined
 from fxmem.hardware.tensor_layouts import read_layout
 
 
-def _cat_on_cpu(call: Call) -> tuple[HiddenEvent, ...] | None:
+def _cat_on_cpu(call: Call) -> Events | None:
     """`cat_out_cpu` (TensorShape.cpp): slices in another dtype than the result's are cast."""
     made, given = call.made, [read_layout(each) for each in call.args[0]]
     slices = (
@@ -21,13 +21,13 @@ def _cat_on_cpu(call: Call) -> tuple[HiddenEvent, ...] | None:
     return (output("result"), *events) if events else None
 
 
-def cast_slice(number: int, nbytes: int) -> tuple[HiddenEvent, ...]:
+def cast_slice(number: int, nbytes: int) -> Events:
     """`cat` on the CPU of several dtypes: a slice, written in its own first."""
     name = f"slice {number} before it is cast"
     return alloc(name, nbytes), *free(name)
 
 
-def _roll(call: Call) -> tuple[HiddenEvent, ...] | None:
+def _roll(call: Call) -> Events | None:
     """`roll_common` (TensorTransformations.h): the tensor is rolled along one dimension after the other."""
     dims = call.argument(2, ())
     events = (alloc(f"rolled along {dim}", call.layout().nbytes) for dim in dims[:-1])

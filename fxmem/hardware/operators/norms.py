@@ -11,19 +11,9 @@ from collections.abc import Sequence
 from math import prod
 
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
-from fxmem.hardware.operators.registry import (
-    Call,
-    NamedCall,
-    Operator,
-    dense_gradient,
-    layouts_among,
-    results_only,
-)
+from fxmem.hardware.hidden_memory import Events, alloc, output
+from fxmem.hardware.operators.registry import Call, NamedCall, Operator, dense_gradient, layouts_among, results_only
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, TensorLike, read_layout
-
-Events = tuple[HiddenEvent, ...]
-
 
 # --- FLOPs: n elements, g groups that are normalised together ---------------------------------------------------------
 
@@ -37,12 +27,8 @@ def _normalize(n: int, g: int, weight: TensorLayout | None, bias: TensorLayout |
 def _normalize_backward(n: int, g: int, weight: TensorLayout | None, mask: Sequence[bool] = (True, True, True)) -> int:
     """x^ = (x - mean) rstd (2n); dx = rstd (w dy - mean(w dy) - x^ mean(w dy x^)) (7n + 2g, and n for w); dw = sum(dy
     x^) (2n); db = sum(dy) (n)."""
-    return (
-        2 * n * (mask[0] or mask[1])
-        + (7 * n + 2 * g + n * (weight is not None)) * mask[0]
-        + 2 * n * mask[1]
-        + n * mask[2]
-    )
+    of_input = (7 * n + 2 * g + n * (weight is not None)) * mask[0]
+    return 2 * n * (mask[0] or mask[1]) + of_input + 2 * n * mask[1] + n * mask[2]
 
 
 def _rms_norm(c: NamedCall) -> int:
@@ -91,24 +77,15 @@ def _log_softmax(c: NamedCall) -> int:
 # --- on a card --------------------------------------------------------------------------------------------------------
 
 
-def _layer_norm_backward_on_card(call: Call) -> Events:
+def _sums_by_row_block(call: Call) -> Events:
     """`LaunchGammaBetaBackwardCUDAKernel` (layer_norm_kernel.cu): partial sums by row block when there are many short
     rows.
 
-    Arguments: grad_out, input, mean, rstd, weight, bias. Constants checked in the 2.11 binary. The sums over the blocks
-    replace grad_weight and grad_bias, which were allocated before.
+    Arguments: grad_out, input, mean, rstd, weight, bias; of RMS norm without mean and bias. Constants checked in the
+    2.11 binary. The sums over the blocks replace grad_weight and grad_bias, which were allocated before.
     """
-    return _sums_by_row_block(call, 4, ("grad_weight", "grad_bias"))
-
-
-def _rms_norm_backward_on_card(call: Call) -> Events:
-    """As layer norm's, without the bias. Arguments: grad_out, input, rstd, weight."""
-    return _sums_by_row_block(call, 3, ("grad_weight",))
-
-
-def _sums_by_row_block(call: Call, position: int, names: Sequence[str]) -> Events:
-    """Of gradients of a weight that is the tensor argument at this position."""
-    layouts = call.layouts()
+    is_rms = call.name == "_fused_rms_norm_backward"
+    layouts, position, names = call.layouts(), 3 if is_rms else 4, ("grad_weight", "grad_bias")[: 1 if is_rms else 2]
     if len(layouts) <= position:
         return (output("grad_input"),)
     grads = (output("grad_input"), *(output(name) for name in names))
@@ -168,12 +145,8 @@ def _safe_softmax_on_card(call: Call) -> Events:
     """`_safe_softmax` (SoftMax.cpp) of the last dimension: which scores are -inf, one byte each, to find the rows that
     are nothing else, and the zero that goes there."""
     scores = call.layout()
-    buffers = {
-        "scores that are -inf": scores.numel,
-        "rows of -inf": prod(scores.shape[:-1]),
-        "zero": ITEM_BYTES[scores.dtype],
-    }
-    return output("result"), *(alloc(name, nbytes) for name, nbytes in buffers.items())
+    found = alloc("scores that are -inf", scores.numel), alloc("rows of -inf", prod(scores.shape[:-1]))
+    return output("result"), *found, alloc("zero", ITEM_BYTES[scores.dtype])
 
 
 # --- on the CPU -------------------------------------------------------------------------------------------------------
@@ -223,11 +196,11 @@ ROWS = {
         ),
         "native_layer_norm_backward": Operator(
             lambda c: _normalize_backward(c.read, c.mean.numel, c.weight, c.output_mask),
-            cuda=_layer_norm_backward_on_card,
+            cuda=_sums_by_row_block,
             copies=((1,), (0,)),
         ),
         "_fused_rms_norm": Operator(_rms_norm, copies=((0,), ())),
-        "_fused_rms_norm_backward": Operator(_rms_norm_backward, cuda=_rms_norm_backward_on_card, copies=((1,), (0,))),
+        "_fused_rms_norm_backward": Operator(_rms_norm_backward, cuda=_sums_by_row_block, copies=((1,), (0,))),
     },
     "group_norm.cpp, cuda/group_norm_kernel.cu, cpu/group_norm_kernel.cpp": {
         "native_group_norm": Operator(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
+from fxmem.hardware.hidden_memory import Events, alloc, output
 from fxmem.hardware.operators.registry import OPERATORS, Call, FlopRule, NamedCall, Operator, short_name
 from fxmem.hardware.releases import find_release
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, TensorLike, read_layout
@@ -44,11 +44,8 @@ def uses_cublaslt(op: str, args: Sequence[object], environ: Mapping[str, str]) -
         return False
     bias, first, second = (read_layout(cast(TensorLike, tensor)) for tensor in args[:3])
     fusable = bias.rank == 1 and bias.shape[0] == second.shape[1] and bias.is_contiguous()
-    return (
-        fusable
-        and min(*first.shape, *second.shape) > 1
-        and first.dtype in ("float16", "bfloat16", "float32", "float64")
-    )
+    known = first.dtype in ("float16", "bfloat16", "float32", "float64")
+    return fusable and known and min(*first.shape, *second.shape) > 1
 
 
 def matmul_copies(op: str, args: Sequence[object]) -> tuple[int, ...]:
@@ -80,18 +77,15 @@ def product_operands(short: str, args: Sequence[object]) -> list[TensorLayout]:
 
 def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Strides of size-1 dimensions say nothing."""
-    ordered = sorted(
-        ((step, size) for size, step in zip(shape, stride, strict=True) if size != 1), key=lambda pair: pair[0]
-    )
     expected = 1
-    for step, size in ordered:
+    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size != 1):
         if step != expected:
             return False
         expected *= size
     return True
 
 
-def _on_card(call: Call) -> tuple[HiddenEvent, ...] | None:
+def _on_card(call: Call) -> Events | None:
     """The copies, and cuBLAS's workspace where each product allocates its own."""
     platform = call.platform
     if platform.cublas is None or not uses_cublas(call.name, platform.torch_version):
@@ -104,14 +98,13 @@ def _on_card(call: Call) -> tuple[HiddenEvent, ...] | None:
     return output("result"), *copies, alloc("cuBLASLt workspace" if lt else "cuBLAS workspace", nbytes)
 
 
-def _on_cpu(call: Call) -> tuple[HiddenEvent, ...] | None:
+def _on_cpu(call: Call) -> Events | None:
     """`addmm_impl_cpu_`, `bmm_out_or_baddbmm_` (LinearAlgebra.cpp): matrices that BLAS cannot read are copied.
 
     MKL reads batches; where it cannot, each item is a product of its own. oneDNN, which computes half precision
     (`checksize` in mkldnn/Matmul.cpp), may copy both to a layout of its own, as the machine wants it.
     """
-    operands = product_operands(call.name, call.args)
-    first, second = operands
+    first, second = operands = product_operands(call.name, call.args)
     size = first.shape[-2] * first.shape[-1] * second.shape[-1] if first.rank > 1 < second.rank else 0
     if ITEM_BYTES[first.dtype] < 4:
         small = size <= _SMALL_HALF_PRODUCT
@@ -138,18 +131,19 @@ def _grouped_flops(c: NamedCall) -> int:
     return 2 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
+_CUTLASS = Operator(_grouped_flops, kind="matrix product", counts_macs=True, is_product=True)
+
+
+_CUTLASS = Operator(_grouped_flops, kind="matrix product", counts_macs=True, is_product=True)
+
+
+_CUTLASS = Operator(_grouped_flops, kind="matrix product", counts_macs=True, is_product=True)
+
+
 def _gemm(flops: FlopRule | None, *one_dtype: int, multiplies_matrices: bool = True) -> Operator:
     """A product that cuBLAS computes; torch's own formula goes before this one, which is for what it refuses."""
-    return Operator(
-        flops,
-        kind="matrix product",
-        counts_macs=True,
-        is_product=True,
-        uses_cublas=True,
-        one_dtype=one_dtype,
-        cuda=_on_card,
-        cpu=_on_cpu if multiplies_matrices else None,
-    )
+    cpu = _on_cpu if multiplies_matrices else None
+    return replace(_CUTLASS, flops=flops, uses_cublas=True, one_dtype=one_dtype, cuda=_on_card, cpu=cpu)
 
 
 def _integers_or_composite(*, is_product: bool = False) -> Operator:
@@ -158,7 +152,6 @@ def _integers_or_composite(*, is_product: bool = False) -> Operator:
 
 
 _NUMBER = Operator(lambda c: 2 * c.read, kind="matrix product", counts_macs=True, uses_cublas=True, cuda=_on_card)
-_CUTLASS = Operator(_grouped_flops, kind="matrix product", counts_macs=True, is_product=True)
 
 ROWS = {
     "LinearAlgebra.cpp, cuda/Blas.cpp, cuda/cuBlasCommonArgs.h": {

@@ -9,7 +9,7 @@ from typing import Any, cast
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import HiddenEvent, RnnSignature, alloc, free, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, layouts_among
-from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, read_layout
+from fxmem.hardware.tensor_layouts import TensorLayout, read_layout
 from fxmem.records.profile import Target
 
 _STANDARD, _PERSISTENT, _PERSISTENT_SMALL = 0, 1, 3
@@ -34,39 +34,27 @@ def _memory(call: Call) -> list[HiddenEvent]:
     layout = read_layout(source)
     steps, batch = layout.shape[1::-1] if batch_first else layout.shape[:2]
     signature = RnnSignature(
-        algorithm=0,
-        mode=mode,
-        dtype=cast(Any, layout.dtype),
-        input_size=layout.shape[-1],
-        hidden_size=hidden,
-        proj_size=proj,
-        num_layers=layers,
-        bidirectional=bidirectional,
-        steps=steps,
-        batch=batch,
-        dropout=dropout if training else 0.0,
-        training=training,
+        algorithm=0, mode=mode, dtype=cast(Any, layout.dtype), input_size=layout.shape[-1], hidden_size=hidden,
+        proj_size=proj, num_layers=layers, bidirectional=bidirectional, steps=steps, batch=batch,
+        dropout=dropout if training else 0.0, training=training,
         allow_tf32=call.platform.settings.allow_tf32_in_rnn,
-    )
+    )  # fmt: skip
     signature = signature.model_copy(update={"algorithm": _rnn_algorithm(signature, call.card, backward=backward)})
     workspace = alloc("cuDNN RNN workspace", None, signature)
     states = [output("input or its gradient"), *(output("state") for state in (hx, cx) if state is not None)]
     if not backward:
-        buffer = [output("weights")] if flat is None else []
-        events = [*states, *buffer, workspace, output("reserve")]
-        return events
+        return [*states, *([output("weights")] if flat is None else []), workspace, output("reserve")]
     # Each of backward's two parts copies an input that is not dense as (steps, batch, features).
     features = layout.shape[-1]
     wanted = (features, batch * features) if batch_first else (batch * features, features)
     is_dense = all(n == 1 or a == b for n, a, b in zip(layout.shape, layout.stride, wanted, strict=False))
-    copy = [] if is_dense else [alloc("dense input", prod(layout.shape) * ITEM_BYTES[layout.dtype])]
+    copy = [] if is_dense else [alloc("dense input", layout.nbytes)]
     events = [*copy, *states, workspace, *free(workspace.name, *(event.name for event in copy))]
     if args[-1][3]:
         # Without biases the gradients are copies out of one buffer, in which cuDNN has room for biases.
-        shape = read_layout(flat)
         copied = per_layer in (2, 3)
-        buffer = [alloc("gradients of the weights", prod(shape.shape) * ITEM_BYTES[shape.dtype])] if copied else []
-        events += [*copy, *buffer, *([] if copied else [output("gradients")]), workspace, *free(workspace.name)]
+        buffer = alloc("gradients of the weights", read_layout(flat).nbytes) if copied else output("gradients")
+        events += [*copy, buffer, workspace, *free(workspace.name)]
         events += [output("gradient") for _ in weights] if copied else []
     return events
 

@@ -16,8 +16,8 @@ from math import inf, prod
 from typing import NamedTuple
 
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.hidden_memory import HiddenEvent, alloc, output
-from fxmem.hardware.operators.registry import Call, NamedCall, Operator
+from fxmem.hardware.hidden_memory import Events, HiddenEvent, alloc, output
+from fxmem.hardware.operators.registry import Call, NamedCall, Operator, ScratchRule
 from fxmem.hardware.tensor_layouts import HALF, ITEM_BYTES, TensorLayout, broadcast_numel, read_layout
 from fxmem.records.profile import Target
 
@@ -32,9 +32,7 @@ class _Dim(NamedTuple):
     reduced: bool
 
 
-def reduction_events(
-    source: TensorLayout, dims: Sequence[int], accumulated: int, target: Target
-) -> tuple[HiddenEvent, ...]:
+def reduction_events(source: TensorLayout, dims: Sequence[int], accumulated: int, target: Target) -> Events:
     """The buffers of one reduction of a tensor over some dimensions.
 
     Args:
@@ -139,28 +137,28 @@ def _converted_input(call: Call) -> TensorLayout:
     return source if source.dtype == made.dtype or in_kernel else replace(source, dtype=made.dtype)
 
 
-def _sum(call: Call, *rest: HiddenEvent) -> tuple[HiddenEvent, ...] | None:
+def _sum(call: Call, *rest: HiddenEvent) -> Events | None:
     """`make_reduction` (ReduceOpsUtils.h), `cumsum` (ReduceOps.cpp): the input is read in the dtype of the result."""
     source, given = _converted_input(call), call.layout()
     copy = () if source == given or not given.rank else (alloc(f"input in {source.dtype}", source.nbytes),)
     return (output("result"), *copy, *rest) if copy or rest else None
 
 
-def _sum_on_card(call: Call) -> tuple[HiddenEvent, ...] | None:
+def _sum_on_card(call: Call) -> Events | None:
     return _sum(call, *_shared(call, _converted_input(call)))
 
 
-def _extreme_on_card(call: Call) -> tuple[HiddenEvent, ...] | None:
-    events = _shared(call, call.layout(), smallest=1)
-    return (output("result"), *events) if events else None
+def _in_parts(*, position: int = 1, smallest: int = 4) -> ScratchRule:
+    """The result, and what the blocks share; arguments as for `_shared`."""
+
+    def rule(call: Call) -> Events | None:
+        events = _shared(call, call.layout(), position, smallest)
+        return (output("result"), *events) if events else None
+
+    return rule
 
 
-def _norm_on_card(call: Call) -> tuple[HiddenEvent, ...] | None:
-    events = _shared(call, call.layout(), position=2)
-    return (output("result"), *events) if events else None
-
-
-def _shared(call: Call, source: TensorLayout, position: int = 1, smallest: int = 4) -> tuple[HiddenEvent, ...]:
+def _shared(call: Call, source: TensorLayout, position: int = 1, smallest: int = 4) -> Events:
     """What the blocks share.
 
     The dimensions stand at a position; the number that is kept for a result has at least so many bytes.
@@ -171,7 +169,7 @@ def _shared(call: Call, source: TensorLayout, position: int = 1, smallest: int =
     return reduction_events(source, dims, item, call.card)
 
 
-def _mean_on_cpu(call: Call) -> tuple[HiddenEvent, ...] | None:
+def _mean_on_cpu(call: Call) -> Events | None:
     """`mean_out` (ReduceOps.cpp): half precision is summed in a float32 copy, to a float32 sum."""
     made = call.made
     if ITEM_BYTES[made.dtype] > 2:
@@ -180,7 +178,7 @@ def _mean_on_cpu(call: Call) -> tuple[HiddenEvent, ...] | None:
     return output("result"), alloc("mean in float32", 4 * made.numel), alloc("input in float32", source)
 
 
-def _foreach_norm(call: Call) -> tuple[HiddenEvent, ...]:
+def _foreach_norm(call: Call) -> Events:
     """`foreach_tensor_norm_cuda` (ForeachReduceOp.cu): for each tensor, as many partial norms as the largest has chunks
     of 65,536 elements."""
     layouts = [read_layout(each) for each in call.args[0]]
@@ -208,7 +206,7 @@ ROWS = {
         "sum": Operator((1, 0), complex=2, cuda=_sum_on_card, cpu=_sum),
         "nansum prod": Operator((1, 0), cuda=_sum_on_card, cpu=_sum),
         "mean": Operator((1, 1), cuda=_sum_on_card, cpu=_mean_on_cpu),
-        "amax amin": Operator((1, 0), cuda=_extreme_on_card),
+        "amax amin": Operator((1, 0), cuda=_in_parts(smallest=1)),
         "max min": Operator((1, 0)),
         "aminmax": Operator((2, 0)),
         "std std_mean": Operator((4, 3)),
@@ -222,7 +220,7 @@ ROWS = {
         "trace": Operator(lambda c: min(c.self.shape)),
     },
     "LinearAlgebra.cpp, cuda/ReduceNormKernel.cu": {
-        "linalg_vector_norm": Operator(lambda c: _norm_flops(c.read, c.made, c.ord), cuda=_norm_on_card),
+        "linalg_vector_norm": Operator(lambda c: _norm_flops(c.read, c.made, c.ord), cuda=_in_parts(position=2)),
         "norm": Operator(lambda c: _norm_flops(c.read, c.made, c.p if hasattr(c, "p") else c.ord)),
     },
     "cuda/ForeachReduceOp.cu": {"_foreach_norm": Operator(cuda=_foreach_norm)},

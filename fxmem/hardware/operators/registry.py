@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from fxmem.hardware.cublas import CublasWorkspaces
-from fxmem.hardware.hidden_memory import HiddenEvent, HiddenMemory, alloc, output
+from fxmem.hardware.hidden_memory import Events, HiddenEvent, HiddenMemory, alloc, output
 from fxmem.hardware.tensor_layouts import MemoryFormat, TensorLayout, is_tensor, read_layout
 from fxmem.records.profile import Record, Target
 
@@ -238,12 +238,12 @@ def short_name(name: str) -> str:
     return name.removeprefix("aten.").removeprefix("aten::").partition(".")[0]
 
 
-def results_only(call: Call) -> tuple[HiddenEvent, ...]:
+def results_only(call: Call) -> Events:
     """The kernel was looked at and allocates its results."""
     return (output("result"),)
 
 
-def dense_gradient(call: Call) -> tuple[HiddenEvent, ...] | None:
+def dense_gradient(call: Call) -> Events | None:
     """Kernels of the CPU that read a dense gradient copy one that is not.
 
     Such is a sum's: one number seen from everywhere.
@@ -254,12 +254,12 @@ def dense_gradient(call: Call) -> tuple[HiddenEvent, ...] | None:
     return output("result"), alloc("dense gradient", gradient.nbytes)
 
 
-def undetermined(call: Call) -> tuple[HiddenEvent, ...]:
+def undetermined(call: Call) -> Events:
     """A buffer of unknown size: a library or the data decide it."""
     return (alloc("temporaries", None),)
 
 
-def _contiguous_copies(call: Call, positions: Sequence[int]) -> tuple[HiddenEvent, ...]:
+def _contiguous_copies(call: Call, positions: Sequence[int]) -> Events:
     layouts = ((position, call.layout(position)) for position in positions)
     return tuple(
         alloc(f"contiguous argument {position}", layout.nbytes)

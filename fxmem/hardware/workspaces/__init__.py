@@ -11,39 +11,20 @@ workspaces open, because cuDNN is asked for a whole model at once:
 Nothing here imports torch, and cuDNN is loaded in a child process only.
 """
 
-from fxmem.hardware.cublas import CUBLAS_VARIABLES
-from fxmem.hardware.hidden_memory import ConvSignature, HeldBuffer, HiddenEvent, HiddenMemory, Signature
-from fxmem.hardware.operators import ConvSettings
-from fxmem.hardware.workspaces.collector import Collector, CpuCollector, Seen
-from fxmem.hardware.workspaces.copy_in import copy_in_memory
-from fxmem.hardware.workspaces.cudnn_cache import cache_directory
-from fxmem.hardware.workspaces.cudnn_client import (
-    CudnnLibrary,
-    Workspace,
-    conv_workspaces,
-    find_cudnn,
-    read_cudnn_folder,
-)
-from fxmem.hardware.workspaces.insertion import TimedOp, insert_workspaces
-
-__all__ = [
-    "CUBLAS_VARIABLES",
-    "Collector",
-    "ConvSettings",
-    "ConvSignature",
-    "CpuCollector",
-    "CudnnLibrary",
-    "HeldBuffer",
-    "HiddenEvent",
-    "HiddenMemory",
-    "Seen",
-    "Signature",
-    "TimedOp",
-    "Workspace",
-    "cache_directory",
-    "conv_workspaces",
-    "copy_in_memory",
-    "find_cudnn",
-    "insert_workspaces",
-    "read_cudnn_folder",
-]
+from fxmem.hardware.cublas import CUBLAS_VARIABLES as CUBLAS_VARIABLES
+from fxmem.hardware.hidden_memory import ConvSignature as ConvSignature
+from fxmem.hardware.hidden_memory import HeldBuffer as HeldBuffer
+from fxmem.hardware.hidden_memory import HiddenMemory as HiddenMemory
+from fxmem.hardware.hidden_memory import Signature as Signature
+from fxmem.hardware.operators import ConvSettings as ConvSettings
+from fxmem.hardware.workspaces.collector import Collector as Collector
+from fxmem.hardware.workspaces.collector import CpuCollector as CpuCollector
+from fxmem.hardware.workspaces.collector import Seen as Seen
+from fxmem.hardware.workspaces.copy_in import copy_in_memory as copy_in_memory
+from fxmem.hardware.workspaces.cudnn_cache import cache_directory as cache_directory
+from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary as CudnnLibrary
+from fxmem.hardware.workspaces.cudnn_client import conv_workspaces as conv_workspaces
+from fxmem.hardware.workspaces.cudnn_client import find_cudnn as find_cudnn
+from fxmem.hardware.workspaces.cudnn_client import read_cudnn_folder as read_cudnn_folder
+from fxmem.hardware.workspaces.insertion import TimedOp as TimedOp
+from fxmem.hardware.workspaces.insertion import insert_workspaces as insert_workspaces

@@ -120,8 +120,9 @@ class Collector(CpuCollector):
     ) -> None:
         self._target = target
         self._torch_version = torch_version
-        self._environ = _with_cublas_config(environ) if deterministic else environ
-        self._given_environ = environ
+        self._lacks_config = deterministic and environ.get("CUBLAS_WORKSPACE_CONFIG") not in _DETERMINISTIC_CUBLAS
+        taken = {"CUBLAS_WORKSPACE_CONFIG": _DETERMINISTIC_CUBLAS[0]}
+        self._environ = {**environ, **taken} if self._lacks_config else environ
         self._settings = settings
         self._cudnn = cudnn
         self._cublas = cublas_workspaces(target, torch_version, self._environ)
@@ -171,58 +172,49 @@ class Collector(CpuCollector):
         sizes = self._cublas
         if not sizes.is_kept:
             return {}
-        found = {
-            f"{what}, {_handle_name(stream, is_autograd=thread)}": HeldBuffer(
-                nbytes, ops[0], stream, tuple(ops) if stream == GRAPH_POOL else ()
-            )
-            for what, nbytes, handles in (
-                ("cuBLAS workspace", sizes.handle_bytes, self._multiplying),
-                ("cuBLASLt workspace", sizes.lt_bytes, self._multiplying_lt),
-            )
-            for (stream, thread), ops in sorted(handles.items())
-        }
-        return {name: buffer for name, buffer in found.items() if buffer.nbytes}
+        found = {}
+        cublas = "cuBLAS workspace", sizes.handle_bytes, self._multiplying
+        for what, nbytes, handles in (cublas, ("cuBLASLt workspace", sizes.lt_bytes, self._multiplying_lt)):
+            for (stream, thread), ops in sorted(handles.items()) if nbytes else ():
+                needed_by = tuple(ops) if stream == GRAPH_POOL else ()
+                name = f"{what}, {_handle_name(stream, is_autograd=thread)}"
+                found[name] = HeldBuffer(nbytes, ops[0], stream, needed_by)
+        return found
 
     def assumptions(self) -> Iterator[Assumption]:
         """Where the numbers came from."""
-        estimates = {note: count for note, count in self._notes.items() if note.startswith("estimate")}
+        yield from (Assumption(topic="workspace", text=text) for text in self._grounds())
+
+    def _grounds(self) -> Iterator[str]:
+        tf32 = f"TF32 {'allowed' if self._settings.allow_tf32 else 'not allowed'} for float32"
+        switches = f"{tf32}, deterministic plans only" if self._settings.deterministic else tf32
         for library in sorted(note for note in self._notes if note.startswith("cudnn")):
-            plan = f"of the plan torch {self._torch_version} takes without benchmarking, {self._switches()}"
+            plan = f"of the plan torch {self._torch_version} takes without benchmarking, {switches}"
             named = f"convolution workspaces are those {library.replace('cudnn', 'cuDNN').strip()} itself names for"
-            yield Assumption(topic="workspace", text=f"{named} {self._target.name}, {plan}")
+            yield f"{named} {self._target.name}, {plan}"
             if self._target.capability == ASKED:
-                yield Assumption(topic="workspace", text=HOW)
-        for note, count in estimates.items():
-            why = note.removeprefix("estimate").lstrip(": ") or "no reason given"
-            text = f"{count} convolution workspaces are estimated ({why})"
-            yield Assumption(topic="workspace", text=text)
+                yield HOW
+        for note, count in self._notes.items():
+            if note.startswith("estimate"):
+                why = note.removeprefix("estimate").lstrip(": ") or "no reason given"
+                yield f"{count} convolution workspaces are estimated ({why})"
         for library in sorted(self._rnn_sources):
-            text = f"workspaces of recurrent layers are what {library.replace('cudnn', 'cuDNN')} answers with no driver"
-            yield Assumption(topic="workspace", text=text)
+            yield f"workspaces of recurrent layers are what {library.replace('cudnn', 'cuDNN')} answers with no driver"
         if any("cudnn_attention" in name for name, _ in self._memory.values()):
-            yield Assumption(
-                topic="workspace",
-                text=f"workspaces of cuDNN's attention are those of cuDNN {CUDNN_ATTENTION_VERSION}",
-            )
+            yield f"workspaces of cuDNN's attention are those of cuDNN {CUDNN_ATTENTION_VERSION}"
         if self._multiplying:
             held = self._cublas
-            text = (
+            yield (
                 f"cuBLAS holds a workspace per thread that multiplies, of the size torch {held.torch_version} gives it"
                 if held.is_kept
                 else f"each product allocates cuBLAS's workspace and frees it, as torch {held.torch_version} does"
             )
-            yield Assumption(topic="workspace", text=text)
-            yield from (Assumption(topic="workspace", text=note) for note in held.notes)
-            if self._environ is not self._given_environ:
-                refused = (
-                    "torch refuses matrix products with deterministic algorithms unless "
-                    "CUBLAS_WORKSPACE_CONFIG is :4096:8 or :16:8"
+            yield from held.notes
+            if self._lacks_config:
+                yield (
+                    "torch refuses matrix products with deterministic algorithms unless CUBLAS_WORKSPACE_CONFIG is "
+                    ":4096:8 or :16:8; it is neither here, and :4096:8 is taken"
                 )
-                yield Assumption(topic="workspace", text=f"{refused}; it is neither here, and :4096:8 is taken")
-
-    def _switches(self) -> str:
-        tf32 = f"TF32 {'allowed' if self._settings.allow_tf32 else 'not allowed'} for float32"
-        return f"{tf32}, deterministic plans only" if self._settings.deterministic else tf32
 
     def unknowns(self) -> Iterator[Unknown]:
         """Buffers whose size is not known."""
@@ -238,12 +230,6 @@ class Collector(CpuCollector):
 
 _DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
 """`cublas_deterministic_configs` in aten/src/ATen/Context.h."""
-
-
-def _with_cublas_config(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment in which deterministic matrix products run."""
-    suits = environ.get("CUBLAS_WORKSPACE_CONFIG") in _DETERMINISTIC_CUBLAS
-    return environ if suits else {**environ, "CUBLAS_WORKSPACE_CONFIG": _DETERMINISTIC_CUBLAS[0]}
 
 
 def _freeze(value: Any) -> Any:

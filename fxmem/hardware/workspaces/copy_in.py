@@ -39,32 +39,23 @@ def copy_in_memory(name: str, args: Sequence[Any], out: Any, *, on_card: bool) -
 
 
 def _join(gradients: Sequence[TensorLayout], out: TensorLayout, chunks: int, *, on_card: bool) -> Iterator[HiddenEvent]:
-    """Gradients of several dtypes are cast first, unless a card's kernel casts as it copies."""
-    if len({each.dtype for each in gradients}) < 2:
-        yield from _join_alike(gradients, out, chunks, on_card=on_card)
-    elif on_card and all(_casts_as_it_copies(each, out) for each in gradients):
-        yield _places(gradients, out, chunks, numbers=6)
-    else:
+    """`_chunk_cat`: gradients are cast and padded first, unless a card's kernel does that as it copies."""
+    is_mixed = len({each.dtype for each in gradients}) > 1
+    padded = [prod(_pad(each, chunks)) * ITEM_BYTES[each.dtype] for each in gradients]
+    if on_card and all(_casts_as_it_copies(each, out) for each in gradients):
+        yield _places(gradients, out, chunks, more=0 if is_mixed else 2)
+    elif is_mixed:
         cast = [replace(each, dtype=out.dtype) for each in gradients]
         for number, (given, made) in enumerate(zip(gradients, cast, strict=True), 1):
             if given.dtype != made.dtype:
                 yield alloc(f"gradient {number} in {made.dtype}", made.nbytes)
-        yield from _join_alike(cast, out, chunks, on_card=on_card)
-
-
-def _join_alike(
-    gradients: Sequence[TensorLayout], out: TensorLayout, chunks: int, *, on_card: bool
-) -> Iterator[HiddenEvent]:
-    """`_chunk_cat`: gradients are padded unless a card's kernel pads as it copies."""
-    if on_card and all(_casts_as_it_copies(each, out) for each in gradients):
-        yield _places(gradients, out, chunks, numbers=6, more=2)
-        return
-    padded = [prod(_pad(each, chunks)) * ITEM_BYTES[each.dtype] for each in gradients]
-    for number, (given, nbytes) in enumerate(zip(gradients, padded, strict=True), 1):
-        if given.nbytes != nbytes:
-            yield alloc(f"padded gradient {number}", nbytes)
-    if not on_card and gradients[0].dtype != out.dtype:
-        yield from chain.from_iterable(map(cast_slice, range(1, len(padded) + 1), padded))
+        yield from _join(cast, out, chunks, on_card=on_card)
+    else:
+        for number, (given, nbytes) in enumerate(zip(gradients, padded, strict=True), 1):
+            if given.nbytes != nbytes:
+                yield alloc(f"padded gradient {number}", nbytes)
+        if not on_card and gradients[0].dtype != out.dtype:
+            yield from chain.from_iterable(map(cast_slice, range(1, len(padded) + 1), padded))
 
 
 def _casts_as_it_copies(gradient: TensorLayout, out: TensorLayout) -> bool:
@@ -72,14 +63,12 @@ def _casts_as_it_copies(gradient: TensorLayout, out: TensorLayout) -> bool:
     return gradient.is_contiguous() and (gradient.dtype == out.dtype or casts)
 
 
-def _places(
-    gradients: Sequence[TensorLayout], out: TensorLayout, chunks: int, *, numbers: int, more: int = 0
-) -> HiddenEvent:
-    """Where a card's kernel reads and writes: numbers by block of threads and by gradient."""
+def _places(gradients: Sequence[TensorLayout], out: TensorLayout, chunks: int, *, more: int) -> HiddenEvent:
+    """Where a card's kernel reads and writes: numbers by block of threads, six by gradient, and a few more."""
     item = ITEM_BYTES[out.dtype]
     sizes = (prod(_pad(each, chunks)) // chunks * item for each in gradients)
     blocks = sum(-(-size // _BYTES_PER_BLOCK) for size in sizes)
-    return alloc("places of the chunks", 8 * (numbers * len(gradients) + more + blocks))
+    return alloc("places of the chunks", 8 * (6 * len(gradients) + more + blocks))
 
 
 def _pad(gradient: TensorLayout, chunks: int) -> tuple[int, ...]:

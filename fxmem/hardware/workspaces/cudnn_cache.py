@@ -60,15 +60,10 @@ def store(directory: Path | None, name: str, entries: Mapping[str, int | None]) 
     with contextlib.suppress(OSError, UsageError):
         directory.mkdir(parents=True, exist_ok=True)
         write_kept(_path(directory, name), json.dumps(dict(list(merged.items())[-_MAX_ENTRIES:])))
-        _drop_oldest(directory)
+        files = [path for path in directory.iterdir() if path.name.startswith(_PREFIX) and path.suffix == ".json"]
+        for path in sorted(files, key=lambda path: path.lstat().st_mtime, reverse=True)[_MAX_FILES:]:
+            path.unlink(missing_ok=True)
 
 
 def _path(directory: Path, name: str) -> Path:
     return directory / f"{_PREFIX}{_FORMAT}-{name}.json"
-
-
-def _drop_oldest(directory: Path) -> None:
-    files = [path for path in directory.iterdir() if path.name.startswith(_PREFIX) and path.suffix == ".json"]
-    by_age = sorted(files, key=lambda path: path.lstat().st_mtime, reverse=True)
-    for path in by_age[_MAX_FILES:]:
-        path.unlink(missing_ok=True)

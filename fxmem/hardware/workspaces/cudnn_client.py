@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from importlib import metadata
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,32 +108,32 @@ def conv_workspaces(
         return {}
     try:
         library = library or find_cudnn()
-    except LookupError as reason:
-        return {signature: estimate(signature, target, str(reason)) for signature in wanted}
-    try:
         asked_about, note = _answered_capability(target, library)
-    except UsageError as reason:
+    except (LookupError, UsageError) as reason:
         return {signature: estimate(signature, target, str(reason)) for signature in wanted}
     device = {**device_properties(target).as_dict(), "deviceVer": 100 * asked_about[0] + 10 * asked_about[1]}
     heuristic = heuristic or ("b" if os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1" else "instant")
-    blocked = {
-        signature: _blocked_engines(signature, torch_version, library.number, target.capability) for signature in wanted
-    }
     directory = cache_directory() if library.version else None
-    name = _cache_name(library, asked_about, device, heuristic, torch_version)
+    limits = {key: value for key, value in device.items() if key != "deviceName"}
+    settings = json.dumps([limits, heuristic, find_release(torch_version)[1], library.cuda_major], sort_keys=True)
+    digest = sha256(settings.encode()).hexdigest()[:16]
+    name = f"{library.version}-sm{asked_about[0]}{asked_about[1]}-{digest}"
     cached = load(directory, name)
+    source = f"cudnn {library.version}"
+    known = ((each, cached[each.key]) for each in wanted if each.key in cached)
     answers = {
-        signature: _cached(cached[signature.key], library.version) for signature in wanted if signature.key in cached
+        signature: Workspace(
+            nbytes=nbytes, source=source, note="" if nbytes is not None else "cuDNN has no plan for it"
+        )
+        for signature, nbytes in known
     }
-    asked, error = _ask(
-        [s for s in wanted if s not in answers],
-        library,
-        device,
-        heuristic,
-        blocked,
-        timeout,
-        child or (sys.executable, "-m", "fxmem.hardware.cudnn_worker"),
-    )
+    requests = {
+        each: _request(each, _blocked_engines(each, torch_version, library.number, target.capability))
+        for each in wanted
+        if each not in answers
+    }
+    header = {"libraries": library.libraries, "device": device, "heuristic": heuristic}
+    asked, error = _ask(requests, header, timeout, child or (sys.executable, "-m", "fxmem.hardware.cudnn_worker"))
     store(directory, name, {signature.key: workspace.nbytes for signature, workspace in asked.items()})
     answers |= asked
     if note:
@@ -155,17 +156,11 @@ def find_cudnn(environ: Mapping[str, str] | None = None) -> CudnnLibrary:
             continue
         root = Path(str(wheel.locate_file("nvidia")))
         if (root / "cudnn" / "lib" / _LIBRARY).exists():
-            return _library(
-                root / "cudnn" / "lib", ".".join(wheel.version.split(".")[:3]), major, _wheel_folders(root, major)
-            )
+            return _library_of_wheel(root / "cudnn" / "lib", root, wheel.version, major)
     folders = [Path(folder) for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     machine = os.uname().machine if hasattr(os, "uname") else ""
-    folders += [
-        Path(sys.prefix) / "lib",
-        Path("/usr/local/cuda/lib64"),
-        Path(f"/usr/lib/{machine}-linux-gnu"),
-        Path("/usr/lib64"),
-    ]
+    known = ("/usr/local/cuda/lib64", f"/usr/lib/{machine}-linux-gnu", "/usr/lib64")
+    folders += [Path(sys.prefix) / "lib", *map(Path, known)]
     for folder in folders:
         if (folder / _LIBRARY).exists():
             return _library(folder, _version_of_file(folder), None, folders)
@@ -192,8 +187,7 @@ def read_cudnn_folder(folder: Path) -> CudnnLibrary:
         if wheel is None:
             return _library(lib, _version_of_file(lib), None, [lib])
         name, version = wheel.name.removesuffix(".dist-info").split("-")
-        major = int(name.removeprefix("nvidia_cudnn_cu"))
-        return _library(lib, ".".join(version.split(".")[:3]), major, _wheel_folders(root, major))
+        return _library_of_wheel(lib, root, version, int(name.removeprefix("nvidia_cudnn_cu")))
     except LookupError as error:
         raise UsageError(str(error)) from None
 
@@ -223,34 +217,30 @@ def estimate(signature: Signature, target: Target, reason: str) -> Workspace:
     }
     contiguous = signature.x_stride == dense_strides(signature.x)
     copied = tensor_cores.get(signature.dtype, False) and contiguous
-    elements = sum(_numel(shape) for shape in (signature.x, signature.w, signature.y))
+    elements = sum(prod(shape) for shape in (signature.x, signature.w, signature.y))
     return Workspace(nbytes=elements * ITEM_BYTES[signature.dtype] if copied else 0, source="estimate", note=reason)
 
 
 def _ask(
-    signatures: Sequence[Signature],
-    library: CudnnLibrary,
-    device: dict[str, Any],
-    heuristic: str,
-    blocked: Mapping[Signature, tuple[int, ...]],
-    timeout: float,
-    command: Sequence[str],
+    requests: Mapping[Signature, dict[str, Any]], header: Mapping[str, Any], timeout: float, command: Sequence[str]
 ) -> tuple[dict[Signature, Workspace], str | None]:
-    """Answers, and why there are fewer than signatures. A child that dies over one signature is started again behind
+    """Answers, and why there are fewer than requests. A child that dies over one signature is started again behind
     it."""
     answers: dict[Signature, Workspace] = {}
     error: str | None = None
-    left = list(signatures)
+    left = list(requests)
+    major, minor = driverless.ASKED
+    is_asked = header["device"]["deviceVer"] == 100 * major + 10 * minor
     while left:
-        header = {"libraries": library.libraries, "device": device, "heuristic": heuristic}
-        lines, ending = _run(
-            command, [header, *(_request(signature, blocked[signature]) for signature in left)], timeout
-        )
+        lines, ending = _run(command, [header, *(requests[signature] for signature in left)], timeout)
         if not lines or "cudnn" not in lines[0]:
             return answers, str(lines[0].get("error")) if lines else ending
-        source = f"cudnn {_version_text(lines[0]['cudnn'])}"
+        version: int = lines[0]["cudnn"]
+        source = f"cudnn {version // 10000}.{version // 100 % 100}.{version % 100}"
         for signature, line in zip(left, lines[1:], strict=False):
-            nbytes = _as_on_the_card(signature, line, device)
+            nbytes: int | None = line["workspace"]
+            if nbytes is not None and is_asked and not isinstance(signature, RnnSignature):
+                nbytes = driverless.correct_workspace(signature, nbytes, dict(line["knobs"]))
             answers[signature] = Workspace(nbytes=nbytes, source=source, note=line["error"] or "")
         if len(lines) > len(left):
             break
@@ -259,14 +249,6 @@ def _ask(
             break
         left = left[len(lines) :]
     return answers, error
-
-
-def _as_on_the_card(signature: Signature, line: Mapping[str, Any], device: Mapping[str, Any]) -> int | None:
-    nbytes: int | None = line["workspace"]
-    major, minor = driverless.ASKED
-    if nbytes is None or isinstance(signature, RnnSignature) or device["deviceVer"] != 100 * major + 10 * minor:
-        return nbytes
-    return driverless.correct_workspace(signature, nbytes, dict(line["knobs"]))
 
 
 def _run(command: Sequence[str], requests: Sequence[object], timeout: float) -> tuple[list[dict[str, Any]], str]:
@@ -370,31 +352,6 @@ def _first(folders: Sequence[Path], names: Sequence[str]) -> str:
     return next((str(folder / name) for folder in folders for name in names if (folder / name).exists()), names[0])
 
 
-def _wheel_folders(root: Path, cuda_major: int) -> list[Path]:
-    return [root / folder / "lib" for folder in (f"cu{cuda_major}", "cublas", "cuda_nvrtc")]
-
-
-def _cache_name(
-    library: CudnnLibrary, capability: tuple[int, int], device: dict[str, Any], heuristic: str, torch_version: str
-) -> str:
-    major, minor = capability
-    _, release = find_release(torch_version)
-    limits = {key: value for key, value in device.items() if key != "deviceName"}
-    settings = json.dumps([limits, heuristic, release, library.cuda_major], sort_keys=True)
-    return f"{library.version}-sm{major}{minor}-{sha256(settings.encode()).hexdigest()[:16]}"
-
-
-def _cached(nbytes: int | None, version: str) -> Workspace:
-    note = "" if nbytes is not None else "cuDNN has no plan for it"
-    return Workspace(nbytes=nbytes, source=f"cudnn {version}", note=note)
-
-
-def _version_text(version: int) -> str:
-    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def _library_of_wheel(folder: Path, root: Path, version: str, cuda_major: int) -> CudnnLibrary:
+    folders = [root / name / "lib" for name in (f"cu{cuda_major}", "cublas", "cuda_nvrtc")]
+    return _library(folder, ".".join(version.split(".")[:3]), cuda_major, folders)

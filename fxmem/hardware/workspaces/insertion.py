@@ -53,7 +53,6 @@ def insert_workspaces(
     """
     log = _Log()
     spans, shift_before = [], [0]
-    resident = {name: buffer for name, buffer in held.items() if not buffer.needed_by}
     passing = _Passing(ops, {name: buffer for name, buffer in held.items() if buffer.needed_by})
     for index, op in enumerate(ops):
         spans.append(log.run(index, op, memory[index].events if index in memory else ()))
@@ -62,24 +61,22 @@ def insert_workspaces(
     log.keep(ticks + 1)
     ticks += log.shift
     residents = [
-        Storage(
-            nbytes=buffer.nbytes,
-            kind=Kind.WORKSPACE,
-            birth=0,
-            death=ticks,
-            op=buffer.op,
-            name=name,
-            stream=buffer.stream,
-        )
-        for name, buffer in resident.items()
+        _workspace(name, buffer.nbytes, 0, buffer.op, None, buffer.stream).model_copy(update={"death": ticks})
+        for name, buffer in held.items()
+        if not buffer.needed_by
     ]
-    moved_phases = (
-        phase.model_copy(
-            update={"begin": phase.begin + shift_before[phase.first_op], "end": phase.end + shift_before[phase.last_op]}
-        )
+    moves = (
+        {"begin": phase.begin + shift_before[phase.first_op], "end": phase.end + shift_before[phase.last_op]}
         for phase in phases
     )
+    moved_phases = (phase.model_copy(update=move) for phase, move in zip(phases, moves, strict=True))
     return WorkspaceLog(ticks, log.moved, spans, tuple(moved_phases), (*log.added, *residents))
+
+
+def _workspace(name: str, nbytes: int, birth: int, op: int, node: int | None, stream: int) -> Storage:
+    return Storage(
+        nbytes=nbytes, kind=Kind.WORKSPACE, birth=birth, death=birth, op=op, node=node, name=name, stream=stream
+    )
 
 
 class _Passing:
@@ -88,26 +85,15 @@ class _Passing:
 
     def __init__(self, ops: Sequence[TimedOp], buffers: Mapping[str, HeldBuffer]) -> None:
         self._ops = ops
-        self._buffers = buffers
-        self._needs = {name: set(buffer.needed_by) for name, buffer in buffers.items()}
+        self._buffers = {name: (buffer, set(buffer.needed_by)) for name, buffer in buffers.items()}
         self._there: dict[str, Storage] = {}
 
     def follow(self, index: int, log: _Log) -> None:
         """Allocate what an op needs, and free all after its graph's last op."""
-        for name, buffer in self._buffers.items():
-            if index in self._needs[name] and name not in self._there:
-                op = self._ops[index]
-                born = log.insert()
-                self._there[name] = Storage(
-                    nbytes=buffer.nbytes,
-                    kind=Kind.WORKSPACE,
-                    birth=born,
-                    death=born,
-                    op=index,
-                    node=op.node,
-                    name=name,
-                    stream=buffer.stream,
-                )
+        for name, (buffer, needed_by) in self._buffers.items():
+            if index in needed_by and name not in self._there:
+                node, stream = self._ops[index].node, buffer.stream
+                self._there[name] = _workspace(name, buffer.nbytes, log.insert(), index, node, stream)
         if index + 1 == len(self._ops) or self._ops[index + 1].stream != self._ops[index].stream:
             for there in self._there.values():
                 log.end(there)
@@ -141,16 +127,7 @@ class _Log:
                 self.keep(self._tick + 1)
             elif event.action == "alloc" and event.nbytes:
                 birth = self.insert()
-                buffers[event.name] = Storage(
-                    nbytes=event.nbytes,
-                    kind=Kind.WORKSPACE,
-                    birth=birth,
-                    death=birth,
-                    op=index,
-                    node=op.node,
-                    name=event.name,
-                    stream=op.stream,
-                )
+                buffers[event.name] = _workspace(event.name, event.nbytes, birth, index, op.node, op.stream)
             elif event.action == "free" and event.name in buffers:
                 self.end(buffers.pop(event.name))
         self.keep(op.end)

@@ -7,42 +7,24 @@ driver and keeps. So a card reports larger numbers than the bytes requested, and
 - *allocated*: the blocks handed out (`torch.cuda.memory_allocated`);
 - *reserved*: the segments from the driver (`torch.cuda.memory_reserved`).
 
-`replay` runs the loop, `fits` asks whether it runs at all. `CachingAllocator` is the allocator by itself, and says what
+`replay` runs the loop. `CachingAllocator` is the allocator by itself, and says what
 is taken for granted of it; `AllocatorSettings` is `PYTORCH_CUDA_ALLOC_CONF`.
 """
 
 from __future__ import annotations
 
-from fxmem.memory.allocator.address_trace import AllocatorEvent, Levels, RecordedStep, levels, trace_step
-from fxmem.memory.allocator.caching_allocator import CachingAllocator
-from fxmem.memory.allocator.peak import CardRun, complete_timeline, known_levels, read_settings
-from fxmem.memory.allocator.replay import ReplayedLoop, fits, replay
-from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
-from fxmem.memory.allocator.stats import BlockView, OutOfMemory, Segment, Stat, Stats
-from fxmem.memory.allocator.training_loop import Occupancy, PhasePeak, Shortage
-
-__all__ = [
-    "DEFAULT_SETTINGS",
-    "AllocatorEvent",
-    "AllocatorSettings",
-    "BlockView",
-    "CachingAllocator",
-    "CardRun",
-    "Levels",
-    "Occupancy",
-    "OutOfMemory",
-    "PhasePeak",
-    "RecordedStep",
-    "ReplayedLoop",
-    "Segment",
-    "Shortage",
-    "Stat",
-    "Stats",
-    "complete_timeline",
-    "fits",
-    "known_levels",
-    "levels",
-    "read_settings",
-    "replay",
-    "trace_step",
-]
+from fxmem.memory.allocator.address_trace import Levels as Levels
+from fxmem.memory.allocator.address_trace import RecordedStep as RecordedStep
+from fxmem.memory.allocator.address_trace import levels as levels
+from fxmem.memory.allocator.address_trace import trace_step as trace_step
+from fxmem.memory.allocator.caching_allocator import CachingAllocator as CachingAllocator
+from fxmem.memory.allocator.peak import CardRun as CardRun
+from fxmem.memory.allocator.peak import complete_timeline as complete_timeline
+from fxmem.memory.allocator.peak import known_levels as known_levels
+from fxmem.memory.allocator.peak import read_settings as read_settings
+from fxmem.memory.allocator.replay import replay as replay
+from fxmem.memory.allocator.settings import DEFAULT_SETTINGS as DEFAULT_SETTINGS
+from fxmem.memory.allocator.settings import AllocatorSettings as AllocatorSettings
+from fxmem.memory.allocator.stats import OutOfMemory as OutOfMemory
+from fxmem.memory.allocator.stats import Segment as Segment
+from fxmem.memory.allocator.stats import Stats as Stats

@@ -5,7 +5,7 @@ The loop is the one `replay` takes the allocated and reserved bytes from; here i
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -81,25 +81,14 @@ def trace_step(profile: Profile, settings: AllocatorSettings) -> RecordedStep:
     def new_loop() -> LoopRecorder:
         return LoopRecorder(profile, CachingAllocator(unlimited, device_bytes=profile.target.memory_bytes))
 
-    before, steady = _count_warmup(new_loop())
+    runs, warmup = new_loop().run_steps(_MAX_STEPS)
+    allocated = [max(peak.allocated_bytes for peak in phases) for phases in runs]
+    most = max(allocated[warmup:], default=0)
+    before = _MAX_STEPS - 1 if warmup is None else allocated.index(most, warmup)
     loop = new_loop()
     for _ in range(before):
         loop.run_step()
-    return loop.record_step(steady=steady)
-
-
-def _count_warmup(loop: TrainingLoop) -> tuple[int, bool]:
-    """How many steps come before the one to show, and whether it repeats itself."""
-    allocated: list[int] = []
-    seen: dict[Hashable, int] = {}
-    while len(allocated) < _MAX_STEPS:
-        allocated.append(loop.run_step().at_peak.allocated_bytes)
-        state = loop.state()
-        if (warmup := seen.get(state)) is not None:
-            cycle = allocated[warmup:]
-            return warmup + cycle.index(max(cycle)), True
-        seen[state] = len(allocated)
-    return _MAX_STEPS - 1, False
+    return loop.record_step(steady=warmup is not None)
 
 
 class LoopRecorder(TrainingLoop):
@@ -120,17 +109,13 @@ class LoopRecorder(TrainingLoop):
         self._changes = {0: self._current_bytes()}
         self.run_step()
         self._record = None
-        return RecordedStep(
-            before, owners, tuple(record), self._allocator.snapshot(), self._blocks(), steady, self._levels()
-        )
+        held = self._changes[0]
+        series = [held := self._changes.get(tick, held) for tick in range(self.profile.ticks)]
+        found = Levels(tuple(allocated for allocated, _ in series), tuple(reserved for _, reserved in series))
+        return RecordedStep(before, owners, tuple(record), self._allocator.snapshot(), self._blocks(), steady, found)
 
     def _current_bytes(self) -> tuple[int, int]:
         return self._allocator.allocated_bytes, self._allocator.reserved_bytes
-
-    def _levels(self) -> Levels:
-        held = self._changes[0]
-        series = [held := self._changes.get(tick, held) for tick in range(self.profile.ticks)]
-        return Levels(tuple(allocated for allocated, _ in series), tuple(reserved for _, reserved in series))
 
     def _blocks(self) -> dict[int, int]:
         return {address: storage for address, storage in self._owner.items() if address}

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 
-class Range:
+class Range(NamedTuple):
     """Addresses reserved for an expandable segment (`ExpandableSegment`); memory stands behind its mapped blocks
     only."""
 
-    __slots__ = ("address", "page", "size")
-
-    def __init__(self, address: int, page: int, size: int) -> None:
-        self.address = address
-        self.page = page
-        self.size = size
+    address: int
+    page: int
+    """Bytes that are mapped at a time."""
 
 
 class Block:
@@ -62,23 +60,15 @@ class Block:
             after.prev = self
 
 
-class Searches:
-    """How often blocks were searched for, on all streams (`get_free_blocks_call_count`)."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
 class Pool:
     """Free blocks of one stream by (size, address), unmapped ones by address (the part of a `BlockPool` that a stream
     may take from)."""
 
-    def __init__(self, searches: Searches, *, stream: int, small: bool) -> None:
+    def __init__(self, searches: Mapping[bool, int], *, stream: int, small: bool) -> None:
         self.small = small
         self.stream = stream
-        self.searches = searches
+        self._searches = searches
+        """How often blocks were searched for on all streams (`get_free_blocks_call_count`), by `small`."""
         self._order: list[tuple[int, int]] = []
         self._free: dict[int, Block] = {}
         self._unmapped_order: list[int] = []
@@ -87,7 +77,7 @@ class Pool:
     def insert(self, block: Block) -> None:
         """Take a block that is not live, where its address and size now put it."""
         if block.mapped:
-            block.inserted = self.searches.count
+            block.inserted = self._searches[self.small]
             insort(self._order, (block.size, block.address))
             self._free[block.address] = block
         else:
@@ -105,7 +95,7 @@ class Pool:
 
     def age(self, block: Block) -> int:
         """How often a block was searched for since this one came."""
-        return self.searches.count - block.inserted
+        return self._searches[self.small] - block.inserted
 
     def first_fit(self, size: int) -> int:
         """Position of the smallest free block of at least `size`; at equal size, of the lowest."""

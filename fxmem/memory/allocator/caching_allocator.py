@@ -17,10 +17,12 @@ Assumptions
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from copy import copy
 from typing import Final
 
 from fxmem.errors import UsageError
-from fxmem.memory.allocator.blocks import Block, Pool, Range, Searches
+from fxmem.memory.allocator.blocks import Block, Pool, Range
 from fxmem.memory.allocator.settings import (
     DEFAULT_SETTINGS,
     MIN_BLOCK,
@@ -29,7 +31,7 @@ from fxmem.memory.allocator.settings import (
     AllocatorSettings,
     round_up,
 )
-from fxmem.memory.allocator.stats import BlockView, Gauge, OutOfMemory, Segment, Stats
+from fxmem.memory.allocator.stats import BlockView, OutOfMemory, Segment, Stat, Stats
 
 _ALIGNMENT: Final = 2 << 20
 _FIRST_ADDRESS: Final = 1 << 40
@@ -40,8 +42,8 @@ class CachingAllocator:
     """The allocator of one device.
 
     `capacity_bytes` is what the driver can give to this process (device memory less the CUDA context and everybody
-    else's); None never refuses. `device_bytes` is the device's total memory, which `per_process_memory_fraction` and
-    the address range of expandable segments refer to; by default the capacity.
+    else's); None never refuses. `device_bytes` is the device's total memory, at the least the capacity, which
+    `per_process_memory_fraction` and the address range of expandable segments refer to.
 
     Raises: `UsageError` when a memory fraction is set and the device's memory is not known.
     """
@@ -55,7 +57,7 @@ class CachingAllocator:
     ) -> None:
         self.settings = settings
         self.capacity_bytes = capacity_bytes
-        device = capacity_bytes if device_bytes is None else device_bytes
+        device = max((size for size in (capacity_bytes, device_bytes) if size is not None), default=None)
         self._range_bytes = _UNBOUNDED_RANGE if device is None else device + device // 8
         self._allowed: int | None = None
         if settings.per_process_memory_fraction < 1:
@@ -64,14 +66,18 @@ class CachingAllocator:
                     "per_process_memory_fraction needs the memory of the device; none is known: give a capacity"
                 )
             self._allowed = int(settings.per_process_memory_fraction * device)
-        self._collects = self._allowed is not None and settings.garbage_collection_threshold is not None
-        self._pools: dict[bool, dict[int, Pool]] = {True: {}, False: {}}
+        self._collect_from: int | None = None
+        """Reserved bytes beyond which unused segments are given back early."""
+        if self._allowed is not None and settings.garbage_collection_threshold is not None:
+            self._collect_from = int(settings.garbage_collection_threshold * self._allowed)
+        self._pools: dict[tuple[bool, int], Pool] = {}
         """By whether for small blocks, and by stream."""
-        self._searches = {True: Searches(), False: Searches()}
+        self._searches: Counter[bool] = Counter()
+        """How often blocks were searched for in the small pools, and in the large ones."""
         self._live: dict[int, Block] = {}
-        self._requested = Gauge()
-        self._allocated = Gauge()
-        self._reserved = Gauge()
+        self._requested = Stat()
+        self._allocated = Stat()
+        self._reserved = Stat()
         self._segments = 0
         self._retries = 0
         self._ooms = 0
@@ -92,13 +98,18 @@ class CachingAllocator:
                 raise UsageError(f"malloc expects a number of bytes, got {nbytes}")
             return 0
         size = self._round_size(nbytes)
-        pool = self._pool(stream, small=size <= SMALL_SIZE)
+        key = size <= SMALL_SIZE, stream
+        if key not in self._pools:
+            self._pools[key] = Pool(self._searches, small=key[0], stream=stream)
+        pool = self._pools[key]
         block = self._best_fit(pool, size)
         if block is None:
             block = self._request_segment(pool, size)
         if block is None:
             self._ooms += 1
-            raise self._out_of_memory(pool, size, nbytes)
+            limits = [limit for limit in (self.capacity_bytes, self._allowed) if limit is not None]
+            free, segment = max(min(limits) - self.reserved_bytes, 0), self.settings.segment_size(size)
+            raise OutOfMemory(nbytes, segment, free, self.allocated_bytes, self.reserved_bytes, pool.largest)
         return self._hand_out(block, size, nbytes)
 
     def free(self, address: int) -> None:
@@ -126,45 +137,43 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Return every segment without a live block to the driver. Expandable segments return every free page.
 
-        Source: `emptyCache`, `release_cached_blocks`.
+        Source: `emptyCache`, `release_cached_blocks`, `release_blocks`.
         """
-        for small in (False, True):
-            for pool in self._pools[small].values():
-                self._release_free(pool)
+        for pool in self._pools.values():
+            for block in pool:
+                if block.range is not None:
+                    self._unmap(block)
+                elif not block.split:
+                    self._release(block)
 
     def reset_peak_stats(self) -> None:
         """Let every peak begin anew at the current value. Source: `resetPeakStats`."""
-        for gauge in (self._requested, self._allocated, self._reserved):
-            gauge.peak = gauge.current
+        for stat in (self._requested, self._allocated, self._reserved):
+            stat.peak = stat.current
 
     def stats(self) -> Stats:
         """Bytes and counts since the allocator was made. Source: `getStats`."""
-        return Stats(
-            requested_bytes=self._requested.stat(),
-            allocated_bytes=self._allocated.stat(),
-            active_bytes=self._allocated.stat(),
-            reserved_bytes=self._reserved.stat(),
-            segments=self._segments,
-            alloc_retries=self._retries,
-            ooms=self._ooms,
-        )
+        requested, allocated, reserved = copy(self._requested), copy(self._allocated), copy(self._reserved)
+        return Stats(requested, allocated, allocated, reserved, self._segments, self._retries, self._ooms)
 
     def snapshot(self) -> tuple[Segment, ...]:
         """All segments in order of address; unmapped addresses are left out. Source: `snapshot`."""
+
+        def view(block: Block) -> BlockView:
+            requested = block.requested if block.live else None
+            return BlockView(address=block.address, size=block.size, requested_bytes=requested)
+
+        blocks = (*self._live.values(), *(block for pool in self._pools.values() for block in pool))
+        heads = sorted((b for b in blocks if b.prev is None or not b.prev.mapped), key=lambda b: b.address)
         return tuple(
             Segment(
                 address=head.address,
                 large=not head.pool.small,
                 stream=head.pool.stream,
                 expandable=head.range is not None,
-                blocks=tuple(
-                    BlockView(
-                        address=block.address, size=block.size, requested_bytes=block.requested if block.live else None
-                    )
-                    for block in head.mapped_run()
-                ),
+                blocks=tuple(map(view, head.mapped_run())),
             )
-            for head in self._heads()
+            for head in heads
         )
 
     @property
@@ -182,23 +191,12 @@ class CachingAllocator:
         """Reserved from the driver, now."""
         return self._reserved.current
 
-    @property
-    def largest_free_block_bytes(self) -> int:
-        """Largest request served next without asking the driver; 0 when nothing is cached."""
-        return max((pool.largest for pools in self._pools.values() for pool in pools.values()), default=0)
-
     # -- taking a block
-
-    def _pool(self, stream: int, *, small: bool) -> Pool:
-        pools = self._pools[small]
-        if stream not in pools:
-            pools[stream] = Pool(self._searches[small], stream=stream, small=small)
-        return pools[stream]
 
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
         """Take the smallest free block that serves `size` out of the pool. Source: `get_free_block`."""
-        if self._collects:
-            pool.searches.count += 1
+        if self._collect_from is not None:
+            self._searches[pool.small] += 1
         position = pool.first_fit(size)
         if position == len(pool):
             return None
@@ -257,8 +255,8 @@ class CachingAllocator:
     def _request_segment(self, pool: Pool, size: int) -> Block | None:
         """Ask the driver for a segment; free oversize blocks and ask; free everything and ask. The order of
         `DeviceCachingAllocator::malloc`."""
-        if self._collects:
-            self._collect_garbage()
+        if self._collect_from is not None:
+            self._collect_garbage(self._reserved.current - self._collect_from)
         block = self._grow(pool, size)
         if block is None and self._release_oversize(pool, size):
             block = self._grow(pool, size)
@@ -320,7 +318,7 @@ class CachingAllocator:
         page = SMALL_SEGMENT if pool.small else self.settings.large_segment_bytes
         # A range as large as the request even beyond the device: the driver, not the address space, refuses it.
         nbytes = round_up(max(self._range_bytes, size), page)
-        range_ = Range(self._new_addresses(nbytes), page, nbytes)
+        range_ = Range(self._new_addresses(nbytes), page)
         block = Block(pool, range_.address, nbytes, of=range_, mapped=False)
         pool.insert(block)
         return block
@@ -352,14 +350,6 @@ class CachingAllocator:
         block.pool.remove(block)
         self._reserved.add(-block.size)
         self._segments -= 1
-
-    def _release_free(self, pool: Pool) -> None:
-        """Source: `release_blocks`."""
-        for block in pool:
-            if block.range is not None:
-                self._unmap(block)
-            elif not block.split:
-                self._release(block)
 
     def _unmap(self, block: Block) -> None:
         """Give the pages back that lie wholly in a free block. Source: `unmap_block`, `release_expandable_segment`."""
@@ -407,17 +397,14 @@ class CachingAllocator:
                 self._release(block)
         return released >= wanted
 
-    def _collect_garbage(self) -> None:
-        """Give back whole large segments unused for longer than the average, until below the threshold.
+    def _collect_garbage(self, excess: int) -> None:
+        """Give back whole large segments unused for longer than the average, until so many bytes are reclaimed.
 
         Source: `garbage_collect_cached_blocks`.
         """
-        assert self._allowed is not None, "guarded by _collects"
-        assert self.settings.garbage_collection_threshold is not None, "guarded by _collects"
-        excess = self._reserved.current - int(self.settings.garbage_collection_threshold * self._allowed)
         if excess <= 0:
             return
-        unsplit = [block for pool in self._pools[False].values() for block in pool if not block.split]
+        unsplit = [block for (small, _), pool in self._pools.items() if not small for block in pool if not block.split]
         count, total_age = len(unsplit), sum(block.pool.age(block) for block in unsplit)
         candidates = [block for block in unsplit if block.range is None]
         reclaimed, freed = 0, True
@@ -431,22 +418,3 @@ class CachingAllocator:
                 total_age -= block.pool.age(block)
                 count -= 1
                 self._release(block)
-
-    # -- looking
-
-    def _heads(self) -> list[Block]:
-        free = (block for pools in self._pools.values() for pool in pools.values() for block in pool)
-        blocks = (*self._live.values(), *free)
-        return sorted((b for b in blocks if b.prev is None or not b.prev.mapped), key=lambda b: b.address)
-
-    def _out_of_memory(self, pool: Pool, size: int, nbytes: int) -> OutOfMemory:
-        limits = [limit for limit in (self.capacity_bytes, self._allowed) if limit is not None]
-        return OutOfMemory(
-            asked_bytes=nbytes,
-            segment_bytes=self.settings.segment_size(size),
-            free_bytes=max(min(limits) - self._reserved.current, 0),
-            requested=self._requested.current,
-            allocated=self._allocated.current,
-            reserved=self._reserved.current,
-            largest=pool.largest,
-        )

@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from dataclasses import dataclass
 
 from fxmem.errors import UsageError
 from fxmem.memory.allocator.caching_allocator import CachingAllocator
 from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from fxmem.memory.allocator.stats import OutOfMemory
-from fxmem.memory.allocator.training_loop import Occupancy, PhasePeak, ReplayedStep, Shortage, TrainingLoop
-from fxmem.records.profile import Bytes, Profile, Record
+from fxmem.memory.allocator.training_loop import PEAKS, Shortage, TrainingLoop
+from fxmem.records.profile import Profile
+from fxmem.records.validation import MeasuredPhase
 
 
-class ReplayedLoop(Record):
+@dataclass(frozen=True)
+class ReplayedLoop:
     """A training loop replayed through the allocator: the peaks of a step in its steady state.
 
     The peaks are what `torch.cuda.max_memory_allocated()`, `max_memory_reserved()` and `memory_stats()` report when
     `reset_peak_memory_stats()` is called after the warm-up steps and one more step runs. None: the step did not fit.
     """
 
-    settings: AllocatorSettings
-    capacity_bytes: Bytes | None
-    requested_bytes: Bytes | None
-    allocated_bytes: Bytes | None
-    active_bytes: Bytes | None
-    reserved_bytes: Bytes | None
-    phases: tuple[PhasePeak, ...]
-    """In the order of `Profile.phases`; empty when the step did not fit."""
-    at_peak: Occupancy | None
+    phases: tuple[MeasuredPhase, ...]
+    """In the order of `Profile.phases`; empty when the step did not fit. Where the loop repeats itself, the largest
+    over the steps that repeat, else those of the last step."""
     steps: int
     """How many steps were replayed, the one that did not fit included."""
-    steady: bool
-    """Whether a step ended with every block where an earlier step had left it: from there on the loop repeats itself,
-    and the peaks are the largest over the steps that repeat. If not, they are the last step's."""
     warmup_steps: int | None
-    """Steps before the repetition begins; None when it was not reached."""
-    alloc_retries: int
-    """How often, in the steps that the peaks are of, cached segments had to go back to the driver for a request to
-    succeed. More than 0 is a step that fits, and is slow."""
-    shortage: Shortage | None
+    """Steps before one that ends with every block where an earlier step had left it: from there on the loop repeats
+    itself. None when that was not reached."""
+    shortage: Shortage | None = None
     """None: it fits."""
+
+    @property
+    def requested_bytes(self) -> int | None:
+        """Of the phase that has most."""
+        return max((peak.requested_bytes for peak in self.phases), default=None)
+
+    @property
+    def allocated_bytes(self) -> int | None:
+        """Of the phase that has most."""
+        return max((peak.allocated_bytes for peak in self.phases), default=None)
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Of the phase that has most."""
+        return max((peak.reserved_bytes for peak in self.phases), default=None)
 
 
 def replay(
@@ -74,76 +80,14 @@ def replay(
         )
     if max_steps < 1:
         raise UsageError(f"max_steps must be at least 1, got {max_steps}")
-    allocator = CachingAllocator(
-        settings, capacity_bytes=capacity_bytes, device_bytes=_device_bytes(profile, capacity_bytes)
+    memory = profile.target.memory_bytes
+    loop = TrainingLoop(profile, CachingAllocator(settings, capacity_bytes=capacity_bytes, device_bytes=memory))
+    try:
+        runs, warmup = loop.run_steps(max_steps)
+    except OutOfMemory as error:
+        return ReplayedLoop((), loop.step, None, loop.shortage(error))
+    phases = (
+        MeasuredPhase(phase=same[0].phase, **{name: max(getattr(peak, name) for peak in same) for name in PEAKS})
+        for same in zip(*runs[-1 if warmup is None else warmup :], strict=True)
     )
-    loop = TrainingLoop(profile, allocator)
-    runs: list[ReplayedStep] = []
-    seen: dict[Hashable, int] = {}
-    warmup: int | None = None
-    shortage: Shortage | None = None
-    while warmup is None and len(runs) < max_steps:
-        try:
-            runs.append(loop.run_step())
-        except OutOfMemory as error:
-            shortage = loop.shortage(error)
-            break
-        state = loop.state()
-        warmup = seen.get(state)
-        seen[state] = len(runs)
-    if shortage is not None:
-        runs_shown: list[ReplayedStep] = []
-    else:
-        runs_shown = runs[warmup:] if warmup is not None else runs[-1:]
-    return _result(settings, capacity_bytes, runs_shown, steps=loop.step, warmup=warmup, shortage=shortage)
-
-
-def fits(profile: Profile, capacity_bytes: int, *, settings: AllocatorSettings = DEFAULT_SETTINGS) -> bool:
-    """Whether a loop over this step runs when the driver can give its process `capacity_bytes`.
-
-    That can be less than the reserved peak `replay` reports without a capacity: a short allocator gives its cache back
-    and asks again. `replay(profile, capacity_bytes=…)` says what it costs, and what did not fit.
-    """
-    return replay(profile, settings=settings, capacity_bytes=capacity_bytes).shortage is None
-
-
-def _device_bytes(profile: Profile, capacity_bytes: int | None) -> int | None:
-    sizes = [size for size in (profile.target.memory_bytes, capacity_bytes) if size is not None]
-    return max(sizes) if sizes else None
-
-
-def _result(
-    settings: AllocatorSettings,
-    capacity_bytes: int | None,
-    runs: list[ReplayedStep],
-    *,
-    steps: int,
-    warmup: int | None,
-    shortage: Shortage | None,
-) -> ReplayedLoop:
-    top = max(runs, key=lambda run: run.at_peak.allocated_bytes, default=None)
-    phases = tuple(
-        PhasePeak(
-            phase=same[0].phase,
-            requested_bytes=max(peak.requested_bytes for peak in same),
-            allocated_bytes=max(peak.allocated_bytes for peak in same),
-            active_bytes=max(peak.active_bytes for peak in same),
-            reserved_bytes=max(peak.reserved_bytes for peak in same),
-        )
-        for same in zip(*(run.phases for run in runs), strict=True)
-    )
-    return ReplayedLoop(
-        settings=settings,
-        capacity_bytes=capacity_bytes,
-        requested_bytes=max((peak.requested_bytes for peak in phases), default=None),
-        allocated_bytes=max((peak.allocated_bytes for peak in phases), default=None),
-        active_bytes=max((peak.active_bytes for peak in phases), default=None),
-        reserved_bytes=max((peak.reserved_bytes for peak in phases), default=None),
-        phases=phases,
-        at_peak=top.at_peak if top is not None else None,
-        steps=steps,
-        steady=warmup is not None,
-        warmup_steps=warmup,
-        alloc_retries=sum(run.alloc_retries for run in runs),
-        shortage=shortage,
-    )
+    return ReplayedLoop(tuple(phases), loop.step, warmup)

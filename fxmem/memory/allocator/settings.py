@@ -73,33 +73,27 @@ class AllocatorSettings(Record):
         values = dict(_entries("".join(text.split())))
         for key in values:
             if key not in _KNOWN_KEYS:
-                raise UsageError(
-                    f"allocator settings: unknown key {key!r}; PyTorch 2.11 knows {', '.join(sorted(_KNOWN_KEYS))}"
-                )
+                raise _error(f"unknown key {key!r}; PyTorch 2.11 knows {', '.join(sorted(_KNOWN_KEYS))}")
         if values.get("backend", "native") != "native":
-            raise UsageError(f"allocator settings: only backend:native is modelled, got backend:{values['backend']}")
-        fields: dict[str, object] = {}
-        large_mib = LARGE_SEGMENT // MIB
-        if (value := values.get("large_segment_size_mb")) is not None:
-            large_mib = _mib("large_segment_size_mb", value, MIN_LARGE_ALLOC // MIB + 1)
-            fields["large_segment_bytes"] = large_mib * MIB
-        fields["max_non_split_rounding_bytes"] = large_mib * MIB
-        if (value := values.get("max_split_size_mb")) is not None:
-            fields["max_split_bytes"] = _mib("max_split_size_mb", value, large_mib) * MIB
-        if (value := values.get("max_non_split_rounding_mb")) is not None:
-            fields["max_non_split_rounding_bytes"] = _mib("max_non_split_rounding_mb", value, large_mib) * MIB
-        if (value := values.get("garbage_collection_threshold")) is not None:
-            fields["garbage_collection_threshold"] = _fraction("garbage_collection_threshold", value, open_ended=True)
-        if (value := values.get("per_process_memory_fraction")) is not None:
-            fields["per_process_memory_fraction"] = _fraction("per_process_memory_fraction", value, open_ended=False)
-        if (value := values.get("roundup_power2_divisions")) is not None:
-            fields["roundup_power2_divisions"] = _divisions(value)
-        if (value := values.get("expandable_segments")) is not None:
-            if value not in ("True", "False"):
-                raise UsageError(
-                    f"allocator settings: expandable_segments takes True or False, in this spelling; got {value!r}"
-                )
-            fields["expandable_segments"] = value == "True"
+            raise _error(f"only backend:native is modelled, got backend:{values['backend']}")
+        large_mib = _mib("large_segment_size_mb", values.get("large_segment_size_mb", "20"), MIN_LARGE_ALLOC // MIB + 1)
+        fields: dict[str, object] = dict.fromkeys(
+            ("large_segment_bytes", "max_non_split_rounding_bytes"), large_mib * MIB
+        )
+        for key, field in (
+            ("max_split_size_mb", "max_split_bytes"),
+            ("max_non_split_rounding_mb", "max_non_split_rounding_bytes"),
+        ):
+            if key in values:
+                fields[field] = _mib(key, values[key], large_mib) * MIB
+        for key in ("garbage_collection_threshold", "per_process_memory_fraction"):
+            if key in values:
+                fields[key] = _fraction(key, values[key], open_ended=key == "garbage_collection_threshold")
+        if "roundup_power2_divisions" in values:
+            fields["roundup_power2_divisions"] = _divisions(values["roundup_power2_divisions"])
+        if (value := values.get("expandable_segments", "False")) not in ("True", "False"):
+            raise _error(f"expandable_segments takes True or False, in this spelling; got {value!r}")
+        fields["expandable_segments"] = value == "True"
         return cls.model_validate(fields)
 
     def round_size(self, nbytes: int) -> int:
@@ -139,24 +133,23 @@ _KNOWN_KEYS: Final = frozenset(
 _ENTRY: Final = re.compile(r"(?P<key>[^,:\[\]]+):(?P<value>\[[^\[\]]*\]|[^,:\[\]]+)(?:,|$)")
 
 
+def _error(text: str) -> UsageError:
+    return UsageError(f"allocator settings: {text}")
+
+
 def _entries(text: str) -> Iterator[tuple[str, str]]:
     position = 0
     while position < len(text):
         match = _ENTRY.match(text, position)
         if match is None:
-            raise UsageError(
-                f"allocator settings: expected key:value, separated by commas, got {text[position:]!r} in {text!r}"
-            )
+            raise _error(f"expected key:value, separated by commas, got {text[position:]!r} in {text!r}")
         yield match["key"], match["value"]
         position = match.end()
 
 
 def _mib(key: str, value: str, least: int) -> int:
     if not value.isdecimal() or int(value) < least:
-        raise UsageError(
-            f"allocator settings: {key} takes a whole number of MiB, and PyTorch refuses less than {least}; got "
-            f"{value!r}"
-        )
+        raise _error(f"{key} takes a whole number of MiB, and PyTorch refuses less than {least}; got {value!r}")
     return int(value)
 
 
@@ -166,9 +159,7 @@ def _fraction(key: str, value: str, *, open_ended: bool) -> float:
     except ValueError:
         number = -1.0
     if not (0 < number < 1 if open_ended else 0 <= number <= 1):
-        raise UsageError(
-            f"allocator settings: {key} takes a number in {'(0.0, 1.0)' if open_ended else '[0.0, 1.0]'}; got {value!r}"
-        )
+        raise _error(f"{key} takes a number in {'(0.0, 1.0)' if open_ended else '[0.0, 1.0]'}; got {value!r}")
     return number
 
 
@@ -187,9 +178,7 @@ def _divisions(value: str) -> tuple[int, ...]:
     for position, entry in enumerate(value[1:-1].split(",")):
         boundary, colon, count = entry.partition(":")
         if not colon:
-            raise UsageError(
-                f"allocator settings: roundup_power2_divisions expects MIB:DIVISIONS, got {entry!r} in {value!r}"
-            )
+            raise _error(f"roundup_power2_divisions expects MIB:DIVISIONS, got {entry!r} in {value!r}")
         number = 0 if count == "0" else _power_of_two(count, "a number of divisions, or 0 for none")
         if boundary == ">":
             divisions[last + 1 :] = [number] * (_INTERVALS - last - 1)
@@ -203,5 +192,5 @@ def _divisions(value: str) -> tuple[int, ...]:
 
 def _power_of_two(text: str, what: str) -> int:
     if not text.isdecimal() or int(text).bit_count() != 1:
-        raise UsageError(f"allocator settings: roundup_power2_divisions takes a power of 2 as {what}; got {text!r}")
+        raise _error(f"roundup_power2_divisions takes a power of 2 as {what}; got {text!r}")
     return int(text)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from fxmem.errors import ExceededError
 from fxmem.records.profile import Bytes, Record
 
 
-class Stat(Record):
-    """A number of bytes now, and the largest since the start or the last `reset_peak_stats`."""
-
-    current: Bytes
-    peak: Bytes
-
-
-class Gauge:
-    """A number that goes up and down, and remembers how high it was."""
+class Stat:
+    """A number of bytes that goes up and down, and the largest since the start or the last `reset_peak_stats`."""
 
     __slots__ = ("current", "peak")
 
@@ -28,12 +24,8 @@ class Gauge:
         if self.current > self.peak:  # `max` takes twice the time, where time is spent
             self.peak = self.current
 
-    def stat(self) -> Stat:
-        """As a record."""
-        return Stat(current=self.current, peak=self.peak)
 
-
-class Stats(Record):
+class Stats(NamedTuple):
     """What `torch.cuda.memory_stats` would say (pool `all`)."""
 
     requested_bytes: Stat
@@ -75,32 +67,23 @@ class Segment(Record):
         return sum(block.size for block in self.blocks)
 
 
+@dataclass(eq=False)
 class OutOfMemory(ExceededError):
-    """The driver refused a request even after all cached segments were given back.
+    """The driver refused a request even after all cached segments were given back."""
 
-    `asked_bytes` is the request, `segment_bytes` what was asked of the driver for it (the figure in PyTorch's message),
-    `free_bytes` what the driver had left, `largest_free_block_bytes` the largest block the request's pool still caches.
-    """
+    asked_bytes: int
+    segment_bytes: int
+    """What was asked of the driver for it, the figure in PyTorch's message."""
+    free_bytes: int
+    """What the driver had left."""
+    allocated_bytes: int
+    reserved_bytes: int
+    largest_free_block_bytes: int
+    """The largest block that the request's pool still caches."""
 
-    def __init__(
-        self,
-        *,
-        asked_bytes: int,
-        segment_bytes: int,
-        free_bytes: int,
-        requested: int,
-        allocated: int,
-        reserved: int,
-        largest: int,
-    ) -> None:
-        self.asked_bytes = asked_bytes
-        self.segment_bytes = segment_bytes
-        self.free_bytes = free_bytes
-        self.requested_bytes = requested
-        self.allocated_bytes = allocated
-        self.reserved_bytes = reserved
-        self.largest_free_block_bytes = largest
-        super().__init__(
-            f"out of memory: {asked_bytes:,} bytes asked for ({segment_bytes:,} from the driver), {free_bytes:,} free, "
-            f"{reserved:,} reserved of which {allocated:,} allocated, largest free block {largest:,}"
+    def __str__(self) -> str:
+        return (
+            f"out of memory: {self.asked_bytes:,} bytes asked for ({self.segment_bytes:,} from the driver), "
+            f"{self.free_bytes:,} free, {self.reserved_bytes:,} reserved of which {self.allocated_bytes:,} allocated, "
+            f"largest free block {self.largest_free_block_bytes:,}"
         )

@@ -4,87 +4,44 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Final
 
 from fxmem.memory.allocator.caching_allocator import CachingAllocator
 from fxmem.memory.allocator.stats import OutOfMemory
 from fxmem.records.names import GRAPH_INPUT
-from fxmem.records.profile import Bytes, Kind, Phase, PhaseSpan, Profile, Record, Storage
+from fxmem.records.profile import Kind, Phase, PhaseSpan, Profile, Storage
+from fxmem.records.validation import MeasuredPhase
 
 
-class PhasePeak(Record):
-    """The largest values within one phase of the step; each has its own moment."""
-
-    phase: Phase
-    requested_bytes: Bytes
-    allocated_bytes: Bytes
-    active_bytes: Bytes
-    reserved_bytes: Bytes
-
-
-class Occupancy(Record):
-    """Where the reserved memory is at the first moment with the most allocated bytes."""
-
-    phase: Phase
-    tick: int
-    requested_bytes: Bytes
-    allocated_bytes: Bytes
-    reserved_bytes: Bytes
-    largest_free_block_bytes: Bytes
-    """Largest piece of `cached_bytes` in one place."""
-
-    @property
-    def cached_bytes(self) -> int:
-        """Kept, and not handed out: what fragmentation can cost at most."""
-        return self.reserved_bytes - self.allocated_bytes
-
-
-class Shortage(Record):
+@dataclass(frozen=True)
+class Shortage:
     """The request that did not fit, and the state it met."""
 
     step: int
     """1-based: the first step of the loop, or a later one."""
     phase: Phase | None
     """None: while parameters, buffers and inputs were placed, before the first step."""
-    tick: int | None
-    """None as for `phase`."""
     storage: int
     """Index into `Profile.storages`."""
-    kind: Kind
     op: str | None
     """Operator that asked; None for what no operator of the step allocates."""
     node: str | None
     """Name of the node that operator runs for, else of the storage's node."""
-    asked_bytes: Bytes
-    segment_bytes: Bytes
-    """What the driver was asked for."""
-    free_bytes: Bytes
-    """What the driver had left."""
-    largest_free_block_bytes: Bytes
-    """Largest block cached in the pool of this request."""
-    requested_bytes: Bytes
-    allocated_bytes: Bytes
-    reserved_bytes: Bytes
+    refused: OutOfMemory
 
     @property
     def sentence(self) -> str:
         """A sentence without its full stop."""
+        refused = self.refused
         who = f"{self.op or 'the program'}{f' of {self.node}' if self.node else ''}"
         when = f"in {self.phase} of step {self.step}" if self.phase is not None else "before the first step"
-        asked = f"{self.asked_bytes:,} bytes, for which a segment of {self.segment_bytes:,} is needed"
-        return f"It runs out {when}: {who} asks for {asked}, and {self.free_bytes:,} are free"
+        asked = f"{refused.asked_bytes:,} bytes, for which a segment of {refused.segment_bytes:,} is needed"
+        return f"It runs out {when}: {who} asks for {asked}, and {refused.free_bytes:,} are free"
 
 
-class ReplayedStep(Record):
-    """One step that ran through."""
-
-    phases: tuple[PhasePeak, ...]
-    at_peak: Occupancy
-    alloc_retries: int
-
-
-_NO_PEAK: Final = (-1, 0, 0, 0, Phase.FORWARD, 0)
-
+PEAKS: Final = ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes")
+"""The numbers of an allocator whose peaks are kept."""
 PLACING_ORDER: Final = {Kind.PARAMETER: 0, Kind.BUFFER: 0, Kind.INPUT: 1, Kind.WORKSPACE: 2}
 """What is allocated before the first step comes in this order; other kinds follow."""
 
@@ -104,7 +61,6 @@ class TrainingLoop:
         self._placing = 0
         self._phase: Phase | None = None
         self._tick = 0
-        self._peak = _NO_PEAK
         self._sort_storages()
 
     def _sort_storages(self) -> None:
@@ -133,14 +89,28 @@ class TrainingLoop:
         # After the op's own output, before what the next op allocates at the same tick.
         self._first_events = sorted([*placed, *self._events], key=lambda event: event[:2])
 
-    def run_step(self) -> ReplayedStep:
-        """One step of the loop. Raises `OutOfMemory`; `shortage` then says where."""
+    def run_steps(self, most: int) -> tuple[list[tuple[MeasuredPhase, ...]], int | None]:
+        """Run steps until the allocator's state is as it was after an earlier one; `most` at most.
+
+        Returns the peaks of each by phase, and how many steps come before the repetition; None where there is none.
+        """
+        runs: list[tuple[MeasuredPhase, ...]] = []
+        seen: dict[Hashable, int] = {}
+        while len(runs) < most:
+            runs.append(self.run_step())
+            state = self.state()
+            if state in seen:
+                return runs, seen[state]
+            seen[state] = len(runs)
+        return runs, None
+
+    def run_step(self) -> tuple[MeasuredPhase, ...]:
+        """One step of the loop; its peaks by phase. Raises `OutOfMemory`; `shortage` then says where."""
         self.step += 1
-        retries = self._allocator.stats().alloc_retries
         if self.step == 1:
             for storage in self._residents:
                 self._place(storage)
-        self._phase, self._tick, self._peak = self._spans[0].phase, 0, _NO_PEAK
+        self._phase, self._tick = self._spans[0].phase, 0
         for storage in self._renewed:
             self._place(storage)
         peaks = []
@@ -149,7 +119,6 @@ class TrainingLoop:
         for span, following in zip(self._spans, [*self._spans[1:], None], strict=True):
             self._allocator.reset_peak_stats()
             self._phase, self._tick = span.phase, span.begin
-            self._watch_peak()
             if self.step == 1 and span.phase is Phase.OPTIMIZER:
                 for storage in self._late:
                     self._place(storage)
@@ -162,13 +131,10 @@ class TrainingLoop:
                 else:
                     self._place(storage)
                 position += 1
-            peaks.append(self._phase_peak(span.phase))
+            found = self._allocator.stats()._asdict()
+            peaks.append(MeasuredPhase(phase=span.phase, **{name: found[name].peak for name in PEAKS}))
         self._return_from_function()
-        return ReplayedStep(
-            phases=tuple(peaks),
-            at_peak=self._occupancy(),
-            alloc_retries=self._allocator.stats().alloc_retries - retries,
-        )
+        return tuple(peaks)
 
     def _return_from_function(self) -> None:
         for storage in self._dropped:
@@ -186,41 +152,11 @@ class TrainingLoop:
         address = self._allocator.malloc(placed.nbytes, placed.stream)
         self._address[storage] = address
         self._owner[address] = storage
-        self._watch_peak()
 
     def _free(self, storage: int) -> None:
         self._allocator.free(self._address[storage])
         self._owner.pop(self._address[storage], None)
         self._address[storage] = 0
-
-    def _watch_peak(self) -> None:
-        allocator = self._allocator
-        if self._phase is not None and allocator.allocated_bytes > self._peak[0]:
-            self._peak = (
-                allocator.allocated_bytes, allocator.requested_bytes, allocator.reserved_bytes,
-                allocator.largest_free_block_bytes, self._phase, self._tick,
-            )  # fmt: skip
-
-    def _occupancy(self) -> Occupancy:
-        allocated, requested, reserved, largest, phase, tick = self._peak
-        return Occupancy(
-            phase=phase,
-            tick=tick,
-            requested_bytes=requested,
-            allocated_bytes=allocated,
-            reserved_bytes=reserved,
-            largest_free_block_bytes=largest,
-        )
-
-    def _phase_peak(self, phase: Phase) -> PhasePeak:
-        stats = self._allocator.stats()
-        return PhasePeak(
-            phase=phase,
-            requested_bytes=stats.requested_bytes.peak,
-            allocated_bytes=stats.allocated_bytes.peak,
-            active_bytes=stats.active_bytes.peak,
-            reserved_bytes=stats.reserved_bytes.peak,
-        )
 
     def state(self) -> Hashable:
         """Everything the next step depends on: which storage is where, and which blocks are free.
@@ -247,18 +183,10 @@ class TrainingLoop:
         return Shortage(
             step=self.step,
             phase=self._phase,
-            tick=self._tick if self._phase is not None else None,
             storage=self._placing,
-            kind=storage.kind,
             op=op.name if op is not None else None,
             node=self.profile.nodes[node].name if node is not None else None,
-            asked_bytes=error.asked_bytes,
-            segment_bytes=error.segment_bytes,
-            free_bytes=error.free_bytes,
-            largest_free_block_bytes=error.largest_free_block_bytes,
-            requested_bytes=error.requested_bytes,
-            allocated_bytes=error.allocated_bytes,
-            reserved_bytes=error.reserved_bytes,
+            refused=error,
         )
 
 

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from fxmem.memory.generation.decode_steps import (
-    PERIOD,
-    RECORDED,
-    TAIL,
-    DecodeSteps,
-    Events,
-    Extension,
-    extend,
-    find_steps,
-    recorded_events,
-    recorded_tokens,
-)
-from fxmem.memory.generation.joined_steps import JOINT, join_steps
-from fxmem.memory.generation.phases import name_phases
-from fxmem.memory.generation.token_replay import TokenReplay, replay_tokens, requested_by_token
-
-__all__ = [
-    "JOINT",
-    "PERIOD",
-    "RECORDED",
-    "TAIL",
-    "DecodeSteps",
-    "Events",
-    "Extension",
-    "TokenReplay",
-    "extend",
-    "find_steps",
-    "join_steps",
-    "name_phases",
-    "recorded_events",
-    "recorded_tokens",
-    "replay_tokens",
-    "requested_by_token",
-]
+from fxmem.memory.generation.decode_steps import PERIOD as PERIOD
+from fxmem.memory.generation.decode_steps import RECORDED as RECORDED
+from fxmem.memory.generation.decode_steps import TAIL as TAIL
+from fxmem.memory.generation.decode_steps import DecodeSteps as DecodeSteps
+from fxmem.memory.generation.decode_steps import Events as Events
+from fxmem.memory.generation.decode_steps import Extension as Extension
+from fxmem.memory.generation.decode_steps import extend as extend
+from fxmem.memory.generation.decode_steps import find_steps as find_steps
+from fxmem.memory.generation.decode_steps import recorded_events as recorded_events
+from fxmem.memory.generation.decode_steps import recorded_tokens as recorded_tokens
+from fxmem.memory.generation.joined_steps import JOINT as JOINT
+from fxmem.memory.generation.joined_steps import join_steps as join_steps
+from fxmem.memory.generation.phases import name_phases as name_phases
+from fxmem.memory.generation.token_replay import TokenReplay as TokenReplay
+from fxmem.memory.generation.token_replay import replay_tokens as replay_tokens
+from fxmem.memory.generation.token_replay import requested_by_token as requested_by_token

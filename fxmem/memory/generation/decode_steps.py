@@ -166,6 +166,10 @@ class Extension:
         before = self.insertions[: self.insertions.index(insertion)]
         return insertion.model + sum(each.count or 0 for each in before)
 
+    def _length(self, insertion: Insertion) -> int:
+        begins, model = self.steps.begins, insertion.model
+        return begins[model + insertion.period] - begins[model]
+
     def events(self, tokens: int, *, jump: bool = False) -> Events:
         """The storages of a generation of so many tokens.
 
@@ -179,7 +183,7 @@ class Extension:
         copied = [0] * len(counts) if jump else counts
         begins, shift = [*out.begins], 0
         for insertion, more, copies in zip(self.insertions, counts, copied, strict=True):
-            length, end = _length(steps, insertion), steps.begins[insertion.model + insertion.period]
+            length, end = self._length(insertion), steps.begins[insertion.model + insertion.period]
             for index, storage in enumerate(storages):
                 if storage.birth >= end:
                     out.births[index] += copies * length
@@ -187,7 +191,7 @@ class Extension:
                 if storage.death >= end and index not in insertion.lagging:
                     out.deaths[index] += copies * length
         for insertion, copies in zip(self.insertions, copied, strict=True):
-            length, model, period = _length(steps, insertion), insertion.model, insertion.period
+            length, model, period = self._length(insertion), insertion.model, insertion.period
             at = len(begins) - len(steps.begins) + model
             shift, end = begins[at] - steps.begins[model], at + period
             further = [each + copy * length for copy in range(1, copies + 1) for each in begins[at:end]]
@@ -208,7 +212,7 @@ class Extension:
         added = [0]  # operators put in before each insertion
         for insertion, (first, end), copies in zip(self.insertions, spans, copied, strict=True):
             ops += [_move_op(op, shift) for op in recorded.ops[done:end]]
-            length = _length(steps, insertion)
+            length = self._length(insertion)
             for copy in range(1, copies + 1):
                 ops += [_move_op(op, shift + copy * length) for op in recorded.ops[first:end]]
             done, shift = end, shift + copies * length
@@ -297,13 +301,16 @@ def extend(steps: DecodeSteps, before: tuple[Insertion, ...] = (), period: int =
     slots: list[Slot] = []
     lagging: set[int] = set()
     for earlier, same, later in zip(*born, strict=True):
-        growth = storages[same].nbytes - storages[earlier].nbytes
-        if storages[later].nbytes - storages[same].nbytes != growth:
-            sizes = ", ".join(f"{storages[i].nbytes:,}" for i in (earlier, same, later))
-            raise AnalysisError(f"expected sizes that grow evenly from token to token: {_name(steps, same)}, {sizes}")
-        stays = min(storages[i].death for i in (earlier, same, later)) >= steps.begins[-1]
+        compared = [storages[i] for i in (earlier, same, later)]
+        sizes = [each.nbytes for each in compared]
+        growth = sizes[1] - sizes[0]
+        if sizes[2] - sizes[1] != growth:
+            shown = ", ".join(f"{size:,}" for size in sizes)
+            raise AnalysisError(f"expected sizes that grow evenly from token to token: {_name(steps, same)}, {shown}")
+        stays = min(each.death for each in compared) >= steps.begins[-1]
         if not stays:
-            _check_lives(steps, (earlier, same, later))
+            if len({each.death - each.birth for each in compared}) > 1:
+                raise AnalysisError(f"expected the same life in every decode step: {_name(steps, same)} has none")
             lagging |= {earlier, same}
         slots.append(Slot(same, growth, stays))
     _check_early(steps, model, period)
@@ -328,10 +335,6 @@ def _find_later_growth(steps: DecodeSteps, model: int, slots: Sequence[Slot], pe
     return later
 
 
-def _length(steps: DecodeSteps, insertion: Insertion) -> int:
-    return steps.begins[insertion.model + insertion.period] - steps.begins[insertion.model]
-
-
 def _check_operators(steps: DecodeSteps, model: int, period: int) -> None:
     expected = steps.op_names(model, period)
     for step in (model - period, model + period):
@@ -343,12 +346,6 @@ def _check_operators(steps: DecodeSteps, model: int, period: int) -> None:
                 f"expected every decode step to run the same operators; operator {at} is {one} in step {model}, and "
                 f"{other} in step {step}"
             )
-
-
-def _check_lives(steps: DecodeSteps, indices: tuple[int, int, int]) -> None:
-    """Refuse storages that live for another time in each step."""
-    if len({s.death - s.birth for s in (steps.profile.storages[index] for index in indices)}) > 1:
-        raise AnalysisError(f"expected the same life in every decode step: {_name(steps, indices[1])} has none")
 
 
 def _check_early(steps: DecodeSteps, model: int, period: int) -> None:

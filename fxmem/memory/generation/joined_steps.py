@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fxmem.errors import AnalysisError
 from fxmem.memory.generation.decode_steps import DecodeSteps, Extension, Insertion
-from fxmem.records.profile import Node, Op, Profile, Storage, TensorInfo
+from fxmem.records.profile import Node, Op, Profile, Storage
 
 JOINT = 3
 """The step of a recorded change with which it is joined on. It and the one before it must be as the steps before."""
@@ -102,7 +102,10 @@ class _Joined:
         ]
         changes = {
             "ticks": self._ticks,
-            "nodes": (*map(self._trim_node, first.nodes[: self._nodes]), *self._later_nodes()),
+            "nodes": (
+                *(_place_outputs(each, self._place) for each in first.nodes[: self._nodes]),
+                *self._later_nodes(),
+            ),
             "ops": tuple(ops),
             "storages": (
                 *(self._keep_storage(first.storages[i]) for i in self._place),
@@ -151,23 +154,22 @@ class _Joined:
         """The place of a node of the second recording; one from before the joint counts as its first."""
         return max(node, self._from_node) - self._from_node + self._nodes
 
-    def _trim_node(self, node: Node) -> Node:
-        return node.model_copy(update={"outputs": tuple(_place_output(each, self._place) for each in node.outputs)})
-
     def _later_nodes(self) -> list[Node]:
         start = self._from_node
         return [
-            node.model_copy(
+            _place_outputs(node, self._second_place).model_copy(
                 update={
                     "inputs": tuple(self._move(index) for index in node.inputs if index >= start),
                     "view_of": None if node.view_of is None or node.view_of < start else self._move(node.view_of),
-                    "outputs": tuple(_place_output(each, self._second_place) for each in node.outputs),
                 }
             )
             for node in self._second.profile.nodes[start:]
         ]
 
 
-def _place_output(output: TensorInfo, place: dict[int, int]) -> TensorInfo:
-    storage = None if output.storage is None else place.get(output.storage)
-    return output.model_copy(update={"storage": storage})
+def _place_outputs(node: Node, place: dict[int, int]) -> Node:
+    """A node whose outputs have the places of their storages in the joined recording."""
+    storages = (None if each.storage is None else place.get(each.storage) for each in node.outputs)
+    placed = zip(node.outputs, storages, strict=True)
+    outputs = tuple(each.model_copy(update={"storage": storage}) for each, storage in placed)
+    return node.model_copy(update={"outputs": outputs})

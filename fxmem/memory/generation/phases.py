@@ -20,9 +20,8 @@ def name_phases(profile: Profile, begins: Sequence[int]) -> Profile:
     first = profile.phases[0].begin if profile.phases else 0
     spans = [PhaseSpan(phase=Phase.PREFILL, begin=first, end=border, first_op=0, last_op=op)]
     if len(begins) > 1:
-        spans.append(
-            PhaseSpan(phase=Phase.DECODE, begin=border, end=profile.ticks, first_op=op, last_op=len(profile.ops))
-        )
+        last = {"end": profile.ticks, "last_op": len(profile.ops)}
+        spans.append(PhaseSpan(phase=Phase.DECODE, begin=border, first_op=op, **last))
     ops = tuple(
         each.model_copy(update={"phase": Phase.PREFILL if index < op else Phase.DECODE})
         for index, each in enumerate(profile.ops)

@@ -50,40 +50,28 @@ def replay_tokens(
         settings: the allocator's.
         capacity_bytes: what the driver refuses to exceed; None for no limit.
     """
-    sizes = [each for each in (profile.target.memory_bytes, capacity_bytes) if each is not None]
-    allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes, device_bytes=max(sizes, default=None))
-    requested = requested_by_token(events)
+    memory = profile.target.memory_bytes
+    allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes, device_bytes=memory)
+    most = requested_by_token(events)
     storages, nbytes, sources = profile.storages, events.nbytes, events.sources
     streams = [each.stream for each in storages]
     addresses = array("q", bytes(8 * len(nbytes)))
     tokens: list[TokenBytes] = []
-
-    def end_token() -> None:
-        stats = allocator.stats()
-        allocated, reserved = stats.allocated_bytes.peak, stats.reserved_bytes.peak
-        number = len(tokens)
-        tokens.append(
-            TokenBytes(
-                token=number + 1,
-                requested_bytes=requested[number],
-                allocated_bytes=allocated,
-                reserved_bytes=reserved,
-            )
-        )
-        allocator.reset_peak_stats()
-
     malloc, free = allocator.malloc, allocator.free
     is_whole = True
     try:
         for index in _residents(profile, events):
             addresses[index] = malloc(nbytes[index], streams[sources[index]])
-        for moments in _order(profile, events):
+        for number, (requested, moments) in enumerate(zip(most, _order(profile, events), strict=True), 1):
             for index in moments:
                 if index < 0:
                     free(addresses[~index])
                 else:
                     addresses[index] = malloc(nbytes[index], streams[sources[index]])
-            end_token()
+            _, held, _, got, *_ = allocator.stats()
+            peaks = {"requested_bytes": requested, "allocated_bytes": held.peak, "reserved_bytes": got.peak}
+            tokens.append(TokenBytes(token=number, **peaks))
+            allocator.reset_peak_stats()
     except OutOfMemory:
         is_whole = False
     return TokenReplay(tuple(tokens), allocator.stats().alloc_retries, is_whole)

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from fxmem.records.parts.base import Bytes, Count, Flops, FlopsChange, Many, Mapped, Record, Tick
-from fxmem.records.parts.compiled import CompileRecord, CompileSettings, TimedChoice
-from fxmem.records.parts.generation import GenerationPeak, GenerationRun, TokenBytes
-from fxmem.records.parts.ranks import Collective, CollectiveKind, RankClass, RankedStep, RankGroup
-
-__all__ = [
-    "Bytes",
-    "Collective",
-    "CollectiveKind",
-    "CompileRecord",
-    "CompileSettings",
-    "Count",
-    "Flops",
-    "FlopsChange",
-    "GenerationPeak",
-    "GenerationRun",
-    "Many",
-    "Mapped",
-    "RankClass",
-    "RankGroup",
-    "RankedStep",
-    "Record",
-    "Tick",
-    "TimedChoice",
-    "TokenBytes",
-]
+from fxmem.records.parts.base import Count as Count
+from fxmem.records.parts.compiled import CompileRecord as CompileRecord
+from fxmem.records.parts.compiled import CompileSettings as CompileSettings
+from fxmem.records.parts.compiled import TimedChoice as TimedChoice
+from fxmem.records.parts.generation import GenerationPeak as GenerationPeak
+from fxmem.records.parts.generation import GenerationRun as GenerationRun
+from fxmem.records.parts.generation import TokenBytes as TokenBytes
+from fxmem.records.parts.ranks import Collective as Collective
+from fxmem.records.parts.ranks import CollectiveKind as CollectiveKind
+from fxmem.records.parts.ranks import RankClass as RankClass
+from fxmem.records.parts.ranks import RankedStep as RankedStep
+from fxmem.records.parts.ranks import RankGroup as RankGroup

@@ -1,6 +1,7 @@
 """Hidden buffers written into a log by hand."""
 
-from fxmem.hardware.workspaces import HeldBuffer, HiddenEvent, HiddenMemory, TimedOp, insert_workspaces
+from fxmem.hardware.hidden_memory import HeldBuffer, HiddenEvent, HiddenMemory
+from fxmem.hardware.workspaces import TimedOp, insert_workspaces
 from fxmem.memory import liveness
 from fxmem.records.profile import Kind
 from tests.profiles import small_profile

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import target
 from fxmem.hardware.cublas import cublas_workspaces
-from fxmem.hardware.hidden_memory import RnnSignature, alloc, output
+from fxmem.hardware.hidden_memory import HiddenEvent, RnnSignature, alloc, output
 from fxmem.hardware.operators import OPERATORS, Call, Operator
 from fxmem.hardware.operators.convolution import ConvolutionMemory
 from fxmem.hardware.operators.products import matmul_copies, uses_cublas, uses_cublaslt
@@ -35,16 +35,16 @@ from fxmem.hardware.workspaces import (
     ConvSignature,
     CpuCollector,
     HeldBuffer,
-    HiddenEvent,
     HiddenMemory,
-    Workspace,
     conv_workspaces,
     cudnn_cache,
     cudnn_client,
     find_cudnn,
     read_cudnn_folder,
 )
+from fxmem.hardware.workspaces.cudnn_client import Workspace
 from fxmem.records.profile import Phase, Target
+from tests.hardware.workspaces.peaks import peak_bytes
 from tests.no_files import NO_FILES
 
 MIB = 1 << 20
@@ -248,7 +248,7 @@ def test_forward_takes_its_workspace_after_the_output() -> None:
     assert memory.signatures == (VGG,)
     assert memory.unknown_buffers == ("cuDNN fwd workspace",)
     filled = memory.fill_workspaces({VGG: 1000})
-    assert (filled.signatures, filled.unknown_buffers, filled.peak_bytes(), filled.peak_bytes([5000])) == (
+    assert (filled.signatures, filled.unknown_buffers, peak_bytes(filled), peak_bytes(filled, [5000])) == (
         (),
         (),
         1000,
@@ -293,7 +293,7 @@ def test_an_expanded_gradient_is_copied_for_each_of_the_two_calls() -> None:
         < names.index("dense narrow side")
         < names.index("=grad_weight")
     )
-    assert memory.peak_bytes() == 3 * 13 * 7 * 11 * 4
+    assert peak_bytes(memory) == 3 * 13 * 7 * 11 * 4
 
 
 def test_a_gradient_in_the_other_format_is_converted_once() -> None:
@@ -734,7 +734,7 @@ def test_each_product_allocates_its_workspace_since_2_15(environ: dict[str, str]
     memory = collector.settle()
     assert script(memory[0]) == ["=result", "cuBLAS workspace"]
     assert script(memory[1]) == ["=result", "cuBLASLt workspace"]
-    assert {at: each.peak_bytes() for at, each in memory.items()} == {0: product, 1: linear}
+    assert {at: peak_bytes(each) for at, each in memory.items()} == {0: product, 1: linear}
     assert collector.held() == {}
     assert any("each product allocates" in each.text for each in collector.assumptions())
 
@@ -895,42 +895,41 @@ def test_flash_backward_by_hand() -> None:
         "grad_key of every query head": 2 * 2000 * 32 * 128 * 2,
         "grad_value of every query head": 2 * 2000 * 32 * 128 * 2,
     }
-    assert memory.peak_bytes() == sum(sizes.values())
+    assert peak_bytes(memory) == sum(sizes.values())
 
 
 def test_flash_backward_variants() -> None:
     shape = (1, 4, 100, 72)
-    assert flash_backward(shape, shape, "float16", H100).peak_bytes() == (4 * 128 + 128 * 4 * 96) * 4
+    assert peak_bytes(flash_backward(shape, shape, "float16", H100)) == (4 * 128 + 128 * 4 * 96) * 4
     copied = flash_backward(shape, shape, "float16", H100, dense=False)
     assert copied.events[0].nbytes == 4 * 100 * 72 * 2
     # 132 multiprocessors over 4 blocks: 33 copies of the queries' gradient.
     assert (
-        flash_backward(shape, shape, "float16", H100, deterministic=True).peak_bytes()
+        peak_bytes(flash_backward(shape, shape, "float16", H100, deterministic=True))
         == (4 * 128 + 33 * 128 * 4 * 96) * 4
     )
     assert (
-        flash_backward((1, 4, 100, 136), (1, 4, 100, 136), "float16", H100).peak_bytes()
-        == (4 * 128 + 128 * 4 * 192) * 4
+        peak_bytes(flash_backward((1, 4, 100, 136), (1, 4, 100, 136), "float16", H100)) == (4 * 128 + 128 * 4 * 192) * 4
     )
     with pytest.raises(UsageError, match="expected a head size of at most 256 for flash attention, got 264"):
         flash_backward((1, 4, 100, 264), (1, 4, 100, 264), "float16", H100)
 
 
 def test_flash_forward_splits_keys_when_the_card_would_idle() -> None:
-    assert flash_forward((8, 32, 2048, 128), (8, 32, 2048, 128), 0.0, H100).peak_bytes() == 0
-    assert flash_forward((1, 8, 64, 128), (1, 8, 8192, 128), 0.1, H100).peak_bytes() == 0
+    assert peak_bytes(flash_forward((8, 32, 2048, 128), (8, 32, 2048, 128), 0.0, H100)) == 0
+    assert peak_bytes(flash_forward((1, 8, 64, 128), (1, 8, 8192, 128), 0.1, H100)) == 0
     # 8 blocks of work for 264 slots, 64 blocks of 128 keys: 32 splits fill 256 of them, 97 % of what is there.
     split = flash_forward((1, 8, 64, 128), (1, 8, 8192, 128), 0.0, H100)
-    assert split.peak_bytes() == 32 * 8 * 64 * (1 + 128) * 4
+    assert peak_bytes(split) == 32 * 8 * 64 * (1 + 128) * 4
     # One new token: the four query heads of a group become the rows.
     grouped = flash_forward((1, 32, 1, 128), (1, 8, 8192, 128), 0.0, H100)
-    assert grouped.peak_bytes() == 32 * 8 * 4 * (1 + 128) * 4
+    assert peak_bytes(grouped) == 32 * 8 * 4 * (1 + 128) * 4
 
 
 def test_memory_efficient_forward_accumulates_large_heads_in_float() -> None:
-    assert efficient_forward((2, 4, 100, 64), (2, 4, 100, 64), "bfloat16", H100).peak_bytes() == 0
-    assert efficient_forward((2, 4, 100, 160), (2, 4, 100, 160), "bfloat16", H100).peak_bytes() == 2 * 100 * 4 * 160 * 4
-    assert efficient_forward((2, 4, 100, 160), (2, 4, 100, 160), "float32", H100).peak_bytes() == 0
+    assert peak_bytes(efficient_forward((2, 4, 100, 64), (2, 4, 100, 64), "bfloat16", H100)) == 0
+    assert peak_bytes(efficient_forward((2, 4, 100, 160), (2, 4, 100, 160), "bfloat16", H100)) == 2 * 100 * 4 * 160 * 4
+    assert peak_bytes(efficient_forward((2, 4, 100, 160), (2, 4, 100, 160), "float32", H100)) == 0
     assert efficient_forward((2, 4, 100, 64), (2, 4, 100, 64), "float16", T4).unknown_buffers == ("float output",)
 
 
@@ -959,7 +958,7 @@ def test_memory_efficient_backward_by_hand() -> None:
         8 * 100 * 4,
         8 * 100 * 4,
     ]
-    assert full.peak_bytes() == 8 * 100 * 4 + 8 * 2 * (16 + 4096 * 4)
+    assert peak_bytes(full) == 8 * 100 * 4 + 8 * 2 * (16 + 4096 * 4)
 
 
 def test_memory_efficient_backward_depends_on_shared_memory() -> None:
@@ -1021,11 +1020,11 @@ def test_cudnn_attention_backward_by_hand() -> None:
 def test_cudnn_attention_forward_takes_next_to_nothing_but_for_blackwells_dropout() -> None:
     shape = (8, 8, 100, 40)
     found = {
-        card: cudnn_attention_forward(shape, shape, 0.125, target(card)).peak_bytes()
+        card: peak_bytes(cudnn_attention_forward(shape, shape, 0.125, target(card)))
         for card in ("h100", "b200", "a100", "rtx5090")
     }
     assert found == {"h100": 256, "b200": 131_200, "a100": 0, "rtx5090": 0}
-    assert cudnn_attention_forward(shape, shape, 0.0, target("b200")).peak_bytes() == 0
+    assert peak_bytes(cudnn_attention_forward(shape, shape, 0.0, target("b200"))) == 0
 
 
 def test_cudnn_attention_is_unknown_where_nobody_asked() -> None:
@@ -1088,7 +1087,7 @@ def hidden(name: str, *args: Any, result: Any = None) -> HiddenMemory | None:
 def scratch(name: str, *args: Any, result: Any = None) -> int:
     """Most bytes that a call has allocated at once beside its results."""
     memory = hidden(name, *args, result=result)
-    return 0 if memory is None else memory.peak_bytes()
+    return 0 if memory is None else peak_bytes(memory)
 
 
 def test_embedding_backward_by_hand() -> None:
@@ -1121,7 +1120,7 @@ def test_softmax_backward_multiplies_first() -> None:
     memory = hidden("_softmax_backward_data.default", scores, scores, -1, torch.float32, result=scores)
     assert memory is not None
     assert script(memory) == ["=grad_input", "grad_output * output"]
-    assert memory.peak_bytes() == 2 * 8 * 128 * 128 * 4
+    assert peak_bytes(memory) == 2 * 8 * 128 * 128 * 4
     dense = tensor(8, 100)
     assert scratch("_log_softmax_backward_data.default", dense, dense, -1, torch.float32, result=dense) == 0
 
@@ -1142,7 +1141,7 @@ def test_short_rows_are_sorted_in_the_results_and_long_ones_by_cub() -> None:
         few = hidden("sort.stable", tensor(rows, 4097))
         assert few is not None
         assert few.unknown_buffers == ("CUB's buffers",)
-        assert few.peak_bytes() == known
+        assert peak_bytes(few) == known
 
 
 def test_group_norm_sums_by_channel_and_has_factors_by_channel_and_group() -> None:
@@ -1165,7 +1164,7 @@ def test_group_norm_sums_by_channel_and_has_factors_by_channel_and_group() -> No
     for at, (name, args) in enumerate(calls):
         collector.note(at, f"aten.{name}.default", args, (x, weight, weight), Phase.BACKWARD)
     channel, group = 8 * 64 * 4, 8 * 32 * 4
-    found = {at: memory.peak_bytes() for at, memory in collector.settle().items()}
+    found = {at: peak_bytes(memory) for at, memory in collector.settle().items()}
     assert found == {
         0: 2 * channel,
         1: 2 * channel,
@@ -1192,7 +1191,7 @@ def test_rms_norm_backward_copies_an_expanded_gradient_and_sums_as_layer_norm_do
         collector = Collector(H100, "2.11.0", {}, ConvSettings())
         args = (grad, x, [columns], rstd, weight, [True, True])
         collector.note(0, "aten._fused_rms_norm_backward.default", args, (x, weight), Phase.BACKWARD)
-        return {at: memory.peak_bytes() for at, memory in collector.settle().items()}[0]
+        return {at: peak_bytes(memory) for at, memory in collector.settle().items()}[0]
 
     assert backward(2048, 4096, tensor(2048, 4096)) == 0
     expanded = TensorLayout(shape=(2048, 4096), stride=(0, 0), dtype="float32")
@@ -1209,7 +1208,7 @@ def test_what_is_put_at_one_place_is_found_by_sorting() -> None:
     for accumulate, deterministic in product((False, True), repeat=2):
         collector = Collector(H100, "2.11.0", {}, ConvSettings(), deterministic=deterministic)
         collector.note(0, "aten.index_put_.default", (table, [index, None], values, accumulate), table, Phase.BACKWARD)
-        found[accumulate, deterministic] = {at: memory.peak_bytes() for at, memory in collector.settle().items()}
+        found[accumulate, deterministic] = {at: peak_bytes(memory) for at, memory in collector.settle().items()}
     assert found == {
         (False, False): {},
         **{key: {0: 4 * 2401 * 8} for key in [(False, True), (True, False), (True, True)]},
@@ -1220,7 +1219,7 @@ def test_the_row_that_is_sorted_is_the_one_of_the_dimension() -> None:
     collector = Collector(H100, "2.11.0", {}, ConvSettings())
     for at, (overload, dim) in enumerate((("default", (0,)), ("default", (-1,)), ("default", ()), ("stable", ()))):
         collector.note(at, f"aten.sort.{overload}", (tensor(30, 50), *dim), tensor(30, 50), Phase.FORWARD)
-    assert {at: memory.peak_bytes() for at, memory in collector.settle().items()} == {0: 240, 1: 400, 2: 400, 3: 400}
+    assert {at: peak_bytes(memory) for at, memory in collector.settle().items()} == {0: 240, 1: 400, 2: 400, 3: 400}
 
 
 def test_one_row_is_all_that_a_further_kernel_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1234,7 +1233,7 @@ def test_one_row_is_all_that_a_further_kernel_needs(monkeypatch: pytest.MonkeyPa
     seen = CpuCollector().look("aten.made_up.default", (tensor(3, 5), 7), tensor(3))
     assert seen is not None
     assert seen.memory is not None
-    assert seen.memory.peak_bytes() == 15
+    assert peak_bytes(seen.memory) == 15
 
 
 @pytest.mark.parametrize(
@@ -1263,7 +1262,7 @@ def test_a_reduction_by_several_blocks_keeps_their_parts(
     arguments = (tensor(*shape),) if dims is None else (tensor(*shape), dims)
     overload = "default" if dims is None else "dim_IntList"
     collector.note(0, f"aten.sum.{overload}", arguments, tensor(1), Phase.BACKWARD)
-    assert {at: memory.peak_bytes() for at, memory in collector.settle().items()} == ({0: expected} if expected else {})
+    assert {at: peak_bytes(memory) for at, memory in collector.settle().items()} == ({0: expected} if expected else {})
 
 
 def test_where_all_strides_are_equal_a_block_is_as_wide_as_the_results() -> None:
