@@ -70,10 +70,7 @@ def uncheckpoint(model: nn.Module) -> nn.Module:
 
 
 def apply(
-    model: nn.Module,
-    regions: Sequence[Region],
-    application: Application,
-    operators: Mapping[str, int] | None = None,
+    model: nn.Module, regions: Sequence[Region], application: Application, operators: Mapping[str, int] | None = None
 ) -> nn.Module:
     """Make `model`, real, on meta or of FakeTensors, recompute these regions; see `checkpoint`.
 

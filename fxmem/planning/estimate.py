@@ -13,11 +13,7 @@ from fxmem.records.profile import Assumption, Peak, Profile
 
 
 def estimate(
-    profile: Profile,
-    peak: Peak,
-    strategy: str,
-    budget: BudgetLike | None,
-    application: Application | str | None = None,
+    profile: Profile, peak: Peak, strategy: str, budget: BudgetLike | None, application: Application | str | None = None
 ) -> Plan:
     """Return the plan a planner proposes for a profile. Its peak is the planner's estimate; `analysed` is False.
 

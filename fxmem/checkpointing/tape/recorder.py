@@ -374,11 +374,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def rematerialize(
-    kept: Collection[ValueKey],
-    dropped: Collection[ValueKey],
-    **options: Any,
-) -> Iterator[Tape]:
+def rematerialize(kept: Collection[ValueKey], dropped: Collection[ValueKey], **options: Any) -> Iterator[Tape]:
     """Recompute what autograd saves of `dropped` inside when backward asks for it. Arguments as for `Tape`."""
     tape = Tape(kept, dropped, **options)
     with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:

@@ -49,11 +49,7 @@ class LiveChanges:
     """
 
     def __init__(
-        self,
-        lives: Sequence[ValueLife],
-        change: Floats,
-        transient: dict[int, frozenset[int]],
-        transient_bytes: Floats,
+        self, lives: Sequence[ValueLife], change: Floats, transient: dict[int, frozenset[int]], transient_bytes: Floats
     ) -> None:
         self._lives = lives
         self._change, self._transient, self._transient_bytes = change, transient, transient_bytes

@@ -47,9 +47,7 @@ class OperatorPlanner:
     is_quick = False
 
     def __init__(
-        self,
-        profile: Profile,
-        survey: Callable[[], tuple[Sequence[OperatorCall], Sequence[OperatorValue]]],
+        self, profile: Profile, survey: Callable[[], tuple[Sequence[OperatorCall], Sequence[OperatorValue]]]
     ) -> None:
         self.profile, self.survey = profile, functools.cache(survey)
 
