@@ -108,13 +108,8 @@ def _plans(
     for way in wanted:
         planner = Planner(profile, way)
         if nbytes is None and STRATEGIES.get(strategy).has_curve:
-            curve = planner.curve()
-            best = min(
-                curve,
-                key=lambda plan: (
-                    plan.after.requested_bytes * (sum(op.flops or 0 for op in profile.ops) + (plan.extra_flops or 0))
-                ),
-            )
+            curve, flops = planner.curve(), sum(op.flops or 0 for op in profile.ops)
+            best = min(curve, key=lambda plan: plan.after.requested_bytes * (flops + (plan.extra_flops or 0)))
             yield best.model_copy(update={"curve": tuple(_point(plan) for plan in curve)})
             continue
         try:

@@ -28,9 +28,8 @@ class Refiner:
     def __init__(self, step: RecomputeChoices, budget: float) -> None:
         self._step, self._budget = step, budget
         calls = len(step.calls)
-        self.moves = (
-            tuning.MOVES // (tuning.MOVE_OVERHEAD + max(calls, calls * calls // tuning.MOVES_MANY_CALLS)) // step.effort
-        )
+        taken = tuning.MOVE_OVERHEAD + max(calls, calls * calls // tuning.MOVES_MANY_CALLS)
+        self.moves = tuning.MOVES // taken // step.effort
         """Changes that may still be tried."""
         self._states: dict[frozenset[int], ChoiceState] = {}
 
@@ -152,7 +151,7 @@ class Refiner:
             np.where(made_there, step.nbytes, 0.0)
             + np.where(held_there, step.nbytes, 0.0) / np.maximum(step.costs, 1.0)[step.makers]
         )
-        rate[~np.asarray(state.backward_needs, dtype=bool)] = 0.0
+        rate[[use is None for use in state.uses]] = 0.0
         rates = np.bincount(step.makers, rate, len(step.calls))
         found = np.flatnonzero(rates)
         ordered: list[int] = found[np.argsort(-rates[found], kind="stable")].tolist()

@@ -140,7 +140,10 @@ def write_edit(source: SourceLine, module: str, keeps: tuple[int, ...] = ()) -> 
     ]
     if len(found) != 1:
         return None
-    _checkpoint_call(found[0], keeps)
+    call = found[0]
+    call.args.insert(0, call.func)
+    call.func = ast.Name("checkpoint", ast.Load())
+    call.keywords += _checkpoint_options(keeps)
     return Edit(source=source.model_copy(update={"code": code}), after=ast.unparse(tree))
 
 
@@ -154,13 +157,6 @@ def _read_statement(source: SourceLine) -> tuple[str, ast.Module] | None:
         except SyntaxError:  # the first lines of a statement that goes on
             continue
     return None
-
-
-def _checkpoint_call(call: ast.Call, keeps: tuple[int, ...]) -> None:
-    """Make the call of a module a checkpointed one that keeps these products."""
-    call.args.insert(0, call.func)
-    call.func = ast.Name("checkpoint", ast.Load())
-    call.keywords += _checkpoint_options(keeps)
 
 
 def _checkpoint_options(keeps: tuple[int, ...]) -> Iterator[ast.keyword]:
