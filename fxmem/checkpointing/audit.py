@@ -21,6 +21,7 @@ import contextlib
 import random
 import sys
 import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
