@@ -18,13 +18,10 @@ argument.
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,17 +29,19 @@ from torch import nn
 from fxmem._torch import checkpoint as torch_checkpoint
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
+from fxmem.checkpointing.op_signature import find_argument, find_tensors, read_signature
 from fxmem.errors import UsageError
 
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "symm_mem"})
 _SAME_STORAGE = frozenset({"aten.lift_fresh.default"})
 """Ops that return their argument and that nevertheless make a tensor: the argument is a literal's."""
+_MOMENTUM = ("momentum", "exponential_average_factor")
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _PYTHONS_OWN = frozenset(vars(nn.Module()))
 """Attributes every module has."""
 
 
-class Audit:
+class Audit(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     """Entered around the one run that is watched; `has_passed` afterwards gives the verdict.
 
     Args:
@@ -55,49 +54,39 @@ class Audit:
     def __init__(
         self, where: str, modules: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool
     ) -> None:
-        self._where = where
-        self._random = random
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._where, self._modules, self._random = where, modules, random
         self._found: list[str] = []
         self._filled = False
-        self._modules = modules
-        self._norms: dict[int, nn.Module] = {
-            key: module
-            for module in modules
-            if isinstance(module, torch_common.NormBase)
-            for key in _keys_of_statistics(module)
-        }
-        self._names = {_key(tensor): f"its input {name}" for name, tensor in _named_tensors(args, kwargs)}
+        self._born: set[int] = set()
+        given = [(str(name), value) for name, value in (*enumerate(args), *kwargs.items())]
+        named = [(name, tensor) for name, value in given for tensor in torch_common.iterate_tensors(value)]
+        parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
+        self._norms: dict[int, nn.Module] = {}
+        self._names = {_key(tensor): f"its input {name}" for name, tensor in named}
         for module in modules:
             for name, buffer in torch_modules.own_buffers(module).items():
                 if buffer is not None:
                     self._names[_key(buffer)] = f"buffer {name} of {type(module).__name__}"
-        self._fake = any(
-            isinstance(tensor, torch_common.FakeTensor)
-            for tensor in (*torch_common.iterate_tensors((args, kwargs)), *_first_parameters(modules))
-        )
-        self._opaque = [
-            (name, value)
-            for name, value in (*((f"{i}", value) for i, value in enumerate(args)), *kwargs.items())
-            if _is_opaque(value)
-        ]
+                    if name in _STATISTICS and isinstance(module, torch_common.NormBase):
+                        self._norms[_key(buffer)] = module
+        tensors = (*(tensor for _, tensor in named), *parameters)
+        self._fake = any(isinstance(tensor, torch_common.FakeTensor) for tensor in tensors)
+        self._opaque = [(name, value) for name, value in given if _is_opaque(value)]
         self._entered = contextlib.ExitStack()
 
-    def note(self, what: str) -> None:
-        """Something that forbids recomputation."""
-        self._found.append(what)
-
-    def __enter__(self) -> None:
+    def __enter__(self) -> Any:
         self._before = [_attributes(module) for module in self._modules]
         self._cached = [_reachable(value) for _, value in self._opaque]
         self._generators = self._generator_states()
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch_checkpoint.observe_checkpoints(self._refuse_checkpoint))
-            stack.enter_context(_Ops(self, self._names, self._norms))
+            super().__enter__()  # type: ignore[no-untyped-call]
             self._entered = stack.pop_all()
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._entered.close()
         if error is None:
             self._compare()
@@ -114,9 +103,47 @@ class Audit:
 
     def _refuse_checkpoint(self, function: Any) -> None:
         if type(function).__module__.rpartition(".")[0] != __name__.rpartition(".")[0]:
-            self.note(
+            self._found.append(
                 "it uses torch.utils.checkpoint itself; turn that off (gradient_checkpointing_disable(), "
                 "set_grad_checkpointing(False)) before planning"
+            )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        signature = read_signature(func)
+        if func.namespace in _COLLECTIVES:
+            self._found.append(
+                f"it communicates ({func}), and the ranks of a job need not recompute in the same order; cut around it"
+            )
+        elif torch.Tag.dynamic_output_shape in func.tags and _has_dynamic_shape(func, args, kwargs):
+            self._found.append(f"the shape of what {func} returns depends on values; cut around it")
+        switch = signature.switch
+        statistics = signature.statistics if switch and find_argument(switch, args, kwargs) else ()
+        for tensor in find_tensors((*signature.written, *statistics), args, kwargs):
+            self._write(func, tensor, args, kwargs)
+        given = {_key(tensor) for tensor in torch_common.iterate_tensors((args, kwargs))}
+        result = func(*args, **kwargs)
+        if signature.name in _SAME_STORAGE:
+            given = set()
+        self._born.update(key for tensor in torch_common.iterate_tensors(result) if (key := _key(tensor)) not in given)
+        return result
+
+    def _write(self, func: Any, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        key = _key(tensor)
+        if key in self._born:
+            return
+        norm = self._norms.get(key)
+        momenta = [place for place in read_signature(func).places if place[1] in _MOMENTUM]
+        momentum = find_argument(momenta[0], args, kwargs) if momenta else None
+        if norm is None:
+            named = self._names.get(key, "a tensor made before it")
+            self._found.append(f"{func} writes in place to {named}; let the region end before that, or begin after it")
+        elif momentum is not None and norm.momentum not in (None, momentum):
+            self._found.append(
+                f"{type(norm).__name__} updates its statistics with momentum {momentum} while its own is "
+                f"{norm.momentum}"
             )
 
     def _generator_states(self) -> list[Any]:
@@ -126,20 +153,16 @@ class Audit:
             states.append(numpy_random.get_state()[1].tobytes())
         if not self._random and not self._fake:
             states.append(torch.get_rng_state().numpy().tobytes())
-            devices = (
-                range(torch.cuda.device_count())
-                if torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-                else ()
-            )
-            states += [torch.cuda.get_rng_state(device).numpy().tobytes() for device in devices]
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                states += [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
         return states
 
     def _compare(self) -> None:
         now = self._generator_states()
         if now[0] != self._generators[0]:
-            self.note("it draws from Python's random, whose state is not wound back; draw from torch")
+            self._found.append("it draws from Python's random, whose state is not wound back; draw from torch")
         elif now != self._generators:
-            self.note(
+            self._found.append(
                 "it draws random numbers, and their generator's state is not kept for its second run; plan again in "
                 "train() mode, or draw from torch"
             )
@@ -148,7 +171,7 @@ class Audit:
         for (name, value), cached in zip(self._opaque, self._cached, strict=True):
             after = _reachable(value)
             if len(after) != len(cached) or any(_is_changed(a, b) for a, b in zip(cached, after, strict=True)):
-                self.note(
+                self._found.append(
                     f"it writes to its argument {name} ({type(value).__name__}); turn the cache off (use_cache=False)"
                 )
 
@@ -159,79 +182,10 @@ class Audit:
             if old is None and new is not None:
                 self._filled = True
             elif not _may_replace(old, new, name in torch_modules.own_buffers(module)):
-                self.note(
+                self._found.append(
                     f"it changes {name} of {type(module).__name__} on each run, and would change it twice in a step; "
                     "keep that outside of regions"
                 )
-
-
-class _Ops(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every op of the region's first run."""
-
-    def __init__(self, audit: Audit, names: dict[int, str], norms: dict[int, nn.Module]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._audit = audit
-        self._names = names
-        self._norms = norms
-        self._born: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        traits = _traits(func)
-        if traits.communicates:
-            self._audit.note(
-                f"it communicates ({func}), and the ranks of a job need not recompute in the same order; cut around it"
-            )
-        elif traits.may_have_dynamic_shape and _has_dynamic_shape(func, args, kwargs):
-            self._audit.note(f"the shape of what {func} returns depends on values; cut around it")
-        for tensor in _writes(func, args, kwargs) if traits.may_write else ():
-            self._write(func, tensor, args, kwargs)
-        given = {_key(tensor) for tensor in torch_common.iterate_tensors((args, kwargs))}
-        result = func(*args, **kwargs)
-        if traits.makes_its_argument:
-            given = set()
-        self._born.update(key for tensor in torch_common.iterate_tensors(result) if (key := _key(tensor)) not in given)
-        return result
-
-    def _write(self, func: Any, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        key = _key(tensor)
-        if key in self._born:
-            return
-        norm = self._norms.get(key)
-        if norm is None:
-            named = self._names.get(key, "a tensor made before it")
-            self._audit.note(f"{func} writes in place to {named}; let the region end before that, or begin after it")
-        elif (momentum := _momentum(func, args, kwargs)) is not None and norm.momentum not in (None, momentum):
-            self._audit.note(
-                f"{type(norm).__name__} updates its statistics with momentum {momentum} while its own is "
-                f"{norm.momentum}"
-            )
-
-
-class _Traits(NamedTuple):
-    """What there is to know of an op before it is called."""
-
-    communicates: bool
-    may_have_dynamic_shape: bool
-    may_write: bool
-    makes_its_argument: bool
-    """Whether what it returns is its argument and counts as made."""
-
-
-@functools.cache
-def _traits(func: Any) -> _Traits:
-    return _Traits(
-        func.namespace in _COLLECTIVES,
-        torch.Tag.dynamic_output_shape in func.tags,
-        any(_may_be_written(each) for each in torch_common.op_arguments(func)),
-        str(func) in _SAME_STORAGE,
-    )
-
-
-def _may_be_written(declared: Any) -> bool:
-    return (declared.alias_info is not None and declared.alias_info.is_write) or declared.name in _STATISTICS
 
 
 # --- ops --------------------------------------------------------------------------------------------------------------
@@ -246,35 +200,6 @@ def _key(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
-def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """What an op declares, with what it is given."""
-    for position, declared in enumerate(torch_common.op_arguments(func)):
-        if position < len(args):
-            yield declared, args[position]
-        elif declared.name in kwargs:
-            yield declared, kwargs[declared.name]
-
-
-def _writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Tensors an op writes to. Batch norm's kernels do not declare that they write statistics."""
-    given = {declared.name: value for declared, value in _arguments(func, args, kwargs)}
-    for declared, value in _arguments(func, args, kwargs):
-        writes = declared.alias_info is not None and declared.alias_info.is_write
-        if writes or (declared.name in _STATISTICS and given.get("training", given.get("train", False))):
-            yield from torch_common.iterate_tensors(value)
-
-
-def _momentum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    return next(
-        (
-            value
-            for declared, value in _arguments(func, args, kwargs)
-            if declared.name in ("momentum", "exponential_average_factor")
-        ),
-        None,
-    )
-
-
 def _has_dynamic_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if func.name().startswith("aten::index"):
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in torch_common.iterate_tensors(args[1]))
@@ -282,24 +207,6 @@ def _has_dynamic_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 # --- what a region finds and leaves -----------------------------------------------------------------------------------
-
-
-def _keys_of_statistics(module: nn.Module) -> Iterator[int]:
-    for name in _STATISTICS:
-        tensor = torch_modules.own_buffers(module).get(name)
-        if tensor is not None:
-            yield _key(tensor)
-
-
-def _named_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in (*enumerate(args), *kwargs.items()):
-        for tensor in torch_common.iterate_tensors(value):
-            yield str(name), tensor
-
-
-def _first_parameters(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
-    for module in modules:
-        yield from module.parameters(recurse=False)
 
 
 def _is_opaque(value: Any) -> bool:
@@ -328,12 +235,8 @@ def _may_replace(old: Any, new: Any, is_buffer: bool) -> bool:
     if isinstance(old, weakref.ref) and isinstance(new, weakref.ref):
         tensor = new()
         return old() is tensor or (not is_buffer and tensor is not None and tensor.requires_grad)
-    if (
-        isinstance(old, tuple)
-        and isinstance(new, tuple)
-        and len(old) == len(new) == 2
-        and isinstance(old[0], (list, dict, set))
-    ):
+    pairs = isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new) == 2
+    if pairs and isinstance(old[0], (list, dict, set)):
         return old[0] is not new[0] or old[1] == new[1]
     numbers = (int, float)
     return (
@@ -350,10 +253,8 @@ def _reachable(value: Any, depth: int = 5) -> list[Any]:
         return [value]
     if depth == 0 or isinstance(value, nn.Module):
         return []
-    inside: Callable[[], Iterable[Any]] | None = (
-        value.values if isinstance(value, dict) else value.__iter__ if isinstance(value, (tuple, list)) else None
-    )
-    parts = inside() if inside is not None else getattr(value, "__dict__", {}).values()
+    holder = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    parts = value if isinstance(value, (tuple, list)) else holder.values()
     return [found for part in parts for found in _reachable(part, depth - 1)]
 
 

@@ -35,12 +35,7 @@ def certify(profile: Profile, plan: Plan, effort: float = EFFORT) -> Certificate
     """
     if not 0 < effort < math.inf:
         raise UsageError(f"expected a positive effort for a certificate, got {effort:g}")
-    if (plan.model, plan.inputs, plan.step, plan.target) != (
-        profile.model,
-        profile.inputs,
-        profile.step,
-        profile.target,
-    ):
+    if any(getattr(plan, name) != getattr(profile, name) for name in ("model", "inputs", "step", "target")):
         raise UsageError(
             f"expected the profile that the plan was made from; the plan is of {plan.model} for {plan.target.name}, "
             f"or of another step of it"

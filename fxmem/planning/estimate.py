@@ -13,11 +13,7 @@ from fxmem.records.profile import Assumption, Peak, Profile
 
 
 def estimate(
-    profile: Profile,
-    peak: Peak,
-    strategy: str,
-    budget: BudgetLike | None,
-    application: Application | str | None = None,
+    profile: Profile, peak: Peak, strategy: str, budget: BudgetLike | None, application: Application | str | None = None
 ) -> Plan:
     """Return the plan a planner proposes for a profile. Its peak is the planner's estimate; `analysed` is False.
 
@@ -88,15 +84,11 @@ def find_root(regions: Iterable[Region]) -> str | None:
 
 def strip_root(regions: Iterable[Region]) -> tuple[Region, ...]:
     """A program's regions with paths that begin within their model."""
-    return tuple(
-        region.model_copy(
-            update={
-                "modules": tuple(path.partition(".")[2] for path in region.modules),
-                "regions": strip_root(region.regions),
-            }
-        )
-        for region in regions
-    )
+    found = []
+    for region in regions:
+        modules = tuple(path.partition(".")[2] for path in region.modules)
+        found.append(region.model_copy(update={"modules": modules, "regions": strip_root(region.regions)}))
+    return tuple(found)
 
 
 def _plans(
@@ -112,13 +104,8 @@ def _plans(
     for way in wanted:
         planner = Planner(profile, way)
         if nbytes is None and STRATEGIES.get(strategy).has_curve:
-            curve = planner.curve()
-            best = min(
-                curve,
-                key=lambda plan: (
-                    plan.after.requested_bytes * (sum(op.flops or 0 for op in profile.ops) + (plan.extra_flops or 0))
-                ),
-            )
+            curve, flops = planner.curve(), sum(op.flops or 0 for op in profile.ops)
+            best = min(curve, key=lambda plan: plan.after.requested_bytes * (flops + (plan.extra_flops or 0)))
             yield best.model_copy(update={"curve": tuple(_point(plan) for plan in curve)})
             continue
         try:

@@ -25,20 +25,19 @@ again: MOCCASIN's bound on how often a tensor is computed would make this no bou
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fxmem.hardware.op_classes import is_product
-from fxmem.memory import liveness
 from fxmem.planning import tuning
-from fxmem.planning.arrays import Ints
+from fxmem.planning.arrays import Bools, Ints
+from fxmem.planning.lookups import group, ops_by_node, results_by_op
 from fxmem.planning.regions.candidates import module_spans
-from fxmem.planning.regions.cost_tables import OUTSIDE, CostTables
+from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.records.names import Application
 from fxmem.records.profile import Kind, Phase, Profile
 
@@ -97,15 +96,15 @@ class _Moment:
     nbytes: int
     unplanned: int
     """Bytes without a plan."""
-    there: NDArray[np.bool_]
+    there: Bools
     """Of the storages that are counted one by one: whether they are among those bytes."""
 
 
 class _Builder:
     def __init__(self, profile: Profile, budget_bytes: int, application: Application) -> None:
         self.profile, self.budget, self.application = profile, budget_bytes, application
-        inside = [index for index, node in enumerate(profile.nodes) if node.op not in OUTSIDE]
-        self.nodes = range(inside[0], inside[-1] + 1) if inside else range(0)
+        self.units = CostTables(profile, [])
+        self.nodes = range(self.units.first, self.units.last)
         self.program = Relaxation()
 
     def build(self) -> Relaxation:
@@ -113,9 +112,7 @@ class _Builder:
         program = self.program
         self.inside = {node: program.variable() for node in self.nodes}
         self.joined = {node: program.variable() for node in self.nodes}  # to the node before it, in one region
-        self.whole = {
-            node: program.variable() for node in self.nodes
-        }  # run again as a whole, not up to its last saved tensor only
+        self.whole = {node: program.variable() for node in self.nodes}  # not up to its last saved tensor only
         self._add_regions()
         self.kept: dict[int, int] = {}  # by storage, whether it is a product's result that is kept
         self._add_costs()
@@ -132,64 +129,43 @@ class _Builder:
 
     @cached_property
     def _ops(self) -> dict[Phase, dict[int, list[int]]]:
-        found: dict[Phase, dict[int, list[int]]] = {phase: defaultdict(list) for phase in Phase}
-        for index, op in enumerate(self.profile.ops):
-            found[op.phase][op.node].append(index)
-        return found
+        return {phase: ops_by_node(self.profile, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)}
 
     @cached_property
     def _counted_storages(self) -> list[int]:
         """Storages that forward makes and a plan may drop, except the smallest."""
         profile = self.profile
+        forward = (op for ops in self._ops[Phase.FORWARD].values() for op in ops)
+        results = (index for op in forward for index in self._results.get(op, ()))
         made = [
-            index
-            for index, storage in enumerate(profile.storages)
-            if storage.op is not None
-            and storage.node in self.nodes
-            and profile.ops[storage.op].phase is Phase.FORWARD
-            and storage.kind not in (Kind.WORKSPACE, Kind.OUTPUT)
+            i for i in results if profile.storages[i].node in self.nodes and profile.storages[i].kind is not Kind.OUTPUT
         ]
-        made.sort(key=lambda index: profile.storages[index].nbytes)
-        self._droppable = np.asarray(made, dtype=np.int64)
+        made.sort(key=lambda index: (profile.storages[index].nbytes, index))
+        self._droppable = made
         small = np.cumsum([profile.storages[index].nbytes for index in made]) <= self.budget // tuning.SMALL_STORAGES
         return sorted(index for index, tiny in zip(made, small, strict=True) if not tiny)
 
     @cached_property
     def _results(self) -> dict[int, list[int]]:
-        """By op, the counted storages it makes."""
-        found: dict[int, list[int]] = defaultdict(list)
-        for index in self._counted_storages:
-            maker = self.profile.storages[index].op
-            assert maker is not None
-            found[maker].append(index)
-        return found
+        """By op, the storages it makes."""
+        return results_by_op(self.profile)
 
-    def _column(self, name: str, storages: Iterable[int]) -> Ints:
-        return np.asarray([getattr(self.profile.storages[index], name) for index in storages], dtype=np.int64)
+    def _columns(self, storages: Sequence[int]) -> tuple[Ints, Ints, Ints]:
+        """Birth, death and bytes of storages."""
+        made = [self.profile.storages[index] for index in storages]
+        birth, death, nbytes = np.asarray([(s.birth, s.death, s.nbytes) for s in made], np.int64).reshape(-1, 3).T
+        return birth, death, nbytes
 
     @cached_property
     def _keepers(self) -> dict[int, list[int]]:
         """By storage, the nodes that keep it for a backward that runs, ascending."""
-        found: dict[int, list[int]] = defaultdict(list)
-        for node in self.nodes:
-            if node in self._ops[Phase.BACKWARD]:
-                for storage in set(self.profile.nodes[node].saved):
-                    found[storage].append(node)
-        return found
+        keepers = [node for node in self.nodes if node in self._ops[Phase.BACKWARD]]
+        return group((storage, node) for node in keepers for storage in set(self.profile.nodes[node].saved))
 
     @cached_property
     def _readers(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = defaultdict(list)
-        nodes = self.profile.nodes
-        for node in self.nodes:
-            for storage in {
-                output.storage
-                for source in nodes[node].inputs
-                for output in nodes[source].outputs
-                if output.storage is not None
-            }:
-                found[storage].append(node)
-        return found
+        """By storage, the nodes that read it, ascending."""
+        return {storage: [n for n in found if n in self.nodes] for storage, found in self.units.readers.items()}
 
     def _keeps(self, node: int) -> bool:
         return bool(self.profile.nodes[node].saved) and node in self._ops[Phase.BACKWARD]
@@ -201,13 +177,12 @@ class _Builder:
         for node in self.nodes:
             add((-self.joined[node], self.inside[node]))
             add((-self.joined[node], self.inside[node - 1]) if node > self.nodes.start else (-self.joined[node],))
-        earliest = CostTables(self.profile, []).earliest
         for node in self.nodes:
-            if earliest[node] < 0:
+            earliest = int(self.units.earliest[node])
+            if earliest < 0:
                 add((-self.inside[node],))
-            for between in (
-                range(max(int(earliest[node]), self.nodes.start) + 1, node + 1) if earliest[node] >= 0 else ()
-            ):
+                continue
+            for between in range(max(earliest, self.nodes.start) + 1, node + 1):
                 add((-self.inside[node], self.joined[between]))
         if self.application is Application.MODULES:
             self._add_spans()
@@ -232,10 +207,9 @@ class _Builder:
             last = max((op for op in own if op is not None and op in forward), default=-1)
             for op in forward:
                 flops, run_again = ops[op].flops or 0, self.inside[node] if op <= last else self.whole[node]
-                if flops and is_product(ops[op].name):
-                    run_again = self._run_unless_kept(op, run_again)
                 if flops:
-                    program.costs.append((flops, run_again))
+                    is_kept = is_product(ops[op].name)
+                    program.costs.append((flops, self._run_unless_kept(op, run_again) if is_kept else run_again))
         for before, node in pairwise(self.nodes):
             reached = (self.whole[before], -self.joined[node])
             program.clauses.append(reached if self._keeps(node) else (*reached, -self.whole[node]))
@@ -298,36 +272,27 @@ class _Builder:
     def _moments(self) -> Iterator[_Moment]:
         """Of each node's forward and backward, the tick with most bytes beyond any plan."""
         counted = self._counted_storages
-        live = np.asarray(liveness.live_bytes(self.profile), dtype=np.int64)
-        births, deaths, sizes = (self._column(name, counted) for name in ("birth", "death", "nbytes"))
-        others = np.setdiff1d(self._droppable, np.asarray(counted, dtype=np.int64))
-        droppable = [self._column(name, [*counted, *others]) for name in ("birth", "death", "nbytes")]
+        live = self.units.live.astype(np.int64)
+        births, deaths, sizes = self._columns(counted)
+        made, freed, nbytes = self._columns(self._droppable)
 
-        def moment(
-            node: int, backward: bool, ticks: Iterable[int], needed: NDArray[np.bool_], until: Ints
-        ) -> _Moment | None:
-            best = None
-            for tick in ticks:
+        def most(node: int, phase: Phase, ops: Iterable[int], needed: Bools, until: Ints) -> Iterator[_Moment]:
+            found = []
+            for tick in (tick for op in ops for tick in self._ticks(op)):
                 there = needed & (births <= tick) & (tick < np.minimum(deaths, until))
-                fixed = int(live[tick]) - int(droppable[2][(droppable[0] <= tick) & (tick < droppable[1])].sum())
-                found = _Moment(node, backward, fixed + int(sizes[there].sum()), int(live[tick]), there)
-                if best is None or found.nbytes > best.nbytes:
-                    best = found
-            return best
+                fixed = int(live[tick]) - int(nbytes[(made <= tick) & (tick < freed)].sum())
+                total = fixed + int(sizes[there].sum())
+                found.append(_Moment(node, phase is Phase.BACKWARD, total, int(live[tick]), there))
+            if found:
+                yield max(found, key=lambda moment: moment.nbytes)
 
         read_until, every = self._read_until(), np.ones(len(counted), dtype=bool)
-        makers = self._column("op", counted)
+        makers = np.asarray([self.profile.storages[index].op for index in counted], dtype=np.int64)
         for node in self.nodes:
             for op in self._ops[Phase.FORWARD].get(node, ()):
-                running = np.where(makers == op, deaths, read_until)
-                found = moment(node, False, self._ticks(op), every, running)
-                if found is not None:
-                    yield found
-            backward = self._backward_ops(node)
+                yield from most(node, Phase.FORWARD, [op], every, np.where(makers == op, deaths, read_until))
             needed = np.isin(counted, self._find_needed(node))
-            found = moment(node, True, (tick for op in backward for tick in self._ticks(op)), needed, deaths)
-            if found is not None:
-                yield found
+            yield from most(node, Phase.BACKWARD, self._backward_ops(node), needed, deaths)
 
     def _ticks(self, op: int) -> range:
         return range(max(self.profile.ops[op].begin - 1, 0), self.profile.ops[op].end)

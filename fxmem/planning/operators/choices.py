@@ -19,10 +19,11 @@ import numpy as np
 
 from fxmem.errors import UsageError
 from fxmem.planning.arrays import Floats, Ints
+from fxmem.planning.lookups import first_saves, group
 from fxmem.planning.operators.calls import OperatorCall, OperatorValue, StretchPath
 from fxmem.planning.operators.live_changes import LiveChanges, ValueLife, ValueUse
 from fxmem.planning.regions.cost_tables import CostTables
-from fxmem.records.profile import Kind, Phase, Profile
+from fxmem.records.profile import Phase, Profile
 from fxmem.records.units import sum_known
 
 
@@ -63,11 +64,6 @@ class ChoiceState:
         table = [(never, 0) if use is None else use[1:] for use in self.uses]
         first, last = np.asarray(table, dtype=np.int64).reshape(-1, 2).T
         return first, last
-
-    @property
-    def backward_needs(self) -> list[bool]:
-        """By value, whether backward needs it."""
-        return [use is not None for use in self.uses]
 
 
 class Demand(NamedTuple):
@@ -113,17 +109,12 @@ class RecomputeChoices:
         self.profile, self.calls, self.values = profile, calls, values
         self.units = CostTables(profile, (), taped=True)
         self.live = self.units.live - freed
-        self._by_name: dict[str, list[int]] = {}
-        for index, op in enumerate(profile.ops):
-            if op.phase is Phase.FORWARD:
-                self._by_name.setdefault(op.name, []).append(index)
+        self._by_name = group((op.name, index) for index, op in enumerate(profile.ops) if op.phase is Phase.FORWARD)
         self.ops = [self._find_op(*(call.unplanned or (call.name, call.number))) for call in calls]
         """By call, its index in the profile."""
-        self.readers: list[list[int]] = [[] for _ in values]
+        readers = group((source, index) for index, call in enumerate(calls) for source in call.sources)
+        self.readers = [readers.get(value, []) for value in range(len(values))]
         """By value, the calls that read it."""
-        for index, call in enumerate(calls):
-            for source in call.sources:
-                self.readers[source].append(index)
         self.makers = np.asarray([value.call for value in values], dtype=np.int64)
         """By value, the call that makes it."""
         self.saved, self.overwritten = (
@@ -147,11 +138,8 @@ class RecomputeChoices:
     def _place_values(self) -> None:
         """Find the bytes of each value, and when it is alive in the unplanned step."""
         flow_end = {made.index: made.flow_end for made in self.units.forward_storages}
-        first_use = self._first_uses()
-        allocated: dict[int, list[int]] = {}
-        for index, one in enumerate(self.profile.storages):
-            if one.op is not None and one.kind is not Kind.WORKSPACE and index in flow_end:
-                allocated.setdefault(one.op, []).append(index)
+        first_use = first_saves(self.profile, Phase.BACKWARD)
+        allocated = group((made.op, made.index) for made in self.units.forward_storages)
         count = len(self.values)
         self.nbytes = np.zeros(count)
         self.storages: list[int | None] = [None] * count
@@ -177,18 +165,6 @@ class RecomputeChoices:
         if position < len(own) and sizes[position] == value.nbytes:
             return own[position]
         return own[sizes.index(value.nbytes)] if value.nbytes in sizes else None
-
-    def _first_uses(self) -> dict[int, int]:
-        """By saved storage, the tick at which a node that saves it begins its backward."""
-        begins: dict[int, int] = {}
-        for op in self.profile.ops:
-            if op.phase is Phase.BACKWARD:
-                begins[op.node] = min(begins.get(op.node, op.begin), op.begin)
-        first: dict[int, int] = {}
-        for index, begin in begins.items():
-            for storage in self.profile.nodes[index].saved:
-                first[storage] = min(first.get(storage, begin), begin)
-        return first
 
     # --- what follows from a choice -----------------------------------------------------------------------------------
 
@@ -219,26 +195,22 @@ class RecomputeChoices:
     @cached_property
     def demands(self) -> list[list[Demand]]:
         """By call, what is wanted of each value it makes."""
-        return [[self._demand(number) for number in call.values] for call in self.calls]
+        begins = np.where(self.saved, self.first_use, -1).tolist()
+        ends = np.where(self.saved & ~self.overwritten, self.death, 0).tolist()
+        columns = range(len(begins)), begins, ends, self.overwritten.tolist(), map(tuple, self.readers)
+        demands = [Demand(*demand) for demand in zip(*columns, strict=True)]
+        return [[demands[value] for value in call.values] for call in self.calls]
 
     @cached_property
     def sources(self) -> list[tuple[int, ...]]:
         """By call, minus the calls that make what it reads."""
         return [tuple({-self.values[source].call: None for source in call.sources}) for call in self.calls]
 
-    def _demand(self, number: int) -> Demand:
-        value = self.values[number]
-        first = int(self.first_use[number]) if value.saved else -1
-        last = int(self.death[number]) if value.saved and not value.overwritten else 0
-        return Demand(number, first, last, value.overwritten, tuple(self.readers[number]))
-
     @cached_property
     def lives(self) -> list[ValueLife]:
         """By value, its life in the unplanned step."""
-        return [
-            ValueLife(float(self.nbytes[i]), int(self.flow_end[i]), int(self.death[i]), value.saved)
-            for i, value in enumerate(self.values)
-        ]
+        columns = (each.tolist() for each in (self.nbytes, self.flow_end, self.death, self.saved))
+        return [ValueLife(*life) for life in zip(*columns, strict=True)]
 
     def estimate(self, state: ChoiceState) -> Floats:
         """Estimate the bytes alive at every tick."""
@@ -254,21 +226,14 @@ class RecomputeChoices:
 
     def find_kept(self, choice: RecomputeChoice) -> frozenset[int]:
         """Values that are kept for backward, or for others to be recomputed from."""
-        uses = self.evaluate(choice.recomputed).uses
-        return frozenset(
-            number
-            for number, value in enumerate(self.values)
-            if uses[number] is not None and value.call not in choice.recomputed
-        )
+        uses = enumerate(self.evaluate(choice.recomputed).uses)
+        needed = [value for value, use in uses if use is not None]
+        return frozenset(value for value in needed if self.values[value].call not in choice.recomputed)
 
     def find_dropped(self, choice: RecomputeChoice) -> frozenset[int]:
         """Values that autograd saves and that are recomputed instead."""
-        return frozenset(
-            number
-            for index in choice.recomputed
-            for number in self.calls[index].values
-            if self.values[number].saved and number not in self.offloaded
-        )
+        made = (value for call in choice.recomputed for value in self.calls[call].values)
+        return frozenset(value for value in made if self.values[value].saved and value not in self.offloaded)
 
 
 class _Update:

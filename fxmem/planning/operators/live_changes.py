@@ -49,11 +49,7 @@ class LiveChanges:
     """
 
     def __init__(
-        self,
-        lives: Sequence[ValueLife],
-        change: Floats,
-        transient: dict[int, frozenset[int]],
-        transient_bytes: Floats,
+        self, lives: Sequence[ValueLife], change: Floats, transient: dict[int, frozenset[int]], transient_bytes: Floats
     ) -> None:
         self._lives = lives
         self._change, self._transient, self._transient_bytes = change, transient, transient_bytes
@@ -76,18 +72,19 @@ class LiveChanges:
         if not nbytes:
             return
         if not recomputed:
-            self._shift(death if saved else flow_end, last, nbytes)
+            self.shift(death if saved else flow_end, last, nbytes)
             return
         if saved:
-            self._shift(flow_end, death, -nbytes)
+            self.shift(flow_end, death, -nbytes)
         if last > first:
-            self._shift(max(first - 1, 0), last, nbytes)
+            self.shift(max(first - 1, 0), last, nbytes)
         else:
             self._touched.add(first)
             group = self._transient.get(first, frozenset())
             self._transient[first] = group | {value} if sign > 0 else group - {value}
 
-    def _shift(self, begin: int, end: int, nbytes: float) -> None:
+    def shift(self, begin: int, end: int, nbytes: float) -> None:
+        """Add bytes that are alive from one tick until another, if that is later."""
         if end > begin:
             self._change[begin] += nbytes
             self._change[end] -= nbytes
@@ -98,10 +95,17 @@ class LiveChanges:
         Args:
             most: gives the most bytes that transient values of one tick, ascending, have together.
         """
-        end = len(self._transient_bytes) - 1
         for tick in self._touched:
-            self._transient_bytes[min(max(tick - 1, 0), end)] = most(sorted(self._transient[tick]))
+            self._transient_bytes[self._before(tick)] = most(sorted(self._transient[tick]))
         self._touched.clear()
+
+    def raise_transient(self, tick: int, nbytes: float) -> None:
+        """Count at least so many bytes of transient values at a tick."""
+        at = self._before(tick)
+        self._transient_bytes[at] = max(self._transient_bytes[at], nbytes)
+
+    def _before(self, tick: int) -> int:
+        return min(max(tick - 1, 0), len(self._transient_bytes) - 1)
 
     def apply(self, live: Floats) -> Floats:
         """Return the bytes alive by tick, from those of the unplanned step."""

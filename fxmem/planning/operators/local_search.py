@@ -28,9 +28,8 @@ class Refiner:
     def __init__(self, step: RecomputeChoices, budget: float) -> None:
         self._step, self._budget = step, budget
         calls = len(step.calls)
-        self.moves = (
-            tuning.MOVES // (tuning.MOVE_OVERHEAD + max(calls, calls * calls // tuning.MOVES_MANY_CALLS)) // step.effort
-        )
+        taken = tuning.MOVE_OVERHEAD + max(calls, calls * calls // tuning.MOVES_MANY_CALLS)
+        self.moves = tuning.MOVES // taken // step.effort
         """Changes that may still be tried."""
         self._states: dict[frozenset[int], ChoiceState] = {}
 
@@ -103,11 +102,8 @@ class Refiner:
                     return None
                 batch = changes[begin : begin + tuning.MOVES_ABREAST]
                 self.moves -= len(batch)
-                better = [
-                    other
-                    for calls in batch
-                    if (other := self._toggle_with_sources(state, calls)).peak < state.peak and other.cost < below
-                ]
+                changed = [self._toggle_with_sources(state, calls) for calls in batch]
+                better = [other for other in changed if other.peak < state.peak and other.cost < below]
                 if better:
                     break
             if not better:
@@ -148,11 +144,9 @@ class Refiner:
         remade = np.frombuffer(state.recomputed, dtype=bool)[step.makers]
         made_there = remade & (first - 1 <= at) & (at < np.maximum(last, first))
         held_there = ~remade & (step.flow_end <= at) & (at < np.maximum(np.where(step.saved, step.death, 0), last))
-        rate = (
-            np.where(made_there, step.nbytes, 0.0)
-            + np.where(held_there, step.nbytes, 0.0) / np.maximum(step.costs, 1.0)[step.makers]
-        )
-        rate[~np.asarray(state.backward_needs, dtype=bool)] = 0.0
+        price = np.maximum(step.costs, 1.0)[step.makers]
+        rate = np.where(made_there, step.nbytes, 0.0) + np.where(held_there, step.nbytes, 0.0) / price
+        rate[[use is None for use in state.uses]] = 0.0
         rates = np.bincount(step.makers, rate, len(step.calls))
         found = np.flatnonzero(rates)
         ordered: list[int] = found[np.argsort(-rates[found], kind="stable")].tolist()

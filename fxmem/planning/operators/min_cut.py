@@ -11,6 +11,7 @@ weights). What cuts leave undone, `fxmem.planning.operators.local_search` does.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -93,9 +94,8 @@ class Cutter(RecomputeChoices):
         found: set[int] = set()
         for call in reversed(self.calls):
             for number in call.values:
-                if self.values[number].saved or any(
-                    made in found for each in self.readers[number] for made in self.calls[each].values
-                ):
+                made_from_it = (made for each in self.readers[number] for made in self.calls[each].values)
+                if self.values[number].saved or not found.isdisjoint(made_from_it):
                     found.add(number)
         return sorted(found)
 
@@ -122,15 +122,13 @@ class Cutter(RecomputeChoices):
         """Choices for many prices, none of them worse than another in both cost and peak; the cheapest first."""
         found: dict[frozenset[int], RecomputeChoice] = {}
         for price in self._prices:
-            state = None
-            kept, made = np.ones(len(self.values)), np.zeros(len(self.values))
+            kept, made, state = np.ones(len(self.values)), np.zeros(len(self.values)), None
             for _ in range(tuning.CUTS_PER_PRICE):
                 if state is not None:
                     now_held, now_made = self._price_values(state, self._near_peak(state))
                     kept, made = (kept + now_held) / 2, (made + now_made) / 2
-                state = self.evaluate(
-                    self._cut(self.nbytes * kept, price * self.costs + self._sum_by_call(self.nbytes * made))
-                )
+                recompute = price * self.costs + self._sum_by_call(self.nbytes * made)
+                state = self.evaluate(self._cut(self.nbytes * kept, recompute))
                 found.setdefault(state.choice.recomputed, state.choice)
         found.setdefault(frozenset(), self.choose(()))
         return tuple(find_front(found.values()))
@@ -145,17 +143,12 @@ class Cutter(RecomputeChoices):
         """Bytes that a FLOP is worth: those at which single results would change sides."""
         calls = {self.values[number].call for number in self._relevant}
         made = self._sum_by_call(self.nbytes)
-        rates = sorted(
-            {float(made[call] / self.costs[call]) for call in calls if made[call] and self.costs[call]}, reverse=True
-        )
-        most = (
-            max(min(tuning.CUTS[0], tuning.CUT_CALLS // max(len(self.calls), 1)), tuning.CUTS[1])
-            // tuning.CUTS_PER_PRICE
-        )
-        if len(rates) <= most:
-            return [rate * 0.999 for rate in rates]
-        spread = np.geomspace(rates[0], rates[-1], most)
-        return [float(rate) * 0.999 for rate in spread]
+        found = {float(made[call] / self.costs[call]) for call in calls if made[call] and self.costs[call]}
+        rates, (high, low) = sorted(found, reverse=True), tuning.CUTS
+        most = max(min(high, tuning.CUT_CALLS // max(len(self.calls), 1)), low) // tuning.CUTS_PER_PRICE
+        if len(rates) > most:
+            rates = np.geomspace(rates[0], rates[-1], most).tolist()
+        return [rate * 0.999 for rate in rates]
 
     # --- for a budget -------------------------------------------------------------------------------------------------
 
@@ -167,10 +160,8 @@ class Cutter(RecomputeChoices):
     def _seeded_choices(self, seeds: Iterable[Iterable[int]]) -> list[RecomputeChoice]:
         found = list(self.pool)
         for seed in map(self.evaluate, seeds):
-            found += [
-                seed.choice,
-                *(self.toggle(seed, cut.recomputed - seed.choice.recomputed).choice for cut in self.pool[1:]),
-            ]
+            found.append(seed.choice)
+            found += [self.toggle(seed, cut.recomputed - seed.choice.recomputed).choice for cut in self.pool[1:]]
         return found
 
     @pause_gc()
@@ -185,24 +176,16 @@ class Cutter(RecomputeChoices):
         near = tuning.MIXED[self.is_large]
         above = [choice for choice in reversed(front) if choice.peak > budget][:near]
         fitting = [choice for choice in front if choice.peak <= budget][:near]
-        fitting += [
-            freed for close in above if (freed := refiner.fit_budget(close, refiner.moves // near // 2)) is not None
-        ]
-        fitting += [
-            mixed
-            for deeper in sorted(fitting, key=_cost)[:near]
-            for cheaper in above
-            for mixed in refiner.mix(cheaper, deeper)
-        ]
-        if not fitting:
-            return None
-        cheapest = sorted({choice.recomputed: choice for choice in fitting}.values(), key=_cost)[
-            : tuning.SETTLED[self.is_large]
-        ]
-        settled = [
+        tried = (refiner.fit_budget(close, refiner.moves // near // 2) for close in above)
+        fitting += [freed for freed in tried if freed is not None]
+        for deeper, cheaper in itertools.product(sorted(fitting, key=_cost)[:near], above):
+            fitting += refiner.mix(cheaper, deeper)
+        distinct = {choice.recomputed: choice for choice in fitting}.values()
+        cheapest = sorted(distinct, key=_cost)[: tuning.SETTLED[self.is_large]]
+        settled = (
             refiner.cheapen(choice, refiner.moves // (len(cheapest) - index)) for index, choice in enumerate(cheapest)
-        ]
-        return min(settled, key=_cost)
+        )
+        return min(settled, key=_cost, default=None)
 
     def _ascend_dual(self, budget: float) -> Iterator[RecomputeChoice]:
         """Yield cuts by prices for this budget: a moment's price rises while the peak exceeds the budget there, and

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -40,10 +42,11 @@ class OffloadPlanner(OperatorPlanner):
 
     def _find_choices(self, budget: float) -> list[Choice]:
         step = step_seconds(self.profile, taped=True) or 0.0
-        found = [self._offload(budget, share * step) for share in tuning.WAITS]
-        return [each for each in found if each is not None] or [
-            each for each in [self._offload(budget, float("inf"))] if each is not None
-        ]
+        for waits in ([share * step for share in tuning.WAITS], [math.inf]):
+            tried = [self._offload(budget, most_waited) for most_waited in waits]
+            if found := [each for each in tried if each is not None]:
+                return found
+        return []
 
     def _offload(self, budget: float, most_waited: float) -> Choice | None:
         """Offload until the budget is kept, or as much as the step may wait for; recompute what is over it."""
@@ -64,11 +67,10 @@ class OffloadPlanner(OperatorPlanner):
         return found._replace(offloads=self._offloads.settle(offloads, first))
 
     def _choices_of_all(self, budgets: Sequence[float]) -> Iterator[Choice]:
-        for budget in budgets:
-            yield from self._find_choices(budget)
+        return itertools.chain.from_iterable(map(self._find_choices, budgets))
 
     @cached_property
     def _least(self) -> Choice:
-        offloads = self._offloads.choose(0.0, float("inf"))
+        offloads = self._offloads.choose(0.0, math.inf)
         found = self._find_least(self._cutter.without(offloads.values, offloads.freed), self.regions.tables.smallest)
         return self._settle(found._replace(offloads=offloads))

@@ -8,7 +8,7 @@ long as the step does not wait longer than it may, until the budget is kept; wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from fxmem.hardware.links import FETCHED_AHEAD, SENT_AHEAD
 from fxmem.hardware.step_time import card_ends
 from fxmem.planning import tuning
 from fxmem.planning.arrays import Floats, Ints
+from fxmem.planning.lookups import first_saves, group
 from fxmem.planning.operators.choices import RecomputeChoices
 from fxmem.records.profile import Phase
 
@@ -123,37 +124,18 @@ class OffloadChoices:
     @cached_property
     def _candidates(self) -> list[OffloadCandidate]:
         """Results that may be offloaded, the dearest to recompute for their bytes first."""
-        step, sent = self._step, self._first_saves
+        step, sent = self._step, first_saves(self._step.profile, Phase.FORWARD)
         found: dict[int, OffloadCandidate] = {}
         for number in sorted(range(len(step.values)), key=lambda each: -step.nbytes[each]):
             value, storage, nbytes = step.values[number], step.storages[number], int(step.nbytes[number])
+            flow_end, first_use = int(step.flow_end[number]), int(step.first_use[number])
             if (
-                not value.saved
-                or value.overwritten
-                or storage is None
-                or storage not in sent
-                or nbytes < tuning.OFFLOAD_LEAST_BYTES
+                (value.saved and not value.overwritten and storage is not None and storage in sent)
+                and (nbytes >= tuning.OFFLOAD_LEAST_BYTES and flow_end < first_use)
+                and len(found) < tuning.OFFLOAD_MOST_VALUES
             ):
-                continue
-            one = OffloadCandidate(
-                number, nbytes, sent[storage], int(step.flow_end[number]), int(step.first_use[number])
-            )
-            if one.flow_end < one.first_use and len(found) < tuning.OFFLOAD_MOST_VALUES:
-                found.setdefault(storage, one)
+                found.setdefault(storage, OffloadCandidate(number, nbytes, sent[storage], flow_end, first_use))
         return sorted(found.values(), key=lambda each: -step.costs[step.makers[each.value]] / each.nbytes)
-
-    @cached_property
-    def _first_saves(self) -> dict[int, int]:
-        """By saved storage, the tick at which forward first saves it."""
-        begins: dict[int, int] = {}
-        for op in self._step.profile.ops:
-            if op.phase is Phase.FORWARD:
-                begins.setdefault(op.node, op.begin)
-        found: dict[int, int] = {}
-        for index, node in enumerate(self._step.profile.nodes):
-            for storage in node.saved if index in begins else ():
-                found[storage] = min(found.get(storage, begins[index]), begins[index])
-        return found
 
     @cached_property
     def _clock(self) -> Floats:
@@ -175,24 +157,19 @@ class OffloadChoices:
             if begin < end:
                 freed[begin] += each.nbytes
                 freed[end] -= each.nbytes
+        copies = [(each.sent, each.nbytes) for each in chosen] + [(ends[each], each.nbytes) for each in chosen]
         return Offloads(
             tuple(each.value for each in chosen),
             np.cumsum(freed)[: len(self._step.live)],
             waited + waited_back,
             sum(pinned_bytes(each.nbytes) for each in chosen),
-            self._find_ops(
-                [(each.sent, each.nbytes) for each in chosen] + [(ends[each], each.nbytes) for each in chosen]
-            ),
+            group((self._op_after(tick), nbytes) for tick, nbytes in copies),
             tuple(chosen),
         )
 
-    def _find_ops(self, copies: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-        """By op, the bytes of the copies that begin right before it."""
-        found: dict[int, list[int]] = {}
-        last = len(self._begins) - 1
-        for tick, nbytes in copies:
-            found.setdefault(min(int(np.searchsorted(self._begins, tick)), last), []).append(nbytes)
-        return found
+    def _op_after(self, tick: int) -> int:
+        """The first op that begins at a tick or later; if none does, the last of all."""
+        return min(int(np.searchsorted(self._begins, tick)), len(self._begins) - 1)
 
     @cached_property
     def _begins(self) -> Ints:

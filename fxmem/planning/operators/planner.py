@@ -6,23 +6,23 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
 from typing import NamedTuple
 
-from fxmem.errors import ExceededError
 from fxmem.planning import tuning
+from fxmem.planning.lookups import group
 from fxmem.planning.operators.calls import OperatorCall, OperatorValue
 from fxmem.planning.operators.choices import RecomputeChoice
 from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.operators.offloads import Offloads
 from fxmem.planning.operators.region_choices import RegionChoices
 from fxmem.planning.operators.reruns import RerunCutter
+from fxmem.planning.plan_finder import PlanFinder
 from fxmem.planning.regions.dynamic_programs import Stretch
 from fxmem.planning.regions.planner import Planner
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import Profile
-from fxmem.records.units import exact_bytes
+from fxmem.records.units import sum_known
 
 
 class Choice(NamedTuple):
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
     offloads: Offloads | None = None
 
 
-class OperatorPlanner:
+class OperatorPlanner(PlanFinder):
     """Plans of single operators for one profile: a `PlanFinder`.
 
     Args:
@@ -43,13 +43,11 @@ class OperatorPlanner:
             passed on.
     """
 
+    application = Application.OPERATORS
     is_exact = True
-    is_quick = False
 
     def __init__(
-        self,
-        profile: Profile,
-        survey: Callable[[], tuple[Sequence[OperatorCall], Sequence[OperatorValue]]],
+        self, profile: Profile, survey: Callable[[], tuple[Sequence[OperatorCall], Sequence[OperatorValue]]]
     ) -> None:
         self.profile, self.survey = profile, functools.cache(survey)
 
@@ -65,18 +63,6 @@ class OperatorPlanner:
     def regions(self) -> Planner:
         """Plans for regions anywhere in the same step."""
         return Planner(self.profile, Application.GRAPH)
-
-    def other_strategies(self, strategy: str) -> tuple[str, ...]:
-        return ()
-
-    def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
-        found = self.find(strategy, budget_bytes)
-        if found is None:
-            raise ExceededError(
-                f"expected a plan that keeps the step within {exact_bytes(budget_bytes or 0)}; strategy {strategy} "
-                f"with {Application.OPERATORS.value} reaches {exact_bytes(self.least(strategy))} at the least"
-            )
-        return found
 
     def find(self, strategy: str, budget_bytes: int | None) -> Plan | None:
         cutter = self._cutter
@@ -111,15 +97,15 @@ class OperatorPlanner:
     def least(self, strategy: str) -> int:
         return round(self._least.recomputed.peak)
 
+    lowest_peak = least
+
     def smallest(self) -> Plan:
         return self._make_plan("mincut", self._least, None)
 
     def curve(self) -> tuple[Plan, ...]:
         highest, lowest = self._cutter.units.unplanned_peak, self._least.recomputed.peak
-        budgets = [
-            highest - (highest - lowest) * step / tuning.OPERATOR_CURVE_POINTS
-            for step in range(tuning.OPERATOR_CURVE_POINTS + 1)
-        ]
+        points = tuning.OPERATOR_CURVE_POINTS
+        budgets = [highest - (highest - lowest) * step / points for step in range(points + 1)]
         plans = (self._make_plan("mincut", each, None) for each in self._choices_of_all(budgets))
         return tuple({plan.regions: plan for plan in plans}.values())
 
@@ -143,12 +129,10 @@ class OperatorPlanner:
         return Choice(cutter, min(cutter.front(self._seeds([lowest])), key=lambda choice: choice.peak))
 
     def _seeds(self, budgets: Iterable[float]) -> Iterator[set[int]]:
-        """Yield the calls that plans of regions within these budgets run again."""
+        """The calls that plans of regions within these budgets run again."""
         tables = self.regions.tables
-        for budget in budgets:
-            found = self._region_choices.find(tables, tables.flat(budget) or ()).calls
-            if found:
-                yield found
+        found = (self._region_choices.find(tables, tables.flat(budget) or ()).calls for budget in budgets)
+        return (calls for calls in found if calls)
 
     @cached_property
     def _region_choices(self) -> RegionChoices:
@@ -202,21 +186,21 @@ class OperatorPlanner:
         cutter, choice, offloads = found
         regions = self._describe_regions(found)
         node_of = [self.profile.ops[op].node for op in cutter.ops]
-        plan = self.regions.make_plan(
-            strategy,
-            "mincut",
-            Application.OPERATORS,
-            budget_bytes,
+        return self.regions.make_plan(
             regions,
             round(choice.peak),
-            cutter.flops(choice),
-            self.regions.estimate_seconds(
+            strategy=strategy,
+            chosen="mincut",
+            application=self.application,
+            budget_bytes=budget_bytes,
+            extra_flops=cutter.flops(choice),
+            after_seconds=self.regions.estimate_seconds(
                 ((node_of[asked], cutter.ops[call]) for call, asked in cutter.find_runs(choice)),
                 taped=bool(regions),
                 copied=None if offloads is None else offloads.copied,
             ),
+            **({} if offloads is None else {"host_bytes": offloads.host_bytes}),
         )
-        return plan if offloads is None else plan.model_copy(update={"host_bytes": offloads.host_bytes})
 
     def _describe_regions(self, found: Choice) -> tuple[Region, ...]:
         """Make a region of each run of chosen calls in one part of the model.
@@ -240,7 +224,6 @@ class OperatorPlanner:
             dropped = [number for call in calls for number in cutter.calls[call].values if number in all_dropped]
             sent = [number for call in members for number in cutter.calls[call].values if number in cutter.offloaded]
             more = [number for number in sources if not cutter.values[number].saved]
-            known = [profile.ops[cutter.ops[call]].flops for call in calls for _ in range(runs[call])]
             regions.append(
                 Region(
                     first_node=nodes[0],
@@ -248,7 +231,9 @@ class OperatorPlanner:
                     nodes=tuple(profile.nodes[node].name for node in nodes),
                     source=profile.nodes[nodes[0]].source,
                     freed_bytes=max(round(float(cutter.sizes[dropped + sent].sum() - cutter.sizes[more].sum())), 0),
-                    extra_flops=None if None in known else sum(flops or 0 for flops in known),
+                    extra_flops=sum_known(
+                        profile.ops[cutter.ops[call]].flops for call in calls for _ in range(runs[call])
+                    ),
                     within=part,
                     remakes=self._results(dropped),
                     holds=self._results(sources),
@@ -276,28 +261,28 @@ class OperatorPlanner:
 
     def _freed(self, cutter: Cutter, calls: Sequence[int]) -> tuple[Result, ...]:
         """What is freed again where it is recomputed for another stretch; each stretch of a call has its own result."""
-        by_call = ((call, cutter.stretches.get(value), value) for call in calls for value in cutter.calls[call].values)
-        found = sorted((call, path, value) for call, path, value in by_call if path)
+        by_call = (
+            (call, cutter.stretches.get(value, ()), value) for call in calls for value in cutter.calls[call].values
+        )
+        stretches = group(((call, path), value) for call, path, value in sorted(by_call) if path)
         return tuple(
             result.model_copy(update={"stretch": path})
-            for (_, path), group in groupby(found, key=lambda each: each[:2])
-            for result in self._results(value for _, _, value in group)
+            for (_, path), values in stretches.items()
+            for result in self._results(values)
         )
 
     def _results(self, values: Iterable[int], order: Mapping[int, int] | None = None) -> tuple[Result, ...]:
-        cutter = self._cutter
-        found = []
-        for call, group in groupby(sorted(values), key=lambda number: cutter.values[number].call):
-            numbers = list(group)
-            found.append(
-                Result(
-                    operator=cutter.calls[call].name,
-                    number=cutter.calls[call].number,
-                    outputs=tuple(cutter.values[number].position for number in numbers),
-                    fetched=() if order is None else tuple(order[number] for number in numbers),
-                )
+        calls, made = self._cutter.calls, self._cutter.values
+        by_call = group((made[value].call, value) for value in sorted(values))
+        return tuple(
+            Result(
+                operator=calls[call].name,
+                number=calls[call].number,
+                outputs=tuple(made[value].position for value in found),
+                fetched=() if order is None else tuple(order[value] for value in found),
             )
-        return tuple(found)
+            for call, found in by_call.items()
+        )
 
 
 def _part(module: str, parents: Collection[str]) -> str:
@@ -315,6 +300,5 @@ def _part(module: str, parents: Collection[str]) -> str:
     ]
     if True not in numbered:
         return names[0]
-    first = numbered.index(True)
-    last = next((index for index in range(first, len(names)) if not numbered[index]), len(names))
+    last = [*numbered, False].index(False, numbered.index(True))
     return ".".join(names[:last])

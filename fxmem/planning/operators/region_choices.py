@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
+from fxmem.planning.lookups import group
 from fxmem.planning.operators.calls import StretchPath
 from fxmem.planning.operators.choices import RecomputeChoices
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
@@ -32,10 +33,7 @@ class RegionChoices:
 
     @cached_property
     def _calls_by_node(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for index, op in enumerate(self._step.ops):
-            found.setdefault(self._step.profile.ops[op].node, []).append(index)
-        return found
+        return group((self._step.profile.ops[op].node, index) for index, op in enumerate(self._step.ops))
 
     def find(self, tables: Tables, stretches: Iterable[Stretch]) -> RegionChoice:
         """The choice that regions are.
@@ -71,12 +69,9 @@ class RegionChoices:
         return {storage: index for index, node in enumerate(self._step.profile.nodes) for storage in node.saved}
 
     def _find_paths(self, tables: Tables, region: Stretch, path: StretchPath) -> dict[int, StretchPath]:
-        found = {
-            value: path
-            for call, late in self._find_inside(tables, region)
-            for value in self._step.calls[call].values
-            if value not in late
-        }
+        found: dict[int, StretchPath] = {}
+        for call, late in self._find_inside(tables, region):
+            found |= dict.fromkeys(set(self._step.calls[call].values) - late, path)
         for number, inner in enumerate(region.inner):
             found |= self._find_paths(tables, inner, (*path, number))
         return found
@@ -88,12 +83,6 @@ class RegionChoices:
         kept = {product.op for _, product in tables.selection.find_kept(first, last, region.level)}
         for call in (call for node in range(first, last) for call in self._calls_by_node.get(node, ())):
             if step.ops[call] not in kept:
-                yield (
-                    call,
-                    {
-                        value
-                        for value in step.calls[call].values
-                        if (storage := step.storages[value]) is not None
-                        and units.last_reader.get(storage, -1) >= region.last
-                    },
-                )
+                made = [(value, step.storages[value]) for value in step.calls[call].values]
+                readers = ((value, units.last_reader.get(s, -1)) for value, s in made if s is not None)
+                yield call, {value for value, last_reader in readers if last_reader >= region.last}

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
-from fxmem.planning.arrays import Floats
 from fxmem.planning.operators.calls import StretchPath
 from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice, RecomputeChoices
 from fxmem.planning.operators.live_changes import LiveChanges, ValueUse
@@ -140,21 +137,20 @@ class _Backward:
 
     def find_changes(self) -> LiveChanges:
         """How the bytes alive differ from those of the unplanned step."""
-        step, change = self._step, np.zeros(len(self._step.live) + 2)
+        step = self._step
+        changes = LiveChanges.empty(step.lives, len(step.live))
         for number, life in enumerate(step.lives):
             last = self._last.get(number, 0)
             if not self._recomputed[step.values[number].call]:
-                _shift(change, life.death if life.saved else life.flow_end, last, life.nbytes)
+                changes.shift(life.death if life.saved else life.flow_end, last, life.nbytes)
                 continue
             if life.saved:
-                _shift(change, life.flow_end, life.death, -life.nbytes)
+                changes.shift(life.flow_end, life.death, -life.nbytes)
             if (first := self._first.get(number)) is not None:
-                _shift(change, max(first - 1, 0), last, life.nbytes)
-        transient = np.zeros(len(step.live))
+                changes.shift(max(first - 1, 0), last, life.nbytes)
         for demand in self.demands:
-            at = min(max(demand.tick - 1, 0), len(transient) - 1)
-            transient[at] = max(transient[at], self._most_transient(demand))
-        return LiveChanges(step.lives, change, {}, transient)
+            changes.raise_transient(demand.tick, self._most_transient(demand))
+        return changes
 
     def _most_transient(self, demand: _Demand) -> float:
         """The most bytes, while calls run for a demand, beyond those of what stays."""
@@ -182,9 +178,3 @@ class _Backward:
     def _remains(self, value: int, demand: _Demand) -> bool:
         """Whether a value is alive once the demand has been met that recomputed it."""
         return self._first.get(value) == demand.tick and self._last.get(value, 0) > demand.tick
-
-
-def _shift(change: Floats, begin: int, end: int, nbytes: float) -> None:
-    if end > begin:
-        change[begin] += nbytes
-        change[end] -= nbytes

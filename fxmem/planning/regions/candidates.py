@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fxmem.planning import tuning
+from fxmem.planning.lookups import group
 from fxmem.records.profile import Phase, Profile, SourceLine
 
 _NORMS = ("batch_norm", "group_norm", "instance_norm")
@@ -29,11 +30,8 @@ def module_spans(profile: Profile) -> tuple[Span, ...]:
     """Every module that is called once, and slices of Sequentials. A module called again and again is left out: it is
     checkpointed in all its calls or none. Calls that evaluate do not count: nothing is checkpointed there."""
     calls = [Span(call.first_node, call.last_node, (call.module,), call.source) for call in profile.calls]
-    calls += [
-        Span(index, index + 1, (node.module,), node.source)
-        for index, node in enumerate(profile.nodes)
-        if node.op == "call_module"
-    ]
+    leaves = ((index, node) for index, node in enumerate(profile.nodes) if node.op == "call_module")
+    calls += [Span(index, index + 1, (node.module,), node.source) for index, node in leaves]
     evaluated = sorted({op.node for op in profile.ops if op.phase is Phase.EVALUATION})
     if evaluated:
         calls = [span for span in calls if bisect_left(evaluated, span.first) == bisect_left(evaluated, span.last)]
@@ -43,34 +41,16 @@ def module_spans(profile: Profile) -> tuple[Span, ...]:
 
 
 def _slices(profile: Profile, single: Iterable[Span]) -> Iterable[Span]:
-    children: dict[str, list[Span]] = defaultdict(list)
-    for span in single:
-        parent, _, _ = span.modules[0].rpartition(".")
-        if profile.modules.get(parent) == "Sequential":
-            children[parent].append(span)
-    for spans in children.values():
+    for parent, spans in group((span.modules[0].rpartition(".")[0], span) for span in single).items():
+        if profile.modules.get(parent) != "Sequential":
+            continue
         for at in range(len(spans)):
             for end in range(at + 2, min(len(spans), at + tuning.LONGEST_SLICE) + 1):
-                group = spans[at:end]
-                if any(one.last != other.first for one, other in itertools.pairwise(group)):
+                slice_ = spans[at:end]
+                if any(one.last != other.first for one, other in itertools.pairwise(slice_)):
                     break
                 if end - at < len(spans):
-                    yield Span(group[0].first, group[-1].last, tuple(span.modules[0] for span in group), None)
-
-
-def last_needed(profile: Profile) -> dict[int, int]:
-    """For each storage, the last node that reads it or keeps it for backward."""
-    last: dict[int, int] = {}
-    for index, node in enumerate(profile.nodes):
-        read = (
-            output.storage
-            for source in node.inputs
-            for output in profile.nodes[source].outputs
-            if output.storage is not None
-        )
-        for storage in (*read, *node.saved):
-            last[storage] = index
-    return last
+                    yield Span(slice_[0].first, slice_[-1].last, tuple(span.modules[0] for span in slice_), None)
 
 
 def frees(profile: Profile, span: Span, needed: dict[int, int]) -> bool:
@@ -88,17 +68,15 @@ def graph_cuts(profile: Profile) -> list[int]:
 
 def worthwhile_cuts(profile: Profile) -> list[int]:
     """Cut after every op with many FLOPs and at the borders of modules. Early stop spares the last op of a region."""
-    flops: dict[int, int] = defaultdict(int)
+    flops: Counter[int] = Counter()
     for op in profile.ops:
         if op.phase is Phase.FORWARD and op.flops:
             flops[op.node] += op.flops
     most = max(flops.values(), default=0)
     heavy = {node + 1: count for node, count in flops.items() if count * 1000 >= most}
     borders = {cut for call in profile.calls for cut in (call.first_node, call.last_node)}
-    cuts = sorted(heavy.keys() | borders)
-    if len(cuts) > tuning.MOST_CUTS:
-        cuts = sorted(_heaviest(heavy, tuning.MOST_CUTS))
-    return cuts
+    cuts = heavy.keys() | borders
+    return sorted(cuts if len(cuts) <= tuning.MOST_CUTS else _heaviest(heavy, tuning.MOST_CUTS))
 
 
 def _heaviest(weights: Mapping[int, int], most: int) -> list[int]:
@@ -118,9 +96,7 @@ def limit_spans(spans: Mapping[tuple[int, int], Span]) -> dict[tuple[int, int], 
 
     Whole levels of modules, the outermost first; of the first level that does not fit, spans at equal distances.
     """
-    levels: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for nodes, span in spans.items():
-        levels[span.modules[0].count(".")].append(nodes)
+    levels = group((span.modules[0].count("."), nodes) for nodes, span in spans.items())
     kept: dict[tuple[int, int], Span] = {}
     cuts: set[int] = set()
     for level in sorted(levels):
@@ -138,15 +114,14 @@ def limit_spans(spans: Mapping[tuple[int, int], Span]) -> dict[tuple[int, int], 
 def norm_runs(profile: Profile) -> list[tuple[int, int]]:
     """Find the half-open ranges of nodes from a norm up to the next norm's convolution. A concatenation before the norm
     belongs to it."""
-    does: dict[int, set[str]] = defaultdict(set)
-    for op in profile.ops:
-        if op.phase is Phase.FORWARD:
-            does[op.node].add(op.name.split(".")[1] if "." in op.name else op.name)
+    forward = (op for op in profile.ops if op.phase is Phase.FORWARD)
+    does = group((op.node, op.name.split(".")[1] if "." in op.name else op.name) for op in forward)
     norm, found = None, []
     for node in range(len(profile.nodes)):
-        if any(norm_op in name for name in does[node] for norm_op in _NORMS):
-            norm = node - 1 if node and does[node - 1] == {"cat"} and norm != node - 1 else node
-        elif norm is not None and "convolution" in does[node]:
+        names = does.get(node, ())
+        if any(norm_op in name for name in names for norm_op in _NORMS):
+            norm = node - 1 if set(does.get(node - 1, ())) == {"cat"} and norm != node - 1 else node
+        elif norm is not None and "convolution" in names:
             found.append((norm, node + 1))
             norm = None
     return found
@@ -154,14 +129,10 @@ def norm_runs(profile: Profile) -> list[tuple[int, int]]:
 
 def siblings(profile: Profile, spans: Iterable[Span]) -> tuple[Span, ...]:
     """Find the chain of sibling modules that saves most for backward: the blocks of the model."""
-    chains: dict[str, list[Span]] = defaultdict(list)
-    for span in spans:
-        if len(span.modules) == 1:
-            chains[span.modules[0].rpartition(".")[0]].append(span)
+    chains = group((span.modules[0].rpartition(".")[0], span) for span in spans if len(span.modules) == 1)
 
     def worth(chain: list[Span]) -> tuple[int, int]:
         kept = sum(profile.nodes[node].saved_bytes for span in chain for node in range(span.first, span.last))
         return (kept if len(chain) > 1 else 0), len(chain)
 
-    found = sorted(chains.values(), key=worth)
-    return tuple(found[-1]) if found else ()
+    return tuple(sorted(chains.values(), key=worth)[-1]) if chains else ()

@@ -21,10 +21,11 @@ import numpy as np
 
 from fxmem.memory import liveness
 from fxmem.planning.arrays import Floats, Ints
+from fxmem.planning.lookups import find_reads, group, last_needed, results_by_op
 from fxmem.planning.regions.legality import earliest, random_nodes, writes_in_place
 from fxmem.planning.regions.op_costs import OpCosts
 from fxmem.planning.regions.peaks_by_unit import most_above, sum_alive
-from fxmem.records.profile import Kind, Node, Phase, Profile
+from fxmem.records.profile import Phase, Profile
 
 OUTSIDE = ("placeholder", "get_attr", "output", "loss", "optimizer")
 
@@ -34,6 +35,7 @@ class _Made:
     """A storage that the forward makes."""
 
     index: int
+    op: int
     nbytes: int
     node: int
     birth: int
@@ -59,6 +61,8 @@ class CostTables:
         self.first, self.last = (inside[0], inside[-1] + 1) if inside else (0, 0)
         self.cuts = sorted({self.first, self.last, *(cut for cut in cuts if self.first < cut < self.last)})
         """Node index of every cut."""
+        self.cut_at = {node: cut for cut, node in enumerate(self.cuts)}
+        """By such a node, its cut."""
         self.count = len(self.cuts) - 1
         """Number of units."""
         self.unit_of = np.searchsorted(np.asarray(self.cuts), np.arange(len(profile.nodes)), side="right") - 1
@@ -67,9 +71,8 @@ class CostTables:
         self.live = np.asarray(liveness.live_bytes(profile), dtype=np.float64)
         self.ops = OpCosts(profile, taped=taped)
         self.forward_end = np.zeros(len(profile.nodes), dtype=np.int64)
-        for op in profile.ops:
-            if op.phase is Phase.FORWARD:
-                self.forward_end[op.node] = max(self.forward_end[op.node], op.end)
+        for node, ops in self.ops.forward.items():
+            self.forward_end[node] = max(profile.ops[op].end for op in ops)
 
     # --- what forward makes -------------------------------------------------------------------------------------------
 
@@ -78,61 +81,32 @@ class CostTables:
         """Storages made by the model's nodes in forward. A view's users count as its storage's."""
         profile = self.profile
         saved = {storage for node in profile.nodes for storage in node.saved}
-        ends: dict[int, int] = {}
-        for index, _node in enumerate(profile.nodes):
-            for read in self.reads[index]:
-                ends[read] = max(ends.get(read, 0), int(self.forward_end[index]))
+        results = sorted((index, op) for op, made in results_by_op(profile).items() for index in made)
         found = []
-        for index, storage in enumerate(profile.storages):
-            if (
-                storage.op is None
-                or storage.node is None
-                or storage.kind is Kind.WORKSPACE
-                or profile.ops[storage.op].phase is not Phase.FORWARD
-            ):
-                continue
-            if self.first <= storage.node < self.last:
-                end = max(ends.get(index, 0), int(self.forward_end[storage.node]), storage.birth + 1)
-                found.append(
-                    _Made(index, storage.nbytes, storage.node, storage.birth, storage.death, end, index in saved)
+        for index, op in results:
+            one, node = profile.storages[index], profile.storages[index].node
+            if node is not None and self.first <= node < self.last and profile.ops[op].phase is Phase.FORWARD:
+                end = max(
+                    one.birth + 1, *(int(self.forward_end[each]) for each in (node, *self.readers.get(index, ())))
                 )
+                found.append(_Made(index, op, one.nbytes, node, one.birth, one.death, end, index in saved))
         return tuple(found)
 
     @cached_property
     def storages_by_node(self) -> dict[int, list[int]]:
         """By node, the storages among them that it makes."""
-        found: dict[int, list[int]] = {}
-        for each in self.forward_storages:
-            found.setdefault(each.node, []).append(each.index)
-        return found
+        return group((each.node, each.index) for each in self.forward_storages)
 
     @cached_property
-    def reads(self) -> tuple[tuple[int, ...], ...]:
+    def reads(self) -> list[tuple[int, ...]]:
         """For each node, the storages it reads."""
-        profile = self.profile
-
-        def storages(node: Node) -> tuple[int, ...]:
-            return tuple(
-                {
-                    output.storage: None
-                    for source in node.inputs
-                    for output in profile.nodes[source].outputs
-                    if output.storage is not None
-                }
-            )
-
-        return tuple(storages(node) for node in profile.nodes)
+        return find_reads(self.profile)
 
     @cached_property
     def last_reader(self) -> dict[int, int]:
         """For each storage, the last unit of the model that reads or keeps it; the number of units if the output or the
         loss does."""
-        last: dict[int, int] = {}
-        for index, node in enumerate(self.profile.nodes):
-            unit = int(self.unit_of[index])
-            for storage in (*self.reads[index], *node.saved):
-                last[storage] = max(last.get(storage, -1), unit)
-        return last
+        return {storage: int(self.unit_of[node]) for storage, node in last_needed(self.profile, self.reads).items()}
 
     # --- bytes --------------------------------------------------------------------------------------------------------
 
@@ -180,16 +154,12 @@ class CostTables:
             if made.saved:
                 continue
             after = int(self.unit_of[made.node]) + 1
-            for reader in sorted(set(self._later_readers(made))):
+            # Not what only views it.
+            users = (int(self.unit_of[n]) for n in self.readers.get(made.index, ()) if not self._views(n))
+            for reader in sorted({unit for unit in users if after <= unit < n}):
                 table[after : reader + 1, reader + 1 :] += made.nbytes
                 after = reader + 1
         return table
-
-    def _later_readers(self, made: _Made) -> list[int]:
-        """Units of the model after its own that read a storage, not only view it."""
-        producer = self.unit_of[made.node]
-        readers = (node for node in self._readers.get(made.index, ()) if not self._views(node))
-        return [int(self.unit_of[node]) for node in readers if producer < self.unit_of[node] < self.count]
 
     def _views(self, node: int) -> bool:
         """Whether a node gives what it was given, looked at in another way."""
@@ -198,12 +168,9 @@ class CostTables:
         )
 
     @cached_property
-    def _readers(self) -> dict[int, list[int]]:
-        readers: dict[int, list[int]] = {}
-        for index, storages in enumerate(self.reads):
-            for storage in storages:
-                readers.setdefault(storage, []).append(index)
-        return readers
+    def readers(self) -> dict[int, list[int]]:
+        """By storage, the nodes that read it."""
+        return group((storage, index) for index, storages in enumerate(self.reads) for storage in storages)
 
     def _rest(self, phase: Phase, death: str | None) -> Floats:
         """`[v, i]`: the most bytes alive at the ticks of unit `v`'s ops in a phase, less what units before cut `i` keep
@@ -234,14 +201,11 @@ class CostTables:
         `until_stop`: of forward, the ops of each unit up to its last saved tensor alone.
         """
         stops = self._stops if until_stop else {}
-        found = {
-            (tick, unit)
-            for index, op in enumerate(self.profile.ops)
-            if op.phase is phase
-            and 0 <= (unit := int(self.unit_of[op.node])) < self.count
-            and (not until_stop or index <= stops.get(unit, -1))
-            for tick in range(max(op.begin - 1, 0), op.end)
-        }
+        found: set[tuple[int, int]] = set()
+        for index, op in enumerate(self.profile.ops):
+            unit = int(self.unit_of[op.node])
+            if op.phase is phase and 0 <= unit < self.count and (not until_stop or index <= stops.get(unit, -1)):
+                found.update((tick, unit) for tick in range(max(op.begin - 1, 0), op.end))
         columns = np.asarray(sorted(found), dtype=np.int64).reshape(-1, 2)
         return columns[:, 0], columns[:, 1]
 
@@ -249,11 +213,9 @@ class CostTables:
     def _stops(self) -> dict[int, int]:
         """By unit that saves something, the last op that has a part in it: where recomputation stops if nothing later
         is saved."""
-        saving = {
-            int(self.unit_of[index]): index for index, node in enumerate(self.profile.nodes) if node.saved
-        }  # by unit, the last node that saves
+        saving = {int(self.unit_of[index]): index for index, node in enumerate(self.profile.nodes) if node.saved}
         stops: dict[int, int] = {}
-        for unit, index in saving.items():
+        for unit, index in saving.items():  # with the last node that saves
             if 0 <= unit < self.count:
                 before = (op for at in range(self.cuts[unit], index) for op in self.ops.forward.get(at, ()))
                 stops[unit] = max(self.ops.last_saved(index), max(before, default=-1))
@@ -280,12 +242,8 @@ class CostTables:
         included: up to their last saved tensor."""
         births, deaths, sizes, units = self._columns(kept_only=False)
         others = self.live - sum_alive(births, deaths, sizes, len(self.live)) - self.resident
-        whole, stopped = (
-            most_above(
-                *self._ticks(Phase.FORWARD, until_stop=until_stop), births, deaths, sizes, units, others, self.count
-            )
-            for until_stop in (False, True)
-        )
+        ticks = (self._ticks(Phase.FORWARD, until_stop=until_stop) for until_stop in (False, True))
+        whole, stopped = (most_above(*each, births, deaths, sizes, units, others, self.count) for each in ticks)
         last = np.full(self.count + 1, -1, dtype=np.int64)  # by cut, the last unit before it that saves something
         last[[unit + 1 for unit in self._stops]] = list(self._stops)
         last = np.maximum.accumulate(last)
@@ -306,11 +264,8 @@ class CostTables:
     def gradients(self) -> Floats:
         """By cut: bytes alive when backward reaches it, less what units before it keep: gradients, parameters, the
         optimizer's state."""
-        begins: dict[int, int] = {}
-        for op in self.profile.ops:
-            unit = int(self.unit_of[op.node])
-            if op.phase is Phase.BACKWARD and 0 <= unit < self.count:
-                begins[unit] = min(begins.get(unit, op.begin), op.begin)
+        ops = ((int(self.unit_of[op.node]), op.begin) for op in self.profile.ops if op.phase is Phase.BACKWARD)
+        begins = {unit: min(ticks) for unit, ticks in group(ops).items()}
         births, _, sizes, units = self._columns(kept_only=True)
         found = np.full(self.count + 1, self.resident)
         for cut in range(1, self.count + 1):
@@ -339,7 +294,7 @@ class CostTables:
     def cost(self) -> Floats:
         """`[i, j]`: cost of running units `i` to `j - 1` again up to their last saved tensor; 0 where they save
         nothing."""
-        whole, until, packs, _ = self.ops.node_costs
+        whole, until, packs = self.ops.node_costs
         total = np.concatenate([[0.0], np.cumsum(whole)])
         table = np.zeros((self.count + 1, self.count + 1))
         stops = np.full(self.count, -1.0)
@@ -358,7 +313,7 @@ class CostTables:
     def earliest(self) -> Ints:
         """By node: the first node that a region around it may begin with at the latest; -1 for a node that no region
         may contain."""
-        return earliest(self.profile, self._readers)
+        return earliest(self.profile, self.readers)
 
     def draws(self, first: int, last: int) -> bool:
         """Whether they may draw random numbers."""

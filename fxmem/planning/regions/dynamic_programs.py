@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from fxmem.planning import tuning
-from fxmem.planning.arrays import Floats, Ints
+from fxmem.planning.arrays import Bools, Floats, Ints
 from fxmem.planning.regions.candidates import Span, siblings
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.kept_products import Selection
@@ -41,12 +42,24 @@ class Stretch:
 class Offer:
     """Tables `[i, j]` of one way to checkpoint units `i` to `j - 1`."""
 
-    regions: NDArray[np.bool_]
+    regions: Bools
     """Whether they may be one region, and this way differs from a cheaper one."""
     kept: Floats
     """Bytes that stay."""
     need: Floats
     """Bytes that running them, forward and again, needs beyond what older units keep."""
+    cost: Floats
+
+
+class _Ways(NamedTuple):
+    """The ways to come to a cut from an earlier one."""
+
+    source: Ints
+    """The earlier cut."""
+    way: Ints
+    """0: the unit in between is stored; level + 1: a stretch is checkpointed."""
+    need: Floats
+    kept: Floats
     cost: Floats
 
 
@@ -59,7 +72,7 @@ class Tables:
         spans: the calls of modules that regions have to be; None: regions may be anything.
     """
 
-    def __init__(self, units: CostTables, regions: NDArray[np.bool_], spans: Sequence[Span] | None = None) -> None:
+    def __init__(self, units: CostTables, regions: Bools, spans: Sequence[Span] | None = None) -> None:
         self.units, self.regions, self.spans = units, regions, spans
         self._solved: dict[bool, _Nested] = {}
 
@@ -123,7 +136,7 @@ class Tables:
         """The model as a chain: every unit, or where regions are modules, the siblings that keep most for backward."""
         if self.spans is None:
             return tuple((unit, unit + 1) for unit in range(self.units.count))
-        at = {cut: index for index, cut in enumerate(self.units.cuts)}
+        at = self.units.cut_at
         chain = siblings(self.units.profile, self.spans)
         return tuple((at[span.first], at[span.last]) for span in chain if span.first in at and span.last in at)
 
@@ -175,9 +188,9 @@ class Tables:
                 gradients = float(units.gradients[j]) - units.resident
                 inputs = units.inputs[i, j] - max(units.inputs[inner.first, inner.last] for inner in stretch.inner)
                 need = self._estimate(i, j, stretch.inner, gradients) + max(inputs, 0.0)  # which none of those keeps
-                most = max(most, kept + need, kept + self.forward_peak[i, j] + beside)
             else:
-                most = max(most, kept + offer.need[i, j], kept + self.forward_peak[i, j] + beside)
+                need = offer.need[i, j]
+            most = max(most, kept + need, kept + self.forward_peak[i, j] + beside)
             kept += offer.kept[i, j]
             cut = j
         return most
@@ -186,40 +199,23 @@ class Tables:
 
     def flat(self, budget: float) -> tuple[Stretch, ...] | None:
         """The cheapest regions within the budget of bytes; None if there are none."""
-        units, n = self.units, self.units.count
-        kept, cost = np.full((n + 1, tuning.FRONT), np.inf), np.full((n + 1, tuning.FRONT), np.inf)
-        origin = np.full(
-            (n + 1, tuning.FRONT), -1, dtype=np.int64
-        )  # which point of which cut it comes from: cut * tuning.FRONT + point
-        region = np.zeros(
-            (n + 1, tuning.FRONT), dtype=np.int64
-        )  # 0: the unit before the cut is stored; level + 1: a stretch is checkpointed
+        n = self.units.count
+        kept, cost = np.full((2, n + 1, tuning.FRONT), np.inf)
+        # Which point of which cut it comes from, cut * tuning.FRONT + point, and which of `_Ways.way` leads from there.
+        origin, region = np.zeros((2, n + 1, tuning.FRONT), dtype=np.int64)
         kept[0, 0] = cost[0, 0] = 0.0
-        offers = self.offers
-        unit_need = np.maximum(np.diagonal(units.backward_peak), np.diagonal(units.forward_peak))
-        for cut in range(1, n + 1):
-            starts = [np.flatnonzero(offer.regions[:cut, cut]) for offer in offers]
-            sources = np.concatenate([[cut - 1], *starts])
-            ways = np.repeat(np.arange(len(offers) + 1), [1, *map(len, starts)])
-            base = kept[sources]
-            needs = np.concatenate(
-                [[unit_need[cut - 1]], *(offer.need[at, cut] for offer, at in zip(offers, starts, strict=True))]
-            )
-            adds = np.concatenate(
-                [[units.keeps[cut - 1]], *(offer.kept[at, cut] for offer, at in zip(offers, starts, strict=True))]
-            )
-            costs = np.concatenate([[0.0], *(offer.cost[at, cut] for offer, at in zip(offers, starts, strict=True))])
-            fits = base + needs[:, None] <= budget
-            rows, columns = np.nonzero(fits & np.isfinite(base))
+        for cut, ways in enumerate(self._ways_to_cuts, 1):
+            base = kept[ways.source]
+            rows, columns = np.nonzero((base + ways.need[:, None] <= budget) & np.isfinite(base))
             if not len(rows):
                 continue
-            total_kept = base[rows, columns] + adds[rows]
-            total_cost = cost[sources[rows], columns] + costs[rows]
+            total_kept = base[rows, columns] + ways.kept[rows]
+            total_cost = cost[ways.source[rows], columns] + ways.cost[rows]
             chosen = _front(total_kept, total_cost, budget)
             size = len(chosen)
             kept[cut, :size], cost[cut, :size] = total_kept[chosen], total_cost[chosen]
-            origin[cut, :size] = sources[rows[chosen]] * tuning.FRONT + columns[chosen]
-            region[cut, :size] = ways[rows[chosen]]
+            origin[cut, :size] = ways.source[rows[chosen]] * tuning.FRONT + columns[chosen]
+            region[cut, :size] = ways.way[rows[chosen]]
         if not np.isfinite(cost[n]).any():
             return None
         found: list[Stretch] = []
@@ -239,10 +235,7 @@ class Tables:
             return low
         while high - low > self.units.unplanned_peak / 1000:
             middle = (low + high) / 2
-            if self._is_reachable(middle):
-                high = middle
-            else:
-                low = middle
+            low, high = (low, middle) if self._is_reachable(middle) else (middle, high)
         return high
 
     def _is_reachable(self, budget: float) -> bool:
@@ -250,27 +243,31 @@ class Tables:
         at any cost."""
         fewest = np.full(self.units.count + 1, np.inf)
         fewest[0] = 0.0
-        for cut, (sources, needs, adds) in enumerate(self._ways_to_cuts, 1):
-            base = fewest[sources]
-            fewest[cut] = (base + adds)[base + needs <= budget].min(initial=np.inf)
+        for cut, ways in enumerate(self._ways_to_cuts, 1):
+            base = fewest[ways.source]
+            fewest[cut] = (base + ways.kept)[base + ways.need <= budget].min(initial=np.inf)
         return bool(np.isfinite(fewest[-1]))
 
     @cached_property
-    def _ways_to_cuts(self) -> list[tuple[Ints, Floats, Floats]]:
-        """By cut but the first, each way from an earlier one: that cut, bytes needed and bytes kept."""
-        units, found = self.units, []
-        unit_need = np.maximum(np.diagonal(units.backward_peak), np.diagonal(units.forward_peak))
-        for cut in range(1, units.count + 1):
-            starts = [np.flatnonzero(offer.regions[:cut, cut]) for offer in self.offers]
-            ways = list(zip(self.offers, starts, strict=True))
-            found.append(
-                (
-                    np.concatenate([[cut - 1], *starts]),
-                    np.concatenate([[unit_need[cut - 1]], *(offer.need[at, cut] for offer, at in ways)]),
-                    np.concatenate([[units.keeps[cut - 1]], *(offer.kept[at, cut] for offer, at in ways)]),
+    def _ways_to_cuts(self) -> list[_Ways]:
+        """By cut but the first, each way from an earlier one."""
+        found = []
+        for cut in range(1, self.units.count + 1):
+            columns: list[tuple[ArrayLike, ...]] = [
+                ([cut - 1], [0], [self.unit_need[cut - 1]], [self.units.keeps[cut - 1]], [0.0])
+            ]
+            for way, offer in enumerate(self.offers, 1):
+                at = np.flatnonzero(offer.regions[:cut, cut])
+                columns.append(
+                    (at, np.full(len(at), way), offer.need[at, cut], offer.kept[at, cut], offer.cost[at, cut])
                 )
-            )
+            found.append(_Ways(*map(np.concatenate, zip(*columns, strict=True))))
         return found
+
+    @cached_property
+    def unit_need(self) -> Floats:
+        """By unit: bytes that it needs, stored, beyond what older units keep."""
+        return np.maximum(np.diagonal(self.units.backward_peak), np.diagonal(self.units.forward_peak))
 
     # --- several levels -----------------------------------------------------------------------------------------------
 
@@ -331,11 +328,11 @@ class _Nested:
         slots = np.flatnonzero(np.isfinite(self.best[0, self.n]))
         return int(slots[0]) if len(slots) else None
 
-    def _count_slots(self, nbytes: Floats) -> NDArray[np.int64]:
+    def _count_slots(self, nbytes: Floats) -> Ints:
         """Slots for bytes that stay, rounded up."""
         return np.maximum(np.ceil(nbytes / self.unit - 1e-9), 0).astype(np.int64)
 
-    def _count_needed(self, nbytes: Floats) -> NDArray[np.int64]:
+    def _count_needed(self, nbytes: Floats) -> Ints:
         """Slots that bytes including the resident ones need."""
         return self._count_slots(nbytes - self.floor)
 
@@ -349,9 +346,7 @@ class _Nested:
             for offer in self.selective
         ]
         unit_kept = self._count_slots(units.keeps)
-        unit_needs = self._count_needed(
-            np.maximum(np.diagonal(units.backward_peak), np.diagonal(units.forward_peak))[:n]
-        )
+        unit_needs = self._count_needed(tables.unit_need[:n])
         # Every way to begin: the units before `split` are checkpointed.
         begin, split = np.nonzero(np.triu(tables.regions[:n, :n], 1))
         for length in range(1, n + 1):
@@ -359,7 +354,10 @@ class _Nested:
             j = i + length
             stored, cost = whole_needs[i, j], units.cost[i, j]
             stored[-1], cost[-1] = last_needs[i[-1]], whole[n] - whole[i[-1]]
-            self._store(i, j, stored, cost)
+            # Stored as a whole, where the slots suffice.
+            enough = np.arange(self.slots + 1) >= stored[:, None]
+            self.best[i, j] = np.where(enough, cost[:, None], np.inf)
+            self.how[i, j] = np.where(enough, -1, -2)
             inside = (begin <= i[-1]) & (split - begin < length)
             at, to = begin[inside], split[inside]
             self._offer(at, to, at + length, 1, kept[at, to], forward[at, to], whole[to] - whole[at], stored[at])
@@ -373,12 +371,6 @@ class _Nested:
             if length > 1:
                 self._offer(i, i + 1, j, 0, unit_kept[i], unit_needs[i], whole[i + 1] - whole[i], stored)
             self.fewest[i, j] = np.isinf(self.best[i, j]).sum(axis=1)
-
-    def _store(self, i: Ints, j: Ints, needed: Ints, cost: Floats) -> None:
-        """Store units `i` to `j - 1` as a whole, where the slots suffice."""
-        enough = np.arange(self.slots + 1) >= needed[:, None]
-        self.best[i, j] = np.where(enough, cost[:, None], np.inf)
-        self.how[i, j] = np.where(enough, -1, -2)
 
     def _offer(self, i: Ints, k: Ints, j: Ints, way: int, kept: Ints, needed: Ints, cost: Floats, stored: Ints) -> None:
         """Offer to split units `i` to `j - 1` at `k`, in order of `i`.
@@ -439,25 +431,25 @@ def _running_maximum(by_unit: Floats) -> Floats:
     return table
 
 
-def _front(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
+def _front(kept: Floats, cost: Floats, budget: float) -> Ints:
     """Indices of the Pareto front, fewest bytes first, thinned to `tuning.FRONT`."""
     near = _drop_dominated(kept, cost, budget)
     order = near[np.lexsort((cost[near], kept[near]))]
     sorted_cost = cost[order]
     lowest = np.minimum.accumulate(sorted_cost)
-    front: NDArray[np.int64] = order[np.concatenate([[True], sorted_cost[1:] < lowest[:-1] - 1e-9])]
+    front: Ints = order[np.concatenate([[True], sorted_cost[1:] < lowest[:-1] - 1e-9])]
     if len(front) <= tuning.FRONT:
         return front
     steps = np.floor(kept[front] / (budget / (tuning.FRONT - 1)))
     last_of_step = np.concatenate([steps[1:] != steps[:-1], [True]])
     last_of_step[0] = True
-    thinned: NDArray[np.int64] = front[last_of_step]
+    thinned: Ints = front[last_of_step]
     if len(thinned) > tuning.FRONT:
         thinned = thinned[np.linspace(0, len(thinned) - 1, tuning.FRONT).round().astype(np.int64)]
     return thinned
 
 
-def _drop_dominated(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
+def _drop_dominated(kept: Floats, cost: Floats, budget: float) -> Ints:
     """Drop most points that are not on the Pareto front, without sorting. A point is dropped if one that keeps fewer
     bytes, by equal steps, costs no more."""
     steps = np.minimum((kept * (tuning.FRONT_STEPS / budget)).astype(np.int64), tuning.FRONT_STEPS)

@@ -18,10 +18,11 @@ import numpy as np
 from fxmem.hardware.op_classes import is_product
 from fxmem.planning import tuning
 from fxmem.planning.arrays import Floats
+from fxmem.planning.lookups import group, results_by_op
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.legality import writes_in_place
 from fxmem.records.plan import Region
-from fxmem.records.profile import Kind, Phase
+from fxmem.records.profile import Phase
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,14 @@ class Selection:
     @cached_property
     def numbers(self) -> dict[int, list[int]]:
         """By node, its products as indices into the profile's ops, in the order they run."""
-        found: dict[int, list[int]] = {}
-        for index, op in enumerate(self.units.profile.ops):
-            if op.phase is Phase.FORWARD and is_product(op.name):
-                found.setdefault(op.node, []).append(index)
-        return found
+        ops = enumerate(self.units.profile.ops)
+        return group((op.node, index) for index, op in ops if op.phase is Phase.FORWARD and is_product(op.name))
 
     @cached_property
     def products(self) -> tuple[Product, ...]:
         """Products whose results can be kept: their FLOPs are known, and no later call writes to them."""
         units, profile = self.units, self.units.profile
-        made: dict[int, list[int]] = {}
-        for index, storage in enumerate(profile.storages):
-            if storage.op is not None and storage.kind is not Kind.WORKSPACE:
-                made.setdefault(storage.op, []).append(index)
+        made = results_by_op(profile)
         packs = [node for node, own in enumerate(profile.nodes) if own.saved]
         found = []
         for node, ops in self.numbers.items():
@@ -78,10 +73,8 @@ class Selection:
                 continue
             later = int(np.searchsorted(packs, node, side="right"))
             after = packs[later] if later < len(packs) else len(profile.nodes)
-            own = max(
-                (op for storage in profile.nodes[node].saved if (op := profile.storages[storage].op) is not None),
-                default=-1,
-            )
+            saved_by = (profile.storages[storage].op for storage in profile.nodes[node].saved)
+            own = max((op for op in saved_by if op is not None), default=-1)
             for op in ops:
                 storages, flops = tuple(made.get(op, ())), profile.ops[op].flops
                 if not storages or not flops or self._overwritten_storages.intersection(storages):
@@ -123,39 +116,31 @@ class Selection:
             densities = [densities[round((index + 1) * len(densities) / most) - 1] for index in range(most)]
         return (np.inf, *densities)
 
-    def _table(self, level: int, value: str) -> Floats:
-        """`[i, j]`: a sum over the products that a region of units `i` to `j - 1` keeps at a level.
-
-        `value`: "cost", what is not run again; "kept", bytes that would not stay without; "extra", those of them that a
-        stored region would not keep, either.
-        """
-        units, n = self.units, self.units.count
-        grid = np.zeros((n + 1, n + 2))
-        for product in self.products:
-            if product.density < self.thresholds[level] or product.needed >= units.last:
-                continue
-            unit, needed = int(units.unit_of[product.node]), int(units.unit_of[product.needed])
-            if value == "cost":
-                grid[unit, needed + 1] += product.cost
-                continue
-            for index in product.storages:
-                nbytes = units.profile.storages[index].nbytes
-                if value == "kept":  # what later units read stays anyway
-                    grid[unit, min(max(needed, units.last_reader.get(index, -1)), n) + 1] += nbytes
-                else:  # until its first keeper's backward has run, a stored region would have it too
-                    grid[unit, needed + 1] += nbytes
-                    grid[unit, max(needed, self._first_keeper.get(index, n)) + 1] -= nbytes
-        table: Floats = np.cumsum(np.cumsum(grid[::-1], axis=0)[::-1], axis=1)[:, : n + 1]
-        return table
-
     @cached_property
     def offers(self) -> tuple[tuple[Floats, Floats, Floats], ...]:
         """For each level but 0: cost that is saved, bytes that are kept, and those among them that a stored region
         would not keep."""
-        return tuple(
-            (self._table(level, "cost"), self._table(level, "kept"), self._table(level, "extra"))
-            for level in range(1, len(self.thresholds))
-        )
+        return tuple(self._offer(threshold) for threshold in self.thresholds[1:])
+
+    def _offer(self, threshold: float) -> tuple[Floats, Floats, Floats]:
+        """`[i, j]`: sums over the products that a region of units `i` to `j - 1` keeps from a density on."""
+        units, n = self.units, self.units.count
+        grids = np.zeros((3, n + 1, n + 2))
+        cost, kept, extra = grids
+        for product in self.products:
+            if product.density < threshold or product.needed >= units.last:
+                continue
+            unit, needed = int(units.unit_of[product.node]), int(units.unit_of[product.needed])
+            cost[unit, needed + 1] += product.cost
+            for index in product.storages:
+                nbytes = units.profile.storages[index].nbytes
+                # What later units read stays anyway.
+                kept[unit, min(max(needed, units.last_reader.get(index, -1)), n) + 1] += nbytes
+                # Until its first keeper's backward has run, a stored region would have it too.
+                extra[unit, needed + 1] += nbytes
+                extra[unit, max(needed, self._first_keeper.get(index, n)) + 1] -= nbytes
+        cost, kept, extra = np.cumsum(np.cumsum(grids[:, ::-1], axis=1)[:, ::-1], axis=2)[:, :, : n + 1]
+        return cost, kept, extra
 
     def find_kept(self, first: int, last: int, level: int) -> tuple[tuple[int, Product], ...]:
         """What a region of nodes `first` to `last - 1` keeps at a level. Each has its number among the region's

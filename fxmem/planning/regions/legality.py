@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fxmem.planning.arrays import Bools, Ints
+from fxmem.planning.lookups import group
 from fxmem.records.profile import Node, Phase, Profile
 
 _NEVER_AGAIN = ("nonzero", "unique", "masked_select", "_local_scalar_dense", "item", "repeat_interleave", "bincount")
@@ -20,7 +21,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of batch norms, which the code that applies a plan sees to it are updated once."""
 
 
-def earliest(profile: Profile, readers: Mapping[int, Sequence[int]]) -> NDArray[np.int64]:
+def earliest(profile: Profile, readers: Mapping[int, Sequence[int]]) -> Ints:
     """By node: the first node that a region around it may begin with at the latest; -1 for a node that no region may
     contain.
 
@@ -29,38 +30,27 @@ def earliest(profile: Profile, readers: Mapping[int, Sequence[int]]) -> NDArray[
         readers: by storage, the nodes that read it.
     """
     low = np.arange(len(profile.nodes))
-    names: dict[int, list[str]] = {}
-    for op in profile.ops:
-        if op.phase is Phase.FORWARD:
-            names.setdefault(op.node, []).append(op.name)
+    names = group((op.node, op.name) for op in profile.ops if op.phase is Phase.FORWARD)
     writers: dict[int, list[int]] = {}
     for index, node in enumerate(profile.nodes):
         own = names.get(index, [])
         if any(name.startswith(("c10d", "_c10d")) or name.split(".")[1] in _NEVER_AGAIN for name in own if "." in name):
             low[index] = -1
-        in_place = node.view_of is not None and any(map(writes_in_place, own))
-        if in_place and node.view_of is not None and not _is_statistic(profile.nodes[node.view_of]):
-            owner = node.view_of
+        owner = node.view_of
+        if owner is not None and any(map(writes_in_place, own)) and not _is_statistic(profile.nodes[owner]):
             low[index] = -1 if profile.nodes[owner].op in ("placeholder", "get_attr") else min(low[index], owner)
             writers.setdefault(owner, []).append(index)
     for owner, written in writers.items():
         storages = {output.storage for output in profile.nodes[owner].outputs}
-        between = {
-            index
-            for storage in storages
-            if storage is not None
-            for index in readers.get(storage, ())
-            if owner < index < max(written)
-        }
-        for index in between:
-            if low[index] >= 0:
+        for index in (node for storage in storages if storage is not None for node in readers.get(storage, ())):
+            if owner < index < max(written) and low[index] >= 0:
                 low[index] = min(low[index], owner)
     for region in profile.recomputed:
         low[region.first_node : region.last_node] = -1
     return low
 
 
-def random_nodes(profile: Profile) -> NDArray[np.bool_]:
+def random_nodes(profile: Profile) -> Bools:
     """By node: whether its forward may draw random numbers."""
     may = np.asarray(["Drop" in node.module_type for node in profile.nodes], dtype=bool)
     for op in profile.ops:

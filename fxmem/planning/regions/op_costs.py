@@ -9,6 +9,7 @@ import numpy as np
 from fxmem.hardware.step_time import recompute_seconds
 from fxmem.planning import tuning
 from fxmem.planning.arrays import Floats
+from fxmem.planning.lookups import ops_by_node
 from fxmem.planning.regions.legality import writes_in_place
 from fxmem.records.profile import Phase, Profile
 from fxmem.records.units import sum_known
@@ -28,27 +29,17 @@ class OpCosts:
     @cached_property
     def forward(self) -> dict[int, list[int]]:
         """By node, the ops of its forward."""
-        found: dict[int, list[int]] = {}
-        for index, op in enumerate(self.profile.ops):
-            if op.phase is Phase.FORWARD:
-                found.setdefault(op.node, []).append(index)
-        return found
+        return ops_by_node(self.profile, Phase.FORWARD)
 
     @cached_property
-    def node_costs(self) -> tuple[Floats, Floats, list[bool], list[bool]]:
-        """By node: cost of its forward; of its forward up to its last saved tensor; whether it saves any; whether a
-        FLOP count is missing."""
-        profile = self.profile
-        whole, until = np.zeros(len(profile.nodes)), np.zeros(len(profile.nodes))
-        packs, unknown = [False] * len(profile.nodes), [False] * len(profile.nodes)
-        for index, node in enumerate(profile.nodes):
-            ops = self.forward.get(index, [])
-            costs = [self.cost(op) for op in ops]
-            unknown[index] = any(profile.ops[op].flops is None for op in ops)
+    def node_costs(self) -> tuple[Floats, Floats, list[bool]]:
+        """By node: cost of its forward; of its forward up to its last saved tensor; whether it saves any."""
+        whole, until = np.zeros((2, len(self.profile.nodes)))
+        for index, ops in self.forward.items():
+            costs, last = [self.cost(op) for op in ops], self.last_saved(index)
             whole[index] = sum(costs)
-            packs[index] = bool(node.saved)
-            until[index] = sum(cost for op, cost in zip(ops, costs, strict=True) if op <= self.last_saved(index))
-        return whole, until, packs, unknown
+            until[index] = sum(cost for op, cost in zip(ops, costs, strict=True) if op <= last)
+        return whole, until, [bool(node.saved) for node in self.profile.nodes]
 
     def last_saved(self, node: int) -> int:
         """The last of a node's ops that helps to make what the node saves; -1 if there is none."""
@@ -84,18 +75,11 @@ class OpCosts:
 
     def flops(self, first: int, last: int) -> int | None:
         """FLOPs of recomputing nodes `first` to `last - 1` up to their last saved tensor; None if one is unknown."""
-        stop, unknown = self._last_packing(first, last), self.node_costs[3]
-        if any(unknown[first : max(stop, first)]):
-            return None
         return sum_known(self.profile.ops[op].flops for op in self.recomputed(first, last))
 
     def recomputed(self, first: int, last: int) -> list[int]:
         """The ops that recomputing nodes `first` to `last - 1` runs: those up to their last saved tensor."""
-        stop = self._last_packing(first, last)
+        saves = self.node_costs[2]
+        stop = next((node for node in range(last - 1, first - 1, -1) if saves[node]), -1)
         ran = [op for node in range(first, stop) for op in self.forward.get(node, ())]
         return ran + [op for op in self.forward.get(stop, ()) if op <= self.last_saved(stop)]
-
-    def _last_packing(self, first: int, last: int) -> int:
-        """The last of the nodes that saves something; -1 if none does."""
-        packs = self.node_costs[2]
-        return next((node for node in range(last - 1, first - 1, -1) if packs[node]), -1)

@@ -5,24 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from fxmem.errors import ExceededError, UsageError
+from fxmem.errors import UsageError
 from fxmem.hardware.op_classes import is_product
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.planning import tuning
-from fxmem.planning.regions.candidates import (
-    Span,
-    frees,
-    graph_cuts,
-    last_needed,
-    limit_spans,
-    module_spans,
-    worthwhile_cuts,
-)
+from fxmem.planning.lookups import find_reads, group, last_needed, ops_by_node
+from fxmem.planning.plan_finder import PlanFinder
+from fxmem.planning.regions.candidates import Span, frees, graph_cuts, limit_spans, module_spans, worthwhile_cuts
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.legality import writes_in_place
@@ -32,15 +26,13 @@ from fxmem.planning.regions.strategies import STRATEGIES, Strategy
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Peak, Phase, Profile
-from fxmem.records.units import exact_bytes
+from fxmem.records.units import sum_known
 
 
-class Planner:
+class Planner(PlanFinder):
     """Plans of regions for one profile and one way of applying them: a `PlanFinder`."""
 
-    is_exact = False
     is_quick = True
-    operators: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, profile: Profile, application: Application) -> None:
         self.profile, self.application = profile, application
@@ -50,7 +42,7 @@ class Planner:
         """Module calls whose checkpoint would free something, by their nodes. Of several with the same nodes, the
         outermost."""
         found: dict[tuple[int, int], Span] = {}
-        needed = last_needed(self.profile)
+        needed = last_needed(self.profile, find_reads(self.profile))
         for span in module_spans(self.profile):
             if frees(self.profile, span, needed):
                 found.setdefault((span.first, span.last), span)
@@ -86,11 +78,9 @@ class Planner:
         # The narrowest cut of each of as many equal stretches of kept bytes.
         kept = np.concatenate([[0.0], np.cumsum(tables.units.keeps)])
         stretches = np.floor(kept[1:-1] / max(kept[-1], 1) * (tuning.NESTED_UNITS - 1)).astype(int)
-        best: dict[int, int] = {}
-        for cut, stretch in zip(inner, stretches, strict=True):
-            if stretch not in best or crossing[cut] <= crossing[best[stretch]]:
-                best[int(stretch)] = cut
-        return self._tables(sorted(best.values()))
+        by_stretch = group(zip(stretches.tolist(), inner, strict=True))
+        # Of equal ones, the last.
+        return self._tables(sorted(min(reversed(cuts), key=crossing.__getitem__) for cuts in by_stretch.values()))
 
     def _tables(self, cuts: Sequence[int]) -> Tables:
         units = CostTables(self.profile, cuts)
@@ -100,34 +90,24 @@ class Planner:
             lowest = np.minimum.accumulate(units.earliest[units.cuts[i] : units.last])
             ends = np.asarray(units.cuts[i + 1 :]) - units.cuts[i] - 1
             allowed[i, i + 1 :] = lowest[ends] >= units.cuts[i]
-        if self.application is Application.MODULES:
-            at = {cut: index for index, cut in enumerate(units.cuts)}
-            modules = np.zeros_like(allowed)
-            for first, last in self.spans:
-                if first in at and last in at:
-                    modules[at[first], at[last]] = True
-            allowed &= modules
-        spans = tuple(self.spans.values()) if self.application is Application.MODULES else None
-        return Tables(units, allowed, spans)
+        if self.application is not Application.MODULES:
+            return Tables(units, allowed)
+        modules = np.zeros_like(allowed)
+        for first, last in self.spans:
+            if first in units.cut_at and last in units.cut_at:
+                modules[units.cut_at[first], units.cut_at[last]] = True
+        return Tables(units, allowed & modules, tuple(self.spans.values()))
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
     def other_strategies(self, strategy: str) -> tuple[str, ...]:
         return STRATEGIES.get(strategy).weighs
 
-    def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
-        found = self.find(strategy, budget_bytes)
-        if found is not None:
-            return found
+    def lowest_peak(self, strategy: str) -> int:
         asked = STRATEGIES.get(strategy)
         if asked.has_curve or asked.propose is None:
-            least = round(self.tables.smallest)
-        else:
-            least = self.tables.estimate(asked.propose(self.tables, math.inf) or ())
-        raise ExceededError(
-            f"expected a plan that keeps the step within {exact_bytes(budget_bytes or 0)}; strategy {strategy} with "
-            f"{self.application.value} reaches {exact_bytes(least)} at the least"
-        )
+            return round(self.tables.smallest)
+        return self.tables.estimate(asked.propose(self.tables, math.inf) or ())
 
     def find(self, strategy: str, budget_bytes: int | None) -> Plan | None:
         asked = STRATEGIES.get(strategy)
@@ -192,13 +172,11 @@ class Planner:
 
     def curve(self) -> tuple[Plan, ...]:
         highest, lowest = self.tables.units.unplanned_peak, self.tables.smallest
-        plans = [self._plan("flat", "flat", (), self.tables, None)]
-        for step in range(1, tuning.REGION_CURVE_POINTS + 1):
-            found = self.tables.flat(highest - (highest - lowest) * step / tuning.REGION_CURVE_POINTS + 1)
-            if found is not None:
-                plans.append(self._plan("flat", "flat", found, self.tables, None))
-        smallest = self.smallest()
-        return tuple({plan.regions: plan for plan in (*plans, smallest)}.values())
+        steps = range(1, tuning.REGION_CURVE_POINTS + 1)
+        budgets = (highest - (highest - lowest) * step / tuning.REGION_CURVE_POINTS + 1 for step in steps)
+        found = ((), *(self.tables.flat(budget) for budget in budgets))
+        plans = [self._plan("flat", "flat", each, self.tables, None) for each in found if each is not None]
+        return tuple({plan.regions: plan for plan in (*plans, self.smallest())}.values())
 
     # --- what is said of a plan ---------------------------------------------------------------------------------------
 
@@ -214,9 +192,15 @@ class Planner:
         """Make the plan of these stretches. `most` is an upper bound on its peak."""
         regions = write_loop_edits(describe_regions(tables.selection, stretches, self.spans), self.profile.calls)
         estimated = round(min(tables.estimate(stretches), most))
-        seconds = self.estimate_seconds(self._recomputed(tables.units.ops, regions))
         return self.make_plan(
-            strategy, chosen, self.application, budget_bytes, regions, estimated, _recompute_flops(regions), seconds
+            regions,
+            estimated,
+            strategy=strategy,
+            chosen=chosen,
+            application=self.application,
+            budget_bytes=budget_bytes,
+            extra_flops=_recompute_flops(regions),
+            after_seconds=self.estimate_seconds(self._recomputed(tables.units.ops, regions)),
         )
 
     def _recomputed(self, ops: OpCosts, regions: Iterable[Region]) -> Iterator[tuple[int, int]]:
@@ -236,47 +220,18 @@ class Planner:
         one = self.profile.ops[op]
         return "BatchNorm" in self.profile.nodes[one.node].module_type and writes_in_place(one.name)
 
-    def make_plan(
-        self,
-        strategy: str,
-        chosen: str,
-        application: Application,
-        budget_bytes: int | None,
-        regions: tuple[Region, ...],
-        estimated: int,
-        extra_flops: int | None,
-        after_seconds: float | None,
-    ) -> Plan:
+    def make_plan(self, regions: tuple[Region, ...], estimated: int, **fields: Any) -> Plan:
         """A plan for the profile that has not been analysed.
 
         Args:
-            strategy: as asked for.
-            chosen: the strategy that found it.
-            application: how it is applied.
-            budget_bytes: as asked for.
             regions: of the plan.
             estimated: its peak.
-            extra_flops: of what is recomputed.
-            after_seconds: as `Plan.after_seconds`.
+            fields: what else a `Plan` says that does not follow from the profile.
         """
         before = self.before
-        return Plan(
-            **self.profile.heading(),
-            strategy=strategy,
-            chosen=chosen,
-            application=application,
-            budget_bytes=budget_bytes,
-            regions=regions,
-            before=before,
-            after=Peak(requested_bytes=estimated, phase=before.phase, tick=before.tick, by_kind={})
-            if regions
-            else before,
-            analysed=False,
-            forward_flops=None,
-            extra_flops=extra_flops,
-            before_seconds=self.before_seconds,
-            after_seconds=after_seconds,
-        )
+        after = Peak(requested_bytes=estimated, phase=before.phase, tick=before.tick, by_kind={}) if regions else before
+        fields |= {"regions": regions, "before": before, "after": after, "before_seconds": self.before_seconds}
+        return Plan(**self.profile.heading(), analysed=False, forward_flops=None, **fields)
 
     def estimate_seconds(
         self,
@@ -300,18 +255,14 @@ class Planner:
     @cached_property
     def _backward_begins(self) -> list[int]:
         """By node, the first op of its backward. A node without one has that of the nearest node before it."""
-        begins: dict[int, int] = {}
-        for index, op in enumerate(self.profile.ops):
-            if op.phase is Phase.BACKWARD:
-                begins.setdefault(op.node, index)
+        backward = ops_by_node(self.profile, Phase.BACKWARD)
         found, last = [], len(self.profile.ops)
         for node in range(len(self.profile.nodes)):
-            last = begins.get(node, last)
+            last = backward.get(node, [last])[0]
             found.append(last)
         return found
 
 
 def _recompute_flops(regions: Sequence[Region]) -> int | None:
     """FLOPs of recomputing regions, those within them included; None where an op has no formula."""
-    extra = [flops for region in regions for flops in (region.extra_flops, _recompute_flops(region.regions))]
-    return None if None in extra else sum(flops or 0 for flops in extra)
+    return sum_known(flops for region in regions for flops in (region.extra_flops, _recompute_flops(region.regions)))

@@ -9,6 +9,7 @@ import numpy as np
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.plan_text import describe_regions
 from fxmem.planning.regions.strategies import register
+from fxmem.records.units import sum_known
 
 _POWERS = np.linspace(0.2, 1.0, 12)
 """Of the number of blocks: how many groups are tried."""
@@ -29,8 +30,7 @@ def propose(tables: Tables, budget: float) -> tuple[Stretch, ...] | None:
 
 
 def _extra_flops(tables: Tables, stretches: tuple[Stretch, ...]) -> int:
-    flops = [region.extra_flops for region in describe_regions(tables.selection, stretches, {})]
-    return 0 if None in flops else sum(count or 0 for count in flops)
+    return sum_known(region.extra_flops for region in describe_regions(tables.selection, stretches, {})) or 0
 
 
 register("chen", propose)

@@ -19,7 +19,7 @@ def propose(tables: Tables, budget: float) -> tuple[Stretch, ...]:
     if tables.spans is None:
         stretches = [(int(units.unit_of[first]), int(units.unit_of[last - 1]) + 1) for first, last in runs]
     else:
-        at = {cut: index for index, cut in enumerate(units.cuts)}
+        at = units.cut_at
         stretches = [(at[first], at[last]) for first, last in runs if first in at and last in at]
     return tuple(Stretch(i, j) for i, j in stretches if tables.regions[i, j])
 
