@@ -21,6 +21,20 @@ settings.register_profile("fxmem", derandomize=True, deadline=None, database=Non
 settings.load_profile("fxmem")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _forks_run_backward() -> None:
+    """Autograd's engine first runs here, while torch knows of no card.
+
+    It counts the devices that once. Of the stand-in for CUDA's device guard, which the first FakeTensorMode makes,
+    there are eight, each with a thread of the engine (`Engine::start_device_threads`, torch/csrc/autograd/engine.cpp);
+    no fork of a process with such threads runs backward, and every program of a later test would run in a new Python.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+
+
 class _WokenError(Exception):
     """Torch asked for the card to be woken."""
 
