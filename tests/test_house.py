@@ -19,6 +19,7 @@ import torch
 import fxmem
 from fxmem.cli.verbs import VERBS
 from fxmem.records.registry import EXPORTERS, STRATEGIES, VIEWS
+from tests.conftest import LONGEST
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -316,6 +317,10 @@ def test_the_contract_has_ten_rows_and_every_room_stands_in_one() -> None:
     rows = [row.split(" | ") for row in layers]
     assert len(rows) == 10
     assert sorted(room for row in rows for room in row) == sorted([*ROOMS, "errors"])
+
+
+def test_the_tests_that_are_begun_first_are_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_a_folder_with_modules_is_a_package() -> None:
