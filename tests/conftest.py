@@ -21,6 +21,35 @@ settings.register_profile("fxmem", derandomize=True, deadline=None, database=Non
 settings.load_profile("fxmem")
 
 
+LONGEST = (
+    *("benchmarks/test_published.py", "simulation/generation/test_generate.py", "benchmarks/test_zoo.py"),
+    *("examples/test_examples.py", "simulation/ranks/test_gloo.py", "validation/test_cpu_truth.py"),
+    *("checkpointing/test_models.py", "checkpointing/test_frameworks.py", "whatif/advice/test_advise.py"),
+    *("simulation/compiled/test_truth.py", "simulation/compiled/test_programs.py", "benchmarks/test_accuracy.py"),
+)
+"""Modules of the long tests that are begun first, so that none of them is what the others' processes wait for."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest modules first, and each in its own order."""
+    place = {f"tests/{name}": index for index, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forks_run_backward() -> None:
+    """Autograd's engine first runs here, while torch knows of no card.
+
+    It counts the devices that once. Of the stand-in for CUDA's device guard, which the first FakeTensorMode makes,
+    there are eight, each with a thread of the engine (`Engine::start_device_threads`, torch/csrc/autograd/engine.cpp);
+    no fork of a process with such threads runs backward, and every program of a later test would run in a new Python.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+
+
 class _WokenError(Exception):
     """Torch asked for the card to be woken."""
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
+import pickle
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import cache_from_source
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 import torch
@@ -18,7 +21,10 @@ import torch
 from fxmem.__main__ import main
 from fxmem.hardware.releases import find_release
 from fxmem.records.profile import Report
+from fxmem.records.units import format_bytes
 from tests import ROOT
+from tests.show.graph.test_graph import boxes_of, text_of
+from tests.show.test_html import Page
 
 pytestmark = pytest.mark.truth
 
@@ -30,26 +36,61 @@ WITH_LIBRARIES = {"generate_llama.py", "record_trainer.py"}
 Run = Callable[[str], str]
 
 
+SERVER = """
+import importlib, os, runpy, sys, warnings
+
+for name in ("torch", "torchvision", "transformers", "fxmem.simulation.analysis", "fxmem.whatif"):
+    importlib.import_module(name)
+for line in sys.stdin:
+    action, path, out, err = line.rstrip("\\n").split("\\t")
+    pid = os.fork()
+    if not pid:
+        for descriptor, file in ((1, out), (2, err)):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        warnings.simplefilter(action)
+        sys.argv, sys.path[0] = [path], os.path.dirname(path)
+        runpy.run_path(path, run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+"""Runs each script in a fork, which has torch and the collections of models already."""
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the examples run."""
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Iterator[Run]:
     """Runs an example as its user would, in an empty folder, and gives what it prints; once each."""
-    folder = tmp_path_factory.mktemp("examples")
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "FXMEM_CACHE_DIR": str(folder / "cache")}
     if not Path(cache_from_source(torch.__file__)).exists():
         # Nobody keeps the bytecode of torch's two thousand modules here; compiling them would take half of every run.
         environment |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
     printed: dict[str, str] = {}
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    asked, answers = server.stdin, server.stdout
 
     def once(name: str) -> str:
         if name not in printed:
-            command = [sys.executable, "-W", "ignore" if name in WITH_LIBRARIES else "error", str(EXAMPLES / name)]
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-            assert done.returncode == 0
-            assert not done.stderr or name in WITH_LIBRARIES
-            printed[name] = done.stdout
+            out, err = folder / f"{name}.out", folder / f"{name}.err"
+            action = "ignore" if name in WITH_LIBRARIES else "error"
+            asked.write("\t".join([action, str(EXAMPLES / name), str(out), str(err)]).encode() + b"\n")
+            asked.flush()
+            code, said = answers.readline().strip(), err.read_text(encoding="utf-8")
+            assert (code, said) == (b"0", "") or (code == b"0" and name in WITH_LIBRARIES)
+            printed[name] = out.read_text(encoding="utf-8")
         return printed[name]
 
-    return once
+    with server:
+        yield once
+        asked.close()
 
 
 def rows(text: str) -> dict[str, list[int]]:
@@ -375,3 +416,82 @@ def test_offload_layers(run: Run) -> None:
     assert host > 0
     assert host % (16384 * 2048 * 4) == 0  # rows of 2,048 or 8,192 floats, each a power of two
     assert "gradients equal: True" in text
+
+
+def test_largest_batch(run: Run) -> None:
+    text = run("largest_batch.py")
+    found = re.search(r"batch (\d+) fits, (\d+) does not", text)
+    assert found
+    assert int(found[2]) == int(found[1]) + 1
+    # The peak is in backward of the last block's second convolution. Per sample, in pieces of 64 channels x 109 x 109 x
+    # 4 bytes: of each block what the normalisation and the second convolution are given, of two also the sum, and what
+    # the first block is given, nine in all; the gradients it takes and gives; and cuDNN's workspace of two. The image
+    # is 3 x 224 x 224 x 4.
+    sample = re.search(r"([\d,]+) bytes a sample", text)
+    assert sample
+    assert int(sample[1].replace(",", "")) == pytest.approx(
+        (9 + 2 + 2) * 64 * 109 * 109 * 4 + 3 * 224 * 224 * 4, rel=1e-3
+    )
+    rows = re.findall(r"^ +(\d+) +([\d,]+) (fits|too much)$", text, re.MULTILINE)
+    assert all((int(nbytes.replace(",", "")) <= 1 << 30) == (verdict == "fits") for _, nbytes, verdict in rows)
+    largest = re.search(r"texts of (\d+) tokens", text)
+    assert largest
+    assert {(largest[1], "fits"), (str(int(largest[1]) + 1), "too much")} <= {
+        (size, verdict) for size, _, verdict in rows
+    }
+
+
+def test_draw_resnet50(run: Run, folder: Path) -> None:
+    run("draw_resnet50.py")
+    # Stages of 3, 4, 6 and 3 bottlenecks; all but the first of each are equal.
+    titles = [
+        text_of(box).partition(" | ")[0]
+        for name, box in boxes_of(ET.parse(folder / "resnet50.svg").getroot()).items()
+        if "module" in box.get("class", "")
+    ]
+    assert titles == [
+        "layer1.0",
+        "layer1.1-2 x2",
+        "layer2.0",
+        "layer2.1-3 x3",
+        "layer3.0",
+        "layer3.1-5 x5",
+        "layer4.0",
+        "layer4.1-2 x2",
+    ]
+
+
+def test_draw_checkpoints(run: Run, folder: Path) -> None:
+    *regions, last = run("draw_checkpoints.py").splitlines()
+    freed = [int(line.split()[2].replace(",", "")) for line in regions]
+    (before, after) = (int(number.replace(",", "")) for number in re.findall(r"[\d,]{7,}", last))
+    assert after <= 0.8 * before
+    groups = ET.parse(folder / "checkpoints.svg").getroot().iter("{http://www.w3.org/2000/svg}g")
+    heads = [text_of(each) for each in groups if each.get("class") == "heading checkpoint"]
+    assert heads
+    assert all(any(f"frees {format_bytes(nbytes)}" in head for head in heads) for nbytes in freed)
+
+
+def test_export_resnet50(run: Run, folder: Path) -> None:
+    text = run("export_resnet50.py")
+    peak = int(re.findall(r"the peak of ([\d,]+) bytes", text)[0].replace(",", ""))
+    (trace,) = pickle.loads((folder / "resnet50.PREDICTED.pickle").read_bytes())["device_traces"]
+    sign = {"alloc": 1, "free_completed": -1}
+    live = highest = 0
+    for event in trace:
+        live += sign.get(event["action"], 0) * event["size"]
+        highest = max(highest, live)
+    assert highest == peak
+    speedscope = json.loads((folder / "resnet50.speedscope.json").read_text(encoding="utf-8"))
+    assert speedscope["profiles"][0]["endValue"] == peak
+
+
+def test_report_resnet50(run: Run, folder: Path) -> None:
+    run("report_resnet50.py")
+    text = (folder / "resnet50.html").read_text(encoding="utf-8")
+    page = Page(text)
+    # Each of ResNet-50's 53 convolutions, as many normalisations, 49 ReLUs, 16 additions, two poolings, flatten, the
+    # linear layer, the input, the output, the loss and the optimizer.
+    assert len(re.findall(r'<tr id="n\d+"', text)) == 53 + 53 + 49 + 16 + 2 + 1 + 1 + 1 + 1 + 2
+    assert "rtx4090" in page.said["header"][0] + page.said["section"][0]
+    assert len(text) < 1_500_000

@@ -22,7 +22,7 @@ from fxmem.records.profile import Op, Phase
 from tests.profiles import make_profile
 
 HOME = str(Path(fxmem.__file__).parent)
-EVENTS = 1000
+EVENTS = 500
 FACTOR = 4
 COVERED = ("plan", "export: memory-viz", "allocator: replay")
 """Left out: the planners, whose work is cubic in the cuts, of which there is a fixed number at most; and what another

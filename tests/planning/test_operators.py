@@ -10,6 +10,7 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torchvision.models.densenet import DenseNet
 
 import fxmem
 from fxmem.cli.specs import build_model
@@ -36,9 +37,8 @@ def resnet() -> Analysis:
 
 def densenet() -> Analysis:
     with torch.device("meta"):
-        return fxmem.analyze(
-            torchvision.models.densenet121(), torch.empty(4, 3, 64, 64, device="meta"), target="h100", optimizer=None
-        )
+        model = DenseNet(growth_rate=16, block_config=(3, 4), num_init_features=32)
+        return fxmem.analyze(model, torch.empty(4, 3, 64, 64, device="meta"), target="h100", optimizer=None)
 
 
 def gpt2() -> Analysis:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torchvision.models.densenet import DenseNet
 
 from fxmem import analyze
 from fxmem.errors import ExceededError, UsageError
@@ -128,7 +129,7 @@ def results_kept(tables: Tables, stretch: Stretch) -> tuple[float, float, float]
 def test_flat_is_as_cheap_as_the_best_of_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fxmem.planning.tuning.LEVELS", 2)
     compared = selective = 0
-    for seed in range(24):
+    for seed in range(12):
         tables = tables_of(random_profile(seed))
         known = [evaluated(tables, chosen) for chosen in choices(tables)]
         peaks = sorted({peak for peak, _ in known})
@@ -141,8 +142,8 @@ def test_flat_is_as_cheap_as_the_best_of_all_choices(monkeypatch: pytest.MonkeyP
             assert cost == pytest.approx(best, rel=1e-9, abs=1), (seed, budget)
             compared, selective = compared + 1, selective + any(stretch.level for stretch in found)
         assert tables.flat(peaks[0] - 1) is None
-    assert compared > 200
-    assert selective > 10
+    assert compared > 100
+    assert selective > 5
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -426,7 +427,7 @@ def test_the_curve_begins_unplanned_and_no_plan_on_it_is_higher(resnet: Profile)
         lambda: torchvision.models.resnet18(),
         lambda: torchvision.models.vgg11(),
         mlp,
-        lambda: torchvision.models.densenet121(),
+        lambda: DenseNet(block_config=(4, 6), num_init_features=64),
     ],
 )
 def test_the_estimate_is_what_the_analysis_of_the_applied_plan_says(build) -> None:
@@ -486,14 +487,19 @@ def test_what_two_parts_of_a_region_read_is_kept_once(residual: Analysis, share:
     assert plan.after.requested_bytes == pytest.approx(real, rel=1e-3)
 
 
+@functools.cache
+def resnet50(target: str, optimizer: str | None) -> Analysis:
+    with torch.device("meta"):
+        model = torchvision.models.resnet50()
+    return analyze(model, torch.zeros(32, 3, 224, 224, device="meta"), target=target, optimizer=optimizer)
+
+
 @pytest.mark.truth
 @pytest.mark.parametrize(("target", "optimizer"), [("cpu", None), ("h100", "adamw")])
 @pytest.mark.parametrize("strategy", ["flat", "nested"])
 def test_the_estimate_of_regions_is_their_analysis(target: str, optimizer: str | None, strategy: str) -> None:
     """Also where the peak comes after backward has freed what an older part made: a downsampling branch's."""
-    with torch.device("meta"):
-        model = torchvision.models.resnet50()
-    analysis = analyze(model, torch.zeros(32, 3, 224, 224, device="meta"), target=target, optimizer=optimizer)
+    analysis = resnet50(target, optimizer)
     planner = Planner(analysis.profile, Application.MODULES)
     for share in (0.8, 0.6):
         plan = planner.plan(strategy, int(share * analysis.peak.requested_bytes))

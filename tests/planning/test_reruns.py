@@ -159,15 +159,15 @@ def test_a_step_trained_with_it_is_the_same_to_the_bit(tmp_path: Path) -> None:
 @pytest.mark.truth
 def test_every_budget_down_to_the_lowest_has_a_plan_and_less_costs_more() -> None:
     with torch.device("meta"):
-        model = Residual(12)
+        model = Residual(9)
     analysis = fxmem.analyze(model, torch.zeros(2048, 64, device="meta"), target="cpu", optimizer=None)
     found = OperatorPlanner(analysis.profile, functools.partial(survey, analysis))
     lowest, once = found._least.recomputed.peak, found._least_of_one_run.recomputed.peak
     assert lowest < 0.6 * once
-    asked = [round(lowest + (once - lowest) * eighth / 8) for eighth in range(1, 8)]
+    asked = [round(lowest + (once - lowest) * eighth / 8) for eighth in (1, 3, 5, 7)]
     plans = [found.plan("mincut", budget) for budget in asked]
     assert all(plan.after.requested_bytes <= budget for plan, budget in zip(plans, asked, strict=True))
     costs = [plan.extra_flops for plan in plans]
     assert costs == sorted(costs, reverse=True)
-    real = apply_regions(analysis, plans[3].regions, Application.OPERATORS)
-    assert 0.98 * plans[3].after.requested_bytes <= real.peak.requested_bytes <= plans[3].after.requested_bytes
+    real = apply_regions(analysis, plans[2].regions, Application.OPERATORS)
+    assert 0.98 * plans[2].after.requested_bytes <= real.peak.requested_bytes <= plans[2].after.requested_bytes

@@ -21,7 +21,7 @@ from fxmem.whatif.compile_plan import plan_compiled
 
 @functools.cache
 def step() -> Analysis:
-    blocks = (nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.Tanh()) for _ in range(4))
+    blocks = (nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.Tanh()) for _ in range(2))
     return fxmem.analyze(nn.Sequential(*blocks), torch.zeros(2048, 64), target="cpu", optimizer="sgd", compile=True)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import runpy
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.whatif import card_fit, max_batch, size_search, verified_plan
 from fxmem.whatif.plans import proposals
 from fxmem.whatif.resize import find_resizing
-from tests import ROOT
 
 MIB = 1 << 20
 
@@ -544,13 +542,13 @@ def test_what_is_no_card_is_refused(names: list[str], message: str) -> None:
 
 
 def deep() -> nn.Module:
-    """For 2^18 samples, a GiB for each of 24 results; a checkpointed half of them is there only while it is needed."""
-    return nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(1024, 1024), nn.GELU())))
+    """For 3 x 2^17 samples, 1.5 GiB for each of 16 results; a checkpointed half is there only while it is needed."""
+    return nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.GELU())))
 
 
 @pytest.fixture(scope="module")
 def planned() -> CardFits:
-    return card_fit.cards(deep, meta(1 << 18, 1024), names=("h100", "a10", "l4", "t4", "rtx3080"), plans=True)
+    return card_fit.cards(deep, meta(3 << 17, 1024), names=("h100", "a10", "l4", "t4", "rtx3080"), plans=True)
 
 
 @pytest.mark.truth
@@ -559,7 +557,7 @@ def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: C
     assert by_name["h100"].fits
     assert by_name["h100"].plan is None
     for name in ("a10", "l4", "t4"):
-        card, analysis = by_name[name], analyze(deep, meta(1 << 18, 1024), target=name)
+        card, analysis = by_name[name], analyze(deep, meta(3 << 17, 1024), target=name)
         assert not card.fits
         assert card.plan is not None
         assert card.plan.target == card.target
@@ -588,10 +586,10 @@ def test_cards_on_which_the_step_is_the_same_share_one_search(monkeypatch: pytes
         return search(analysis, nbytes, **rest)
 
     monkeypatch.setattr(verified_plan, "plan_budgets", counted)
-    together = card_fit.cards(deep, meta(1 << 18, 1024), names=("h100", "a10", "l4"), plans=True)
+    together = card_fit.cards(deep, meta(3 << 17, 1024), names=("h100", "a10", "l4"), plans=True)
     # Products take the same workspace on compute capabilities 8.6 and 8.9; the third card is large enough.
     assert asked == [[card.target.memory_bytes for card in together.cards if card.target.name in ("a10", "l4")]]
-    singly = [card_fit.cards(deep, meta(1 << 18, 1024), names=[name], plans=True) for name in ("a10", "l4")]
+    singly = [card_fit.cards(deep, meta(3 << 17, 1024), names=[name], plans=True) for name in ("a10", "l4")]
     assert 0 < together.plan_analyses < sum(each.plan_analyses for each in singly)
 
 
@@ -862,29 +860,3 @@ def test_what_is_no_card_is_refused_before_any_work(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cards_command, "analyze_subject", lambda *_: pytest.fail("analysed"))
     with pytest.raises(UsageError, match=message):
         command(cards_command, "torchvision:resnet18", "--only", cards)
-
-
-@pytest.mark.truth
-def test_the_example_prints_what_it_says(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(fxmem, "max_batch", max_batch.max_batch, raising=False)
-    runpy.run_path(str(ROOT / "examples" / "largest_batch.py"), run_name="__main__")
-    text = capsys.readouterr().out
-    found = re.search(r"batch (\d+) fits, (\d+) does not", text)
-    assert found
-    assert int(found[2]) == int(found[1]) + 1
-    # The peak is in backward of the last block's second convolution. Per sample, in pieces of 64 channels x 109 x 109 x
-    # 4 bytes: of each block what the normalisation and the second convolution are given, of two also the sum, and what
-    # the first block is given, nine in all; the gradients it takes and gives; and cuDNN's workspace of two. The image
-    # is 3 x 224 x 224 x 4.
-    sample = re.search(r"([\d,]+) bytes a sample", text)
-    assert sample
-    assert int(sample[1].replace(",", "")) == pytest.approx(
-        (9 + 2 + 2) * 64 * 109 * 109 * 4 + 3 * 224 * 224 * 4, rel=1e-3
-    )
-    rows = re.findall(r"^ +(\d+) +([\d,]+) (fits|too much)$", text, re.MULTILINE)
-    assert all((int(nbytes.replace(",", "")) <= 1 << 30) == (verdict == "fits") for _, nbytes, verdict in rows)
-    largest = re.search(r"texts of (\d+) tokens", text)
-    assert largest
-    assert {(largest[1], "fits"), (str(int(largest[1]) + 1), "too much")} <= {
-        (size, verdict) for size, _, verdict in rows
-    }

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torchvision
 from torch import nn
+from torchvision.models.resnet import BasicBlock, ResNet
 
 import fxmem
 from fxmem.errors import ExceededError
@@ -35,14 +35,14 @@ class Layer(nn.Module):
 @functools.cache
 def layers(rows: int, target: str) -> Analysis:
     with torch.device("meta"):
-        model, x = nn.Sequential(*(Layer(64) for _ in range(6))), torch.zeros(rows, 64)
+        model, x = nn.Sequential(*(Layer(64) for _ in range(4))), torch.zeros(rows, 64)
     return fxmem.analyze(model, x, target=target, optimizer=None)
 
 
 @functools.cache
 def resnet(target: str) -> Analysis:
     with torch.device("meta"):
-        model, x = torchvision.models.resnet18(), torch.zeros(32, 3, 128, 128)
+        model, x = ResNet(BasicBlock, [1, 1, 1, 1]), torch.zeros(32, 3, 128, 128)
     return fxmem.analyze(model, x, target=target, optimizer=None)
 
 
