@@ -1,8 +1,9 @@
 """What some operators return on a card, where torch's FakeTensor kernels differ or are missing.
 
-Each is given to FakeTensorMode by `_torch.kernels.override_fake_kernels` and returns FakeTensors of the sizes, strides
-and dtypes the CUDA kernel would; NotImplemented leaves a call to torch. Kept to what the step's memory needs: checks of
-arguments are torch's. They stand by the families of `fxmem.hardware.operators`, which knows all that needs no torch.
+Each is given to FakeTensorMode by `_torch.kernels.override_fake_kernels`, takes the operator and its arguments, runs in
+that mode and returns FakeTensors of the sizes, strides and dtypes the CUDA kernel would; NotImplemented leaves a call
+to torch. Kept to what the step's memory needs: checks of arguments are torch's. They stand by the families of
+`fxmem.hardware.operators`, which knows all that needs no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from fxmem.hardware.operators import OPERATORS
 from fxmem.simulation.asked import known_values
 
 aten = torch.ops.aten
-Fakes = torch_common.FakeTensorMode
 Kernel = Callable[..., Any]
 
 EVERYWHERE: Final[dict[Any, Kernel]] = {}
@@ -45,58 +45,58 @@ def answers(names: str, *, everywhere: bool = False) -> Callable[[Kernel], Kerne
             if func in table:
                 raise ValueError(f"expected one kernel for {name}, got a second one")
             if func is not None:
-                table[func] = kernel
+                table[func] = _in_mode(kernel)
         return kernel
 
     return register
+
+
+def _in_mode(kernel: Kernel) -> Kernel:
+    """`kernel(operator, ...)` as the tables have it."""
+
+    def run(fakes: torch_common.FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
+        with fakes:
+            return kernel(*args, **kwargs)
+
+    return run
 
 
 # --- Products and attention -------------------------------------------------------------------------------------------
 
 
 @answers("_scaled_dot_product_cudnn_attention")
-def _cudnn_attention(fakes: Fakes, _: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **kwargs: Any) -> Any:
+def _cudnn_attention(_: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **kwargs: Any) -> Any:
     """torch's own always has a log-sum-exp; `_cudnn_attention_forward` (transformers/cuda/attention.cu) allocates it
     only where it is asked for."""
     _bias, compute_log_sumexp, *_options = rest
     if compute_log_sumexp:
         return NotImplemented
     shape = (*query.shape[:3], value.shape[-1])
-    with fakes:
-        if tuple(query.shape) == shape:
-            out = torch.empty_like(query)
-        else:
-            order = sorted(range(4), key=lambda dim: query.stride(dim), reverse=True)
-            out = torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device)
-        seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
+    if tuple(query.shape) == shape:
+        out = torch.empty_like(query)
+    else:
+        order = sorted(range(4), key=lambda dim: query.stride(dim), reverse=True)
+        out = torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device)
+    seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
     return out, None, None, None, query.shape[2], key.shape[2], seed, offset, None
 
 
 @answers("_scaled_dot_product_efficient_attention")
-def _efficient_attention(
-    fakes: Fakes, _: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **kwargs: Any
-) -> Any:
+def _efficient_attention(_: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **kwargs: Any) -> Any:
     """Seed and offset are numbers of the CPU (`_efficient_attention_forward`, transformers/cuda/attention.cu, but for
     CUDA graphs); torch's own has them on the card."""
     _bias, compute_log_sumexp, *_options = rest
     batch, heads, rows = query.shape[:3]
-    with fakes:
-        out = query.new_empty((batch, rows, heads, value.shape[-1])).transpose(1, 2)
-        padded = -(-rows // 32) * 32 if compute_log_sumexp else 0
-        logsumexp = query.new_empty((batch, heads, padded), dtype=torch.float32)
-        seed, offset = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
+    out = query.new_empty((batch, rows, heads, value.shape[-1])).transpose(1, 2)
+    padded = -(-rows // 32) * 32 if compute_log_sumexp else 0
+    logsumexp = query.new_empty((batch, heads, padded), dtype=torch.float32)
+    seed, offset = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
     return out, logsumexp, seed, offset
 
 
 @answers("_grouped_mm", everywhere=True)
 def _grouped_mm(
-    fakes: Fakes,
-    _: Any,
-    a: Tensor,
-    b: Tensor,
-    offs: Tensor | None = None,
-    bias: Any = None,
-    out_dtype: torch.dtype | None = None,
+    _: Any, a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: torch.dtype | None = None
 ) -> Any:
     """torch's own takes bfloat16 only; the operator loops over the groups for other dtypes, with the same output.
 
@@ -108,15 +108,14 @@ def _grouped_mm(
         return NotImplemented
     rows, columns = a.shape[-2], b.shape[-1]
     padded = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
-    with fakes:
-        if a.dim() != b.dim():
-            return torch.empty_strided((rows, columns), (padded, 1), dtype=dtype, device=a.device)
-        groups = a.shape[0] if a.dim() == 3 or offs is None else offs.shape[0]
-        return torch.empty_strided((groups, rows, columns), (rows * padded, padded, 1), dtype=dtype, device=a.device)
+    if a.dim() != b.dim():
+        return torch.empty_strided((rows, columns), (padded, 1), dtype=dtype, device=a.device)
+    groups = a.shape[0] if a.dim() == 3 or offs is None else offs.shape[0]
+    return torch.empty_strided((groups, rows, columns), (rows * padded, padded, 1), dtype=dtype, device=a.device)
 
 
 @answers("mm.dtype_out bmm.dtype_out addmm.dtype_out baddbmm.dtype_out _scaled_mm.out")
-def _product_of_dtype(fakes: Fakes, _: Any, *args: Any, out: Tensor, **kwargs: Any) -> Any:
+def _product_of_dtype(_: Any, *args: Any, out: Tensor, **kwargs: Any) -> Any:
     """A product into `out` of another dtype (`_bmm_dtype_out_cuda`, `_scaled_mm_out_cuda`, cuda); torch has none."""
     return out
 
@@ -125,7 +124,7 @@ def _product_of_dtype(fakes: Fakes, _: Any, *args: Any, out: Tensor, **kwargs: A
 
 
 @answers("native_layer_norm native_group_norm native_batch_norm", everywhere=True)
-def _mixed_norm(fakes: Fakes, func: Any, source: Tensor, *rest: Any) -> Any:
+def _mixed_norm(func: Any, source: Tensor, *rest: Any) -> Any:
     """The CPU keeps float32 statistics of half precision where weights are float32.
 
     `param_scalar_type` (aten/src/ATen/native/cpu/mixed_data_type.h).
@@ -133,20 +132,18 @@ def _mixed_norm(fakes: Fakes, func: Any, source: Tensor, *rest: Any) -> Any:
     if not _is_mixed(source, rest):
         return NotImplemented
     result, *statistics = func(source, *rest)
-    with fakes:
-        return result, *(each.new_empty(each.shape, dtype=torch.float32) for each in statistics)
+    return result, *(each.new_empty(each.shape, dtype=torch.float32) for each in statistics)
 
 
 @answers("native_group_norm_backward", everywhere=True)
-def _mixed_norm_backward(fakes: Fakes, func: Any, gradient: Tensor, *rest: Any) -> Any:
+def _mixed_norm_backward(func: Any, gradient: Tensor, *rest: Any) -> Any:
     """Each gradient has its tensor's dtype; torch's decomposition promotes."""
     if not _is_mixed(gradient, rest):
         return NotImplemented
     weight = next(each for each in rest if isinstance(each, Tensor) and each.dim() == 1)
     dtypes = gradient.dtype, weight.dtype, weight.dtype
-    with fakes:
-        results = zip(func(gradient, *rest), dtypes, strict=True)
-        return tuple(None if each is None else torch.empty_like(each, dtype=dtype) for each, dtype in results)
+    results = zip(func(gradient, *rest), dtypes, strict=True)
+    return tuple(None if each is None else torch.empty_like(each, dtype=dtype) for each, dtype in results)
 
 
 def _is_mixed(source: Tensor, rest: tuple[Any, ...]) -> bool:
@@ -159,9 +156,7 @@ def _is_mixed(source: Tensor, rest: tuple[Any, ...]) -> bool:
 
 
 @answers("mse_loss smooth_l1_loss soft_margin_loss", everywhere=True)
-def _elementwise_loss(
-    fakes: Fakes, _: Any, source: Tensor, target: Tensor, reduction: int = 1, *rest: Any, **kwargs: Any
-) -> Any:
+def _elementwise_loss(_: Any, source: Tensor, target: Tensor, reduction: int = 1, *rest: Any, **kwargs: Any) -> Any:
     """A mean or sum in the memory of the unreduced loss: the result is made of its size and resized to a number, which
     frees nothing.
 
@@ -170,28 +165,26 @@ def _elementwise_loss(
     """
     if reduction == 0:
         return NotImplemented
-    with fakes:
-        # Torch has no types for it.
-        shape = torch.broadcast_shapes(source.shape, target.shape)  # type: ignore[no-untyped-call]
-        return source.new_empty(shape, dtype=torch.promote_types(source.dtype, target.dtype)).resize_(())
+    # Torch has no types for it.
+    shape = torch.broadcast_shapes(source.shape, target.shape)  # type: ignore[no-untyped-call]
+    return source.new_empty(shape, dtype=torch.promote_types(source.dtype, target.dtype)).resize_(())
 
 
 @answers("binary_cross_entropy", everywhere=True)
 def _binary_cross_entropy(
-    fakes: Fakes, _: Any, source: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
+    _: Any, source: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
 ) -> Any:
     """The same for `binary_cross_entropy_out_cuda` (cuda/Loss.cu) and `binary_cross_entropy_out_cpu` (Loss.cpp):
     `loss.resize_as_(loss_reduced)`."""
     del target, weight
     if reduction == 0:
         return NotImplemented
-    with fakes:
-        return torch.empty_like(source).resize_(())
+    return torch.empty_like(source).resize_(())
 
 
 @answers("_use_cudnn_ctc_loss _use_cudnn_ctc_loss.Tensor")
 def _use_cudnn_ctc_loss(
-    _: Fakes, __: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int
+    _: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int
 ) -> Any:
     """`_use_cudnn_ctc_loss` (cudnn/LossCTC.cpp), as far as it is decided without lengths: cuDNN takes flat int32
     targets and blank 0 only."""
@@ -207,7 +200,7 @@ def _use_miopen_ctc_loss(*_: Any) -> bool:
 
 
 @answers("_ctc_loss _ctc_loss.Tensor")
-def _ctc_loss(fakes: Fakes, _: Any, log_probs: Tensor, targets: Tensor, *lengths_and_rest: Any, **kwargs: Any) -> Any:
+def _ctc_loss(_: Any, log_probs: Tensor, targets: Tensor, *lengths_and_rest: Any, **kwargs: Any) -> Any:
     """`ctc_loss_gpu_template` (cuda/LossCTC.cu): log_alpha has two places for each label of the longest target, and
     one.
 
@@ -215,107 +208,98 @@ def _ctc_loss(fakes: Fakes, _: Any, log_probs: Tensor, targets: Tensor, *lengths
     """
     _input_lengths, target_lengths, *_rest = lengths_and_rest
     is_tensor = isinstance(target_lengths, Tensor)
-    lengths = known_values.find_value(target_lengths) if is_tensor else torch.tensor(target_lengths)
-    if lengths is None and targets.dim() == 1:
-        return NotImplemented
-    longest = targets.shape[1] if lengths is None else int(lengths.max())
+    with torch_common.no_modes():
+        lengths = known_values.find_value(target_lengths) if is_tensor else torch.tensor(target_lengths)
+        if lengths is None and targets.dim() == 1:
+            return NotImplemented
+        longest = targets.shape[1] if lengths is None else int(lengths.max())
     time, batch = log_probs.shape[:2]
-    with fakes:
-        return log_probs.new_empty(batch), log_probs.new_empty((batch, time, 2 * longest + 1))
+    return log_probs.new_empty(batch), log_probs.new_empty((batch, time, 2 * longest + 1))
 
 
 @answers("multi_margin_loss_backward multilabel_margin_loss_backward fractional_max_pool3d_backward", everywhere=True)
 @answers("_ctc_loss_backward _ctc_loss_backward.Tensor")
-def _input_gradient(fakes: Fakes, _: Any, grad: Tensor, source: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
+def _input_gradient(_: Any, grad: Tensor, source: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
     """A contiguous gradient of the input (LossMultiMargin.cpp, LossMultiLabelMargin.cpp, FractionalMaxPool3d.cpp; the
     same in cuda/, and `ctc_loss_backward_gpu_template` in cuda/LossCTC.cu)."""
     del grad, rest, kwargs
-    with fakes:
-        return source.new_empty(source.shape)
+    return source.new_empty(source.shape)
 
 
 # --- Images -----------------------------------------------------------------------------------------------------------
 
 
 @answers("cudnn_grid_sampler")
-def _cudnn_grid_sampler(fakes: Fakes, _: Any, source: Tensor, grid: Tensor) -> Any:
+def _cudnn_grid_sampler(_: Any, source: Tensor, grid: Tensor) -> Any:
     """`cudnn_grid_sampler_forward` (cudnn/GridSampler.cpp): contiguous, of the grid's size."""
-    with fakes:
-        return source.new_empty((source.shape[0], source.shape[1], grid.shape[1], grid.shape[2]))
+    return source.new_empty((source.shape[0], source.shape[1], grid.shape[1], grid.shape[2]))
 
 
 @answers("cudnn_grid_sampler_backward")
-def _cudnn_grid_sampler_backward(fakes: Fakes, _: Any, source: Tensor, grid: Tensor, grad: Tensor) -> Any:
+def _cudnn_grid_sampler_backward(_: Any, source: Tensor, grid: Tensor, grad: Tensor) -> Any:
     """`cudnn_grid_sampler_backward` (cudnn/GridSampler.cpp): contiguous gradients of both."""
-    with fakes:
-        return source.new_empty(source.shape), grid.new_empty(grid.shape)
+    return source.new_empty(source.shape), grid.new_empty(grid.shape)
 
 
 @answers("col2im", everywhere=True)
-def _col2im(fakes: Fakes, _: Any, source: Tensor, size: Any, *rest: Any, **kwargs: Any) -> Any:
+def _col2im(_: Any, source: Tensor, size: Any, *rest: Any, **kwargs: Any) -> Any:
     """`col2im_out_cpu_template` (Col2Im.cpp), `col2im_out_cuda_template` (cuda/Col2Im.cu): the result is made as large
     as the columns and resized, which frees nothing."""
     kernel, output = rest[0], tuple(size)
     channels = source.shape[-2] // (kernel[0] * kernel[1])
-    with fakes:
-        return torch.empty_like(source).resize_((*source.shape[:-2], channels, *output))
+    return torch.empty_like(source).resize_((*source.shape[:-2], channels, *output))
 
 
 @answers("max_pool1d", everywhere=True)
-def _max_pool1d(fakes: Fakes, _: Any, source: Tensor, *rest: Any) -> Any:
+def _max_pool1d(_: Any, source: Tensor, *rest: Any) -> Any:
     """The CPU has a kernel without indices (MaxPooling.cpp); a card finds the indices all the same."""
     if source.device.type != "cpu":
         return NotImplemented
     with torch_common.no_modes():
         shape = torch.max_pool1d(torch.empty(source.shape, device="meta"), *rest).shape
-    with fakes:
-        return source.new_empty(shape)
+    return source.new_empty(shape)
 
 
 # --- Recurrent cells, optimizers, libraries, quantisation -------------------------------------------------------------
 
 
 @answers("_thnn_fused_gru_cell")
-def _gru_cell(fakes: Fakes, _: Any, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Any) -> Any:
+def _gru_cell(_: Any, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Any) -> Any:
     """`_thnn_fused_gru_cell_cuda` (cuda/RNN.cu): the new state and five values per element for backward."""
-    with fakes:
-        workspace = hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
-        return torch.empty_like(hx, memory_format=torch.contiguous_format), workspace
+    workspace = hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+    return torch.empty_like(hx, memory_format=torch.contiguous_format), workspace
 
 
 @answers("_thnn_fused_gru_cell_backward")
-def _gru_cell_backward(fakes: Fakes, _: Any, grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+def _gru_cell_backward(_: Any, grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
     """`_thnn_fused_gru_cell_backward_cuda` (cuda/RNN.cu)."""
     batch, hidden = workspace.shape[0], workspace.shape[1] // 5
-    with fakes:
-        grad_gates = [workspace.new_empty((batch, 3 * hidden)) for _ in range(2)]  # of input and hidden state
-        grad_hx = torch.empty_like(grad_hy, memory_format=torch.contiguous_format)
-        grad_biases = [workspace.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
+    grad_gates = [workspace.new_empty((batch, 3 * hidden)) for _ in range(2)]  # of input and hidden state
+    grad_hx = torch.empty_like(grad_hy, memory_format=torch.contiguous_format)
+    grad_biases = [workspace.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
     return *grad_gates, grad_hx, *grad_biases
 
 
 @answers("_fused_sgd_ _fused_sgd_.tensor_lr _fused_adagrad_", everywhere=True)
-def _write_only(_: Fakes, __: Any, *args: Any, **kwargs: Any) -> None:
+def _write_only(_: Any, *args: Any, **kwargs: Any) -> None:
     """A fused optimizer's kernel updates its lists of tensors and allocates nothing (FusedSGD.cpp, FusedAdagrad.cpp,
     cuda/FusedSgdKernel.cu)."""
     del args, kwargs
 
 
 @answers("geqrf", everywhere=True)
-def _geqrf(fakes: Fakes, _: Any, source: Tensor) -> Any:
+def _geqrf(_: Any, source: Tensor) -> Any:
     """`geqrf_out` (BatchLinearAlgebra.cpp): the factors by columns, and a number for each reflector."""
     *batch, rows, columns = source.shape
-    with fakes:
-        return source.new_empty((*batch, columns, rows)).mT, source.new_empty((*batch, min(rows, columns)))
+    return source.new_empty((*batch, columns, rows)).mT, source.new_empty((*batch, min(rows, columns)))
 
 
 @answers("histogram.bin_ct histogram.bins_tensor", everywhere=True)
-def _histogram(fakes: Fakes, _: Any, source: Tensor, bins: Tensor | int = 100, *rest: Any, **kwargs: Any) -> Any:
+def _histogram(_: Any, source: Tensor, bins: Tensor | int = 100, *rest: Any, **kwargs: Any) -> Any:
     """`histogram_out` (Histogram.cpp): a number for each bin, and the edges."""
     del rest, kwargs
     count = bins if isinstance(bins, int) else bins.shape[0] - 1
-    with fakes:
-        return source.new_empty(count), source.new_empty(count + 1)
+    return source.new_empty(count), source.new_empty(count + 1)
 
 
 @answers(
@@ -323,11 +307,10 @@ def _histogram(fakes: Fakes, _: Any, source: Tensor, bins: Tensor | int = 100, *
     _fake_quantize_per_tensor_affine_cachemask_tensor_qparams""",
     everywhere=True,
 )
-def _fake_quantize(fakes: Fakes, _: Any, source: Tensor, *rest: Any) -> Any:
+def _fake_quantize(_: Any, source: Tensor, *rest: Any) -> Any:
     """`fake_quantize_per_channel_affine_cachemask` (quantized/FakeQuantPerChannelAffine.cpp): values and a mask."""
     del rest
-    with fakes:
-        return torch.empty_like(source), torch.empty_like(source, dtype=torch.bool)
+    return torch.empty_like(source), torch.empty_like(source, dtype=torch.bool)
 
 
 # --- Checks, and what a group of processes does -----------------------------------------------------------------------
@@ -347,25 +330,25 @@ def answer_checks(value: bool) -> Iterator[None]:
 
 
 @answers("equal", everywhere=True)
-def _check_of_arguments(_: Fakes, __: Any, first: Tensor, second: Tensor) -> Any:
+def _check_of_arguments(_: Any, first: Tensor, second: Tensor) -> Any:
     """Torch's own checks of values, which raise if they fail, are taken to hold: `is_scalar_tensor_true`
     (TensorSubclassLikeUtils.h, in `quantile`, `cov`)."""
     is_check = first.dim() == second.dim() == 0 and first.dtype is second.dtype is torch.bool
     return _passing[-1] if is_check else NotImplemented
 
 
-def _wait(_: Fakes, __: Any, source: Tensor) -> Any:
+def _wait(_: Any, source: Tensor) -> Any:
     """`wait_tensor` (distributed/c10d/Functional.cpp): the tensor itself; torch's meta kernel makes another."""
     return aten.alias.default(source)
 
 
 if torch.distributed.is_available():
-    EVERYWHERE[torch.ops._c10d_functional.wait_tensor.default] = _wait
+    EVERYWHERE[torch.ops._c10d_functional.wait_tensor.default] = _in_mode(_wait)
 # A card has it from FakeTensorMode, too.
-FAKE_KERNELS[aten._grouped_mm.default] = _grouped_mm
+FAKE_KERNELS[aten._grouped_mm.default] = EVERYWHERE[aten._grouped_mm.default]
 
 
-def run_kernel(fakes: Fakes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_kernel(fakes: torch_common.FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of a call on FakeTensors."""
     if func in EVERYWHERE and (made := EVERYWHERE[func](fakes, func, *args, **kwargs)) is not NotImplemented:
         return made

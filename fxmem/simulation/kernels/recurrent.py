@@ -39,7 +39,7 @@ from torch import Tensor
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
 from fxmem.errors import AnalysisError
-from fxmem.simulation.kernels.fake_kernels import Fakes, answers
+from fxmem.simulation.kernels.fake_kernels import answers
 
 _MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 """`cudnnRNNMode_t` of each torch function."""
@@ -294,20 +294,19 @@ def _time_major(tensor: Tensor, batch_first: bool) -> Tensor:
 
 
 @answers("_cudnn_rnn_flatten_weight")
-def _fake_flatten_weight(fakes: Fakes, _: Any, weights: Sequence[Tensor], *rest: Any) -> Tensor:
+def _fake_flatten_weight(_: Any, weights: Sequence[Tensor], *rest: Any) -> Tensor:
     """Result of `_cudnn_rnn_flatten_weight`, for programs that call `flatten_parameters()` themselves: a new buffer
     each time."""
     _stride, input_size, mode, hidden_size, proj_size, num_layers, _batch_first, bidirectional = rest
     shape = Recurrence(mode, input_size, hidden_size, proj_size, num_layers, 1 + bidirectional)
-    with fakes:
-        flat = weights[0].new_empty(shape.weight_elements)
-        for weight, view in zip(weights, _views(flat, weights), strict=True):
-            weight.set_(view)  # type: ignore[call-overload]
+    flat = weights[0].new_empty(shape.weight_elements)
+    for weight, view in zip(weights, _views(flat, weights), strict=True):
+        weight.set_(view)  # type: ignore[call-overload]
     return flat
 
 
 @answers("_cudnn_rnn")
-def _fake_cudnn_rnn(fakes: Fakes, _: Any, input: Tensor, *rest: Any) -> Any:
+def _fake_cudnn_rnn(_: Any, input: Tensor, *rest: Any) -> Any:
     """Results of `_cudnn_rnn`, with cuDNN's reserve and the memory layout it writes; torch's meta kernel has an empty
     one and neither."""
     _weight, _stride, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, *rest_of_call = rest
@@ -315,28 +314,26 @@ def _fake_cudnn_rnn(fakes: Fakes, _: Any, input: Tensor, *rest: Any) -> Any:
     shape = Recurrence(mode, input.shape[-1], hidden_size, proj_size, num_layers, 1 + bidirectional)
     steps, batch = (input.shape[1], input.shape[0]) if batch_first else input.shape[:2]
     layers = num_layers * shape.directions
-    with fakes:
-        output = input.new_empty((steps, batch, shape.output_size * shape.directions))
-        hy = hx.new_empty((layers, batch, shape.output_size))
-        cy = hx.new_empty(0) if cx is None else cx.new_empty((layers, batch, hidden_size))
-        buffer = input.new_empty(shape.weight_elements) if weight_buf is None else weight_buf
-        nbytes = shape.reserve_bytes(steps, batch, input.element_size(), dropout) if train else 0
-        reserve = input.new_empty(nbytes, dtype=torch.uint8)
-        return output.transpose(0, 1) if batch_first else output, hy, cy, reserve, buffer
+    output = input.new_empty((steps, batch, shape.output_size * shape.directions))
+    hy = hx.new_empty((layers, batch, shape.output_size))
+    cy = hx.new_empty(0) if cx is None else cx.new_empty((layers, batch, hidden_size))
+    buffer = input.new_empty(shape.weight_elements) if weight_buf is None else weight_buf
+    nbytes = shape.reserve_bytes(steps, batch, input.element_size(), dropout) if train else 0
+    reserve = input.new_empty(nbytes, dtype=torch.uint8)
+    return output.transpose(0, 1) if batch_first else output, hy, cy, reserve, buffer
 
 
 @answers("_cudnn_rnn_backward")
-def _fake_cudnn_rnn_backward(fakes: Fakes, _: Any, input: Tensor, weight: Sequence[Tensor], *rest: Any) -> Any:
+def _fake_cudnn_rnn_backward(_: Any, input: Tensor, weight: Sequence[Tensor], *rest: Any) -> Any:
     """Results of `_cudnn_rnn_backward`, for which torch has no meta kernel."""
     weight_stride0, weight_buf, hx, cx, batch_first, output_mask = *rest[:4], rest[12], rest[-1]
-    with fakes:
-        grad_input = input.new_empty((input.transpose(0, 1) if batch_first else input).shape)
-        grad_input = grad_input.transpose(0, 1) if batch_first else grad_input
-        grad_hx = hx.new_empty(hx.shape)
-        grad_cx = None if cx is None else cx.new_empty(cx.shape)
-        if not output_mask[3]:
-            return grad_input, grad_hx, grad_cx, []
-        if weight_stride0 in (2, 3):
-            return grad_input, grad_hx, grad_cx, [w.new_empty(w.shape) for w in weight]
-        flat = weight_buf.new_empty(weight_buf.shape)
-        return grad_input, grad_hx, grad_cx, _views(flat, weight)
+    grad_input = input.new_empty((input.transpose(0, 1) if batch_first else input).shape)
+    grad_input = grad_input.transpose(0, 1) if batch_first else grad_input
+    grad_hx = hx.new_empty(hx.shape)
+    grad_cx = None if cx is None else cx.new_empty(cx.shape)
+    if not output_mask[3]:
+        return grad_input, grad_hx, grad_cx, []
+    if weight_stride0 in (2, 3):
+        return grad_input, grad_hx, grad_cx, [w.new_empty(w.shape) for w in weight]
+    flat = weight_buf.new_empty(weight_buf.shape)
+    return grad_input, grad_hx, grad_cx, _views(flat, weight)
