@@ -123,9 +123,7 @@ def gather(parts: Sequence[View], max_boxes: int, profile: Profile) -> tuple[Vie
 
     def inside(siblings: Sequence[View], times: int) -> tuple[View, ...]:
         found: list[View] = []
-        below = [
-            replace(part, parts=inside(part.parts, times * part.box.alike)) if part.parts else part for part in siblings
-        ]
+        below = [replace(part, parts=inside(part.parts, times * part.box.alike)) for part in siblings]
 
         def is_small(part: View) -> bool:
             return not part.is_alone and not part.box.checkpoints and part.weight * times * _SMALL < whole
@@ -154,11 +152,9 @@ def _divide(parts: Sequence[View], max_boxes: int, profile: Profile) -> Sequence
     size = -(-number // most)
     found: list[View] = []
     for alone, run in groupby(parts, stays):
-        row = list(run)
-        chunks = [[part] for part in row] if alone else [row[at : at + size] for at in range(0, len(row), size)]
-        found += [
-            _join(_divide(chunk, max_boxes, profile), profile) if len(chunk) > 1 else chunk[0] for chunk in chunks
-        ]
+        row, step = list(run), 1 if alone else size
+        for chunk in (row[at : at + step] for at in range(0, len(row), step)):
+            found.append(chunk[0] if len(chunk) == 1 else _join(_divide(chunk, max_boxes, profile), profile))
     return found
 
 
@@ -234,23 +230,17 @@ class ViewMaker:
         first, last = "", ""
         if isinstance(item, FoldedRun) or not is_module:
             first, last = self._item_name(item), self._item_name(item, end=True)
-        whole = checkpoint is None or all(
-            node in self.drawn for node in range(checkpoint.first_node, checkpoint.last_node)
-        )
+        region = range(0) if checkpoint is None else range(checkpoint.first_node, checkpoint.last_node)
+        whole = self.drawn.issuperset(region)
         figures = sum_figures(self.profile.nodes[node] for node in nodes)
         self._around.append(module)
         parts = self.parts(inside.items)
         self._around.pop()
         items: Sequence[Item] = inside.items if isinstance(inside, FoldedRun) else [inside]
         box = self._box("module" if is_module else "group", items, None, alike=alike, ends=(first, last))
-        return View(
-            box,
-            tuple(all_nodes(item)),
-            Frame(module, None, figures, alike, first, last, checkpoint, whole),
-            parts,
-            level(module) if is_module and module else None,
-            is_alone=self._is_alone(item),
-        )
+        frame = Frame(module, None, figures, alike, first, last, checkpoint, whole)
+        depth = level(module) if is_module and module else None
+        return View(box, tuple(all_nodes(item)), frame, parts, depth, is_alone=self._is_alone(item))
 
     def _single(self, item: Item, *, alike: int = 1, last: Item | None = None) -> View:
         kind: BoxKind = "module"

@@ -243,7 +243,9 @@ def _search(around: _Cell, caps: Sequence[float], tries: int) -> None:
 
 def _sized(around: _Cell, cap: float, inner: int) -> tuple[float, float]:
     """Width and height, without lanes, of a cell of at most this height."""
-    sizes = [[_option(cell, inner) for cell in row] for row in around.rows]
+    sizes = [
+        [cell.options[inner][:2] if cell.cells else (cell.width, cell.height) for cell in row] for row in around.rows
+    ]
     heights = [max(height for _, height in row) for row in sizes]
     widths = [sum(width for width, _ in row) + _BESIDE * (len(row) - 1) for row in sizes]
     width, highest, start = 2 * around.pad - _GUTTER, 0.0, 0
@@ -252,10 +254,6 @@ def _sized(around: _Cell, cap: float, inner: int) -> tuple[float, float]:
         highest = max(highest, sum(heights[start:end]) + _BELOW * (end - start - 1))
         start = end
     return max(width, around.least), around.top + highest + around.pad
-
-
-def _option(cell: _Cell, number: int) -> tuple[float, float]:
-    return cell.options[number][:2] if cell.cells else (cell.width, cell.height)
 
 
 def _breaks(heights: Sequence[float], cap: float) -> Iterator[int]:

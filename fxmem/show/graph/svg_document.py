@@ -180,15 +180,12 @@ def _key(drawing: Picture) -> str:
         sentences.append("Dashed: a view, no memory of its own.")
     if any(box.kind in ("module", "group") for box in drawing.boxes):
         sentences.append("A box of several calls sums them up; of live and scratch, the largest.")
-    if any(box.alike > 1 for box in drawing.boxes) or any(frame.alike > 1 for frame in drawing.frames):
-        sentences.append(
-            "xN: N equal ones, one after another or side by side; drawn once. Colour, bar and the figure beside the "
-            "name are of all together."
-        )
+    if any(each.alike > 1 for each in (*drawing.boxes, *drawing.frames)):
+        sentences.append("xN: N equal ones, one after another or side by side; drawn once.")
+        sentences.append("Colour, bar and the figure beside the name are of all together.")
     if any(box.references for box in drawing.boxes):
-        sentences.append(
-            "Reads: what it reads from outside the picture, or from too far away or with too many others for a line."
-        )
+        far = "from too far away or with too many others for a line"
+        sentences.append(f"Reads: what it reads from outside the picture, or {far}.")
     if any(box.peak for box in drawing.boxes):
         sentences.append("Thick border: runs at the peak.")
     sentences.append("Parameters are counted where they are first read. 1 multiply-add = 2 FLOPs.")
@@ -199,13 +196,9 @@ def _checkpoint_key(drawing: Picture) -> str:
     found = [frame.checkpoint for frame in drawing.frames if frame.checkpoint is not None]
     if not found:
         return ""
-    sentence = (
-        "Dashed frame: checkpointed. Of what its calls save for backward only what goes in and out is kept; backward "
-        "runs it again."
-    )
-    if any(each.region is not None for each in found):
-        return f"{sentence} Figures of calls, and the peak that is marked, are those of the step without the plan."
-    return sentence
+    kept = "Of what its calls save for backward only what goes in and out is kept; backward runs it again."
+    planned = " Figures of calls, and the peak that is marked, are those of the step without the plan."
+    return f"Dashed frame: checkpointed. {kept}{planned if any(each.region for each in found) else ''}"
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -239,13 +232,9 @@ def _box(drawing: Picture, index: int, words: Words, place: Rectangle, standalon
     figure = fit(words.figure, TITLE_SIZE, room, bold=True)
     left = room - (text_width(figure, TITLE_SIZE, bold=True) + 8.0) if figure else room
     y = place.y + PAD + TITLE - 4.0
-    parts = [
-        _rect(place, "shape", rx=4),
-        text(place.x + PAD, y, fit(words.title, TITLE_SIZE, left, bold=True), "strong"),
-    ]
-    if box.alike > 1:
-        behind = Rectangle(place.x + _SHADOW, place.y + _SHADOW, place.width, place.height)
-        parts.insert(0, _rect(behind, "shape", rx=4))
+    shadow = rect(place.x + _SHADOW, place.y + _SHADOW, place.width, place.height, "shape", rx=4)
+    parts = [*([shadow] if box.alike > 1 else []), _rect(place, "shape", rx=4)]
+    parts.append(text(place.x + PAD, y, fit(words.title, TITLE_SIZE, left, bold=True), "strong"))
     if figure:
         parts.append(text(place.x + place.width - PAD, y, figure, "strong end" if words.heat else "none end"))
     for line in words.lines:

@@ -34,9 +34,8 @@ def heading(words: str, left: float, top: float, width: float) -> tuple[list[str
 
 def step_title(profile: Profile) -> str:
     """What a plot is of, in one line."""
-    return printable(
-        f"{profile.model}: {'training' if profile.step.mode == 'train' else 'inference'} step on {profile.target.name}"
-    )
+    mode = "training" if profile.step.mode == "train" else "inference"
+    return printable(f"{profile.model}: {mode} step on {profile.target.name}")
 
 
 @dataclass(frozen=True)
@@ -89,13 +88,8 @@ def byte_steps(highest: int, most: int = 6) -> list[tuple[int, str]]:
     step = round_step(highest / unit, most)
     # Of bytes there are no fractions.
     step = step if unit > 1 else max(math.ceil(step), 1)
-    return [
-        (0, "0"),
-        *(
-            (round(step * index * unit), f"{step * index:g} {name}")
-            for index in range(1, math.floor(highest / unit / step) + 1)
-        ),
-    ]
+    counts = [step * index for index in range(1, math.floor(highest / unit / step) + 1)]
+    return [(0, "0"), *((round(count * unit), f"{count:g} {name}") for count in counts)]
 
 
 def round_step(highest: float, most: int) -> float:

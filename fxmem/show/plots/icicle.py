@@ -72,9 +72,8 @@ def icicle_svg(
     y += 8.0 if titled else 0.0
     root = _fold(parts_at_peak(profile, timeline))
     cells = list(_cells((root,), EDGE, width - 2 * EDGE, 0)) if root.nbytes else []
-    parts += [_draw(cell, root.nbytes, y) for cell in cells] or [
-        text(EDGE, y + _HEIGHT / 2, "nothing is alive at the peak")
-    ]
+    nothing = text(EDGE, y + _HEIGHT / 2, "nothing is alive at the peak")
+    parts += [_draw(cell, root.nbytes, y) for cell in cells] or [nothing]
     y += _HEIGHT * (max((cell.level for cell in cells), default=0) + 1)
     legend, y = _legend(timeline.peak, y + 6.0, width)
     shares = "; ".join(f"{cell.label} {percent(cell.nbytes, root.nbytes)}" for cell in cells if cell.level == 1)
@@ -111,20 +110,21 @@ def _cells(parts: Sequence[Part], left: float, width: float, level: int) -> Iter
     if len(parts) > 1 or level + 1 >= _DEEPEST or not parts[0].nbytes:
         return
     scale = width / parts[0].nbytes
-    together: list[Part] = []
-    for part in [part for part in parts[0].children if part.nbytes]:
-        if together and not _joins(together, part, scale):
-            yield from _cells(together, left, sum(each.nbytes for each in together) * scale, level + 1)
-            left += sum(each.nbytes for each in together) * scale
-            together = []
-        together.append(part)
-    if together:
-        yield from _cells(together, left, sum(each.nbytes for each in together) * scale, level + 1)
+    rows: list[list[Part]] = []
+    for part in (part for part in parts[0].children if part.nbytes):
+        if rows and _joins(rows[-1], part, scale):
+            rows[-1].append(part)
+        else:
+            rows.append([part])
+    for row in rows:
+        wide = sum(part.nbytes for part in row) * scale
+        yield from _cells(row, left, wide, level + 1)
+        left += wide
 
 
-def _joins(together: Sequence[Part], part: Part, scale: float) -> bool:
-    wide = sum(each.nbytes for each in together) * scale
-    return part.nbytes * scale < _NARROW and together[-1].nbytes * scale < _NARROW and wide < _TOGETHER
+def _joins(row: Sequence[Part], part: Part, scale: float) -> bool:
+    wide = sum(each.nbytes for each in row) * scale
+    return part.nbytes * scale < _NARROW and row[-1].nbytes * scale < _NARROW and wide < _TOGETHER
 
 
 def _draw(cell: _Cell, whole: int, top: float) -> str:
@@ -142,27 +142,11 @@ def _draw(cell: _Cell, whole: int, top: float) -> str:
         if share >= 0.3:
             drawn.append(rect(x, y + _HEIGHT - 2.0 - _STRIP, share, _STRIP, kind_class(kind)))
         x += share
-    drawn.append(_name(cell, wide, y))
-    return group(
-        *drawn,
-        tooltip=tooltip,
-        class_="cell",
-        data_module=module,
-        data_label=f"{cell.label}, {format_bytes(cell.nbytes)}",
-    )
-
-
-def _name(cell: _Cell, wide: float, y: float) -> str:
-    room = wide - 8.0
-    figure = format_bytes(cell.nbytes)
-    whole = f"{cell.label}, {figure}"
-    if text_width(whole, SIZE) <= room:
-        words = whole
-    else:
-        words = fit(cell.label, SIZE, room)
-        if words != cell.label and room < _NAMEABLE:
-            return ""
-    return text(cell.left + 4.0, y + 14.0, words)
+    words, room = f"{cell.label}, {format_bytes(cell.nbytes)}", wide - 8.0
+    shown = words if text_width(words, SIZE) <= room else fit(cell.label, SIZE, room)
+    if shown in (words, cell.label) or room >= _NAMEABLE:
+        drawn.append(text(cell.left + 4.0, y + 14.0, shown))
+    return group(*drawn, tooltip=tooltip, class_="cell", data_module=module, data_label=words)
 
 
 def _legend(peak: Peak, y: float, width: float) -> tuple[list[str], float]:

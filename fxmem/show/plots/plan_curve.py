@@ -52,16 +52,16 @@ def curve_svg(
         name: the root's id.
     """
     width = max(width, NARROWEST)
-    dots = sorted(
-        (CurveDot(*point) for point in points), key=lambda dot: (dot.extra is None, dot.extra or 0.0, -dot.peak_bytes)
-    )
+    dots = [CurveDot(*point) for point in points]
+    dots.sort(key=lambda dot: (dot.extra is None, dot.extra or 0.0, -dot.peak_bytes))
+    costs = [dot.extra for dot in dots if dot.extra is not None]
     area = PlotArea(
         left=LEFT,
         top=EDGE + ROW + 8.0,
         width=width - LEFT - _RIGHT,
         height=height,
-        most=max((dot.extra for dot in dots if dot.extra is not None), default=0.0) * 1.05 or 0.01,
-        least=min([0.0, *(dot.extra * 1.05 for dot in dots if dot.extra is not None)]),
+        most=max(costs, default=0.0) * 1.05 or 0.01,
+        least=min([0.0, *(cost * 1.05 for cost in costs)]),
         scale=max([dot.peak_bytes for dot in dots] + [budget_bytes or 0, 1]) * 1.05,
     )
     head = text(EDGE, area.top - 12.0, f"Peak of the step, {measure}", "muted")

@@ -25,13 +25,14 @@ def sizes_svg(curve: SizeCurve, *, width: float = 720.0, height: float = 300.0, 
     width = max(width, NARROWEST)
     ran = [point for point in curve.points if point.counted_bytes is not None]
     measure = "allocated" if any(point.allocated_bytes is not None for point in ran) else "requested"
+    highest = [max(point.counted_bytes or 0, point.reserved_bytes or 0) for point in ran]
     area = PlotArea(
         left=LEFT,
         top=EDGE + 2 * ROW + 8.0,
         width=width - LEFT - _RIGHT,
         height=height,
         most=max((point.size for point in ran), default=1) * 1.03,
-        scale=max([curve.memory_bytes, *(_highest(point) for point in ran)]) * 1.05,
+        scale=max([curve.memory_bytes, *highest]) * 1.05,
     )
     dim = curve.dim if curve.dim in ("batch", "seq") else "size"
     answer = f"largest {dim}: {curve.largest}" if curve.largest is not None else f"no {dim} fits"
@@ -78,22 +79,14 @@ def _plot(curve: SizeCurve, ran: Sequence[SizePoint], area: PlotArea, measure: s
     )
 
 
-def _highest(point: SizePoint) -> int:
-    return max(point.counted_bytes or 0, point.reserved_bytes or 0)
-
-
 def _line(curve: SizeCurve, measure: str) -> str:
     if curve.per_sample_bytes is None or curve.constant_bytes is None:
         return f"{measure} bytes"
-    sign = "-" if curve.constant_bytes < 0 else "+"
-    return (
-        f"{measure}: {format_bytes(curve.per_sample_bytes)} each {sign} {format_bytes(abs(curve.constant_bytes))} "
-        f"constant, near the largest"
-    )
+    sign, constant = "-" if curve.constant_bytes < 0 else "+", format_bytes(abs(curve.constant_bytes))
+    return f"{measure}: {format_bytes(curve.per_sample_bytes)} each {sign} {constant} constant, near the largest"
 
 
 def _words(point: SizePoint, dim: str) -> str:
     reserved = "" if point.reserved_bytes is None else f", {format_bytes(point.reserved_bytes)} reserved"
-    return (
-        f"{dim} {point.size}: {format_bytes(point.counted_bytes)}{reserved}, {'fits' if point.fits else 'does not fit'}"
-    )
+    fits = "fits" if point.fits else "does not fit"
+    return f"{dim} {point.size}: {format_bytes(point.counted_bytes)}{reserved}, {fits}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import ceil, floor
 from typing import NamedTuple
 
@@ -131,11 +130,8 @@ def _scale(step: PlottedStep, budget: int | None, after: Timeline | None) -> tup
     """Bytes at the upper edge, and the limits to draw."""
     peaks = [step.timeline.peak, *([] if after is None else [after.peak])]
     drawn = max(max(peak.requested_bytes, peak.allocated_bytes or 0, peak.reserved_bytes or 0) for peak in peaks)
-    limits = [
-        (word, nbytes)
-        for word, nbytes in (("budget", budget), ("card", step.profile.target.memory_bytes))
-        if nbytes is not None
-    ]
+    known = {"budget": budget, "card": step.profile.target.memory_bytes}
+    limits = [(word, nbytes) for word, nbytes in known.items() if nbytes is not None]
     return max([drawn, *(nbytes for _, nbytes in limits if nbytes <= _IN_SCALE * drawn), 1]) * _HEADROOM, limits
 
 
@@ -179,12 +175,10 @@ def _bands(panel: _Panel) -> Iterator[str]:
     edge."""
     area, by_kind = panel.area, panel.timeline.by_kind
     kinds = [kind for kind in Kind if kind in by_kind and any(by_kind[kind])]
-    edges = list(
-        accumulate(
-            ([by_kind[kind][sample.tick] for sample in panel.samples] for kind in kinds),
-            lambda below, own: [a + b for a, b in zip(below, own, strict=True)],
-        )
-    )
+    edges, edge = [], [0] * len(panel.samples)
+    for kind in kinds:
+        edge = [below + by_kind[kind][sample.tick] for below, sample in zip(edge, panel.samples, strict=True)]
+        edges.append(edge)
     for kind, edge in reversed(list(zip(kinds, edges, strict=True))):
         words = f"{to_words(kind)}: {exact_bytes(panel.timeline.peak.by_kind.get(kind, 0))} at the peak"
         yield path(kind_class(kind), *_edge(panel, edge), "V", area.bottom, "H", area.left, "z", tooltip=words)
@@ -278,10 +272,9 @@ def _lines(panel: _Panel, limits: Sequence[_Limit]) -> Iterator[str]:
 
 def _allocator_levels(panel: _Panel) -> Iterator[_Level]:
     peak, levels = panel.timeline.peak, panel.levels
-    for word, nbytes, series in (
-        ("allocated", peak.allocated_bytes, () if levels is None else levels.allocated_bytes),
-        ("reserved", peak.reserved_bytes, () if levels is None else levels.reserved_bytes),
-    ):
+    for word in ("allocated", "reserved"):
+        nbytes: int | None = getattr(peak, f"{word}_bytes")
+        series: Sequence[int] = () if levels is None else getattr(levels, f"{word}_bytes")
         if nbytes is not None:
             heights = [max(series[floor(s.begin) : ceil(s.end)]) for s in panel.samples] if series else []
             end = heights[-1] if heights else nbytes
@@ -316,10 +309,8 @@ def _legend(
     parts = [text(EDGE, y + ROW, note, "muted")]
     for index, (classes, is_area, words) in enumerate(entries):
         x, at = EDGE + column * (index // rows), y + ROW * (index % rows + 2)
-        swatch = (
-            rect(x, at - 9.0, 16.0, 10.0, f"swatch {classes}") if is_area else path(classes, "M", x, at - 4, "h", 16)
-        )
-        parts += [swatch, text(x + 22.0, at, fit(words, SIZE, width - x - 24.0))]
+        area, line = rect(x, at - 9.0, 16.0, 10.0, f"swatch {classes}"), path(classes, "M", x, at - 4, "h", 16)
+        parts += [area if is_area else line, text(x + 22.0, at, fit(words, SIZE, width - x - 24.0))]
     return parts, y + ROW * (rows + 1)
 
 
@@ -327,31 +318,19 @@ def _entries(
     timeline: Timeline, after: Timeline | None, limits: Sequence[_Limit], scale: float
 ) -> list[tuple[str, bool, str]]:
     """Class, whether it colours an area, and words."""
-    peak = timeline.peak
-
-    def both(before: int | None, later: int | None) -> str:
-        return format_bytes(before) if after is None else f"{format_bytes(before)} → {format_bytes(later)}"
-
-    def later(kind: Kind) -> int | None:
-        return None if after is None else after.peak.by_kind.get(kind, 0)
-
-    shown = [
-        kind
-        for kind in reversed(Kind)
-        if any(timeline.by_kind.get(kind, ())) or (after is not None and any(after.by_kind.get(kind, ())))
-    ]
+    both = [timeline] if after is None else [timeline, after]
+    peaks = [each.peak for each in both]
     entries: list[tuple[str, bool, str]] = []
-    for kind in shown:
-        now = peak.by_kind.get(kind, 0)
-        share = f", {percent(now, peak.requested_bytes)}" if after is None else ""
-        entries.append((kind_class(kind), True, f"{to_words(kind)} {both(now, later(kind))}{share}"))
-    for word, nbytes, other in (
-        ("allocated", peak.allocated_bytes, None if after is None else after.peak.allocated_bytes),
-        ("reserved", peak.reserved_bytes, None if after is None else after.peak.reserved_bytes),
-    ):
-        if nbytes is not None:
-            entries.append((f"held {word}", False, f"{word}, its highest {both(nbytes, other)}"))
-    return entries + [
-        ("limit", False, f"{word} {format_bytes(nbytes)}{', above the scale' if nbytes > scale else ''}")
-        for word, nbytes in limits
-    ]
+    for kind in reversed(Kind):
+        if any(any(each.by_kind.get(kind, ())) for each in both):
+            sizes = [peak.by_kind.get(kind, 0) for peak in peaks]
+            share = f", {percent(sizes[0], peaks[0].requested_bytes)}" if after is None else ""
+            entries.append((kind_class(kind), True, f"{to_words(kind)} {' → '.join(map(format_bytes, sizes))}{share}"))
+    for word in ("allocated", "reserved"):
+        counts: list[int | None] = [getattr(peak, f"{word}_bytes") for peak in peaks]
+        if counts[0] is not None:
+            entries.append((f"held {word}", False, f"{word}, its highest {' → '.join(map(format_bytes, counts))}"))
+    for word, nbytes in limits:
+        above = ", above the scale" if nbytes > scale else ""
+        entries.append(("limit", False, f"{word} {format_bytes(nbytes)}{above}"))
+    return entries
