@@ -62,7 +62,7 @@ _BLOCKED_SINCE_14 = (
 _ERRATA = "engines: `plan_errata_exception` (aten/src/ATen/native/cudnn/Conv_v8.cpp), the list in the wheel"
 _SOURCE = "aten/src/ATen/cuda/CublasHandlePool.cpp"
 
-_2_11 = Release(
+_OLDEST = Release(
     large_workspaces=frozenset({9}),
     shares_with_lt=False,
     keeps_workspaces=True,
@@ -70,7 +70,9 @@ _2_11 = Release(
     blocked_engines=_BLOCKED,
     evidence=f"run, 2.11.0+cu130; `parseChosenWorkspaceSize`, `getCUDABlasLtWorkspace` ({_SOURCE}); {_ERRATA}",
 )
-_2_12 = _2_11._replace(
+RELEASES: dict[Version, Release] = {(2, 11): _OLDEST}
+"""Each release, as it differs from the one before it."""
+RELEASES[2, 12] = RELEASES[2, 11]._replace(
     large_workspaces=frozenset({9, 10, 12}),
     shares_with_lt=True,
     integers_use_cublas=False,
@@ -80,20 +82,18 @@ _2_12 = _2_11._replace(
         "and after; why is not known, and it is predicted as they are"
     ),
 )
-_2_13 = _2_12._replace(evidence=f"run, 2.13.0+cu130 ({_SOURCE}); {_ERRATA}", note="")
-_2_14 = _2_13._replace(
+RELEASES[2, 13] = RELEASES[2, 12]._replace(evidence=f"run, 2.13.0+cu130 ({_SOURCE}); {_ERRATA}", note="")
+RELEASES[2, 14] = RELEASES[2, 13]._replace(
     large_workspaces=frozenset({9, 10, 11, 12}),
     blocked_engines=_BLOCKED_SINCE_14,
     evidence=f"run, 2.14.1+cu130 ({_SOURCE}); {_ERRATA}, pytorch/pytorch#189207 and #191701",
 )
-_2_15 = _2_14._replace(
+RELEASES[2, 15] = RELEASES[2, 14]._replace(
     keeps_workspaces=False,
     evidence=(
         f"run, 2.15.0+cu132; `getCurrentCUDABlasHandleWithWorkspace`, pytorch/pytorch#194311 ({_SOURCE}); {_ERRATA}"
     ),
 )
-RELEASES: dict[Version, Release] = {(2, 11): _2_11, (2, 12): _2_12, (2, 13): _2_13, (2, 14): _2_14, (2, 15): _2_15}
-"""Each release as it differs from the one before it."""
 
 
 def find_release(torch_version: str) -> tuple[Release, str]:

@@ -171,7 +171,8 @@ def test_on_a_card_the_size_found_fits_by_a_fresh_analysis_and_the_next_does_not
     curve = max_batch.max_batch(built, meta(4, 3, 32, 32), target="rtx4090", budget="300MiB")
     assert curve.largest is not None
     found = [analyze(built, meta(size, 3, 32, 32), target="rtx4090") for size in (curve.largest, curve.largest + 1)]
-    assert [allocator.fits(each.profile, limit) for each in found] == [True, False]
+    short = [allocator.replay(each.profile, capacity_bytes=limit).shortage for each in found]
+    assert [shortage is None for shortage in short] == [True, False]
     pair = [point.allocated_bytes for point in curve.points if point.size in (curve.largest, curve.largest + 1)]
     assert pair == [each.peak.allocated_bytes for each in found]
     assert curve.next_above is not None

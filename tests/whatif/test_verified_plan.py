@@ -232,7 +232,8 @@ def test_a_budget_in_bytes_bounds_the_allocator_too(monkeypatch: pytest.MonkeyPa
 
     carried_out = proposals.apply_regions(analysis, plan.regions, plan.application)
     assert carried_out.peak == after
-    assert allocator.fits(carried_out.profile, budget, settings=allocator.read_settings(os.environ))
+    settings = allocator.read_settings(os.environ)
+    assert allocator.replay(carried_out.profile, capacity_bytes=budget, settings=settings).shortage is None
 
 
 def test_a_step_that_fits_needs_no_plan() -> None:

@@ -186,7 +186,7 @@ class TrainingLoop:
             storage=self._placing,
             op=op.name if op is not None else None,
             node=self.profile.nodes[node].name if node is not None else None,
-            refused=error,
+            refused=error.with_traceback(None),  # its frames would keep the loop
         )
 
 
