@@ -81,6 +81,7 @@ __all__ = [
     "op_arguments",
     "op_name",
     "patch",
+    "patch_call",
     "pause_observers",
     "runs_only_its_own_code",
     "silence_fake_kernels",
@@ -248,6 +249,19 @@ def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
             setattr(owner, name, raw)
         else:
             delattr(owner, name)
+
+
+def patch_call(owner: Any, name: str, run: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Call `run(original, *arguments)` where `owner.name` is called, as `patch` does; a static method stays one."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return run(original, *args, **kwargs)
+
+        return staticmethod(call) if isinstance(vars(owner).get(name), staticmethod) else call
+
+    return patch(owner, name, make)
 
 
 def find_holders(values: Iterable[Any]) -> list[tuple[Any, str, Any]]:

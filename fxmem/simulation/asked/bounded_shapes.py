@@ -101,7 +101,6 @@ _BOUNDS: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
     "aten._nested_tensor_from_mask_left_aligned.default": _whether_nested,
 }
 _DISTINCT: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
-    "aten._unique2.default": _unique,
-    "aten.unique_consecutive.default": _unique,
+    **dict.fromkeys(("aten._unique2.default", "aten.unique_consecutive.default"), _unique),
     "aten.unique_dim.default": _unique_dim,
 }
