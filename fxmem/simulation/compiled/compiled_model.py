@@ -15,9 +15,7 @@ from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.simulation.compiled.compiled_code import CompiledCode
 from fxmem.simulation.compiled.compiler import differentiate_joint_graphs
-from fxmem.simulation.compiled.launches import CompiledOpRecorder
 from fxmem.simulation.compiled.tracer import KernelTracer
-from fxmem.simulation.observe.op_recorder import OpRecorder
 
 
 class CompiledModel(CompiledCode):
@@ -25,15 +23,10 @@ class CompiledModel(CompiledCode):
 
     streams = None
     is_compiling = True
-    kernels: KernelTracer
 
-    def make_recorder(self, *parts: Any) -> OpRecorder:
-        """The recorder of operators, each for a launch."""
-        self.recording.nodes.saves_by_launch = True
-        return CompiledOpRecorder(lambda: self.kernels, lambda *call: True, *parts)
-
-    def make_tracer(self, root: torch.nn.Module) -> Any:
+    def make_tracer(self, root: torch.nn.Module) -> KernelTracer:
         """The tracer that follows the launches of this module."""
+        self.recording.nodes.saves_by_launch = True
         self.kernels = self._compiler.kernels = KernelTracer(root, self.recording.nodes)
         return self.kernels
 
@@ -66,7 +59,7 @@ class CompiledModel(CompiledCode):
                 differentiate_joint_graphs(),
                 log.setup(),
                 recording.recorder,  # eager code between graphs, and the optimizer's, may ask for known numbers
-                torch_dynamo.observe_compiled_calls(_nothing, _nothing, self._compile, contextlib.nullcontext),
+                torch_dynamo.observe_compiled_calls(lambda: None, lambda: None, self._compile, contextlib.nullcontext),
             ):
                 yield
             self.is_compiling = False
@@ -90,10 +83,6 @@ class CompiledModel(CompiledCode):
     def observe_recomputation(self) -> contextlib.AbstractContextManager[None]:
         """What a compiled graph recomputes is in the graph."""
         return contextlib.nullcontext()
-
-
-def _nothing() -> None:
-    pass
 
 
 class _Root:

@@ -21,10 +21,8 @@ from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Target
 from fxmem.simulation.compiled.compiled_code import CompiledCode
 from fxmem.simulation.compiled.compiler import differentiate_joint_graphs
-from fxmem.simulation.compiled.launches import CompiledOpRecorder
 from fxmem.simulation.compiled.part_kernels import PartKernels
 from fxmem.simulation.observe.fx_tracer import Listener
-from fxmem.simulation.observe.op_recorder import OpRecorder
 from fxmem.simulation.ranks import find_blocks
 
 
@@ -40,12 +38,8 @@ class CompiledParts(CompiledCode):
 
     # --- the parts of the recording -----------------------------------------------------------------------------------
 
-    def make_recorder(self, *parts: Any) -> OpRecorder:
-        """The recorder of operators, some of them for a launch."""
-        return CompiledOpRecorder(lambda: self.kernels, self._follows, *parts)
-
-    def _follows(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an operator may be for a launch."""
+    def follows(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operator of the target runs while compiled code does."""
         return self.kernels.runs_compiled and self.recording.subject.is_targets(func, types, args, kwargs)
 
     def make_tracer(self, root: torch.nn.Module) -> Any:
@@ -108,23 +102,23 @@ class CompiledParts(CompiledCode):
         stack = self._around_call
         stack.enter_context(torch_common.without_function_modes(Listener))
         stack.enter_context(self._unpatched())
-        stack.enter_context(torch_common.patch(torch.Tensor, "register_hook", self._noting_hooks))
-        self.kernels.is_inside = self.recording.nodes.saves_by_launch = True
-
-    def _noting_hooks(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`Tensor.register_hook` where no listener is: a module compiled in place runs its own hooks, such as FSDP2's,
-        inside the call."""
-
-        def register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
-            handle = original(tensor, hook)
-            self.recording.on_tensor_method("register_hook", tensor)
-            return handle
-
-        return register_hook
+        stack.enter_context(torch_common.patch_call(torch.Tensor, "register_hook", self._register_hook))
+        self._set_inside(True)
 
     def _leave_call(self) -> None:
-        self.kernels.is_inside = self.recording.nodes.saves_by_launch = False
+        self._set_inside(False)
         self._around_call.close()
+
+    def _set_inside(self, inside: bool) -> None:
+        self.kernels.is_inside = self.recording.nodes.saves_by_launch = inside
+        self.kernels.first_op = None
+
+    def _register_hook(self, original: Callable[..., Any], tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
+        """`Tensor.register_hook` where no listener is: a module compiled in place runs its own hooks, such as FSDP2's,
+        inside the call."""
+        handle = original(tensor, hook)
+        self.recording.on_tensor_method("register_hook", tensor)
+        return handle
 
     @contextlib.contextmanager
     def _unpatched(self) -> Iterator[None]:

@@ -78,7 +78,7 @@ class Compiler:
             torch_inductor.limit_saved(self.settings.activation_memory_budget),
             torch_inductor.stub_kernels(self.kernels.launched, self._note_wrapper, empty),
             torch_inductor.route_inductor(self.compile),
-            torch_cuda_graphs.route_cuda_graphs(self._capture, self._note_graph_skip),
+            torch_cuda_graphs.route_cuda_graphs(self._capture, self._graph_skips.setdefault),
             torch_dynamo.fresh_dynamo(self._breaks.append),
             self._numbers.observe(),
         ):
@@ -111,7 +111,7 @@ class Compiler:
         def run(inputs: list[Any]) -> Any:
             kernels = self.kernels
             if any(not kernels.is_in_graph_pool(inputs[i]) for i in written - static):
-                self._note_graph_skip("it writes into an input that may move")
+                self._graph_skips.setdefault("it writes into an input that may move")
                 return model(inputs)
             self._cuda_graphs.add(id(model))
             self._random_state = self._random_state or kernels.make_random_state()
@@ -122,9 +122,6 @@ class Compiler:
                 return model(inputs)
 
         return run
-
-    def _note_graph_skip(self, why: str) -> None:
-        self._graph_skips[why] = None
 
     def _note_wrapper(self, wrapper: torch_inductor.Wrapper) -> None:
         self.kernels.wrappers[wrapper.path] = wrapper
@@ -148,7 +145,6 @@ class Compiler:
         properties = torch.cuda.get_device_properties(0)
         card = CATALOGUE.get(self._target.name)
         rates = None if card is None else card.rates
-
         if rates is None:
             return torch_inductor.CardAnswers(properties)
         return torch_inductor.CardAnswers(
@@ -172,17 +168,15 @@ class Compiler:
 
         On a card's host nothing is pretended: a graph of the host's tensors alone runs as it was written.
         """
-        if self._target.device == "cuda" and _is_on_host(graph):
+        on_card, attend = self._target.device == "cuda", card_emulation.attend_on_card
+        if on_card and _is_on_host(graph):
             return graph
         self._numbers.note(graph)
         self._given |= {name: repr(options[name]) for name in _SAID if options.get(name)}
-        with contextlib.ExitStack() as stack:
-            if self._target.device == "cuda":
-                attend = card_emulation.attend_on_card
-                _replace(graph, torch_inductor.SDPA, attend)
-                stack.enter_context(
-                    torch_common.patch(torch.nn.functional, "scaled_dot_product_attention", lambda _: attend)
-                )
+        if not on_card:
+            return torch_inductor.compile_fx(graph, inputs, options)
+        _replace(graph, torch_inductor.SDPA, attend)
+        with torch_common.patch(torch.nn.functional, "scaled_dot_product_attention", lambda _: attend):
             return torch_inductor.compile_fx(graph, inputs, options)
 
     def note_numbers(self, log: StepLog, *, collects: bool = False) -> None:

@@ -38,20 +38,10 @@ class PartKernels(KernelTracer):
     @property
     def runs_compiled(self) -> bool:
         """Whether compiled code runs, or a backward, which may be its own."""
-        return self._inside_root or self._log.phase is Phase.BACKWARD
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether compiled code is being called."""
-        return self._inside_root
-
-    @is_inside.setter
-    def is_inside(self, inside: bool) -> None:
-        self._inside_root = inside
-        self._first_op = None
+        return self.is_inside or self._log.phase is Phase.BACKWARD
 
     def _writes_nodes(self) -> bool:
-        return self._inside_root and self._around.writes and self._log.phase in (Phase.FORWARD, Phase.EVALUATION)
+        return self.is_inside and self._around.writes and self._log.phase in (Phase.FORWARD, Phase.EVALUATION)
 
     def _find_class(self, path: str) -> type[torch.nn.Module] | None:
         return self._class_of(path)
