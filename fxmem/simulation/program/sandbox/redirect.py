@@ -14,14 +14,13 @@ import functools
 import io
 import os
 import shutil
-import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
-from fxmem.simulation.program.sandbox.written_files import Written
+from fxmem.simulation.program.sandbox.written_files import Written, walk_files
 
 _AS_THEY_ARE: Final = ("/dev", "/proc", "/run", "/sys")
 _COMPILERS: Final = ("torchinductor_",)
@@ -52,10 +51,8 @@ class Redirect:
 
     def written(self) -> Written:
         """Place and path of each file that was written."""
-        for inside, _, names in os.walk(self.folder):
-            for name in () if (inside + "/").startswith(self._temporary + "/") else names:
-                place = os.path.join(inside, name)
-                yield place, place[len(self.folder) :]
+        files = walk_files(self.folder, "/")
+        return (each for each in files if not each[0].startswith(self._temporary + "/"))
 
     def make_temporary(self) -> str:
         """Make a folder for temporary files, which are not redirected: compilers read them where they are."""
@@ -89,34 +86,26 @@ class Redirect:
         }
         for name, way in ways.items():
             if hasattr(os, name):
-                yield torch_common.patch(os, name, functools.partial(self._redirecting, way))
+                yield torch_common.patch_call(os, name, functools.partial(self._redirect, way))
         for owner in (builtins, io):
-            yield torch_common.patch(owner, "open", functools.partial(self._redirecting, self._open))
+            yield torch_common.patch_call(owner, "open", functools.partial(self._redirect, self._open))
         yield torch_common.patch(io, "FileIO", self._opening_raw)
 
-    def _redirecting(self, way: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function in the place of one of `os`; what this class itself calls meanwhile is the original."""
-
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if getattr(self._here, "is_at_work", False):
-                return original(*args, **kwargs)
-            with self._at_work():
-                try:
-                    return way(original, *args, **kwargs)
-                except OSError as error:
-                    if error.filename is not None and args and not isinstance(args[0], int):
-                        error.filename = args[0]  # the path that the program has
-                    raise
-
-        return call
-
-    def pause(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, paths lead where they lead without this."""
-        return self._at_work()
+    def _redirect(self, way: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a function in the place of one of `os`; what this class itself calls meanwhile is the original."""
+        if getattr(self._here, "is_at_work", False):
+            return original(*args, **kwargs)
+        with self.pause():
+            try:
+                return way(original, *args, **kwargs)
+            except OSError as error:
+                if error.filename is not None and args and not isinstance(args[0], int):
+                    error.filename = args[0]  # the path that the program has
+                raise
 
     @contextlib.contextmanager
-    def _at_work(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
+        """Inside, paths lead where they lead without this."""
         before = getattr(self._here, "is_at_work", False)
         self._here.is_at_work = True
         try:
@@ -126,12 +115,12 @@ class Redirect:
 
     def place_to_read(self, path: Any) -> Any:
         """The place of a path, for a library that reads by itself."""
-        with self._at_work():
+        with self.pause():
             return self.find(path)
 
     def place_to_write(self, path: Any) -> Any:
         """The place of a path, for a library that writes by itself; what was there before is not kept."""
-        with self._at_work():
+        with self.pause():
             return self.claim(path, keep=False)
 
     # --- where a path leads -------------------------------------------------------------------------------------------
@@ -163,11 +152,11 @@ class Redirect:
         self._make_folders(parent)
         if is_there and os.path.isdir(known) and not os.path.islink(known):
             self._make_folders(known)
-        elif is_there and keep:
-            _check_writable(known)
-            shutil.copy2(known, place, follow_symlinks=False)
         elif is_there:
-            _check_writable(known)
+            if not os.access(known, os.W_OK) and not os.path.islink(known):  # the program might not write it itself
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), known)
+            if keep:
+                shutil.copy2(known, place, follow_symlinks=False)
         return place
 
     def _claim_new(self, path: Any, dir_fd: int | None = None) -> Any:
@@ -269,7 +258,7 @@ class Redirect:
         return original(place, mode, *args, **kwargs)
 
     def _opening_raw(self, original: type[io.FileIO]) -> type[io.FileIO]:
-        opening = functools.partial(self._redirecting, self._open)
+        redirect = functools.partial(self._redirect, self._open)
 
         class OfOriginals(type(original)):  # type: ignore[misc]
             def __instancecheck__(cls, value: object) -> bool:
@@ -277,7 +266,7 @@ class Redirect:
 
         class FileIO(original, metaclass=OfOriginals):  # type: ignore[valid-type, misc]
             def __init__(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
-                opening(super().__init__)(file, mode, *args, **kwargs)
+                redirect(super().__init__, file, mode, *args, **kwargs)
 
         return FileIO
 
@@ -378,20 +367,14 @@ class _Entry:
         return False
 
 
-class _Entries:
+class _Entries(Iterator[_Entry], contextlib.AbstractContextManager[Any]):
     """As what `os.scandir` returns."""
 
     def __init__(self, entries: list[_Entry]) -> None:
         self._entries = iter(entries)
 
-    def __iter__(self) -> Iterator[_Entry]:
-        return self._entries
-
     def __next__(self) -> _Entry:
         return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -412,9 +395,3 @@ def _list(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
-
-
-def _check_writable(path: str) -> None:
-    """Refuse what the program might not write itself."""
-    if not os.access(path, os.W_OK) and not stat.S_ISLNK(os.lstat(path).st_mode):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
