@@ -83,6 +83,7 @@ __all__ = [
     "patch",
     "patch_call",
     "pause_observers",
+    "replace",
     "runs_only_its_own_code",
     "silence_fake_kernels",
     "storage_address",
@@ -249,6 +250,11 @@ def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
             setattr(owner, name, raw)
         else:
             delattr(owner, name)
+
+
+def replace(owner: Any, name: str, value: Any) -> contextlib.AbstractContextManager[None]:
+    """Put a value in the place of `owner.name`, as `patch` does."""
+    return patch(owner, name, lambda _: value)
 
 
 def patch_call(owner: Any, name: str, run: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:

@@ -125,7 +125,7 @@ class CompiledParts(CompiledCode):
         """What dynamo traces into is torch's own."""
         with contextlib.ExitStack() as stack:
             for owner, name, plain in self._plain:
-                stack.enter_context(torch_common.patch(owner, name, _put(plain)))
+                stack.enter_context(torch_common.replace(owner, name, plain))
             yield
 
     @contextlib.contextmanager
@@ -160,7 +160,3 @@ class CompiledParts(CompiledCode):
     def observe_backward(self) -> contextlib.AbstractContextManager[None]:
         """No listener follows what the backward of a compiled graph calls."""
         return torch_common.without_function_modes(Listener)
-
-
-def _put(value: Any) -> Callable[[Any], Any]:
-    return lambda _: value

@@ -88,7 +88,7 @@ class Compiler:
     def answers(self) -> Iterator[None]:
         """What the compiler asks while it compiles is answered for the target."""
         with (
-            torch_common.patch(torch.nn.functional, "scaled_dot_product_attention", lambda _: torch_inductor.SDPA),
+            torch_common.replace(torch.nn.functional, "scaled_dot_product_attention", torch_inductor.SDPA),
             torch_inductor.answer_for_card(self._card_answers())
             if self._target.device == "cuda"
             else contextlib.nullcontext(),
@@ -176,7 +176,7 @@ class Compiler:
         if not on_card:
             return torch_inductor.compile_fx(graph, inputs, options)
         _replace(graph, torch_inductor.SDPA, attend)
-        with torch_common.patch(torch.nn.functional, "scaled_dot_product_attention", lambda _: attend):
+        with torch_common.replace(torch.nn.functional, "scaled_dot_product_attention", attend):
             return torch_inductor.compile_fx(graph, inputs, options)
 
     def note_numbers(self, log: StepLog, *, collects: bool = False) -> None:

@@ -190,8 +190,7 @@ class _Gate:
             yield torch_common.patch_call(module.HfApi, name, functools.partial(self._change_hub, module, name))
         api = module.HfApi()
         for holder, alias, function in holders:
-            changed_too = getattr(api, functions[id(function)])
-            yield torch_common.patch(holder, alias, lambda _, instead=changed_too: instead)
+            yield torch_common.replace(holder, alias, getattr(api, functions[id(function)]))
 
     def _change_hub(
         self, module: Any, name: str, original: Any, api: Any, repo_id: str = "", *args: Any, **kwargs: Any

@@ -21,26 +21,19 @@ def loader_patches(border: Border, *, on_card: bool) -> Iterator[contextlib.Abst
     if on_card:
         return
 
-    def quiet(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            border.loading += 1
-            try:
-                with torch_common.no_modes(), torch_common.pause_observers():
-                    return original(self, *args, **kwargs)
-            finally:
-                border.loading -= 1
+    def run_on_host(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        border.loading += 1
+        try:
+            with torch_common.no_modes(), torch_common.pause_observers():
+                return original(*args, **kwargs)
+        finally:
+            border.loading -= 1
 
-        return run
+    def next_batch(original: Callable[..., Any], loader: Any) -> Any:
+        return torch_common.tree_map_only(torch.Tensor, _entering, run_on_host(original, loader))
 
-    def handing_out(original: Callable[..., Any]) -> Callable[..., Any]:
-        def next_batch(self: Any) -> Any:
-            batch = quiet(original)(self)
-            return torch_common.tree_map_only(torch.Tensor, _entering, batch)
-
-        return next_batch
-
-    yield torch_common.patch(torch_programs.LOADER_ITERATOR, "__init__", quiet)
-    yield torch_common.patch(torch_programs.LOADER_ITERATOR, "__next__", handing_out)
+    yield torch_common.patch_call(torch_programs.LOADER_ITERATOR, "__init__", run_on_host)
+    yield torch_common.patch_call(torch_programs.LOADER_ITERATOR, "__next__", next_batch)
 
 
 def _entering(tensor: torch.Tensor) -> torch.Tensor:
@@ -53,17 +46,14 @@ def _entering(tensor: torch.Tensor) -> torch.Tensor:
 def trace_patches(notes: MadeUpNotes) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """Let `torch.jit.trace` of a model on the card return what runs it as written."""
 
-    def tracing(original: Callable[..., Any]) -> Callable[..., Any]:
-        def trace(func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if not has_fake_inside((func, example_inputs)):
-                return original(func, example_inputs, *args, **kwargs)
-            notes.note("answered", "torch.jit.trace: the code as it was written")
-            func(*(example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)))
-            return _Untraced(func)
+    def trace(original: Callable[..., Any], func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not has_fake_inside((func, example_inputs)):
+            return original(func, example_inputs, *args, **kwargs)
+        notes.note("answered", "torch.jit.trace: the code as it was written")
+        func(*(example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)))
+        return _Untraced(func)
 
-        return trace
-
-    yield torch_common.patch(torch.jit, "trace", tracing)
+    yield torch_common.patch_call(torch.jit, "trace", trace)
 
 
 class _Untraced:

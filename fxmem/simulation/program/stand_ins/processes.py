@@ -24,24 +24,18 @@ from fxmem.simulation.ranks.world import World
 def process_patches(notes: MadeUpNotes, world: World | None) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """One process on one card: a rank of the world, or the first one, alone in its group."""
 
-    def spawning(original: Callable[..., Any]) -> Callable[..., Any]:
-        def spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
-            number = 0 if world is None else min(world.rank, nprocs - 1)
-            which = "the first runs here, alone" if world is None else f"number {number} runs here"
-            notes.note("answered", f"torch.multiprocessing.spawn of {nprocs}: {which}")
-            fn(number, *args)
+    def spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        number = 0 if world is None else min(world.rank, nprocs - 1)
+        which = "the first runs here, alone" if world is None else f"number {number} runs here"
+        notes.note("answered", f"torch.multiprocessing.spawn of {nprocs}: {which}")
+        fn(number, *args)
 
-        return spawn
-
-    def forwarding(original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-            return self.module(*move_to_card(inputs), **move_to_card(kwargs))
-
-        return forward
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*move_to_card(inputs), **move_to_card(kwargs))
 
     yield _process_of_its_own()
-    yield torch_common.patch(torch.multiprocessing, "spawn", spawning)
-    yield torch_common.patch(torch.nn.DataParallel, "forward", forwarding)
+    yield torch_common.replace(torch.multiprocessing, "spawn", spawn)
+    yield torch_common.replace(torch.nn.DataParallel, "forward", forward)
     if torch.distributed.is_available():
         yield from _distributed(notes, world)
 
@@ -73,28 +67,21 @@ def _shared_states() -> list[dict[str, Any]]:
 def _distributed(notes: MadeUpNotes, world: World | None) -> Iterator[contextlib.AbstractContextManager[Any]]:
     place = world or World(1)
 
-    def beginning(original: Callable[..., Any]) -> Callable[..., Any]:
-        def init_process_group(*args: Any, **kwargs: Any) -> None:
-            which = "a group of one" if world is None else f"rank {place.rank} in a group of {place.size}"
-            notes.note("answered", f"init_process_group: {which} that answers at once")
-            torch_distributed.begin_fake_group(original, place.size, place.rank)
+    def init_process_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        which = "a group of one" if world is None else f"rank {place.rank} in a group of {place.size}"
+        notes.note("answered", f"init_process_group: {which} that answers at once")
+        torch_distributed.begin_fake_group(original, place.size, place.rank)
 
-        return init_process_group
-
-    def counting(original: Callable[..., int]) -> Callable[..., int]:
-        def device_count() -> int:
-            asks_for_all = sys._getframe(1).f_code.co_name == "num_cuda_devices"
-            return int(place.variables["LOCAL_WORLD_SIZE"]) if asks_for_all else original()
-
-        return device_count
+    def device_count(original: Callable[..., int]) -> int:
+        asks_for_all = sys._getframe(2).f_code.co_name == "num_cuda_devices"
+        return int(place.variables["LOCAL_WORLD_SIZE"]) if asks_for_all else original()
 
     # Of a machine's cards a rank finds its own alone, but Lightning compares the devices it is to use with all of them.
-    yield torch_common.patch(torch.cuda, "device_count", counting)
+    yield torch_common.patch_call(torch.cuda, "device_count", device_count)
     yield place.prepared() if world is not None else torch_distributed.group_of_its_own()
     yield torch_distributed.default_device(torch.device("cuda"))
     for owner in (torch.distributed, torch.distributed.distributed_c10d, torch.distributed.device_mesh):
-        yield torch_common.patch(owner, "init_process_group", beginning)
-
+        yield torch_common.patch_call(owner, "init_process_group", init_process_group)
     yield from mail_patches(place.rank, place.mailbox)
 
     class NotedReplica(Replica):
