@@ -17,7 +17,7 @@ from torch.optim.optimizer import _foreach_supported_types as _OPTIMIZER_TYPES
 from torch.utils._foreach_utils import _foreach_supported_types as _UTILITY_TYPES
 from torch.utils.data import dataloader
 
-from fxmem._torch.common import FakeTensor, patch
+from fxmem._torch.common import FakeTensor, patch, patch_call
 from fxmem._torch.wrappers import is_wrapper
 
 LOADER_ITERATOR: Final[Any] = dataloader._BaseDataLoaderIter
@@ -100,11 +100,9 @@ def moving(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     return swap
 
 
-@contextlib.contextmanager
-def observe_moves(make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace `Module._apply`, in which `Module.to` and its kind end (since 0.1), by `make(original)`."""
-    with patch(torch.nn.Module, "_apply", make):
-        yield
+def observe_moves(run: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Call `run(original, module, ...)` for `Module._apply`, in which `Module.to` and its kind end (since 0.1)."""
+    return patch_call(torch.nn.Module, "_apply", run)
 
 
 @contextlib.contextmanager

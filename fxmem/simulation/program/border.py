@@ -13,6 +13,7 @@ Where the target is the CPU, all but integers are fake, so that indices and labe
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from fxmem.simulation.source_lines import variables
 _RANDOM_INTEGERS: Final = ("randint", "randperm", "arange")
 _REGISTER: Final = torch.nn.Module.register_parameter
 _MADE_FROM_NOTHING: Final = frozenset(
-    {"empty", "empty_strided", "rand", "randn", "zeros", "ones", "full", "normal", "new_empty", "new_zeros", "new_ones"}
+    "empty empty_strided rand randn zeros ones full normal new_empty new_zeros new_ones".split()
 )
 
 
@@ -88,10 +89,11 @@ class Border:
     def bring_back(self, result: Any, args: tuple[Any, ...]) -> Any:
         """Make real what an operator on the card returned on the host: `x.cpu()`."""
         if isinstance(result, (list, tuple)):
-            if not any(_is_host_fake(each) for each in result):
+            if not any(_is_fake_on("cpu", each) for each in result):
                 return result
             return type(result)(self.bring_back(each, args) for each in result)
-        if not _is_host_fake(result) or not any(map(_is_card_fake, torch_common.iterate_tensors(args))):
+        from_card = (_is_fake_on("cuda", each) for each in torch_common.iterate_tensors(args))
+        if not _is_fake_on("cpu", result) or not any(from_card):
             return result
         with torch_common.no_modes():
             real = torch.empty_strided(tuple(result.shape), result.stride(), dtype=result.dtype)
@@ -135,12 +137,8 @@ class CardMode(torch_common.FakeMode):  # type: ignore[no-untyped-call]
             self._inside -= 1
 
 
-def _is_host_fake(value: Any) -> bool:
-    return isinstance(value, torch_common.FakeTensor) and value.fake_device.type == "cpu"
-
-
-def _is_card_fake(value: Any) -> bool:
-    return isinstance(value, torch_common.FakeTensor) and value.fake_device.type == "cuda"
+def _is_fake_on(device_type: str, value: Any) -> bool:
+    return isinstance(value, torch_common.FakeTensor) and value.fake_device.type == device_type
 
 
 def _is_building_a_module() -> bool:
@@ -158,12 +156,8 @@ def _is_building_a_module() -> bool:
 
 def _count(args: tuple[Any, ...]) -> int:
     """How many elements a factory of this size makes."""
-    sizes = [each for each in args if isinstance(each, (list, tuple, torch.Size))]
-    count = 1
-    for size in sizes[:1]:
-        for each in size:
-            count *= int(each)
-    return count if sizes else 0
+    size = next((each for each in args if isinstance(each, (list, tuple))), None)
+    return 0 if size is None else math.prod(map(int, size))
 
 
 def move_to_card(value: Any) -> Any:

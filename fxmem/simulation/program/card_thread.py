@@ -94,17 +94,14 @@ class CardThread:
     def pool_patch(self) -> contextlib.AbstractContextManager[Any]:
         """Thread pools work in the thread that hands work in."""
 
-        def submitting(original: Callable[..., Any]) -> Callable[..., Any]:
-            def submit(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-                if not self._is_ours() or pool._initializer is not None:
-                    return original(pool, function, *args, **kwargs)
-                future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-                try:
-                    future.set_result(function(*args, **kwargs))
-                except Exception as error:
-                    future.set_exception(error)
-                return future
+        def submit(original: Any, pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            if not self._is_ours() or pool._initializer is not None:
+                return original(pool, function, *args, **kwargs)
+            future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            try:
+                future.set_result(function(*args, **kwargs))
+            except Exception as error:
+                future.set_exception(error)
+            return future
 
-            return submit
-
-        return torch_common.patch(concurrent.futures.ThreadPoolExecutor, "submit", submitting)
+        return torch_common.patch_call(concurrent.futures.ThreadPoolExecutor, "submit", submit)

@@ -72,8 +72,7 @@ def launch(program: Launch, target: Target, settings: RunSettings, isolation: Is
     check_program(program)
     compiling = read_program_compile(settings.compile)
     launched = _launch(program, target, settings, compiling, isolation)
-    made = None if compiling is None or launched.raised or launched.recorded.shortage else launched.recorded
-    if made is None or compiling is None:
+    if compiling is None or launched.raised or launched.recorded.shortage:
         return launched
 
     def rerun(answers: Answers) -> Answered | None:
@@ -81,9 +80,9 @@ def launch(program: Launch, target: Target, settings: RunSettings, isolation: Is
         other = _launch(program, target, settings, again, isolation)
         return None if other.raised else _find_answered(other.recorded)
 
-    first = _find_answered(made)
+    first = _find_answered(launched.recorded)
     if first.made is not None and first.made.timed:
-        made.note_peaks(answer_all_ways(first, rerun))
+        launched.recorded.note_peaks(answer_all_ways(first, rerun))
     return launched
 
 
@@ -299,10 +298,9 @@ def _as_main(program: Launch) -> Iterator[None]:
 def _print_traceback(error: Exception) -> None:
     """Print the error as Python does, without the frames that run and watch the program."""
     told = traceback.TracebackException.from_exception(error)
-    told.stack = traceback.StackSummary.from_list([each for each in told.stack if not _is_ours(each.filename)])
+    shown = [each for each in told.stack if not each.filename.startswith(_OURS)]
+    runpy_files = ("runpy", "runpy.py")  # frozen in Python, or a file of its library
+    shown = [each for each in shown if not os.path.basename(each.filename).removesuffix(">").endswith(runpy_files)]
+    told.stack = traceback.StackSummary.from_list(shown)
     told.__cause__ = None if isinstance(error, torch.cuda.OutOfMemoryError) else told.__cause__
     print("".join(told.format()), end="", file=sys.stderr)
-
-
-def _is_ours(file: str) -> bool:
-    return file.startswith(_OURS) or os.path.basename(file).removesuffix(">").endswith(("runpy", "runpy.py"))

@@ -80,6 +80,8 @@ class RecordedCode(Subject):
         self.rounds = Rounds(self.roots, self._live, self.memory, enough=enough, max_operators=max_operators)
         self._reads = TensorReads(self._border, self.notes, device)
         self._isolation = isolation or Isolation()
+        self._moves = 0
+        """How many moves of modules are under way, each within the one before."""
         self._checkpoints = Checkpoints(self.notes, device, self._isolation)
 
     def record(self, recording: Recording) -> None:
@@ -152,44 +154,33 @@ class RecordedCode(Subject):
         yield from loader_patches(self._border, on_card=on_card)
         yield from trace_patches(self.notes)
         yield self._thread.pool_patch()
-        yield torch_programs.observe_moves(self._moving)
-        yield torch_common.patch(torch.nn.Module, "__setstate__", self._copying)
+        yield torch_programs.observe_moves(self._move)
+        yield torch_common.patch_call(torch.nn.Module, "__setstate__", self._copy)
         if self.memory is not None and target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
             yield from stand_ins(self.memory, target.capability, self._thread)
             yield from nvidia_smi_patches(self.memory, target, self.notes)
-
         if on_card or world is not None:
             yield from process_patches(self.notes, world)
 
-    def _moving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _move(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """`Module.to` and its kind: what has come to the target is a root, its recurrent weights are one block."""
-        depth = 0
+        self._moves += 1
+        try:
+            with self.recording.tracer.write_nothing():
+                moved = original(module, *args, **kwargs)
+        finally:
+            self._moves -= 1
+        if not self._moves and has_target_tensors(module, self.recording.device.type):
+            self.roots.note_move(module)
+            flatten_rnn_weights(module)
+        return moved
 
-        def apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            nonlocal depth
-            depth += 1
-            try:
-                with self.recording.tracer.write_nothing():
-                    moved = original(module, *args, **kwargs)
-            finally:
-                depth -= 1
-            if not depth and has_target_tensors(module, self.recording.device.type):
-                self.roots.note_move(module)
-                flatten_rnn_weights(module)
-            return moved
-
-        return apply
-
-    def _copying(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _copy(self, original: Callable[..., None], module: torch.nn.Module, state: Any) -> None:
         """`copy.deepcopy`: a copy that is averaged or kept is a root, too."""
-
-        def set_state(module: torch.nn.Module, state: Any) -> None:
-            original(module, state)
-            if has_target_tensors(module, self.recording.device.type):
-                self.roots.note_move(module)
-
-        return set_state
+        original(module, state)
+        if has_target_tensors(module, self.recording.device.type):
+            self.roots.note_move(module)
 
     # --- what is observed ---------------------------------------------------------------------------------------------
 

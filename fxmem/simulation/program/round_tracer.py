@@ -113,10 +113,8 @@ class RoundTracer(ProgramTracer):
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function or method that the program calls."""
-        if not (self._everything or _names_card(function, args, kwargs) or has_fake(args) or has_fake(kwargs)):
-            run = self._program.find_replacement(function) or function
-            return run(*args, **kwargs)
-        if function in _NO_CALLS or (not self._writer.stack and function in _BETWEEN):
+        on_target = self._everything or _names_card(function, args, kwargs) or has_fake(args) or has_fake(kwargs)
+        if not on_target or function in _NO_CALLS or (not self._writer.stack and function in _BETWEEN):
             run = self._program.find_replacement(function) or function
             return run(*args, **kwargs)
         result = super().call_torch(function, args, kwargs)

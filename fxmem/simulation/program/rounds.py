@@ -247,10 +247,10 @@ class Rounds(RoundRule):
     def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
         """Whether a round has the highest peak so far; of equals the later one, which is the steadier: in the first,
         optimizers make their state. One that allocates the same as the round shown is not looked at again."""
-        shown = self.shown
-        if shown is None or record.requested_bytes != shown.record.requested_bytes:
-            return shown is None or record.requested_bytes > shown.record.requested_bytes
-        return sizes != shown.sizes
+        if self.shown is None:
+            return True
+        highest = self.shown.record.requested_bytes
+        return record.requested_bytes > highest or (record.requested_bytes == highest and sizes != self.shown.sizes)
 
     def _start(self) -> None:
         self._recording.begin()
