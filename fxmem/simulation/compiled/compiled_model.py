@@ -13,8 +13,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import triton as torch_triton
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
-from fxmem.simulation.compiled.compiled_code import CompiledCode
-from fxmem.simulation.compiled.compiler import differentiate_joint_graphs
+from fxmem.simulation.compiled.compiled_code import CompiledCode, differentiate_joint_graphs
 from fxmem.simulation.compiled.tracer import KernelTracer
 
 
@@ -27,27 +26,26 @@ class CompiledModel(CompiledCode):
     def make_tracer(self, root: torch.nn.Module) -> KernelTracer:
         """The tracer that follows the launches of this module."""
         self.recording.nodes.saves_by_launch = True
-        self.kernels = self._compiler.kernels = KernelTracer(root, self.recording.nodes)
+        self.kernels = KernelTracer(root, self.recording.nodes)
         return self.kernels
 
     def wrap(self, model: torch.nn.Module) -> Any:
         """The compiled model, which the step calls in the place of the model."""
-        compiler, settings = self._compiler, self._compiler.settings
-        if not settings.as_is:
-            return _Root(model, compiler.compile_module(model, self._options), self)
+        if not self._settings.as_is:
+            return _Root(model, self.compile_module(model, self._options), self)
         called: Any = model
-        for path, chosen in settings.parts.items():
+        for path, chosen in self._settings.parts.items():
             if not path:
-                called = compiler.compile_module(model, chosen or {})
+                called = self.compile_module(model, chosen or {})
             else:
-                backend = functools.partial(compiler.compile, options=chosen or {})
+                backend = functools.partial(self.compile, options=chosen or {})
                 torch_dynamo.compile_part(model.get_submodule(path), backend, in_place=chosen is None)
         return _Root(model, called, self)
 
     @contextlib.contextmanager
     def observe(self) -> Iterator[None]:
         """The compiler's surroundings; operators are observed in `observe_run`."""
-        with self._compiler.answers(), self._compiler.surroundings():
+        with self.answers(), self.surroundings():
             yield
 
     @contextlib.contextmanager
@@ -63,7 +61,7 @@ class CompiledModel(CompiledCode):
             ):
                 yield
             self.is_compiling = False
-            self._compiler.note_numbers(log, collects=True)
+            self.note_numbers(log, collects=True)
             return
         with (
             recording.recorder,

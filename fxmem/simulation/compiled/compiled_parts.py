@@ -18,11 +18,11 @@ from fxmem._torch import common as torch_common
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.records.parts import CompileSettings
-from fxmem.records.profile import Target
-from fxmem.simulation.compiled.compiled_code import CompiledCode
-from fxmem.simulation.compiled.compiler import differentiate_joint_graphs
-from fxmem.simulation.compiled.part_kernels import PartKernels
-from fxmem.simulation.observe.fx_tracer import Listener
+from fxmem.records.profile import Phase, Target
+from fxmem.simulation.compiled.compiled_code import CompiledCode, differentiate_joint_graphs
+from fxmem.simulation.compiled.tracer import KernelTracer
+from fxmem.simulation.observe.fx_tracer import Listener, ProgramTracer
+from fxmem.simulation.observe.node_ledger import NodeLedger
 from fxmem.simulation.ranks import find_blocks
 
 
@@ -49,8 +49,7 @@ class CompiledParts(CompiledCode):
     def attach(self) -> None:
         """Follow the launches among the nodes of the tracer."""
         recording = self.recording
-        kernels = PartKernels(recording.tracer, recording.subject.find_class, recording.nodes)
-        self.kernels = self._compiler.kernels = kernels
+        self.kernels = PartKernels(recording.tracer, recording.subject.find_class, recording.nodes)
 
     def restart(self) -> None:
         """Follow launches in the new graph."""
@@ -58,14 +57,14 @@ class CompiledParts(CompiledCode):
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Compile what its author has compiled, or else the repeated blocks; of a model without any, the whole."""
-        settings = self._compiler.settings
+        settings = self._settings
         parts = {path: (chosen or {}, chosen is None) for path, chosen in settings.parts.items()}
         if not settings.as_is:
             names = {module: path for path, module in model.named_modules()}
             parts = {names[block]: (self._options, True) for block in find_blocks(model) or [model]}
         backends: dict[str, Callable[..., Any]] = {}  # of one, dynamo compiles blocks that are alike once
         for path, (chosen, in_place) in parts.items():
-            made = functools.partial(self._compiler.compile, options=chosen)
+            made = functools.partial(self.compile, options=chosen)
             backend = backends.setdefault(repr(chosen), made)
             part = model.get_submodule(path)
             torch_dynamo.compile_part(part, backend, in_place=in_place, dynamic=settings.dynamic)
@@ -89,7 +88,7 @@ class CompiledParts(CompiledCode):
     def _observe_compiled(self) -> Iterator[None]:
         engine, on_card = self.recording.engine, self.recording.target.device == "cuda"
         with (
-            self._compiler.surroundings(self._make_buffer),
+            self.surroundings(self._make_buffer),
             torch_inductor.without_graph_task(engine.release_unpacked, lambda: engine.keeps_graph),
             torch_inductor.no_device_guard() if on_card else contextlib.nullcontext(),
             torch_dynamo.observe_compiled_calls(self._enter_call, self._leave_call, self._compile, self._unpatched),
@@ -138,11 +137,11 @@ class CompiledParts(CompiledCode):
                 torch_common.no_modes(),
                 self.recording.fakes,
                 differentiate_joint_graphs(),
-                self._compiler.answers(),
+                self.answers(),
                 torch_dynamo.observe_optimizer_state(observed),
             ):
                 yield
-                self._compiler.note_numbers(self.recording.log)  # here, where nothing observes how they are found
+                self.note_numbers(self.recording.log)  # here, where nothing observes how they are found
         finally:
             self.is_compiling = before
 
@@ -160,3 +159,52 @@ class CompiledParts(CompiledCode):
     def observe_backward(self) -> contextlib.AbstractContextManager[None]:
         """No listener follows what the backward of a compiled graph calls."""
         return torch_common.without_function_modes(Listener)
+
+
+class PartKernels(KernelTracer):
+    """Writes launches among the nodes of a program.
+
+    Args:
+        around: the tracer of what is not compiled.
+        find_class: the class of the module with a path; None for none.
+        nodes: the program's ledger.
+    """
+
+    def __init__(
+        self, around: ProgramTracer, find_class: Callable[[str], type[torch.nn.Module] | None], nodes: NodeLedger
+    ) -> None:
+        self._around = around
+        self._class_of = find_class
+        super().__init__(torch.nn.Module(), nodes)
+
+    def restart(self) -> None:
+        """Begin another graph, which the tracer around has begun."""
+        super().restart()
+        writer = self._around.writer
+        self.graph, self.nodes, self.sources = writer.graph, writer.nodes, writer.sources
+        writer.find_maker = self._find_launch
+
+    @property
+    def runs_compiled(self) -> bool:
+        """Whether compiled code runs, or a backward, which may be its own."""
+        return self.is_inside or self._log.phase is Phase.BACKWARD
+
+    def _writes_nodes(self) -> bool:
+        return self.is_inside and self._around.writes and self._log.phase in (Phase.FORWARD, Phase.EVALUATION)
+
+    def _find_class(self, path: str) -> type[torch.nn.Module] | None:
+        return self._class_of(path)
+
+    @property
+    def _path(self) -> str:
+        return self._around.path
+
+    def _known_module(self, path: str) -> str:
+        return super()._known_module(".".join(part for part in (self._path, path) if part))
+
+    def _find_launch(self, tensor: torch.Tensor) -> torch.fx.Node | None:
+        storage = self._log.note_storage(tensor)
+        return None if storage is None else self._maker.get(storage)
+
+    def _find_maker(self, tensor: torch.Tensor) -> torch.fx.Node | None:
+        return self._around.writer.find_node(tensor) or self._find_launch(tensor)
