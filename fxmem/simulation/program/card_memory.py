@@ -1,4 +1,4 @@
-"""The memory of the pretended card while a program runs on it: what `torch.cuda.memory_*` answers meanwhile.
+"""The memory of a program while it runs: of its pretended card, as `torch.cuda.memory_*` answers, and what is alive.
 
 The caching allocator is driven by the program's own requests as they come, so its history is the program's: set-up,
 first step, evaluation.
@@ -15,9 +15,10 @@ import torch
 
 from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, conv_workspaces
 from fxmem.memory.allocator import CachingAllocator, OutOfMemory, Stats, read_settings
-from fxmem.records.profile import Target
+from fxmem.records.profile import Phase, Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.kernel_settings import chosen_cudnn
+from fxmem.simulation.observe.event_log import LoggedOp, StepLog
 from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.source_lines import program_place
 
@@ -231,6 +232,53 @@ class CardMemory(Observer):
             f"{format_bytes(stats.reserved_bytes.current - stats.allocated_bytes.current)} is reserved by PyTorch but "
             f"unallocated. Predicted by fxmem for {self._target.name}: no card was used."
         )
+
+
+class LiveBytes(Observer):
+    """The bytes requested and not freed; listens to a log."""
+
+    log: StepLog
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.clear_highest()
+
+    def clear_highest(self) -> None:
+        """Let the most begin anew at what is alive now."""
+        self.highest, self.phase, self.place = self.now, Phase.FORWARD, ""
+        """The most, and where the program was then."""
+
+    def on_storage(self, index: int, nbytes: int, stream: int) -> None:
+        """A storage is allocated."""
+        self.now += nbytes
+        self._watch(self.now)
+
+    def on_free(self, index: int) -> None:
+        """A storage was freed."""
+        self.now -= self.log.storages[index].nbytes
+
+    def pass_through(self, op: LoggedOp, hidden: HiddenMemory) -> None:
+        """Note the most that was alive within an operator: its kernel has buffers for itself."""
+        storages = self.log.storages
+        first = next((i for i in reversed(range(len(storages))) if storages[i].birth < op.begin), -1) + 1
+        made = [0 if each.death is not None else each.nbytes for each in storages[first:]]
+        live, most, own = self.now - sum(made), self.now, dict[str, int]()
+        results = iter(made)
+        for event in hidden.events:
+            if event.action == "output":
+                live += next(results, 0)
+            elif event.action == "free":
+                live -= own.pop(event.name, 0)
+            elif event.nbytes:
+                own[event.name] = event.nbytes
+                live += event.nbytes
+            most = max(most, live)
+        self._watch(max(most, live + sum(results)))
+
+    def _watch(self, live: int) -> None:
+        if live > self.highest:
+            self.highest, self.phase = live, self.log.phase
+            self.place = program_place(sys._getframe(2))
 
 
 def describe_shortage(complaint: str, place: str) -> str:

@@ -240,7 +240,8 @@ def run_as_main(
     program = started.program
     check_program(program)
     with (
-        _as_main(program),
+        torch_common.replace(sys, "argv", [program.program, *program.arguments]),
+        torch_common.replace(sys, "path", [_first_folder(program), *sys.path]),
         torch_common.set_environment({**started.environment, **(place or {})}),
         contextlib.redirect_stdout(sys.stderr),
     ):
@@ -280,19 +281,6 @@ def _forget_modules(program: Launch) -> Iterator[None]:
 def _first_folder(program: Launch) -> str:
     """The folder in which Python looks for the program's modules first."""
     return os.getcwd() if program.is_module else os.path.dirname(os.path.abspath(program.program))
-
-
-@contextlib.contextmanager
-def _as_main(program: Launch) -> Iterator[None]:
-    """`sys.argv` and `sys.path` are the program's."""
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [program.program, *program.arguments]
-    sys.path.insert(0, _first_folder(program))
-    try:
-        yield
-    finally:
-        sys.argv = argv
-        sys.path[:] = path
 
 
 def _print_traceback(error: Exception) -> None:

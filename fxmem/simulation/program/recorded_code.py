@@ -19,22 +19,20 @@ from fxmem.hardware.workspaces import Seen
 from fxmem.records.names import GRAPH_POOL, MAX_OPERATORS, OWN_LOSS, Mode
 from fxmem.records.profile import Phase, ProgramRun, Step, Target
 from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.asked.values import MadeUpValues
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.program.border import Border, CardMode
-from fxmem.simulation.program.card_memory import CardMemory
-from fxmem.simulation.program.card_operators import CardOperators, MadeUpValues
+from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.card_thread import CardThread
-from fxmem.simulation.program.live_bytes import LiveBytes
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
 from fxmem.simulation.program.rounds import FinishedRound, Rounds, find_growth
 from fxmem.simulation.program.sandbox.isolation import Isolation
 from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.program.stand_ins.cuda import stand_ins
-from fxmem.simulation.program.stand_ins.host import loader_patches, trace_patches
+from fxmem.simulation.program.stand_ins.host import loader_patches, process_patches, trace_patches
 from fxmem.simulation.program.stand_ins.nvidia_smi import nvidia_smi_patches
-from fxmem.simulation.program.stand_ins.processes import process_patches
 from fxmem.simulation.program.tensor_reads import TensorReads
 from fxmem.simulation.recording import FinishedRun, Recording, Subject, device_of
 
@@ -70,12 +68,11 @@ class RecordedCode(Subject):
         self._made_up = MadeUpValues(self.notes)
         super().__init__(self._made_up)
         on_card, device = target.device == "cuda", device_of(target)
-        self._border = Border(on_card=on_card)
         self._thread = CardThread()
         self.memory = CardMemory(target, os.environ, raises=raises) if on_card else None
+        self._border = Border(self.memory)
+        self.parts = (self._border,)
         self._live = LiveBytes()
-        self._operators = CardOperators(self._border, self.memory)
-        self.parts = (self._operators,)
         self.roots = Roots(prepare)
         self.rounds = Rounds(self.roots, self._live, self.memory, enough=enough, max_operators=max_operators)
         self._reads = TensorReads(self._border, self.notes, device)
@@ -102,7 +99,7 @@ class RecordedCode(Subject):
         """A log that tells the card's allocator of each storage, and counts what is alive."""
         observers = (self._live,) if self.memory is None else (self.memory, self._live)
         log = StepLog(device, counts=self._counts, keeps_outputs=True, observers=observers)
-        self._live.log = self._operators.log = log
+        self._live.log = self._border.log = log
         return log
 
     def _counts(self, tensor: torch.Tensor) -> bool:

@@ -22,8 +22,7 @@ from fxmem.errors import AnalysisError
 from fxmem.records.profile import Kind, Phase, Profile, Round
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.profile_builder import build_profile
-from fxmem.simulation.program.card_memory import CardMemory
-from fxmem.simulation.program.live_bytes import LiveBytes
+from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.recording import Recording
 from fxmem.simulation.residents import name_modules, name_optimizer_state

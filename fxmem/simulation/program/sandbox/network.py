@@ -33,9 +33,7 @@ _ASKS: Final = ("/paths-info/", "/info/lfs/objects/batch")
 """Parts of addresses that are posted to in order to download (huggingface_hub, git lfs)."""
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 _OFFLINE: Final = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "COMET_START_ONLINE": "0"}
-_UPLOADERS: Final = frozenset(
-    ("aws", "azcopy", "dvc", "gcloud", "gsutil", "mc", "rclone", "s3cmd", "s5cmd", "sftp", "ssh")
-)
+_UPLOADERS: Final = frozenset("aws azcopy dvc gcloud gsutil mc rclone s3cmd s5cmd sftp ssh".split())
 _COPIERS: Final = ("rsync", "scp")
 """Send where an argument names another machine, `host:path`."""
 _UPLOADS: Final = {
@@ -43,10 +41,7 @@ _UPLOADS: Final = {
     "hf": {"upload", "upload-large-folder", "repo", "repos"},
     "huggingface-cli": {"upload", "upload-large-folder", "repo"},
     "wandb": {"sync"},
-    "curl": {
-        *("-d", "--data", "--data-binary", "--data-raw", "-F", "--form", "--json", "-T", "--upload-file"),
-        *("POST", "PUT", "-XPOST", "-XPUT"),
-    },
+    "curl": set("-d --data --data-binary --data-raw -F --form --json -T --upload-file POST PUT -XPOST -XPUT".split()),
 }
 """By tool, words with which it sends."""
 _HUB_CHANGES: Final = (
