@@ -29,6 +29,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch.compiler.inlined import outside_compiler
 from fxmem.errors import forget_frames
+from fxmem.simulation.asked.bounded_shapes import Note
 
 aten = torch.ops.aten
 
@@ -225,11 +226,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 
 
 def recover(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    mode: torch_common.FakeTensorMode,
-    note: Callable[[Any], None],
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: torch_common.FakeTensorMode, note: Note
 ) -> tuple[bool, Any]:
     """(whether known, result) of an op that a FakeTensor cannot answer: the number itself, or fakes of the true shape
     where the op's tensors are.
@@ -269,9 +266,7 @@ def _places(
         return torch.empty(mask.dim(), count, dtype=torch.int64, device=device).t()
 
 
-def _select_masked(
-    func: Any, args: tuple[Any, ...], mode: torch_common.FakeTensorMode, note: Callable[[Any], None]
-) -> tuple[bool, Any]:
+def _select_masked(func: Any, args: tuple[Any, ...], mode: torch_common.FakeTensorMode, note: Note) -> tuple[bool, Any]:
     """`x[mask]` and `x.masked_select(mask)`, where the mask is known."""
     if func not in (aten.index.Tensor, aten.masked_select.default):
         return False, None

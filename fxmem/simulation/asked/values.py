@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.simulation.asked import known_values
-from fxmem.simulation.asked.bounded_shapes import bound_result
+from fxmem.simulation.asked.bounded_shapes import Note, bound_result
 from fxmem.simulation.asked.checks import find_going_on_value, find_passing_value
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.asked.real_reads import RealReads
@@ -51,12 +50,7 @@ class Values:
         return NotImplemented
 
     def answer(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        fakes: torch_common.FakeTensorMode,
-        note: Callable[[Any], None],
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: torch_common.FakeTensorMode, note: Note
     ) -> Any:
         """The result of an operator that hangs on values which a fake has not; NotImplemented where there is none.
 
@@ -72,7 +66,8 @@ class Values:
             passes = self._find_condition()
             if passes is not None:
                 return passes
-        bound = bound_result(func, args, kwargs, fakes, note, distinct=self.takes_all_distinct)
+        with fakes:
+            bound = bound_result(func, args, kwargs, note, distinct=self.takes_all_distinct)
         if bound is None:
             return self._make_up(func, args)
         result, what = bound

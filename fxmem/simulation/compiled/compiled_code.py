@@ -30,7 +30,6 @@ from fxmem.simulation import flops
 from fxmem.simulation.compiled.tracer import KernelTracer
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
-from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.observe.op_recorder import OpRecorder, Run
 from fxmem.simulation.recording import EagerCode
@@ -134,7 +133,7 @@ class CompiledCode(EagerCode):
                 return model(inputs)
             self._cuda_graphs.add(id(model))
             self._random_state = self._random_state or kernels.make_random_state()
-            with kernels.graph_pool():
+            with self.recording.log.streams.graph_pool():
                 tensors = [i for i, each in enumerate(inputs) if isinstance(each, torch.Tensor) and i not in static]
                 moving = [i for i in tensors if not kernels.is_in_graph_pool(inputs[i])]
                 kernels.copy_inputs(inputs, moving)
@@ -198,7 +197,7 @@ class CompiledCode(EagerCode):
         with torch_common.replace(torch.nn.functional, "scaled_dot_product_attention", attend):
             return torch_inductor.compile_fx(graph, inputs, options)
 
-    def note_numbers(self, log: StepLog, *, collects: bool = False) -> None:
+    def note_numbers(self, *, collects: bool = False) -> None:
         """Log the numbers that dynamo keeps.
 
         On the CPU they are in the step's own memory. With `collects`, garbage is collected before; in a round of a
@@ -206,7 +205,7 @@ class CompiledCode(EagerCode):
         """
         if self._target.device == "cpu":
             for number in self._numbers.alive(collects=collects):
-                log.resident(number, Kind.BUFFER, "number in dynamo's graph")
+                self.recording.log.resident(number, Kind.BUFFER, "number in dynamo's graph")
 
     def describe(self) -> CompileRecord:
         """What came of it."""

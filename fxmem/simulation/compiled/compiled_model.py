@@ -61,7 +61,7 @@ class CompiledModel(CompiledCode):
             ):
                 yield
             self.is_compiling = False
-            self.note_numbers(log, collects=True)
+            self.note_numbers(collects=True)
             return
         with (
             recording.recorder,

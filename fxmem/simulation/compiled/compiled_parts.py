@@ -141,7 +141,7 @@ class CompiledParts(CompiledCode):
                 torch_dynamo.observe_optimizer_state(observed),
             ):
                 yield
-                self.note_numbers(self.recording.log)  # here, where nothing observes how they are found
+                self.note_numbers()  # here, where nothing observes how they are found
         finally:
             self.is_compiling = before
 

@@ -91,10 +91,6 @@ class KernelTracer:
 
     # --- CUDA graphs --------------------------------------------------------------------------------------------------
 
-    def graph_pool(self) -> contextlib.AbstractContextManager[None]:
-        """What is allocated inside is a CUDA graph's."""
-        return self._log.streams.graph_pool()
-
     def make_random_state(self) -> list[torch.Tensor]:
         """Seed and offset that CUDA graphs read (`CUDAGeneratorState::register_graph`, cuda/CUDAGeneratorImpl.cpp)."""
         with self._log.streams.graph_stream():

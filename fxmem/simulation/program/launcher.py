@@ -40,6 +40,8 @@ from fxmem.simulation.ranks.mailbox import Mailbox, MissingMail
 from fxmem.simulation.ranks.world import World
 from fxmem.simulation.round_rule import Enough
 
+_Around = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Makes what a program runs inside."""
 _OURS = os.path.dirname(fxmem.__file__) + os.sep
 
 
@@ -70,6 +72,7 @@ def launch(program: Launch, target: Target, settings: RunSettings, isolation: Is
         AnalysisError: ranks wait for each other.
     """
     check_program(program)
+    isolation = isolation or Isolation()
     compiling = read_program_compile(settings.compile)
     launched = _launch(program, target, settings, compiling, isolation)
     if compiling is None or launched.raised or launched.recorded.shortage:
@@ -92,7 +95,7 @@ def launch_apart(
     settings: RunSettings,
     isolation: IsolationSettings,
     *,
-    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    around: _Around = contextlib.nullcontext,
     output: Path | None = None,
 ) -> ReportedStep:
     """Run a program as `launch` does, in a process apart from the user's files.
@@ -119,13 +122,7 @@ def launch_apart(
     return ReportedStep(report)
 
 
-def _report(
-    program: Launch,
-    target: Target,
-    settings: RunSettings,
-    around: Callable[[], contextlib.AbstractContextManager[Any]],
-    isolation: Isolation,
-) -> str:
+def _report(program: Launch, target: Target, settings: RunSettings, around: _Around, isolation: Isolation) -> str:
     """Run a program; its report as JSON."""
     with around():
         return launch(program, target, settings, isolation).recorded.to_json()
@@ -144,11 +141,7 @@ def _find_answered(recorded: RecordedProgram) -> Answered:
 
 
 def _launch(
-    program: Launch,
-    target: Target,
-    settings: RunSettings,
-    compiling: CompileSettings | None,
-    isolation: Isolation | None,
+    program: Launch, target: Target, settings: RunSettings, compiling: CompileSettings | None, isolation: Isolation
 ) -> LaunchResult:
     """As `launch`, with one answer to what the compiler decides by timing."""
     mailbox = Mailbox()
@@ -169,7 +162,7 @@ def _launch(
                 )
                 with recording as recorded:
                     raised = False
-                    raised = _run_recorded(program, recorded, world, settings.watch)
+                    raised = _run_recorded(program, recorded, world, settings)
                 return LaunchResult(recorded, raised)
             except MissingMail as missing:
                 with mailbox.awaiting(missing.source, rank):
@@ -193,15 +186,10 @@ class _RankFailedError(Exception):
         self.launched = launched
 
 
-def _run_recorded(
-    program: Launch,
-    recorded: RecordedProgram,
-    world: World | None,
-    watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]],
-) -> bool:
+def _run_recorded(program: Launch, recorded: RecordedProgram, world: World | None, settings: RunSettings) -> bool:
     """Run a program as the rank of a world; whether it ended with an error of its own."""
     try:
-        with watch(recorded), contextlib.nullcontext() if world is None else _forget_modules(program):
+        with settings.watch(recorded), contextlib.nullcontext() if world is None else _forget_modules(program):
             run_as_main(program, recorded.note_answer, {} if world is None else world.variables)
     except (Enough, KeyboardInterrupt, FxmemError):
         raise

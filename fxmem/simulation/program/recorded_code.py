@@ -27,7 +27,7 @@ from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.card_thread import CardThread
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
-from fxmem.simulation.program.rounds import FinishedRound, Rounds, find_growth
+from fxmem.simulation.program.rounds import IsEnough, Rounds, find_growth
 from fxmem.simulation.program.sandbox.isolation import Isolation
 from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.program.stand_ins.cuda import stand_ins
@@ -58,7 +58,7 @@ class RecordedCode(Subject):
         *,
         name: str = "program",
         raises: bool = True,
-        enough: Callable[[Sequence[FinishedRound]], bool] = lambda rounds: False,
+        enough: IsEnough = lambda rounds: False,
         max_operators: int = MAX_OPERATORS,
         prepare: Callable[[str, torch.nn.Module], None] | None = None,
         isolation: Isolation | None = None,

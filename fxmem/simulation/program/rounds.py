@@ -48,6 +48,10 @@ class FinishedRound:
         return self.sizes == before.sizes and self.record.retained_bytes == before.record.retained_bytes
 
 
+IsEnough = Callable[[Sequence[FinishedRound]], bool]
+"""Asked after each round, with all of them, whether the program has run long enough."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ShownRound(FinishedRound):
     """The round with the highest peak."""
@@ -81,13 +85,7 @@ class Rounds(RoundRule):
     """
 
     def __init__(
-        self,
-        roots: Roots,
-        live: LiveBytes,
-        memory: CardMemory | None,
-        *,
-        enough: Callable[[Sequence[FinishedRound]], bool],
-        max_operators: int,
+        self, roots: Roots, live: LiveBytes, memory: CardMemory | None, *, enough: IsEnough, max_operators: int
     ) -> None:
         super().__init__()
         self._roots = roots

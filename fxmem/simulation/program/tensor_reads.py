@@ -58,14 +58,12 @@ class TensorReads:
         except TypeError:  # not hashable
             return None
 
-    def _number(self, tensor: Tensor) -> tuple[Any, bool]:
+    def _number(self, tensor: Any) -> tuple[Any, bool]:
         """The number of a tensor of one element, and whether it is known."""
         known = known_values.find_value(tensor)
         if known is not None:
             return known.item(), True
-        constant = tensor.constant if isinstance(tensor, torch_common.FakeTensor) else None
-        number = tensor.item()
-        return number, constant is not None
+        return tensor.item(), tensor.constant is not None
 
     def _item(self, tensor: Tensor) -> Any:
         number, is_known = self._number(tensor)

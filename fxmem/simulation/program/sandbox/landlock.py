@@ -45,8 +45,7 @@ def refuse_writes(outside: Iterable[str]) -> None:
                     _call(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
                 finally:
                     os.close(descriptor)
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
         _call(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
@@ -74,11 +75,11 @@ class Redirect:
         """What the program runs inside."""
         ways: dict[str, Callable[..., Any]] = {
             **dict.fromkeys(_READING, functools.partial(self._with_path, self.find)),
-            **dict.fromkeys(_CHANGING, functools.partial(self._with_path, self.claim)),
+            **dict.fromkeys(_CHANGING, functools.partial(self._with_path, self._claim)),
             **dict.fromkeys(_MAKING, functools.partial(self._with_path, self._claim_new)),
             **{name: functools.partial(self._with_path, functools.partial(self._drop, name)) for name in _REMOVING},
             **dict.fromkeys(("rename", "replace"), self._move),
-            "link": functools.partial(self._link, self.claim),
+            "link": functools.partial(self._link, functools.partial(self._place, self._claim)),
             "symlink": functools.partial(self._link, lambda path: path),
             "open": self._open_descriptor,
             "listdir": self._listdir,
@@ -116,28 +117,31 @@ class Redirect:
     def place_to_read(self, path: Any) -> Any:
         """The place of a path, for a library that reads by itself."""
         with self.pause():
-            return self.find(path)
+            return self._place(self.find, path)
 
     def place_to_write(self, path: Any) -> Any:
         """The place of a path, for a library that writes by itself; what was there before is not kept."""
         with self.pause():
-            return self.claim(path, keep=False)
+            return self._place(self._replace, path)
 
     # --- where a path leads -------------------------------------------------------------------------------------------
 
-    def find(self, path: Any, dir_fd: int | None = None) -> Any:
-        """The place of a path that is read: where it was written to, else the path itself."""
+    def _place(self, find: Callable[[str], str], path: Any, dir_fd: int | None = None) -> Any:
+        """The place that `find` has for the path a program means; the path itself where that is redirected nowhere."""
         known = self._name(path, dir_fd)
-        if known is None:
-            return path
+        return path if known is None else find(known)
+
+    def find(self, known: str) -> str:
+        """The place of an absolute path that is read: where it was written to, else the path itself."""
         place = self.folder + known
         return place if os.path.lexists(place) or self._is_removed(known) else known
 
-    def claim(self, path: Any, dir_fd: int | None = None, *, keep: bool = True) -> Any:
+    def _replace(self, known: str) -> str:
+        """The place of a path that is written anew."""
+        return self._claim(known, keep=False)
+
+    def _claim(self, known: str, *, keep: bool = True) -> str:
         """The place of a path that is written: in the folder; what was there before is copied there, if it is kept."""
-        known = self._name(path, dir_fd)
-        if known is None:
-            return path
         place, parent = self.folder + known, os.path.dirname(known)
         if self._is_made(known):
             return known
@@ -159,18 +163,14 @@ class Redirect:
                 shutil.copy2(known, place, follow_symlinks=False)
         return place
 
-    def _claim_new(self, path: Any, dir_fd: int | None = None) -> Any:
+    def _claim_new(self, known: str) -> str:
         """The place of a path that must not be there yet."""
-        known = self._name(path, dir_fd)
-        if known is not None and not self._is_made(known) and os.path.lexists(self.find(known)):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(path))
-        return self.claim(path, dir_fd)
+        if not self._is_made(known) and os.path.lexists(self.find(known)):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), known)
+        return self._claim(known)
 
-    def _drop(self, name: str, path: Any, dir_fd: int | None = None) -> Any:
+    def _drop(self, name: str, known: str) -> str:
         """The place of a path that is removed: a file that stays is taken for gone."""
-        known = self._name(path, dir_fd)
-        if known is None:
-            return path
         if self._is_made(known):
             self._made.discard(known)
             return known
@@ -178,16 +178,15 @@ class Redirect:
         if not os.path.lexists(self.find(known)):
             return place
         if name == "rmdir" and self._names(known):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.fsdecode(path))
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), known)
         if not os.path.lexists(place):
             self._make_folders(os.path.dirname(known))
             if name == "rmdir":
                 os.mkdir(place)
             elif os.path.isdir(known) and not os.path.islink(known):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(path))
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), known)
             else:
-                with io.FileIO(place, "w"):
-                    pass
+                Path(place).touch()
         self._removed.add(known)
         return place
 
@@ -240,22 +239,23 @@ class Redirect:
     # --- the functions ------------------------------------------------------------------------------------------------
 
     def _with_path(
-        self, place: Callable[..., Any], original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any
+        self, find: Callable[[str], str], original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any
     ) -> Any:
         """A function whose first argument is a path."""
-        return original(place(path, dir_fd), *args, **kwargs)
+        return original(self._place(find, path, dir_fd), *args, **kwargs)
 
     def _open(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("opener") is not None:  # opens what it is given by other ways: tempfile's gets a folder
             self._here.is_at_work = False
             return original(file, mode, *args, **kwargs)
+        find = self.find
         if "x" in mode:
-            place = self._claim_new(file)
-        elif set(mode) & set("wa+"):
-            place = self.claim(file, keep="w" not in mode)
-        else:
-            place = self.find(file)
-        return original(place, mode, *args, **kwargs)
+            find = self._claim_new
+        elif "w" in mode:
+            find = self._replace
+        elif "a" in mode or "+" in mode:
+            find = self._claim
+        return original(self._place(find, file), mode, *args, **kwargs)
 
     def _opening_raw(self, original: type[io.FileIO]) -> type[io.FileIO]:
         redirect = functools.partial(self._redirect, self._open)
@@ -273,29 +273,29 @@ class Redirect:
     def _open_descriptor(
         self, original: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
     ) -> Any:
+        find = self.find
         if flags & os.O_CREAT and flags & os.O_EXCL:
-            place = self._claim_new(path, dir_fd)
+            find = self._claim_new
         elif flags & _WRITES:
-            is_there = os.path.exists(self.find(path, dir_fd))
-            place = self.claim(path, dir_fd, keep=not flags & os.O_TRUNC)
+            is_there = os.path.exists(self._place(self.find, path, dir_fd))
+            find = self._replace if flags & os.O_TRUNC else self._claim
             flags |= os.O_CREAT if is_there else 0  # an empty one of ours, in the place of what is cut
-        else:
-            place = self.find(path, dir_fd)
-        return original(place, flags, mode)
+        return original(self._place(find, path, dir_fd), flags, mode)
 
     def _move(
         self, original: Any, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
     ) -> None:
-        place, known = self.find(src, src_dir_fd), self._name(src, src_dir_fd)
-        if known is not None and os.path.isdir(place) and not os.path.islink(place):
+        known = self._name(src, src_dir_fd)
+        place = src if known is None else self.find(known)
+        if known is None or not os.path.lexists(place):
+            original(place, dst)
+            return
+        if os.path.isdir(place) and not os.path.islink(place):
             self._here.is_at_work = False  # each file of the folder by itself
             shutil.copytree(src, dst, symlinks=True)
             shutil.rmtree(src)
             return
-        if known is None or not os.path.lexists(place):
-            original(place, dst)
-            return
-        place, target = self.claim(src, src_dir_fd), self.claim(dst, dst_dir_fd, keep=False)
+        place, target = self._claim(known), self._place(self._replace, dst, dst_dir_fd)
         if self._is_made(known):
             shutil.move(place, target)
             self._made.discard(known)
@@ -307,7 +307,7 @@ class Redirect:
         self, find_target: Callable[[Any], Any], original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any
     ) -> None:
         """A symbolic link leads where the program says; of a hard link's file, a copy is linked."""
-        original(find_target(src), self._claim_new(dst, kwargs.pop("dir_fd", None)), *args, **kwargs)
+        original(find_target(src), self._place(self._claim_new, dst, kwargs.pop("dir_fd", None)), *args, **kwargs)
 
     def _listdir(self, original: Any, path: Any = None) -> list[Any]:
         known = self._name(_find_listed(path))
@@ -323,7 +323,8 @@ class Redirect:
             return original(path)
         original(self.find(known)).close()
         shown = known if isinstance(path, int) else os.fspath("." if path is None else path)
-        return _Entries([_Entry(each, shown, self.find(os.path.join(known, each))) for each in self._names(known)])
+        places = {each: self._place(self.find, os.path.join(known, each)) for each in self._names(known)}
+        return _Entries([_Entry(name, shown, place) for name, place in places.items()])
 
     def _is_changed(self, known: str) -> bool:
         """Whether the program sees a folder otherwise than it is."""
