@@ -97,7 +97,7 @@ def _mark_finite(function: Any, everywhere: bool) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         setattr(result, _UNIFORM, everywhere)
         if isinstance(result, torch_common.FakeTensor) and not result.dim():
-            _fill(result, everywhere)
+            fill(result, everywhere)
         return result
 
     return call_and_mark
@@ -112,13 +112,13 @@ def _reduce_uniform(function: Any) -> Callable[..., Any]:
         uniform = True if holds else getattr(args[0] if args else kwargs.get("input"), _UNIFORM, None)
         is_followed = uniform is not None and not (sums and uniform)
         if is_followed and isinstance(result, torch_common.FakeTensor) and not is_known(result):
-            _fill(result, uniform)
+            fill(result, uniform)
         return result
 
     return reduce
 
 
-def _fill(fake: torch.Tensor, number: Any) -> None:
+def fill(fake: torch.Tensor, number: Any) -> None:
     """Attach a value that is the same everywhere."""
     with torch_common.no_modes():
         setattr(fake, VALUE, torch.full(fake.shape, number, dtype=fake.dtype))
@@ -211,7 +211,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         return
     if func in _DRAWS and result.numel() == 1 and torch_common.device_type(result) == "cpu":
         low, high = (args[1:3] + (0.0, 1.0)[len(args) - 1 :]) if func is _UNIFORM_ else (0.0, 1.0)
-        _fill(result, (low + high) / 2)
+        fill(result, (low + high) / 2)
         return
     if not (_is_trackable(result) or _is_of_a_large_input(result, args)) or (
         result.dtype.is_floating_point and _is_factory(func) and torch_common.op_name(func) not in _FLOAT_FACTORIES

@@ -120,8 +120,7 @@ class StopRule:
     def _answer(self, result: Any, value: float) -> Any:
         if isinstance(result, torch_common.FakeTensor) and not known_values.is_known(result):
             self.was_asked = True
-            with torch_common.no_modes():
-                known_values.attach(result, torch.full(result.shape, value, dtype=result.dtype))
+            known_values.fill(result, value)
         return result
 
 

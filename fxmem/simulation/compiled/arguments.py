@@ -53,12 +53,7 @@ def parse_compile(value: Compile) -> CompileSettings | None:
     for name in options:
         if name not in known:
             raise UsageError(f"inductor has no option {name!r}{closest(name, sorted(known))}")
-    return CompileSettings(
-        mode=mode,
-        dynamic=given.get("dynamic"),
-        options=options,
-        activation_memory_budget=share,
-    )
+    return CompileSettings(mode=mode, dynamic=given.get("dynamic"), options=options, activation_memory_budget=share)
 
 
 def read_compile(mode: str | None, options: list[str]) -> CompileSettings | None:

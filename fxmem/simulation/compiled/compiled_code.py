@@ -62,6 +62,7 @@ class CompiledCode(EagerCode):
             )
         torch_dynamo.load_compiler()
         self._target = target
+        self._on_card = target.device == "cuda"
         self._settings = settings
         self._breaks: list[str] = []
         self._timed: Counter[TimedChoice] = Counter()
@@ -107,11 +108,9 @@ class CompiledCode(EagerCode):
         """What the compiler asks while it compiles is answered for the target."""
         with (
             torch_common.replace(torch.nn.functional, "scaled_dot_product_attention", torch_inductor.SDPA),
-            torch_inductor.answer_for_card(self._card_answers())
-            if self._target.device == "cuda"
-            else contextlib.nullcontext(),
+            torch_inductor.answer_for_card(self._card_answers()) if self._on_card else contextlib.nullcontext(),
             torch_inductor.fold_on_cpu(),
-            torch_inductor.copy_constants(self.kernels.note_constant),
+            torch_inductor.copy_constants(self._note_constant),
             torch_inductor.states_in_tensors(),
             torch_timing.decide_timing(self._timing()),
         ):
@@ -140,6 +139,10 @@ class CompiledCode(EagerCode):
                 return model(inputs)
 
         return run
+
+    def _note_constant(self, copy: torch.Tensor) -> None:
+        """Note the copy on the card of a constant that a graph was compiled with."""
+        self.recording.log.resident(copy, Kind.BUFFER, "constant of a compiled graph")
 
     def _note_wrapper(self, wrapper: torch_inductor.Wrapper) -> None:
         self.kernels.wrappers[wrapper.path] = wrapper
@@ -186,13 +189,13 @@ class CompiledCode(EagerCode):
 
         On a card's host nothing is pretended: a graph of the host's tensors alone runs as it was written.
         """
-        on_card, attend = self._target.device == "cuda", card_emulation.attend_on_card
-        if on_card and _is_on_host(graph):
+        if self._on_card and _is_on_host(graph):
             return graph
         self._numbers.note(graph)
         self._given |= {name: repr(options[name]) for name in _SAID if options.get(name)}
-        if not on_card:
+        if not self._on_card:
             return torch_inductor.compile_fx(graph, inputs, options)
+        attend = card_emulation.attend_on_card
         _replace(graph, torch_inductor.SDPA, attend)
         with torch_common.replace(torch.nn.functional, "scaled_dot_product_attention", attend):
             return torch_inductor.compile_fx(graph, inputs, options)
@@ -203,7 +206,7 @@ class CompiledCode(EagerCode):
         On the CPU they are in the step's own memory. With `collects`, garbage is collected before; in a round of a
         program, it lives to the round's end.
         """
-        if self._target.device == "cpu":
+        if not self._on_card:
             for number in self._numbers.alive(collects=collects):
                 self.recording.log.resident(number, Kind.BUFFER, "number in dynamo's graph")
 
@@ -304,5 +307,4 @@ def _replace(graph: torch.fx.GraphModule, function: Callable[..., Any], stand_in
 def _is_on_host(graph: torch.fx.GraphModule) -> bool:
     """Whether all tensors of dynamo's graph, of which there are some, are the host's."""
     values = torch_common.tree_leaves([node.meta.get("example_value") for node in graph.graph.nodes])
-    devices = {value.device.type for value in values if isinstance(value, torch.Tensor)}
-    return devices == {"cpu"}
+    return {value.device.type for value in values if isinstance(value, torch.Tensor)} == {"cpu"}

@@ -64,21 +64,19 @@ class CompiledParts(CompiledCode):
             parts = {names[block]: (self._options, True) for block in find_blocks(model) or [model]}
         backends: dict[str, Callable[..., Any]] = {}  # of one, dynamo compiles blocks that are alike once
         for path, (chosen, in_place) in parts.items():
-            made = functools.partial(self.compile, options=chosen)
-            backend = backends.setdefault(repr(chosen), made)
+            backend = backends.setdefault(repr(chosen), functools.partial(self.compile, options=chosen))
             part = model.get_submodule(path)
             torch_dynamo.compile_part(part, backend, in_place=in_place, dynamic=settings.dynamic)
 
     # --- while the program runs ---------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def environment(self) -> Iterator[None]:
+    def environment(self) -> contextlib.AbstractContextManager[None]:
         """What dynamo is to trace into is looked up here, before any is replaced."""
         functional: Any = torch.nn.functional
         plain = ((torch.nn.Module, "__call__"), (torch.overrides, "has_torch_function"), (functional, "linear"))
         self._plain = [(owner, name, getattr(owner, name)) for owner, name in plain]
         self._plain.append((functional, "scaled_dot_product_attention", torch_inductor.SDPA))
-        yield
+        return super().environment()
 
     def observe(self) -> contextlib.AbstractContextManager[None]:
         """What the program does is observed inside."""
@@ -86,11 +84,11 @@ class CompiledParts(CompiledCode):
 
     @contextlib.contextmanager
     def _observe_compiled(self) -> Iterator[None]:
-        engine, on_card = self.recording.engine, self.recording.target.device == "cuda"
+        engine = self.recording.engine
         with (
             self.surroundings(self._make_buffer),
             torch_inductor.without_graph_task(engine.release_unpacked, lambda: engine.keeps_graph),
-            torch_inductor.no_device_guard() if on_card else contextlib.nullcontext(),
+            torch_inductor.no_device_guard() if self._on_card else contextlib.nullcontext(),
             torch_dynamo.observe_compiled_calls(self._enter_call, self._leave_call, self._compile, self._unpatched),
             self._around_call,
         ):
@@ -174,8 +172,8 @@ class PartKernels(KernelTracer):
         self, around: ProgramTracer, find_class: Callable[[str], type[torch.nn.Module] | None], nodes: NodeLedger
     ) -> None:
         self._around = around
-        self._class_of = find_class
         super().__init__(torch.nn.Module(), nodes)
+        self._find_class = find_class
 
     def restart(self) -> None:
         """Begin another graph, which the tracer around has begun."""
@@ -191,9 +189,6 @@ class PartKernels(KernelTracer):
 
     def _writes_nodes(self) -> bool:
         return self.is_inside and self._around.writes and self._log.phase in (Phase.FORWARD, Phase.EVALUATION)
-
-    def _find_class(self, path: str) -> type[torch.nn.Module] | None:
-        return self._class_of(path)
 
     @property
     def _path(self) -> str:

@@ -11,7 +11,7 @@ import itertools
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,7 +43,9 @@ class KernelTracer:
     def __init__(self, root: torch.nn.Module, nodes: NodeLedger) -> None:
         self.root = root
         self._log, self._ledger = nodes.log, nodes
-        self._modules = {name: type(module) for name, module in root.named_modules()}
+        classes = {name: type(module) for name, module in root.named_modules()}
+        self._find_class: Callable[[str], type[torch.nn.Module] | None] = classes.get
+        """The class of the module with a path; None for none."""
         self._residents: dict[int, str] = {}
         self.wrappers: dict[str, torch_inductor.Wrapper] = {}
         """By file."""
@@ -98,10 +100,6 @@ class KernelTracer:
             for name, tensor in zip(("seed", "offset"), made, strict=True):
                 self._log.rename(tensor, f"{name} of CUDA graphs", Kind.BUFFER)
         return made
-
-    def note_constant(self, copy: torch.Tensor) -> None:
-        """Note the copy on the card of a constant that a graph was compiled with."""
-        self._log.resident(copy, Kind.BUFFER, "constant of a compiled graph")
 
     def is_in_graph_pool(self, tensor: torch.Tensor) -> bool:
         """Whether a CUDA graph has allocated a tensor."""
@@ -209,9 +207,6 @@ class KernelTracer:
             self._append(self.graph.create_node("get_attr", self._residents[storage], (), {}), None, "", tensor)
         return self._maker.get(storage)
 
-    def _find_class(self, path: str) -> type[torch.nn.Module] | None:
-        return self._modules.get(path)
-
     @property
     def _path(self) -> str:
         """The module whose call is under way, where several are compiled by themselves."""
@@ -236,12 +231,8 @@ class KernelTracer:
 
     # --- what `ProgramTracer` has -------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def observe_calls(self) -> Iterator[None]:
-        """Nothing of a compiled program is called that is not seen already."""
-        yield
-
-    observe_backward_calls = observe_calls
+    observe_calls = observe_backward_calls = contextlib.nullcontext
+    """Nothing of a compiled program is called that is not seen already."""
 
     def call_function(self, cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
         """An `autograd.Function.apply`, such as a compiled graph is."""

@@ -91,11 +91,8 @@ def _find_torchrun_program(program: Launch) -> Started:
     if options.no_python:
         raise UsageError("expected torchrun to start a Python program, got --no-python")
     count = f"{options.nproc_per_node} processes on {options.nnodes.partition(':')[0]} machines"
-    return Started(
-        Launch(options.training_script, tuple(options.training_script_args), options.module),
-        _ALONE,
-        f"torchrun of {count}: the first runs here, alone",
-    )
+    script = Launch(options.training_script, tuple(options.training_script_args), options.module)
+    return Started(script, _ALONE, f"torchrun of {count}: the first runs here, alone")
 
 
 def _find_accelerate_program(program: Launch) -> Started:
@@ -125,11 +122,11 @@ def _find_accelerate_program(program: Launch) -> Started:
     is_module = line[1] == "-m"
     script, *arguments = line[2:] if is_module else line[1:]
     changed = {key: value for key, value in environment.items() if os.environ.get(key) != value}
-    return Started(
-        Launch(script, tuple(arguments), is_module),
-        {**changed, **(_ALONE if is_group else {})},
-        f"accelerate launch of {options.num_processes} processes: the first runs here, alone" if is_group else "",
-    )
+    found_program = Launch(script, tuple(arguments), is_module)
+    if not is_group:
+        return Started(found_program, changed)
+    answer = f"accelerate launch of {options.num_processes} processes: the first runs here, alone"
+    return Started(found_program, {**changed, **_ALONE}, answer)
 
 
 def _refuse(*_: Any) -> None:

@@ -209,8 +209,7 @@ def _run_recorded(program: Launch, recorded: RecordedProgram, world: World | Non
 
 def check_program(program: Launch) -> None:
     """Refuse a script that is not there. Raises UsageError."""
-    is_file = os.path.isfile(program.program)
-    if not program.is_module and not is_file and program.program not in LAUNCHERS:
+    if not (program.is_module or os.path.isfile(program.program) or program.program in LAUNCHERS):
         raise UsageError(f"expected a Python file to run, got {program.program!r}, which is no file")
 
 

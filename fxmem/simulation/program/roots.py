@@ -56,8 +56,7 @@ class Roots:
     def adopt(self, module: torch.nn.Module) -> str:
         """Make a module a root, or the moved one that it lies in; its path."""
         holder = next((each for each in list(self._moved) if each is not module and _contains(each, module)), None)
-        root = module if holder is None else holder
-        self._name(root)
+        self._name(module if holder is None else holder)
         if module not in self._paths:  # not registered in the one that was moved
             self._name(module)
         return self._paths[module]

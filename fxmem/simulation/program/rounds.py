@@ -275,5 +275,4 @@ class Rounds(RoundRule):
     def _name_residents(self) -> None:
         """Name what modules and optimizers keep, as far as the program has made it."""
         self._roots.adopt_moved()
-        names = name_modules(self._log, self._roots)
-        name_optimizer_state(self._log, list(self.optimizers), names)
+        name_optimizer_state(self._log, list(self.optimizers), name_modules(self._log, self._roots))

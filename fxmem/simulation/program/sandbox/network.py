@@ -192,7 +192,7 @@ class _Gate:
     ) -> Any:
         repo = str(kwargs.get("repo_id") or repo_id)
         self._notes.note("sent", f"{name} {repo}".strip())
-        address = f"{module.ENDPOINT if hasattr(module, 'ENDPOINT') else 'https://huggingface.co'}/{repo}"
+        address = f"{getattr(module, 'ENDPOINT', 'https://huggingface.co')}/{repo}"
         made: Any = None
         if name == "create_repo":
             made = module.RepoUrl(address)

@@ -60,8 +60,7 @@ def _are_alike(path: str, before: os.stat_result, place: str, now: os.stat_resul
 
 def name_from_here(path: str) -> str:
     """A path from the working directory, where it lies below it."""
-    here = os.path.join(os.getcwd(), "")
-    return path[len(here) :] if path.startswith(here) else path
+    return path.removeprefix(os.path.join(os.getcwd(), ""))
 
 
 def keep_files(written: Written, files: Sequence[WrittenFile], folder: str) -> None:

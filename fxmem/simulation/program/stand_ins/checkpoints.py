@@ -149,8 +149,7 @@ def _write_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Any, file:
     at = 0
     for name, tensor in tensors.items():
         end = at + tensor.numel() * tensor.element_size()
-        kind = _SAFETENSORS[tensor.dtype]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, end]}
+        header[name] = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
