@@ -64,6 +64,7 @@ __all__ = [
     "NormBase",
     "OpOverload",
     "OpOverloadPacket",
+    "Patches",
     "TorchDispatchMode",
     "UnsupportedOperatorException",
     "detached_sharing_version",
@@ -250,6 +251,10 @@ def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
             setattr(owner, name, raw)
         else:
             delattr(owner, name)
+
+
+Patches = Iterator[contextlib.AbstractContextManager[Any]]
+"""What is entered one after another, and puts back in the end what it has replaced."""
 
 
 def replace(owner: Any, name: str, value: Any) -> contextlib.AbstractContextManager[None]:

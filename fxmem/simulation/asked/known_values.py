@@ -128,9 +128,7 @@ def _of_numbers(data: Any, *, pin_memory: bool = False, **kwargs: Any) -> torch.
     """`torch.tensor` of a list with scalar tensors in it, whose memory it would read: their numbers, which may be
     known, in their place. Pinned memory it would ask the driver for, beneath all operators."""
     if isinstance(data, (list, tuple)):
-        data = torch_common.tree_map_only(
-            torch_common.FakeTensor, lambda each: each if each.dim() else each.item(), data
-        )
+        data = torch_common.tree_map_only(torch_common.FakeTensor, lambda x: x if x.dim() else x.item(), data)
     return torch.tensor(data, **kwargs)
 
 

@@ -31,10 +31,8 @@ class MadeUpNotes:
 
     def records(self) -> tuple[MadeUp, ...]:
         """What was noted, in the order it first came."""
-        return tuple(
-            MadeUp(kind=kind, what=what, place=place, count=count)
-            for (kind, what, place), count in self._counts.items()
-        )
+        noted = self._counts.items()
+        return tuple(MadeUp(kind=kind, what=what, place=place, count=count) for (kind, what, place), count in noted)
 
 
 class _Number:

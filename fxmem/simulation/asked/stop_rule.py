@@ -24,6 +24,8 @@ DRAFTS_ASSUMED: Final = "an assistant's drafts are as long as they may be, and n
 _CRITERIA: Final = "transformers.generation.stopping_criteria"
 _LOOPS: Final = "transformers.generation.utils"
 _WHISPER: Final = "transformers.models.whisper.generation_whisper"
+_Call = Callable[..., Any]
+"""What another function stands for."""
 
 
 class StopRule:
@@ -63,27 +65,23 @@ class StopRule:
                 self._patched.add((owner, name))
                 self._stack.enter_context(torch_common.patch_call(holder, name, run))
 
-    def _answer_all(self, value: float, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _answer_all(self, value: float, original: _Call, *args: Any, **kwargs: Any) -> Any:
         """What looks at tokens, which has one answer: no sequence meets a criterion, none of a prompt is padding."""
         return self._answer(original(*args, **kwargs), value)
 
-    def _continue_beams(
-        self, original: Callable[..., Any], unsatisfied: Any, finished: Any, hits: Any, *further: Any
-    ) -> Any:
+    def _continue_beams(self, original: _Call, unsatisfied: Any, finished: Any, hits: Any, *further: Any) -> Any:
         """Whether beam search goes on: until all have met a criterion that counts tokens."""
         value = known_values.find_value(hits)
         with torch_common.no_modes(), torch_common.pause_observers():  # the program does not ask
             goes_on = value is None or not bool(value.all())
         return self._answer(original(unsatisfied, finished, hits, *further), goes_on)
 
-    def _keep_beams_longest(self, original: Callable[..., Any], tensor: torch.Tensor) -> Any:
+    def _keep_beams_longest(self, original: _Call, tensor: torch.Tensor) -> Any:
         """The indices of finished beams: all are valid, and their number is the length of the result."""
         flat = original(tensor)
         return self._answer(flat, 0) if flat.dtype is torch.int32 and flat.dim() == 2 else flat
 
-    def _read_tokens(
-        self, original: Callable[..., Any], *args: Any, encoder_input_ids: Any = None, **kwargs: Any
-    ) -> Any:
+    def _read_tokens(self, original: _Call, *args: Any, encoder_input_ids: Any = None, **kwargs: Any) -> Any:
         """What looks whether a prompt is token ids, or stands for embeddings: ids, which are not negative."""
         asks = encoder_input_ids is not None and not encoder_input_ids.is_floating_point()
         forgets = asks and not known_values.is_known(encoder_input_ids)
@@ -95,10 +93,10 @@ class StopRule:
             if forgets:
                 known_values.forget(encoder_input_ids)
 
-    def _accept_no_draft(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _accept_no_draft(self, original: _Call, *args: Any, **kwargs: Any) -> Any:
         """A loop with drafts, in which every drafted token is another than the model's own."""
 
-        def count(cumsum: Callable[..., Any], tensor: torch.Tensor, *further: Any, **settings: Any) -> Any:
+        def count(cumsum: _Call, tensor: torch.Tensor, *further: Any, **settings: Any) -> Any:
             differs = tensor.dtype is torch.bool and sys._getframe(2).f_code.co_name == original.__name__
             result = cumsum(tensor, *further, **settings)
             if differs and isinstance(result, torch_common.FakeTensor):
@@ -110,7 +108,7 @@ class StopRule:
         with torch_common.patch_call(torch.Tensor, "cumsum", count), torch_common.patch_call(torch, "isin", seek):
             return original(*args, **kwargs)
 
-    def _hear_words(self, original: Callable[..., Any], *args: Any, generation_config: Any, **kwargs: Any) -> Any:
+    def _hear_words(self, original: _Call, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
         """The tokens that Whisper cuts into segments: each is a word, none is padding or a time."""
         tokens, outputs = original(*args, generation_config=generation_config, **kwargs)
         ends = generation_config.eos_token_id
@@ -124,9 +122,7 @@ class StopRule:
         return result
 
 
-def _continue_draft(
-    original: Callable[..., Any], criterion: Any, input_ids: torch.Tensor, scores: Any, **kwargs: Any
-) -> Any:
+def _continue_draft(original: _Call, criterion: Any, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
     """Whether a draft ends, an assistant not being sure of its last token: no, once probabilities are there."""
     if not isinstance(input_ids, torch_common.FakeTensor):
         return original(criterion, input_ids, scores, **kwargs)

@@ -46,10 +46,8 @@ def parse_compile(value: Compile) -> CompileSettings | None:
     share = given.get(BUDGET_OPTION)
     if share is not None and (not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1):
         raise UsageError(f"expected {BUDGET_OPTION} from 0 (keep least) to 1 (recompute nothing), got {share!r}")
-    known, options = (
-        known_options(),
-        {name.replace("-", "_"): each for name, each in (given.get("options") or {}).items()},
-    )
+    known = known_options()
+    options = {name.replace("-", "_"): each for name, each in (given.get("options") or {}).items()}
     for name in options:
         if name not in known:
             raise UsageError(f"inductor has no option {name!r}{closest(name, sorted(known))}")

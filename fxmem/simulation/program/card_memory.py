@@ -53,9 +53,8 @@ class CardMemory(Observer):
 
     def _start(self, capacity_bytes: int | None) -> None:
         """Begin with an empty card."""
-        self._allocator = CachingAllocator(
-            self._settings, capacity_bytes=capacity_bytes, device_bytes=self._target.memory_bytes
-        )
+        device_bytes = self._target.memory_bytes
+        self._allocator = CachingAllocator(self._settings, capacity_bytes=capacity_bytes, device_bytes=device_bytes)
         self.highest_requested = self.highest_allocated = self.highest_reserved = 0
         """Since `clear_highest`, whatever the program does with its own peak statistics."""
         self._address: dict[int, int] = {}

@@ -143,7 +143,7 @@ class RecordedCode(Subject):
         """Modules that move keep their parameters' identity."""
         return torch_programs.parameters_keep_identity()
 
-    def patches(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def patches(self) -> torch_common.Patches:
         """What stands in for the rest of the machine: files, data loaders, processes, the card's driver."""
         on_card, target, world = self.memory is not None, self.recording.target, self.recording.collectives.world
         yield from self._isolation.patches(self.notes)

@@ -54,9 +54,8 @@ class RoundTracer(ProgramTracer):
         self._cursor = 0
 
     def _is_input(self, tensor: torch.Tensor) -> bool:
-        return torch_common.device_type(tensor) != self._log.device_type or not isinstance(
-            tensor, torch_common.FakeTensor
-        )
+        on_target = torch_common.device_type(tensor) == self._log.device_type
+        return not (on_target and isinstance(tensor, torch_common.FakeTensor))
 
     def write_nothing(self) -> contextlib.AbstractContextManager[None]:
         """Run what is no part of a step: parameters that move to the card."""

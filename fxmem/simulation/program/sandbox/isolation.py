@@ -67,7 +67,7 @@ class Isolation:
         """Where a library that opens files by itself writes one."""
         return path if self.redirect is None else self.redirect.place_to_write(path)
 
-    def patches(self, notes: MadeUpNotes) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def patches(self, notes: MadeUpNotes) -> torch_common.Patches:
         """Patches of Python's ways to files and of libraries that send; what is not sent is noted."""
         if self.redirect is not None:
             yield from self.redirect.patches()

@@ -50,9 +50,11 @@ _HUB_CHANGES: Final = (
     *("create_branch", "delete_branch", "create_tag", "delete_tag", "create_pull_request", "create_discussion"),
 )
 _OBJECT_READS: Final = ("Get", "Head", "List", "Describe")
+_Call = Callable[..., Any]
+"""What another function stands for."""
 
 
-def network_patches(notes: MadeUpNotes) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def network_patches(notes: MadeUpNotes) -> torch_common.Patches:
     """Patches of what sends. It gets an answer of success, empty where possible; an unknown library gets an error."""
     gate, patch = _Gate(notes), torch_common.patch_call
     yield torch_common.set_environment(_OFFLINE)
@@ -95,15 +97,13 @@ class _Gate:
 
     # --- the standard library -----------------------------------------------------------------------------------------
 
-    def put_request(
-        self, original: Callable[..., None], connection: Any, method: str, url: str, *args: Any, **kwargs: Any
-    ) -> None:
+    def put_request(self, original: _Call, connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> None:
         """`http.client`, below libraries that are not known here."""
         self._require_unheld(method, url if "://" in url else f"http://{connection.host}{url}")
         original(connection, method, url, *args, **kwargs)
 
     def open_address(
-        self, original: Callable[..., Any], opener: Any, fullurl: Any, data: Any = None, *args: Any, **kwargs: Any
+        self, original: _Call, opener: Any, fullurl: Any, data: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """`urllib.request.urlopen`."""
         is_request = isinstance(fullurl, urllib.request.Request)
@@ -113,15 +113,13 @@ class _Gate:
             return urllib.response.addinfourl(io.BytesIO(b"{}"), Message(), address, 200)
         return original(opener, fullurl, data, *args, **kwargs)
 
-    def start_process(
-        self, original: Callable[..., None], process: Any, args: Any, *further: Any, **settings: Any
-    ) -> None:
+    def start_process(self, original: _Call, process: Any, args: Any, *further: Any, **settings: Any) -> None:
         """`subprocess`: a tool that sends is not started, and has succeeded."""
         if self._is_held_command(args):
             args, settings["shell"] = [sys.executable, "-S", "-c", ""], False
         original(process, args, *further, **settings)
 
-    def call_shell(self, original: Callable[..., int], command: Any) -> int:
+    def call_shell(self, original: _Call, command: Any) -> int:
         """`os.system`."""
         return 0 if self._is_held_command(command) else original(command)
 
@@ -133,7 +131,7 @@ class _Gate:
 
     # --- libraries ----------------------------------------------------------------------------------------------------
 
-    def send_by_requests(self, original: Callable[..., Any], session: Any, request: Any, **kwargs: Any) -> Any:
+    def send_by_requests(self, original: _Call, session: Any, request: Any, **kwargs: Any) -> Any:
         """`requests`."""
         if not self._is_held(request.method, request.url):
             return original(session, request, **kwargs)
@@ -142,26 +140,22 @@ class _Gate:
         answer.raw = io.BytesIO(b"{}")
         return answer
 
-    def send_by_httpx(self, original: Callable[..., Any], client: Any, request: Any, **kwargs: Any) -> Any:
+    def send_by_httpx(self, original: _Call, client: Any, request: Any, **kwargs: Any) -> Any:
         """`httpx`, with which huggingface_hub works since 1.0."""
         held = self._is_held(request.method, str(request.url))
         return _answer_of_httpx(request) if held else original(client, request, **kwargs)
 
-    async def send_later_by_httpx(self, original: Callable[..., Any], client: Any, request: Any, **kwargs: Any) -> Any:
+    async def send_later_by_httpx(self, original: _Call, client: Any, request: Any, **kwargs: Any) -> Any:
         """As `send_by_httpx`, in an event loop."""
         held = self._is_held(request.method, str(request.url))
         return _answer_of_httpx(request) if held else await original(client, request, **kwargs)
 
-    async def request_by_aiohttp(
-        self, original: Callable[..., Any], session: Any, method: str, url: Any, **kwargs: Any
-    ) -> Any:
+    async def request_by_aiohttp(self, original: _Call, session: Any, method: str, url: Any, **kwargs: Any) -> Any:
         """`aiohttp`, which has no answer to make up."""
         self._require_unheld(method, str(url))
         return await original(session, method, url, **kwargs)
 
-    def call_by_botocore(
-        self, original: Callable[..., Any], client: Any, operation: str, parameters: Mapping[str, Any]
-    ) -> Any:
+    def call_by_botocore(self, original: _Call, client: Any, operation: str, parameters: Mapping[str, Any]) -> Any:
         """`boto3`: what is stored has been stored."""
         if operation.startswith(_OBJECT_READS):
             return original(client, operation, parameters)
@@ -169,14 +163,14 @@ class _Gate:
         self._notes.note("sent", f"{operation} {where}".strip())
         return {"ETag": '""', "UploadId": "0", "ResponseMetadata": {"HTTPStatusCode": 200}}
 
-    def begin_wandb(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def begin_wandb(self, original: _Call, *args: Any, **kwargs: Any) -> Any:
         """`wandb`: a program that asks for the online mode gets the offline one."""
         if kwargs.get("mode") != "disabled":
             self._notes.note("sent", "wandb.init: offline")
             kwargs["mode"] = "offline"
         return original(*args, **kwargs)
 
-    def patch_hub(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def patch_hub(self, module: Any) -> torch_common.Patches:
         """`huggingface_hub`: `push_to_hub` of all that is built on it."""
         changed = [name for name in _HUB_CHANGES if hasattr(module.HfApi, name)]
         functions = {id(getattr(module, name)): name for name in changed if hasattr(module, name)}

@@ -71,7 +71,7 @@ class Redirect:
         self._removed.update(removed)
         self.is_guarded = is_guarded
 
-    def patches(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def patches(self) -> torch_common.Patches:
         """What the program runs inside."""
         ways: dict[str, Callable[..., Any]] = {
             **dict.fromkeys(_READING, functools.partial(self._with_path, self.find)),

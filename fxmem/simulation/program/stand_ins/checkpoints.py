@@ -17,7 +17,7 @@ import os
 import pickle
 import secrets
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -59,7 +59,7 @@ class Checkpoints:
         self._device = device
         self._isolation = isolation
 
-    def patches(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def patches(self) -> torch_common.Patches:
         """The patches of `torch.save`, `torch.load` and, where it is installed, `safetensors.torch`."""
         yield torch_fakes.fakes_have_addresses()
         yield torch_common.patch_call(torch, "save", self._save)

@@ -5,7 +5,7 @@ the memory of the pretended card."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -90,9 +90,7 @@ def convert(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False)
     return torch.Tensor.type(tensor, dtype, non_blocking)
 
 
-def stand_ins(
-    memory: CardMemory, capability: tuple[int, int], thread: CardThread
-) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def stand_ins(memory: CardMemory, capability: tuple[int, int], thread: CardThread) -> torch_common.Patches:
     """The patches that put everything in place, for `contextlib.ExitStack`."""
     cuda, answers = torch.cuda, memory_answers(memory)
     places: tuple[tuple[Any, dict[str, Any]], ...] = (

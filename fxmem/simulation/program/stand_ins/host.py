@@ -26,7 +26,7 @@ from fxmem.simulation.ranks.reducer import Replica
 from fxmem.simulation.ranks.world import World
 
 
-def loader_patches(border: Border, *, on_card: bool) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def loader_patches(border: Border, *, on_card: bool) -> torch_common.Patches:
     """Data loaders work on the host. Where the host is the target, their batches enter as its inputs."""
     yield torch_programs.loaders_at_home(workers=on_card)
     if on_card:
@@ -54,7 +54,7 @@ def _entering(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
-def trace_patches(notes: MadeUpNotes) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
     """Let `torch.jit.trace` of a model on the card return what runs it as written."""
 
     def trace(original: Callable[..., Any], func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ class _Untraced:
         return getattr(self._model, name)
 
 
-def process_patches(notes: MadeUpNotes, world: World | None) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def process_patches(notes: MadeUpNotes, world: World | None) -> torch_common.Patches:
     """One process on one card: a rank of the world, or the first one, alone in its group."""
 
     def spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
@@ -124,7 +124,7 @@ def _shared_states() -> list[dict[str, Any]]:
     return [kind._shared_state for kind in kinds if kind is not None]
 
 
-def _distributed(notes: MadeUpNotes, world: World | None) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def _distributed(notes: MadeUpNotes, world: World | None) -> torch_common.Patches:
     place = world or World(1)
 
     def init_process_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

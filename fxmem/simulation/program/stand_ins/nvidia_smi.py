@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
@@ -22,9 +21,7 @@ _UNKNOWN: Final = "[N/A]"
 _MIB: Final = 1 << 20
 
 
-def nvidia_smi_patches(
-    memory: CardMemory, target: Target, notes: MadeUpNotes
-) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def nvidia_smi_patches(memory: CardMemory, target: Target, notes: MadeUpNotes) -> torch_common.Patches:
     """Let `subprocess` start a process that prints the answer. Each answer is noted."""
 
     def start(original: Callable[..., None], process: Any, args: Any, *further: Any, **settings: Any) -> None:
