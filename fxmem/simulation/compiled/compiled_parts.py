@@ -128,20 +128,17 @@ class CompiledParts(CompiledCode):
     @contextlib.contextmanager
     def _compile(self) -> Iterator[None]:
         """Dynamo traces, and nothing follows what it calls."""
-        before, self.is_compiling = self.is_compiling, True
         observed = torch_common.keep_modes()
-        try:
-            with (
-                torch_common.no_modes(),
-                self.recording.fakes,
-                differentiate_joint_graphs(),
-                self.answers(),
-                torch_dynamo.observe_optimizer_state(observed),
-            ):
-                yield
-                self.note_numbers()  # here, where nothing observes how they are found
-        finally:
-            self.is_compiling = before
+        with (
+            torch_common.replace(self, "is_compiling", True),
+            torch_common.no_modes(),
+            self.recording.fakes,
+            differentiate_joint_graphs(),
+            self.answers(),
+            torch_dynamo.observe_optimizer_state(observed),
+        ):
+            yield
+            self.note_numbers()  # here, where nothing observes how they are found
 
     def _make_buffer(self, size: Any, stride: Any, *, dtype: torch.dtype, device: str) -> torch.Tensor:
         """A buffer of compiled code; on the host, whose kernels do not run either, with zeros."""

@@ -83,11 +83,8 @@ class KernelTracer:
                     self._residents.setdefault(index, name)
         for name, value in named_arguments(self.root, args, kwargs):
             self._append(self.graph.placeholder(_identifier(name)), None, "", value)
-        self.is_inside = True
-        try:
+        with torch_common.replace(self, "is_inside", True):
             out = run(*args, **kwargs)
-        finally:
-            self.is_inside = False
         self._append(self.graph.output(self._find_makers(out)), None, "", out)
         return out
 
@@ -108,11 +105,8 @@ class KernelTracer:
 
     def copy_inputs(self, inputs: list[Any], moving: list[int]) -> None:
         """Put copies in the place of a CUDA graph's arguments; no launch makes them."""
-        self._copies_inputs = True
-        try:
+        with torch_common.replace(self, "_copies_inputs", True):
             torch_cuda_graphs.copy_inputs(inputs, moving)
-        finally:
-            self._copies_inputs = False
         for position in moving:
             index = self._log.note_storage(inputs[position])
             if index is not None:

@@ -52,8 +52,8 @@ class Border:
 
     def __init__(self, memory: CardMemory | None) -> None:
         self._memory = memory
-        self.loading = 0
-        """How many data loaders are at work: what they do is the host's, on whichever target."""
+        self.loading = False
+        """Whether a data loader is at work: what it does is the host's, on whichever target."""
         self.making_buffers = False
         """Whether compiled code makes a buffer of its own, which is the target's, of whatever kind."""
 

@@ -77,8 +77,8 @@ class RecordedCode(Subject):
         self.rounds = Rounds(self.roots, self._live, self.memory, enough=enough, max_operators=max_operators)
         self._reads = TensorReads(self._border, self.notes, device)
         self._isolation = isolation or Isolation()
-        self._moves = 0
-        """How many moves of modules are under way, each within the one before."""
+        self._is_moving = False
+        """Whether a module is on its way, with what is inside it."""
         self._checkpoints = Checkpoints(self.notes, device, self._isolation)
 
     def record(self, recording: Recording) -> None:
@@ -162,13 +162,9 @@ class RecordedCode(Subject):
 
     def _move(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """`Module.to` and its kind: what has come to the target is a root, its recurrent weights are one block."""
-        self._moves += 1
-        try:
-            with self.recording.tracer.write_nothing():
-                moved = original(module, *args, **kwargs)
-        finally:
-            self._moves -= 1
-        if not self._moves and has_target_tensors(module, self.recording.device.type):
+        with torch_common.replace(self, "_is_moving", True), self.recording.tracer.write_nothing():
+            moved = original(module, *args, **kwargs)
+        if not self._is_moving and has_target_tensors(module, self.recording.device.type):
             self.roots.note_move(module)
             flatten_rnn_weights(module)
         return moved
@@ -238,14 +234,9 @@ class RecordedCode(Subject):
         """Whether an operator runs on the target."""
         return self._border.is_targets(func, types, args, kwargs)
 
-    @contextlib.contextmanager
-    def make_buffers(self) -> Iterator[None]:
+    def make_buffers(self) -> contextlib.AbstractContextManager[None]:
         """Compiled code makes a buffer of its own inside: it is the target's."""
-        self._border.making_buffers = True
-        try:
-            yield
-        finally:
-            self._border.making_buffers = False
+        return torch_common.replace(self._border, "making_buffers", True)
 
     # --- what it was --------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,13 @@ _REMOVING: Final = ("remove", "unlink", "rmdir")
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
+class _Here(threading.local):
+    """What holds for the thread that asks."""
+
+    is_at_work = False
+    """Whether paths lead where they lead without a redirection."""
+
+
 class Redirect:
     """A folder that lies over the file system, for this process's Python.
 
@@ -42,7 +49,7 @@ class Redirect:
 
     def __init__(self, folder: str) -> None:
         self.folder = os.path.realpath(folder)
-        self._here = threading.local()
+        self._here = _Here()
         self._temporary = os.devnull
         self.is_guarded = False
         """Whether what is not redirected is refused."""
@@ -94,7 +101,7 @@ class Redirect:
 
     def _redirect(self, way: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function in the place of one of `os`; what this class itself calls meanwhile is the original."""
-        if getattr(self._here, "is_at_work", False):
+        if self._here.is_at_work:
             return original(*args, **kwargs)
         with self.pause():
             try:
@@ -104,15 +111,9 @@ class Redirect:
                     error.filename = args[0]  # the path that the program has
                 raise
 
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> contextlib.AbstractContextManager[None]:
         """Inside, paths lead where they lead without this."""
-        before = getattr(self._here, "is_at_work", False)
-        self._here.is_at_work = True
-        try:
-            yield
-        finally:
-            self._here.is_at_work = before
+        return torch_common.replace(self._here, "is_at_work", True)
 
     def place_to_read(self, path: Any) -> Any:
         """The place of a path, for a library that reads by itself."""

@@ -33,12 +33,9 @@ def loader_patches(border: Border, *, on_card: bool) -> torch_common.Patches:
         return
 
     def run_on_host(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        border.loading += 1
-        try:
-            with torch_common.no_modes(), torch_common.pause_observers():
-                return original(*args, **kwargs)
-        finally:
-            border.loading -= 1
+        loading = torch_common.replace(border, "loading", True)
+        with loading, torch_common.no_modes(), torch_common.pause_observers():
+            return original(*args, **kwargs)
 
     def next_batch(original: Callable[..., Any], loader: Any) -> Any:
         return torch_common.tree_map_only(torch.Tensor, _entering, run_on_host(original, loader))
