@@ -34,15 +34,12 @@ _TOKEN: Final = secrets.token_bytes(16)
 """Ends what is ours in a file: a pickle that this process, or one that it was forked from, has written itself."""
 _SIZE: Final = 8
 """Bytes of the length that stands before it."""
-_SAFETENSORS: Final[dict[torch.dtype, str]] = {
-    getattr(torch, dtype): name
-    for dtype, name in (
-        *(("bool", "BOOL"), ("float8_e5m2", "F8_E5M2"), ("float8_e4m3fn", "F8_E4M3"), ("bfloat16", "BF16")),
-        *((f"{kind}{bits}", f"{kind[0].upper()}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
-        *(("float16", "F16"), ("float32", "F32"), ("float64", "F64"), ("complex64", "C64")),
-    )
-}
-"""Names of dtypes in the format of safetensors."""
+_NAMES: Final = (
+    "bool=BOOL uint8=U8 int8=I8 float8_e5m2=F8_E5M2 float8_e4m3fn=F8_E4M3 int16=I16 uint16=U16 float16=F16 "
+    "bfloat16=BF16 int32=I32 uint32=U32 float32=F32 complex64=C64 float64=F64 int64=I64 uint64=U64"
+)
+"""Names of dtypes, torch's own and those in the format of safetensors."""
+_SAFETENSORS: Final = {getattr(torch, dtype): name for dtype, name in (each.split("=") for each in _NAMES.split())}
 
 
 class Checkpoints:
