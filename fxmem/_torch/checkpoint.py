@@ -79,7 +79,7 @@ def checkpoint_regions(
 
     return nested(
         wrap(torch.utils.checkpoint, _GENERATOR, generate, here=True),
-        wrap(torch.utils.checkpoint.CheckpointFunction, "forward", run_forward, here=True, is_static=True),
+        wrap(torch.utils.checkpoint.CheckpointFunction, "forward", run_forward, here=True),
     )
 
 
@@ -99,5 +99,5 @@ def observe_checkpoints(on_region: Callable[[Any], None]) -> AbstractContextMana
 
     return nested(
         wrap(torch.utils.checkpoint, _GENERATOR, generate, here=True),
-        wrap(torch.utils.checkpoint.CheckpointFunction, "forward", run_forward, here=True, is_static=True),
+        wrap(torch.utils.checkpoint.CheckpointFunction, "forward", run_forward, here=True),
     )

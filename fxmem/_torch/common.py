@@ -234,38 +234,41 @@ def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
             delattr(owner, name)
 
 
-def wrap(
-    owner: Any, name: str, call: Callable[..., Any], *, here: bool = False, is_static: bool = False
-) -> AbstractContextManager[None]:
+Patches = Iterator[AbstractContextManager[Any]]
+"""What is entered one after another, and puts back in the end what it has replaced."""
+
+
+def replace(owner: Any, name: str, value: Any) -> AbstractContextManager[None]:
+    """Put a value in the place of `owner.name`, as `patch` does."""
+    return patch(owner, name, lambda _: value)
+
+
+def wrap(owner: Any, name: str, call: Callable[..., Any], *, here: bool = False) -> AbstractContextManager[None]:
     """Run `call(original, *args, **kwargs)` where the function `owner.name` is called, as `patch` does.
 
     Args:
-        owner: has the function.
+        owner: has the function; a static method stays one.
         name: of it.
         call: runs in its place.
         here: whether this thread's calls alone go there, and those of others to the original.
-        is_static: whether it is a static method.
     """
     me = threading.get_ident()
 
     def make(original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
             if here and threading.get_ident() != me:
                 return original(*args, **kwargs)
             return call(original, *args, **kwargs)
 
-        return staticmethod(run) if is_static else run
+        return staticmethod(run) if isinstance(vars(owner).get(name), staticmethod) else run
 
     return patch(owner, name, make)
 
 
-def replace(places: Iterable[tuple[Any, str, Any]]) -> AbstractContextManager[None]:
-    """Put other values, of `(owner, attribute, value)`, in the place of attributes that are there, as `patch` does."""
-
-    def put(value: Any) -> Callable[[Any], Any]:
-        return lambda _: value
-
-    return nested(*(patch(owner, name, put(value)) for owner, name, value in places if hasattr(owner, name)))
+def replace_all(places: Iterable[tuple[Any, str, Any]]) -> AbstractContextManager[None]:
+    """Put other values, of `(owner, attribute, value)`, in the place of attributes that are there."""
+    return nested(*(replace(owner, name, value) for owner, name, value in places if hasattr(owner, name)))
 
 
 def find_holders(values: Iterable[Any]) -> list[tuple[Any, str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from fxmem._torch.common import TORCH_VERSION, FakeTensor, nested, no_modes, patch, replace, wrap
+from fxmem._torch.common import TORCH_VERSION, FakeTensor, nested, no_modes, patch, replace_all, wrap
 
 
 class GroupFacts(NamedTuple):
@@ -144,10 +144,7 @@ def _real_meshes() -> AbstractContextManager[None]:
                 kwargs["_rank_map"] = torch.arange(ranks.numel(), dtype=torch.int)
             return function(*args, **kwargs)
 
-    methods = {name: method for name, method in vars(DeviceMesh).items() if name in _MESH_METHODS}
-    return nested(
-        *(wrap(DeviceMesh, name, run_really, is_static=isinstance(raw, staticmethod)) for name, raw in methods.items())
-    )
+    return nested(*(wrap(DeviceMesh, name, run_really) for name in _MESH_METHODS if name in vars(DeviceMesh)))
 
 
 _RESULTS: Final[dict[Any, Any]] = {}
@@ -352,4 +349,4 @@ def refuse_by_name(refuse: Callable[[str], None]) -> AbstractContextManager[None
     schedules = sys.modules.get("torch.distributed.pipelining.schedules")
     hooked = [(getattr(schedules, name, None), "__init__", refusing(name)) for name in _HOOKED_SCHEDULES]
     whole = sys.modules[written.__module__], "_context_parallel_buffers", refusing("context_parallel")
-    return replace([whole, *(each for each in hooked if each[0] is not None)])
+    return replace_all([whole, *(each for each in hooked if each[0] is not None)])

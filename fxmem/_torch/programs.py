@@ -18,7 +18,7 @@ from torch.optim.optimizer import _foreach_supported_types as _OPTIMIZER_TYPES
 from torch.utils._foreach_utils import _foreach_supported_types as _UTILITY_TYPES
 from torch.utils.data import dataloader
 
-from fxmem._torch.common import FakeTensor, patch, restored, wrap
+from fxmem._torch.common import FakeTensor, restored, wrap
 from fxmem._torch.wrappers import is_wrapper
 
 LOADER_ITERATOR: Final[Any] = dataloader._BaseDataLoaderIter
@@ -92,9 +92,9 @@ def swap_moved(original: Callable[[Any, Any], None], t1: torch.Tensor, t2: torch
             t1.data = t2.detach()
 
 
-def observe_moves(make: Callable[[Any], Any]) -> AbstractContextManager[None]:
-    """Replace `Module._apply`, in which `Module.to` and its kind end (since 0.1), by `make(original)`."""
-    return patch(torch.nn.Module, "_apply", make)
+def observe_moves(run: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Call `run(original, module, ...)` for `Module._apply`, in which `Module.to` and its kind end (since 0.1)."""
+    return wrap(torch.nn.Module, "_apply", run)
 
 
 @contextlib.contextmanager

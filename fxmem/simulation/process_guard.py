@@ -170,5 +170,5 @@ def without_network() -> contextlib.AbstractContextManager[None]:
     changes = [torch_common.wrap(socket, "getaddrinfo", refuse, here=True)]
     with contextlib.suppress(ImportError):
         hub = importlib.import_module("huggingface_hub.constants")
-        changes.append(torch_common.replace([(hub, "HF_HUB_OFFLINE", True)]))
+        changes.append(torch_common.replace_all([(hub, "HF_HUB_OFFLINE", True)]))
     return torch_common.nested(*changes)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fxmem._torch.common import nested, patch, replace
+from fxmem._torch.common import nested, patch, replace_all
 
 Model = Callable[[list[Any]], Any]
 """What inductor wrote, called with a list of arguments that it empties."""
@@ -40,7 +40,7 @@ def route_cuda_graphs(
         note_skip(message.split("\n")[0])
 
     logs = [(owner, "log_cudagraph_skip_and_bump_counter", log_skip) for owner in (compile_fx, output_code)]
-    return nested(patch(compile_fx, "cudagraphify", lambda _: cudagraphify), replace(logs))
+    return nested(patch(compile_fx, "cudagraphify", lambda _: cudagraphify), replace_all(logs))
 
 
 def copy_inputs(inputs: list[Any], moving: Sequence[int]) -> None:

@@ -27,7 +27,7 @@ import torch
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # what takes operators as arguments (since 1.13)
 
 from fxmem._torch import common as torch_common
-from fxmem._torch.common import nested, patch, replace, restored, set_environment, wrap
+from fxmem._torch.common import nested, patch, replace_all, restored, set_environment, wrap
 from fxmem._torch.compiler.timed_choices import UnknownRateError
 
 OWN_FILES: Final = os.path.join(tempfile.gettempdir(), "fxmem-inductor-")
@@ -241,7 +241,7 @@ def stub_kernels(
         (utils, "copy_misaligned_inputs", lambda *_, **__: ([], [])),
     ]
     return nested(
-        replace(replaced),
+        replace_all(replaced),
         wrap(GraphLowering, "_compile_to_module_lines", compile_noted),
         wrap(PythonWrapperCodegen, "define_subgraph_launcher_fn", define_part),
     )
@@ -394,7 +394,7 @@ def answer_for_card(card: CardAnswers) -> Iterator[None]:
     ]
     _forget_answers()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replace(replaced))
+        stack.enter_context(replace_all(replaced))
         stack.enter_context(_triton_driver(asked, capability))
         stack.callback(_forget_answers)
         yield

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import torch
 
-from fxmem._torch import common as torch_common
-
 aten = torch.ops.aten
 
 _MASKS = (torch.bool, torch.uint8)
@@ -26,23 +24,14 @@ def picks_by_mask(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def bound_result(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    mode: torch_common.FakeTensorMode,
-    note: Note,
-    *,
-    distinct: bool,
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], note: Note, *, distinct: bool
 ) -> tuple[Any, str] | None:
     """The largest result that an operator can have, and what is taken for granted; None for every other operator.
 
     `distinct`: also of `unique`, as if no two elements were equal; models loop over the classes that it finds.
     """
     bound = _BOUNDS.get(str(func)) or (_DISTINCT.get(str(func)) if distinct else None)
-    if bound is None:
-        return None
-    with mode:
-        return bound(note, *args, **kwargs)
+    return None if bound is None else bound(note, *args, **kwargs)
 
 
 def _nonzero(note: Note, tensor: torch.Tensor) -> tuple[Any, str]:
@@ -101,7 +90,6 @@ _BOUNDS: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
     "aten._nested_tensor_from_mask_left_aligned.default": _whether_nested,
 }
 _DISTINCT: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
-    "aten._unique2.default": _unique,
-    "aten.unique_consecutive.default": _unique,
+    **dict.fromkeys(("aten._unique2.default", "aten.unique_consecutive.default"), _unique),
     "aten.unique_dim.default": _unique_dim,
 }

@@ -71,11 +71,8 @@ def _places(file: str, wanted_by: _Wanted) -> dict[Place, bool]:
         return {}
     found: dict[Place, bool] = {}
     for node in ast.walk(tree):
-        found_here = wanted_by(node)
-        if found_here is None:
-            continue
-        test, wanted = found_here
-        conditions = list(_conditions(test, wanted))
+        asked = wanted_by(node)
+        conditions = [] if asked is None else list(_conditions(*asked))
         found.update(conditions)
         if len({truth for _, truth in conditions}) == 1:  # Python 3.11 gives a jump the place of the whole statement
             found[_place(cast("ast.expr | ast.stmt", node))] = conditions[0][1]

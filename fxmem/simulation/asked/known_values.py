@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -28,6 +29,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch.compiler.inlined import outside_compiler
 from fxmem.errors import forget_frames
+from fxmem.simulation.asked.bounded_shapes import Note
 
 aten = torch.ops.aten
 
@@ -39,21 +41,9 @@ _MOST_GIVEN: Final = 1 << 24
 _LIBRARY = "transformers.utils.import_utils"
 VALUE = "_fxmem_value"
 """The attribute in which a fake tensor carries its value."""
-_FACTORIES = (
-    "arange",
-    "full",
-    "zeros",
-    "ones",
-    "scalar_tensor",
-    "eye",
-    "tril_indices",
-    "triu_indices",
-    "full_like",
-    "zeros_like",
-    "ones_like",
-    "new_zeros",
-    "new_ones",
-    "new_full",
+_FACTORIES = frozenset(
+    "arange full zeros ones scalar_tensor eye tril_indices triu_indices full_like zeros_like ones_like "
+    "new_zeros new_ones new_full".split()
 )
 _FLOAT_FACTORIES = ("arange", "full", "zeros", "ones", "scalar_tensor", "full_like", "new_full")
 """In floating point. Zeros and ones like another tensor are mostly state, which something writes to."""
@@ -65,9 +55,7 @@ _WHETHER_FINITE: Final[dict[Any, bool]] = {
     **{getattr(home, name): False for home in (torch, torch.Tensor) for name in ("isnan", "isinf")},
 }
 """What each of these answers everywhere if all numbers are finite."""
-_REDUCTIONS: Final = frozenset(getattr(home, name) for home in (torch, torch.Tensor) for name in ("all", "any"))
-_SUMS: Final = frozenset((torch.sum, torch.Tensor.sum))
-_factory_calls: dict[Any, bool] = {}
+_REDUCTIONS: Final = tuple(getattr(home, name) for home in (torch, torch.Tensor) for name in ("all", "any", "sum"))
 
 
 def give(fake: torch.Tensor, value: torch.Tensor) -> None:
@@ -97,53 +85,50 @@ def find_value(tensor: Any) -> torch.Tensor | None:
 def replacement(function: Any) -> Callable[..., Any] | None:
     """What to run instead of a torch function that checks values or reads tensors' memory. None for every other."""
     try:
-        everywhere, reduces, sums, holds = (
-            _WHETHER_FINITE.get(function),
-            function in _REDUCTIONS,
-            function in _SUMS,
-            function in torch_common.CHECKS,
-        )
+        return _REPLACEMENTS.get(function)
     except TypeError:  # not hashable
         return None
-    if function in _READ_NUMBERS:
-        return _READ_NUMBERS[function]
-    if everywhere is not None:
 
-        def call_and_mark(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            setattr(result, _UNIFORM, everywhere)
-            if isinstance(result, torch_common.FakeTensor) and not result.dim():
-                with torch_common.no_modes():
-                    setattr(result, VALUE, torch.full((), everywhere))
-            return result
 
-        return call_and_mark
-    if reduces or sums or holds:
+def _mark_finite(function: Any, everywhere: bool) -> Callable[..., Any]:
+    """A function with the same answer for all numbers, which its result carries along."""
 
-        def reduce(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            uniform = True if holds else getattr(args[0] if args else kwargs.get("input"), _UNIFORM, None)
-            if (
-                uniform is not None
-                and not (sums and uniform)
-                and isinstance(result, torch_common.FakeTensor)
-                and not is_known(result)
-            ):
-                with torch_common.no_modes():
-                    setattr(result, VALUE, torch.full(result.shape, uniform, dtype=result.dtype))
-            return result
+    def call_and_mark(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        setattr(result, _UNIFORM, everywhere)
+        if isinstance(result, torch_common.FakeTensor) and not result.dim():
+            fill(result, everywhere)
+        return result
 
-        return reduce
-    return None
+    return call_and_mark
+
+
+def _reduce_uniform(function: Any) -> Callable[..., Any]:
+    """A reduction, whose result is known where all that it reduces is the same, or where it is a check that holds."""
+    holds, sums = function in torch_common.CHECKS, function.__name__ == "sum"
+
+    def reduce(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        uniform = True if holds else getattr(args[0] if args else kwargs.get("input"), _UNIFORM, None)
+        is_followed = uniform is not None and not (sums and uniform)
+        if is_followed and isinstance(result, torch_common.FakeTensor) and not is_known(result):
+            fill(result, uniform)
+        return result
+
+    return reduce
+
+
+def fill(fake: torch.Tensor, number: Any) -> None:
+    """Attach a value that is the same everywhere."""
+    with torch_common.no_modes():
+        setattr(fake, VALUE, torch.full(fake.shape, number, dtype=fake.dtype))
 
 
 def _of_numbers(data: Any, *, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
     """`torch.tensor` of a list with scalar tensors in it, whose memory it would read: their numbers, which may be
     known, in their place. Pinned memory it would ask the driver for, beneath all operators."""
     if isinstance(data, (list, tuple)):
-        data = torch_common.tree_map_only(
-            torch_common.FakeTensor, lambda each: each if each.dim() else each.item(), data
-        )
+        data = torch_common.tree_map_only(torch_common.FakeTensor, lambda x: x if x.dim() else x.item(), data)
     return torch.tensor(data, **kwargs)
 
 
@@ -201,10 +186,12 @@ def _copy_memory(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-_READ_NUMBERS: Final[dict[Any, Callable[..., Any]]] = {
+_REPLACEMENTS: Final[dict[Any, Callable[..., Any]]] = {
     torch.tensor: _of_numbers,
     torch.Tensor.__deepcopy__: _copy_deeply,
     **{function: _unpack_sequences(function) for function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)},
+    **{function: _mark_finite(function, everywhere) for function, everywhere in _WHETHER_FINITE.items()},
+    **{function: _reduce_uniform(function) for function in (*_REDUCTIONS, *torch_common.CHECKS)},
 }
 
 
@@ -222,8 +209,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         return
     if func in _DRAWS and result.numel() == 1 and torch_common.device_type(result) == "cpu":
         low, high = (args[1:3] + (0.0, 1.0)[len(args) - 1 :]) if func is _UNIFORM_ else (0.0, 1.0)
-        with torch_common.no_modes():
-            setattr(result, VALUE, torch.full(result.shape, (low + high) / 2))
+        fill(result, (low + high) / 2)
         return
     if not (_is_trackable(result) or _is_of_a_large_input(result, args)) or (
         result.dtype.is_floating_point and _is_factory(func) and torch_common.op_name(func) not in _FLOAT_FACTORIES
@@ -232,17 +218,13 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     value = _compute(func, args, kwargs)
     if value is None:
         if torch_common.is_mutable(func):
-            _forget(result)
+            forget(result)
     elif isinstance(value, torch.Tensor) and value.shape == result.shape:
         setattr(result, VALUE, value)
 
 
 def recover(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    mode: torch_common.FakeTensorMode,
-    note: Callable[[Any], None],
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: torch_common.FakeTensorMode, note: Note
 ) -> tuple[bool, Any]:
     """(whether known, result) of an op that a FakeTensor cannot answer: the number itself, or fakes of the true shape
     where the op's tensors are.
@@ -282,9 +264,7 @@ def _places(
         return torch.empty(mask.dim(), count, dtype=torch.int64, device=device).t()
 
 
-def _select_masked(
-    func: Any, args: tuple[Any, ...], mode: torch_common.FakeTensorMode, note: Callable[[Any], None]
-) -> tuple[bool, Any]:
+def _select_masked(func: Any, args: tuple[Any, ...], mode: torch_common.FakeTensorMode, note: Note) -> tuple[bool, Any]:
     """`x[mask]` and `x.masked_select(mask)`, where the mask is known."""
     if func not in (aten.index.Tensor, aten.masked_select.default):
         return False, None
@@ -315,21 +295,20 @@ def libraries_ask_for_values() -> Iterator[Callable[[], None]]:
     where a program may have imported it since.
     """
     asked: list[Any] = []
+
+    def ask_for_values(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        return outside_compiler(lambda tensor: original(tensor) and not is_known(tensor))
+
     with contextlib.ExitStack() as stack:
 
         def ask() -> None:
             module = sys.modules.get(_LIBRARY)
-            if asked or module is None or not hasattr(module, "is_fake_tensor"):
-                return
-            asked.append(module)
-            stack.enter_context(torch_common.patch(module, "is_fake_tensor", _asking_for_values))
+            if not asked and hasattr(module, "is_fake_tensor"):
+                asked.append(module)
+                stack.enter_context(torch_common.patch(module, "is_fake_tensor", ask_for_values))
 
         ask()
         yield ask
-
-
-def _asking_for_values(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return outside_compiler(lambda tensor: original(tensor) and not is_known(tensor))
 
 
 def _is_integer(tensor: torch.Tensor, limit: int = LIMIT) -> bool:
@@ -350,24 +329,16 @@ def _is_of_a_large_input(result: torch.Tensor, args: tuple[Any, ...]) -> bool:
 
 
 def _value(tensor: Any) -> torch.Tensor | None:
-    if not isinstance(tensor, torch_common.FakeTensor):
-        # A real tensor in a fake run: a literal the program wrote, or a constant of its own.
-        return (
-            tensor
-            if isinstance(tensor, torch.Tensor) and torch_common.device_type(tensor) == "cpu" and _is_integer(tensor)
-            else None
-        )
-    value: torch.Tensor | None = getattr(tensor, VALUE, None)
-    return value if value is not None else tensor.constant
+    if isinstance(tensor, torch_common.FakeTensor):
+        value: torch.Tensor | None = getattr(tensor, VALUE, None)
+        return value if value is not None else tensor.constant
+    # A real tensor in a fake run: a literal the program wrote, or a constant of its own.
+    is_real = isinstance(tensor, torch.Tensor) and torch_common.device_type(tensor) == "cpu" and _is_integer(tensor)
+    return tensor if is_real else None
 
 
 def forget(tensor: torch.Tensor) -> None:
-    """Something else than an operator has written to it: its values are no longer known."""
-    if isinstance(tensor, torch_common.FakeTensor):
-        _forget(tensor)
-
-
-def _forget(tensor: torch.Tensor) -> None:
+    """Something has written to it: its values are no longer known."""
     value: torch.Tensor | None = getattr(tensor, VALUE, None)
     if value is not None:
         # Views of it share the value's storage and must not be believed either; an empty storage says so.
@@ -375,43 +346,29 @@ def _forget(tensor: torch.Tensor) -> None:
         delattr(tensor, VALUE)
 
 
+@functools.cache
 def _is_factory(func: Any) -> bool:
-    known = _factory_calls.get(func)
-    if known is None:
-        known = _factory_calls[func] = (
-            torch_common.op_name(func) in _FACTORIES and getattr(func, "namespace", "") == "aten"
-        )
-    return known
+    return torch_common.op_name(func) in _FACTORIES and getattr(func, "namespace", "") == "aten"
 
 
 def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The op on real values, or None when one of them is not known."""
     if torch.Tag.nondeterministic_seeded in func.tags:
         return None
-    tensors = [t for t in torch_common.tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
+    tensors = list(torch_common.iterate_tensors((args, kwargs)))
     factory = _is_factory(func)
-    if not factory:
-        if not tensors:
-            return None
-        for tensor in tensors:
-            value = _value(tensor)
-            if value is None or (value.numel() and not value.untyped_storage().nbytes()):
-                return None
-    if torch_common.is_mutable(func) and not all(isinstance(tensor, torch_common.FakeTensor) for tensor in tensors):
+    if not factory and (not tensors or any(find_value(each) is None for each in tensors)):
+        return None
+    if torch_common.is_mutable(func) and not all(isinstance(each, torch_common.FakeTensor) for each in tensors):
         return None  # the program's own real tensor must not be written to
-    real: dict[int, torch.Tensor] = {}
 
     def swap(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return real[id(x)]
+            value = _value(x)
+            return value if value is not None else torch.empty(x.shape, dtype=x.dtype, device="meta")
         return torch.device("cpu") if isinstance(x, torch.device) else x
 
     with torch_common.no_modes():
-        for tensor in tensors:
-            value = _value(tensor)
-            real[id(tensor)] = (
-                value if value is not None else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            )
         arguments, options = torch_common.tree_map(swap, (args, kwargs))
         if factory and tensors:
             options = {**options, "device": torch.device("cpu")}

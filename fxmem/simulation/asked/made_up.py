@@ -31,10 +31,8 @@ class MadeUpNotes:
 
     def records(self) -> tuple[MadeUp, ...]:
         """What was noted, in the order it first came."""
-        return tuple(
-            MadeUp(kind=kind, what=what, place=place, count=count)
-            for (kind, what, place), count in self._counts.items()
-        )
+        noted = self._counts.items()
+        return tuple(MadeUp(kind=kind, what=what, place=place, count=count) for (kind, what, place), count in noted)
 
 
 class _Number:
@@ -72,26 +70,19 @@ def _arithmetic(base: Any, name: str) -> Callable[[Any, Any], Any]:
     return computing
 
 
-def _truth(base: Any) -> Callable[[Any], bool]:
+_COMPARISONS: Final = "lt le gt ge eq ne".split()
+_ARITHMETIC: Final = "add radd sub rsub mul rmul truediv floordiv mod pow rtruediv rfloordiv rmod".split()
+
+
+def _number_class(base: type[int] | type[float]) -> Any:
     def is_true(self: Any) -> bool:
         _note_decision(self, "truth")
         return bool(base.__bool__(self))
 
-    return is_true
-
-
-_COMPARISONS: Final = ("lt", "le", "gt", "ge", "eq", "ne")
-_ARITHMETIC: Final = (
-    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "floordiv", "mod", "pow"),
-    *("rtruediv", "rfloordiv", "rmod"),
-)
-
-
-def _number_class(base: type[int] | type[float]) -> Any:
     members: dict[str, Any] = {f"__{name}__": _comparison(base, name) for name in _COMPARISONS}
     members |= {f"__{name}__": _arithmetic(base, name) for name in _ARITHMETIC}
     members |= {
-        "__bool__": _truth(base),
+        "__bool__": is_true,
         "__hash__": base.__hash__,
         "__reduce__": lambda self: (base, (base(self),)),
         "__doc__": f"A made-up {base.__name__}.",

@@ -35,8 +35,7 @@ class RealReads:
 
     def note(self, func: Any, args: tuple[Any, ...]) -> None:
         """Keep what an operator of the real run reads."""
-        read = [tensor.detach().clone() for tensor in _deciding(func, args)]
-        self._found.setdefault(_place(func), []).append(read)
+        self._found.setdefault(_place(func), []).append([each.detach().clone() for each in _deciding(func, args)])
 
     def begin(self) -> None:
         """Another run of the same program begins."""

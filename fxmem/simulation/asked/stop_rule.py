@@ -24,6 +24,8 @@ DRAFTS_ASSUMED: Final = "an assistant's drafts are as long as they may be, and n
 _CRITERIA: Final = "transformers.generation.stopping_criteria"
 _LOOPS: Final = "transformers.generation.utils"
 _WHISPER: Final = "transformers.models.whisper.generation_whisper"
+_Call = Callable[..., Any]
+"""What another function stands for."""
 
 
 class StopRule:
@@ -46,136 +48,83 @@ class StopRule:
 
     def install(self) -> None:
         """Patch what the program has imported since the last call."""
-        for module_name, owner, name, make in (
-            (_CRITERIA, "EosTokenCriteria", "__call__", self._none_ends),
-            (_CRITERIA, "StopStringCriteria", "__call__", self._none_ends),
-            (_CRITERIA, "ConfidenceCriteria", "__call__", self._continue_draft),
+        not_met, no_padding = functools.partial(self._answer_all, False), functools.partial(self._answer_all, 1)
+        for module_name, owner, name, run in (
+            (_CRITERIA, "EosTokenCriteria", "__call__", not_met),
+            (_CRITERIA, "StopStringCriteria", "__call__", not_met),
+            (_CRITERIA, "ConfidenceCriteria", "__call__", _continue_draft),
             (_LOOPS, "GenerationMixin", "_beam_search_has_unfinished_sequences", self._continue_beams),
             (_LOOPS, "GenerationMixin", "_flatten_beam_dim", self._keep_beams_longest),
             (_LOOPS, "GenerationMixin", "_assisted_decoding", self._accept_no_draft),
-            (_LOOPS, "GenerationMixin", "_prepare_attention_mask_for_generation", self._pad_nothing),
+            (_LOOPS, "GenerationMixin", "_prepare_attention_mask_for_generation", no_padding),
             (_LOOPS, "GenerationMixin", "_get_logits_processor", self._read_tokens),
             (_WHISPER, "WhisperGenerationMixin", "_postprocess_outputs", self._hear_words),
         ):
             holder = getattr(sys.modules.get(module_name), owner, None)
             if holder is not None and name in vars(holder) and (owner, name) not in self._patched:
                 self._patched.add((owner, name))
-                self._stack.enter_context(torch_common.patch(holder, name, make))
+                self._stack.enter_context(torch_common.wrap(holder, name, run))
 
-    def _none_ends(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A criterion that looks at tokens, which no sequence meets."""
+    def _answer_all(self, value: float, original: _Call, *args: Any, **kwargs: Any) -> Any:
+        """What looks at tokens, which has one answer: no sequence meets a criterion, none of a prompt is padding."""
+        return self._answer(original(*args, **kwargs), value)
 
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self._answer(original(*args, **kwargs), False)
-
-        return call
-
-    def _continue_beams(self, original: Callable[..., Any]) -> Any:
+    def _continue_beams(self, original: _Call, unsatisfied: Any, finished: Any, hits: Any, *further: Any) -> Any:
         """Whether beam search goes on: until all have met a criterion that counts tokens."""
+        value = known_values.find_value(hits)
+        with torch_common.no_modes(), torch_common.pause_observers():  # the program does not ask
+            goes_on = value is None or not bool(value.all())
+        return self._answer(original(unsatisfied, finished, hits, *further), goes_on)
 
-        @functools.wraps(original)
-        def call(unsatisfied: Any, finished: Any, hits: Any, early_stopping: Any) -> Any:
-            value = known_values.find_value(hits)
-            with torch_common.no_modes(), torch_common.pause_observers():  # the program does not ask
-                goes_on = value is None or not bool(value.all())
-            return self._answer(original(unsatisfied, finished, hits, early_stopping), goes_on)
-
-        return staticmethod(call)
-
-    def _keep_beams_longest(self, original: Callable[..., Any]) -> Any:
+    def _keep_beams_longest(self, original: _Call, tensor: torch.Tensor) -> Any:
         """The indices of finished beams: all are valid, and their number is the length of the result."""
+        flat = original(tensor)
+        return self._answer(flat, 0) if flat.dtype is torch.int32 and flat.dim() == 2 else flat
 
-        @functools.wraps(original)
-        def call(tensor: torch.Tensor) -> Any:
-            flat = original(tensor)
-            return self._answer(flat, 0) if flat.dtype is torch.int32 and flat.dim() == 2 else flat
-
-        return staticmethod(call)
-
-    def _pad_nothing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The mask of a prompt without one, where its tokens were generated: none of them is padding."""
-
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self._answer(original(*args, **kwargs), 1)
-
-        return call
-
-    def _read_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _read_tokens(self, original: _Call, *args: Any, encoder_input_ids: Any = None, **kwargs: Any) -> Any:
         """What looks whether a prompt is token ids, or stands for embeddings: ids, which are not negative."""
-
-        @functools.wraps(original)
-        def call(*args: Any, encoder_input_ids: Any = None, **kwargs: Any) -> Any:
-            if encoder_input_ids is None or encoder_input_ids.is_floating_point():
-                return original(*args, encoder_input_ids=encoder_input_ids, **kwargs)
-            is_known = known_values.is_known(encoder_input_ids)
+        asks = encoder_input_ids is not None and not encoder_input_ids.is_floating_point()
+        forgets = asks and not known_values.is_known(encoder_input_ids)
+        if asks:
             self._answer(encoder_input_ids, 1)
-            try:
-                return original(*args, encoder_input_ids=encoder_input_ids, **kwargs)
-            finally:
-                if not is_known:
-                    known_values.forget(encoder_input_ids)
+        try:
+            return original(*args, encoder_input_ids=encoder_input_ids, **kwargs)
+        finally:
+            if forgets:
+                known_values.forget(encoder_input_ids)
 
-        return call
-
-    def _continue_draft(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Whether a draft ends, an assistant not being sure of its last token: no, once probabilities are there."""
-
-        @functools.wraps(original)
-        def call(criterion: Any, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
-            if not isinstance(input_ids, torch_common.FakeTensor):
-                return original(criterion, input_ids, scores, **kwargs)
-            scores[-1].softmax(-1)
-            return False
-
-        return call
-
-    def _accept_no_draft(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _accept_no_draft(self, original: _Call, *args: Any, **kwargs: Any) -> Any:
         """A loop with drafts, in which every drafted token is another than the model's own."""
 
-        def count(cumsum: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(cumsum)
-            def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-                differs = tensor.dtype is torch.bool and sys._getframe(1).f_code.co_name == original.__name__
-                result = cumsum(tensor, *args, **kwargs)
-                if differs and isinstance(result, torch_common.FakeTensor):
-                    self.was_drafted = True
-                    return self._answer(result, 1)
-                return result
+        def count(cumsum: _Call, tensor: torch.Tensor, *further: Any, **settings: Any) -> Any:
+            differs = tensor.dtype is torch.bool and sys._getframe(2).f_code.co_name == original.__name__
+            result = cumsum(tensor, *further, **settings)
+            if differs and isinstance(result, torch_common.FakeTensor):
+                self.was_drafted = True
+                return self._answer(result, 1)
+            return result
 
-            return call
+        seek = functools.partial(self._answer_all, False)
+        with torch_common.wrap(torch.Tensor, "cumsum", count), torch_common.wrap(torch, "isin", seek):
+            return original(*args, **kwargs)
 
-        def seek(isin: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(isin)
-            def call(*args: Any, **kwargs: Any) -> Any:
-                return self._answer(isin(*args, **kwargs), False)
-
-            return call
-
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            patch = torch_common.patch
-            with patch(torch.Tensor, "cumsum", count), patch(torch, "isin", seek):
-                return original(*args, **kwargs)
-
-        return call
-
-    def _hear_words(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _hear_words(self, original: _Call, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
         """The tokens that Whisper cuts into segments: each is a word, none is padding or a time."""
-
-        @functools.wraps(original)
-        def call(*args: Any, generation_config: Any, **kwargs: Any) -> Any:
-            tokens, outputs = original(*args, generation_config=generation_config, **kwargs)
-            ends = generation_config.eos_token_id
-            other = {generation_config.pad_token_id, *(ends if isinstance(ends, list) else [ends])}
-            return self._answer(tokens, next(token for token in range(len(other) + 1) if token not in other)), outputs
-
-        return call
+        tokens, outputs = original(*args, generation_config=generation_config, **kwargs)
+        ends = generation_config.eos_token_id
+        other = {generation_config.pad_token_id, *(ends if isinstance(ends, list) else [ends])}
+        return self._answer(tokens, next(token for token in range(len(other) + 1) if token not in other)), outputs
 
     def _answer(self, result: Any, value: float) -> Any:
         if isinstance(result, torch_common.FakeTensor) and not known_values.is_known(result):
             self.was_asked = True
-            with torch_common.no_modes():
-                known_values.attach(result, torch.full(result.shape, value, dtype=result.dtype))
+            known_values.fill(result, value)
         return result
+
+
+def _continue_draft(original: _Call, criterion: Any, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+    """Whether a draft ends, an assistant not being sure of its last token: no, once probabilities are there."""
+    if not isinstance(input_ids, torch_common.FakeTensor):
+        return original(criterion, input_ids, scores, **kwargs)
+    scores[-1].softmax(-1)
+    return False

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.simulation.asked import known_values
-from fxmem.simulation.asked.bounded_shapes import bound_result
-from fxmem.simulation.asked.checks import find_passing_value
+from fxmem.simulation.asked.bounded_shapes import Note, bound_result
+from fxmem.simulation.asked.checks import find_going_on_value, find_passing_value
+from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.asked.real_reads import RealReads
-from fxmem.simulation.source_lines import checking_frame, is_stepping, program_place
+from fxmem.simulation.source_lines import checking_frame, is_stepping, optimizer_frame, program_place
+
+aten = torch.ops.aten
+
+_UNSCALE: Final[Any] = aten._amp_foreach_non_finite_check_and_unscale_.default
+"""Writes in place and allocates nothing. All numbers are taken to be finite, so that `found_inf` stays what it was."""
+_FALLS: Final = 1e-4
+"""By how much of the first one made-up fraction is smaller than the one before."""
 
 
 class Values:
@@ -43,12 +50,7 @@ class Values:
         return NotImplemented
 
     def answer(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        fakes: torch_common.FakeTensorMode,
-        note: Callable[[Any], None],
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: torch_common.FakeTensorMode, note: Note
     ) -> Any:
         """The result of an operator that hangs on values which a fake has not; NotImplemented where there is none.
 
@@ -64,7 +66,8 @@ class Values:
             passes = self._find_condition()
             if passes is not None:
                 return passes
-        bound = bound_result(func, args, kwargs, fakes, note, distinct=self.takes_all_distinct)
+        with fakes:
+            bound = bound_result(func, args, kwargs, note, distinct=self.takes_all_distinct)
         if bound is None:
             return self._make_up(func, args)
         result, what = bound
@@ -89,3 +92,72 @@ class Values:
             return NotImplemented
         self.made_up_scalars += 1
         return 1.0 if args[0].dtype.is_floating_point else 1
+
+
+class MadeUpValues(Values):
+    """Answers of a program on the target: what nobody knows is made up and noted, so that the program goes on.
+
+    Args:
+        notes: of what is made up.
+    """
+
+    takes_all_distinct = True
+
+    def __init__(self, notes: MadeUpNotes) -> None:
+        super().__init__()
+        self._notes = notes
+        self._fractions = 0
+        """Made up so far."""
+        self.maker: torch_fakes.Maker
+        """Makes tensors of the mode the program runs in."""
+
+    def run_instead(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operator whose kernel need not be looked at; NotImplemented for every other."""
+        if func is _UNSCALE:
+            return None
+        if func is aten._to_copy.default and (moved := self._move(args[0], kwargs)) is not None:
+            known_values.follow(func, args, kwargs, moved)
+            return moved
+        return NotImplemented
+
+    def _move(self, tensor: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor | None:
+        """A real tensor on the card; None where it may be laid out anew.
+
+        FakeTensorMode's own way there takes as long as several kernels.
+        """
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_contiguous()
+        if not plain or "memory_format" in settings or settings.get("device") is None:
+            return None
+        device, dtype = torch.device(settings["device"]), settings.get("dtype") or tensor.dtype
+        if device.index is None:
+            device = torch.device(device.type, 0 if device.type == "cuda" else None)
+        return self.maker.empty(tuple(tensor.shape), tensor.stride(), dtype, device)
+
+    def _note_bound(self, what: str) -> None:
+        self._notes.note("shape", what)
+
+    def _make_up(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """A number that no kernel has computed.
+
+        A fraction is a little smaller each time, as a loss that falls, so that nothing takes two for equal and stops:
+        LBFGS would.
+        """
+        if func is not torch_fakes.NUMBER_OF:
+            return NotImplemented
+        tensor = args[0]
+        self._notes.note("read", str(tensor.dtype)[6:])
+        if tensor.dtype is torch.bool:
+            return False
+        if not tensor.dtype.is_floating_point:
+            return 0
+        self._fractions += 1
+        return 1.0 / (1.0 + _FALLS * (self._fractions - 1))
+
+    def _find_condition(self) -> bool | None:
+        frame = optimizer_frame(sys._getframe(1))
+        if frame is None:
+            return super()._find_condition()
+        going_on = find_going_on_value(frame)
+        if going_on is not None:
+            self._notes.note("decided", "a condition of the optimizer's own: it goes on")
+        return going_on

@@ -46,21 +46,12 @@ def parse_compile(value: Compile) -> CompileSettings | None:
     share = given.get(BUDGET_OPTION)
     if share is not None and (not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1):
         raise UsageError(f"expected {BUDGET_OPTION} from 0 (keep least) to 1 (recompute nothing), got {share!r}")
-    return CompileSettings(
-        mode=mode,
-        dynamic=given.get("dynamic"),
-        options=_read_options(given.get("options") or {}),
-        activation_memory_budget=share,
-    )
-
-
-def _read_options(options: Mapping[str, Any]) -> dict[str, Any]:
     known = known_options()
-    made = {name.replace("-", "_"): value for name, value in options.items()}
-    for name in made:
+    options = {name.replace("-", "_"): each for name, each in (given.get("options") or {}).items()}
+    for name in options:
         if name not in known:
             raise UsageError(f"inductor has no option {name!r}{closest(name, sorted(known))}")
-    return made
+    return CompileSettings(mode=mode, dynamic=given.get("dynamic"), options=options, activation_memory_budget=share)
 
 
 def read_compile(mode: str | None, options: list[str]) -> CompileSettings | None:

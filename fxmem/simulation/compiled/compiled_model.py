@@ -13,11 +13,8 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import triton as torch_triton
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
-from fxmem.simulation.compiled.compiled_code import CompiledCode
-from fxmem.simulation.compiled.compiler import differentiate_joint_graphs
-from fxmem.simulation.compiled.launches import CompiledOpRecorder
+from fxmem.simulation.compiled.compiled_code import CompiledCode, differentiate_joint_graphs
 from fxmem.simulation.compiled.tracer import KernelTracer
-from fxmem.simulation.observe.op_recorder import OpRecorder
 
 
 class CompiledModel(CompiledCode):
@@ -25,36 +22,30 @@ class CompiledModel(CompiledCode):
 
     streams = None
     is_compiling = True
-    kernels: KernelTracer
 
-    def make_recorder(self, *parts: Any) -> OpRecorder:
-        """The recorder of operators, each for a launch."""
-        self.recording.nodes.saves_by_launch = True
-        return CompiledOpRecorder(lambda: self.kernels, lambda *call: True, *parts)
-
-    def make_tracer(self, root: torch.nn.Module) -> Any:
+    def make_tracer(self, root: torch.nn.Module) -> KernelTracer:
         """The tracer that follows the launches of this module."""
-        self.kernels = self._compiler.kernels = KernelTracer(root, self.recording.nodes)
+        self.recording.nodes.saves_by_launch = True
+        self.kernels = KernelTracer(root, self.recording.nodes)
         return self.kernels
 
     def wrap(self, model: torch.nn.Module) -> Any:
         """The compiled model, which the step calls in the place of the model."""
-        compiler, settings = self._compiler, self._compiler.settings
-        if not settings.as_is:
-            return _Root(model, compiler.compile_module(model, self._options), self)
+        if not self._settings.as_is:
+            return _Root(model, self.compile_module(model, self._options), self)
         called: Any = model
-        for path, chosen in settings.parts.items():
+        for path, chosen in self._settings.parts.items():
             if not path:
-                called = compiler.compile_module(model, chosen or {})
+                called = self.compile_module(model, chosen or {})
             else:
-                backend = functools.partial(compiler.compile, options=chosen or {})
+                backend = functools.partial(self.compile, options=chosen or {})
                 torch_dynamo.compile_part(model.get_submodule(path), backend, in_place=chosen is None)
         return _Root(model, called, self)
 
     @contextlib.contextmanager
     def observe(self) -> Iterator[None]:
         """The compiler's surroundings; operators are observed in `observe_run`."""
-        with self._compiler.answers(), self._compiler.surroundings():
+        with self.answers(), self.surroundings():
             yield
 
     @contextlib.contextmanager
@@ -66,11 +57,11 @@ class CompiledModel(CompiledCode):
                 differentiate_joint_graphs(),
                 log.setup(),
                 recording.recorder,  # eager code between graphs, and the optimizer's, may ask for known numbers
-                torch_dynamo.observe_compiled_calls(_nothing, _nothing, self._compile, contextlib.nullcontext),
+                torch_dynamo.observe_compiled_calls(lambda: None, lambda: None, self._compile, contextlib.nullcontext),
             ):
                 yield
             self.is_compiling = False
-            self._compiler.note_numbers(log, collects=True)
+            self.note_numbers(collects=True)
             return
         with (
             recording.recorder,
@@ -90,10 +81,6 @@ class CompiledModel(CompiledCode):
     def observe_recomputation(self) -> contextlib.AbstractContextManager[None]:
         """What a compiled graph recomputes is in the graph."""
         return contextlib.nullcontext()
-
-
-def _nothing() -> None:
-    pass
 
 
 class _Root:

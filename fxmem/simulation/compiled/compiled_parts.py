@@ -18,13 +18,11 @@ from fxmem._torch import common as torch_common
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.records.parts import CompileSettings
-from fxmem.records.profile import Target
-from fxmem.simulation.compiled.compiled_code import CompiledCode
-from fxmem.simulation.compiled.compiler import differentiate_joint_graphs
-from fxmem.simulation.compiled.launches import CompiledOpRecorder
-from fxmem.simulation.compiled.part_kernels import PartKernels
-from fxmem.simulation.observe.fx_tracer import Listener
-from fxmem.simulation.observe.op_recorder import OpRecorder
+from fxmem.records.profile import Phase, Target
+from fxmem.simulation.compiled.compiled_code import CompiledCode, differentiate_joint_graphs
+from fxmem.simulation.compiled.tracer import KernelTracer
+from fxmem.simulation.observe.fx_tracer import Listener, ProgramTracer
+from fxmem.simulation.observe.node_ledger import NodeLedger
 from fxmem.simulation.ranks import find_blocks
 
 
@@ -40,12 +38,8 @@ class CompiledParts(CompiledCode):
 
     # --- the parts of the recording -----------------------------------------------------------------------------------
 
-    def make_recorder(self, *parts: Any) -> OpRecorder:
-        """The recorder of operators, some of them for a launch."""
-        return CompiledOpRecorder(lambda: self.kernels, self._follows, *parts)
-
-    def _follows(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an operator may be for a launch."""
+    def follows(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operator of the target runs while compiled code does."""
         return self.kernels.runs_compiled and self.recording.subject.is_targets(func, types, args, kwargs)
 
     def make_tracer(self, root: torch.nn.Module) -> Any:
@@ -55,8 +49,7 @@ class CompiledParts(CompiledCode):
     def attach(self) -> None:
         """Follow the launches among the nodes of the tracer."""
         recording = self.recording
-        kernels = PartKernels(recording.tracer, recording.subject.find_class, recording.nodes)
-        self.kernels = self._compiler.kernels = kernels
+        self.kernels = PartKernels(recording.tracer, recording.subject.find_class, recording.nodes)
 
     def restart(self) -> None:
         """Follow launches in the new graph."""
@@ -64,28 +57,26 @@ class CompiledParts(CompiledCode):
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Compile what its author has compiled, or else the repeated blocks; of a model without any, the whole."""
-        settings = self._compiler.settings
+        settings = self._settings
         parts = {path: (chosen or {}, chosen is None) for path, chosen in settings.parts.items()}
         if not settings.as_is:
             names = {module: path for path, module in model.named_modules()}
             parts = {names[block]: (self._options, True) for block in find_blocks(model) or [model]}
         backends: dict[str, Callable[..., Any]] = {}  # of one, dynamo compiles blocks that are alike once
         for path, (chosen, in_place) in parts.items():
-            made = functools.partial(self._compiler.compile, options=chosen)
-            backend = backends.setdefault(repr(chosen), made)
+            backend = backends.setdefault(repr(chosen), functools.partial(self.compile, options=chosen))
             part = model.get_submodule(path)
             torch_dynamo.compile_part(part, backend, in_place=in_place, dynamic=settings.dynamic)
 
     # --- while the program runs ---------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def environment(self) -> Iterator[None]:
+    def environment(self) -> contextlib.AbstractContextManager[None]:
         """What dynamo is to trace into is looked up here, before any is replaced."""
         functional: Any = torch.nn.functional
         plain = ((torch.nn.Module, "__call__"), (torch.overrides, "has_torch_function"), (functional, "linear"))
         self._plain = [(owner, name, getattr(owner, name)) for owner, name in plain]
         self._plain.append((functional, "scaled_dot_product_attention", torch_inductor.SDPA))
-        yield
+        return super().environment()
 
     def observe(self) -> contextlib.AbstractContextManager[None]:
         """What the program does is observed inside."""
@@ -93,11 +84,11 @@ class CompiledParts(CompiledCode):
 
     @contextlib.contextmanager
     def _observe_compiled(self) -> Iterator[None]:
-        engine, on_card = self.recording.engine, self.recording.target.device == "cuda"
+        engine = self.recording.engine
         with (
-            self._compiler.surroundings(self._make_buffer),
+            self.surroundings(self._make_buffer),
             torch_inductor.without_graph_task(engine.release_unpacked, lambda: engine.keeps_graph),
-            torch_inductor.no_device_guard() if on_card else contextlib.nullcontext(),
+            torch_inductor.no_device_guard() if self._on_card else contextlib.nullcontext(),
             torch_dynamo.observe_compiled_calls(self._enter_call, self._leave_call, self._compile, self._unpatched),
             self._around_call,
         ):
@@ -108,49 +99,46 @@ class CompiledParts(CompiledCode):
         stack = self._around_call
         stack.enter_context(torch_common.without_function_modes(Listener))
         stack.enter_context(self._unpatched())
-        stack.enter_context(torch_common.patch(torch.Tensor, "register_hook", self._noting_hooks))
-        self.kernels.is_inside = self.recording.nodes.saves_by_launch = True
-
-    def _noting_hooks(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`Tensor.register_hook` where no listener is: a module compiled in place runs its own hooks, such as FSDP2's,
-        inside the call."""
-
-        def register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
-            handle = original(tensor, hook)
-            self.recording.on_tensor_method("register_hook", tensor)
-            return handle
-
-        return register_hook
+        stack.enter_context(torch_common.wrap(torch.Tensor, "register_hook", self._register_hook))
+        self._set_inside(True)
 
     def _leave_call(self) -> None:
-        self.kernels.is_inside = self.recording.nodes.saves_by_launch = False
+        self._set_inside(False)
         self._around_call.close()
+
+    def _set_inside(self, inside: bool) -> None:
+        self.kernels.is_inside = self.recording.nodes.saves_by_launch = inside
+        self.kernels.first_op = None
+
+    def _register_hook(self, original: Callable[..., Any], tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
+        """`Tensor.register_hook` where no listener is: a module compiled in place runs its own hooks, such as FSDP2's,
+        inside the call."""
+        handle = original(tensor, hook)
+        self.recording.on_tensor_method("register_hook", tensor)
+        return handle
 
     @contextlib.contextmanager
     def _unpatched(self) -> Iterator[None]:
         """What dynamo traces into is torch's own."""
         with contextlib.ExitStack() as stack:
             for owner, name, plain in self._plain:
-                stack.enter_context(torch_common.patch(owner, name, _put(plain)))
+                stack.enter_context(torch_common.replace(owner, name, plain))
             yield
 
     @contextlib.contextmanager
     def _compile(self) -> Iterator[None]:
         """Dynamo traces, and nothing follows what it calls."""
-        before, self.is_compiling = self.is_compiling, True
         observed = torch_common.keep_modes()
-        try:
-            with (
-                torch_common.no_modes(),
-                self.recording.fakes,
-                differentiate_joint_graphs(),
-                self._compiler.answers(),
-                torch_dynamo.observe_optimizer_state(observed),
-            ):
-                yield
-                self._compiler.note_numbers(self.recording.log)  # here, where nothing observes how they are found
-        finally:
-            self.is_compiling = before
+        with (
+            torch_common.replace(self, "is_compiling", True),
+            torch_common.no_modes(),
+            self.recording.fakes,
+            differentiate_joint_graphs(),
+            self.answers(),
+            torch_dynamo.observe_optimizer_state(observed),
+        ):
+            yield
+            self.note_numbers()  # here, where nothing observes how they are found
 
     def _make_buffer(self, size: Any, stride: Any, *, dtype: torch.dtype, device: str) -> torch.Tensor:
         """A buffer of compiled code; on the host, whose kernels do not run either, with zeros."""
@@ -168,5 +156,47 @@ class CompiledParts(CompiledCode):
         return torch_common.without_function_modes(Listener)
 
 
-def _put(value: Any) -> Callable[[Any], Any]:
-    return lambda _: value
+class PartKernels(KernelTracer):
+    """Writes launches among the nodes of a program.
+
+    Args:
+        around: the tracer of what is not compiled.
+        find_class: the class of the module with a path; None for none.
+        nodes: the program's ledger.
+    """
+
+    def __init__(
+        self, around: ProgramTracer, find_class: Callable[[str], type[torch.nn.Module] | None], nodes: NodeLedger
+    ) -> None:
+        self._around = around
+        super().__init__(torch.nn.Module(), nodes)
+        self._find_class = find_class
+
+    def restart(self) -> None:
+        """Begin another graph, which the tracer around has begun."""
+        super().restart()
+        writer = self._around.writer
+        self.graph, self.nodes, self.sources = writer.graph, writer.nodes, writer.sources
+        writer.find_maker = self._find_launch
+
+    @property
+    def runs_compiled(self) -> bool:
+        """Whether compiled code runs, or a backward, which may be its own."""
+        return self.is_inside or self._log.phase is Phase.BACKWARD
+
+    def _writes_nodes(self) -> bool:
+        return self.is_inside and self._around.writes and self._log.phase in (Phase.FORWARD, Phase.EVALUATION)
+
+    @property
+    def _path(self) -> str:
+        return self._around.path
+
+    def _known_module(self, path: str) -> str:
+        return super()._known_module(".".join(part for part in (self._path, path) if part))
+
+    def _find_launch(self, tensor: torch.Tensor) -> torch.fx.Node | None:
+        storage = self._log.note_storage(tensor)
+        return None if storage is None else self._maker.get(storage)
+
+    def _find_maker(self, tensor: torch.Tensor) -> torch.fx.Node | None:
+        return self._around.writer.find_node(tensor) or self._find_launch(tensor)

@@ -39,7 +39,10 @@ def answer_all_ways(first: Answered, recompile: Callable[[Answers], Answered | N
     asked: set[TimedQuestion] = set()
     while pending:
         answers, made = pending.pop(0)
-        found = {question: others for question, others in _questions(made).items() if question not in asked}
+        found: dict[TimedQuestion, dict[str, None]] = {}
+        for each in () if made is None else made.timed:
+            if each.question not in asked:
+                found.setdefault(each.question, {}).update(dict.fromkeys(each.others))
         asked.update(found)
         for question, others in found.items():
             for other in others:
@@ -53,14 +56,6 @@ def answer_all_ways(first: Answered, recompile: Callable[[Answers], Answered | N
         if again is not None:
             tried.append((together, again.peak_bytes))
     return [first.peak_bytes, *(peak for _, peak in tried)]
-
-
-def _questions(made: CompileRecord | None) -> dict[TimedQuestion, dict[str, None]]:
-    """The other answers to each question that the compiler asked."""
-    found: dict[TimedQuestion, dict[str, None]] = {}
-    for each in () if made is None else made.timed:
-        found.setdefault(each.question, {}).update(dict.fromkeys(each.others))
-    return found
 
 
 def _combine(tried: list[tuple[Answers, int]], first: int) -> list[Answers]:

@@ -7,10 +7,11 @@ forward for the same line of the same module, else to the last one of the same m
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,11 +43,12 @@ class KernelTracer:
     def __init__(self, root: torch.nn.Module, nodes: NodeLedger) -> None:
         self.root = root
         self._log, self._ledger = nodes.log, nodes
-        self._modules = {name: type(module) for name, module in root.named_modules()}
+        classes = {name: type(module) for name, module in root.named_modules()}
+        self._find_class: Callable[[str], type[torch.nn.Module] | None] = classes.get
+        """The class of the module with a path; None for none."""
         self._residents: dict[int, str] = {}
         self.wrappers: dict[str, torch_inductor.Wrapper] = {}
         """By file."""
-        self.launches = 0
         self.restart()
 
     def restart(self) -> None:
@@ -64,51 +66,37 @@ class KernelTracer:
         self._by_module: dict[tuple[str, str], int] = {}
         self._called_in: dict[int, str] = {}
         """By number of autograd's node of a compiled graph, the module that was called."""
-        self._first_op: int | None = None
-        self._inside_root = False
+        self.first_op: int | None = None
+        """The first operator of the next node, once one has run."""
+        self.is_inside = False
+        """Whether compiled code is being called."""
         self._copies_inputs = False
 
     # --- the root -----------------------------------------------------------------------------------------------------
 
     def call_root(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the compiled root, whose launches become the graph."""
-        named = {**dict(self.root.named_parameters()), **dict(self.root.named_buffers())}
-        for name, value in named.items():
+        for name, value in itertools.chain(self.root.named_parameters(), self.root.named_buffers()):
             for part in torch_wrappers.parts(value):
                 index = self._log.note_storage(part)
                 if index is not None:
                     self._residents.setdefault(index, name)
         for name, value in named_arguments(self.root, args, kwargs):
-            self._append(self.graph.placeholder(_identifier(name)), None, "", list(torch_common.iterate_tensors(value)))
-        self._inside_root = True
-        try:
+            self._append(self.graph.placeholder(_identifier(name)), None, "", value)
+        with torch_common.replace(self, "is_inside", True):
             out = run(*args, **kwargs)
-        finally:
-            self._inside_root = False
-        found = [node for tensor in torch_common.iterate_tensors(out) if (node := self._find_maker(tensor)) is not None]
-        self._append(self.graph.output(tuple(found)), None, "", list(torch_common.iterate_tensors(out)), binds=False)
+        self._append(self.graph.output(self._find_makers(out)), None, "", out)
         return out
 
     # --- CUDA graphs --------------------------------------------------------------------------------------------------
-
-    def graph_pool(self) -> contextlib.AbstractContextManager[None]:
-        """What is allocated inside is a CUDA graph's."""
-        return self._log.streams.graph_pool()
 
     def make_random_state(self) -> list[torch.Tensor]:
         """Seed and offset that CUDA graphs read (`CUDAGeneratorState::register_graph`, cuda/CUDAGeneratorImpl.cpp)."""
         with self._log.streams.graph_stream():
             made = [torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2)]
             for name, tensor in zip(("seed", "offset"), made, strict=True):
-                index = self._log.note_storage(tensor)
-                if index is not None:
-                    storage = self._log.storages[index]
-                    storage.kind, storage.name = Kind.BUFFER, f"{name} of CUDA graphs"
+                self._log.rename(tensor, f"{name} of CUDA graphs", Kind.BUFFER)
         return made
-
-    def note_constant(self, copy: torch.Tensor) -> None:
-        """Note the copy on the card of a constant that a graph was compiled with."""
-        self._log.resident(copy, Kind.BUFFER, "constant of a compiled graph")
 
     def is_in_graph_pool(self, tensor: torch.Tensor) -> bool:
         """Whether a CUDA graph has allocated a tensor."""
@@ -117,11 +105,8 @@ class KernelTracer:
 
     def copy_inputs(self, inputs: list[Any], moving: list[int]) -> None:
         """Put copies in the place of a CUDA graph's arguments; no launch makes them."""
-        self._copies_inputs = True
-        try:
+        with torch_common.replace(self, "_copies_inputs", True):
             torch_cuda_graphs.copy_inputs(inputs, moving)
-        finally:
-            self._copies_inputs = False
         for position in moving:
             index = self._log.note_storage(inputs[position])
             if index is not None:
@@ -137,33 +122,32 @@ class KernelTracer:
     def begin_op(self, call: torch_inductor.KernelCall | None) -> None:
         """Announce an operator, of a launch in a wrapper or of eager code."""
         if self._writes_nodes():
-            if self._first_op is None:
-                self._first_op = self._ledger.op_count()
+            if self.first_op is None:
+                self.first_op = self._ledger.op_count()
             self._ledger.on_call(len(self.nodes))
         elif call is not None and self._log.phase is Phase.BACKWARD:
             self._ledger.resume_call(self._find_forward(call))
 
     def _writes_nodes(self) -> bool:
         """Whether launches are nodes of the graph."""
-        return self._log.phase is Phase.FORWARD and self._inside_root
+        return self._log.phase is Phase.FORWARD and self.is_inside
 
     def end_op(self, call: torch_inductor.KernelCall | None, name: str, args: Any, result: Any) -> None:
         """Note an operator that has run."""
         if call is not None and name not in _UNNOTED:
             self.launches += 1
-        if not self._writes_nodes() or name in _UNNOTED or self._ledger.op_count() == self._first_op:
+        if not self._writes_nodes() or name in _UNNOTED or self._ledger.op_count() == self.first_op:
             return
         if call is None:
-            self._note_node(name, "", calling_line(), args, list(torch_common.iterate_tensors(result)))
+            self._note_node(name, "", calling_line(), args, result)
         else:
-            self._note_call(call._replace(name=name), args, list(torch_common.iterate_tensors(result)))
+            self._note_call(call._replace(name=name), args, result)
 
     def launched(self, kernel: torch_inductor.StubKernel, args: tuple[Any, ...]) -> None:
         """A kernel that inductor wrote is launched."""
-        for position in kernel.outputs:
-            written = args[position]
-            if isinstance(written, torch.Tensor):
-                known_values.forget(written)
+        written = [args[position] for position in kernel.outputs if isinstance(args[position], torch.Tensor)]
+        for tensor in written:
+            known_values.forget(tensor)
         if self._log.setting_up:
             return
         call = self.place(sys._getframe(1)) or torch_inductor.KernelCall(kernel.name, torch_inductor.Origin())
@@ -173,34 +157,24 @@ class KernelTracer:
         self._log.note_call(call.name, size_of_tensors(args))
         self.launches += 1
         if self._writes_nodes():
-            self._note_call(call, args, [args[i] for i in kernel.outputs if isinstance(args[i], torch.Tensor)])
+            self._note_call(call, args, written)
 
-    def _note_call(self, call: torch_inductor.KernelCall, args: Any, outputs: list[torch.Tensor]) -> None:
+    def _note_call(self, call: torch_inductor.KernelCall, args: Any, outputs: Any) -> None:
         origin = call.origin
         source = user_line(origin.file, origin.line, origin.function) if origin.file else None
         index = self._note_node(call.name, self._known_module(origin.module), source, args, outputs)
         self._by_place[self._path, *origin[:3]] = index
         self._by_module[self._path, origin.module] = index
 
-    def _note_node(
-        self, name: str, module: str, source: SourceLine | None, args: Any, outputs: list[torch.Tensor]
-    ) -> int:
-        inputs = [node for each in torch_common.iterate_tensors(args) if (node := self._find_maker(each)) is not None]
-        given = tuple(dict.fromkeys(inputs))
+    def _note_node(self, name: str, module: str, source: SourceLine | None, args: Any, outputs: Any) -> int:
+        given = tuple(dict.fromkeys(self._find_makers(args)))
         node = self.graph.create_node("call_function", _named(name), given, {}, name=_identifier(name))
-        index = self._append(node, source, module, outputs, first_op=self._first_op)
-        self._first_op = None
+        index = self._append(node, source, module, outputs, self.first_op)
+        self.first_op = None
         return index
 
     def _append(
-        self,
-        node: torch.fx.Node,
-        source: SourceLine | None,
-        module: str,
-        outputs: list[torch.Tensor],
-        *,
-        first_op: int | None = None,
-        binds: bool = True,
+        self, node: torch.fx.Node, source: SourceLine | None, module: str, outputs: Any, first_op: int | None = None
     ) -> int:
         found = self._find_class(module)
         node.meta["nn_module_stack"] = {} if found is None else {module: (module, found)}
@@ -208,11 +182,15 @@ class KernelTracer:
         self.sources.append(source)
         index = len(self.nodes) - 1
         self._ledger.on_result(index, self._ledger.op_count() if first_op is None else first_op, outputs)
-        for tensor in outputs if binds else ():
+        for tensor in torch_common.iterate_tensors(outputs) if node.op != "output" else ():
             storage = self._log.note_storage(tensor)
             if storage is not None:
                 self._maker[storage] = node
         return index
+
+    def _find_makers(self, value: Any) -> tuple[torch.fx.Node, ...]:
+        found = map(self._find_maker, torch_common.iterate_tensors(value))
+        return tuple(node for node in found if node is not None)
 
     def _find_maker(self, tensor: torch.Tensor) -> torch.fx.Node | None:
         """Find the node that a tensor comes from; one of the root's own is written now."""
@@ -220,18 +198,8 @@ class KernelTracer:
         if storage is None:
             return None
         if storage not in self._maker and storage in self._residents:
-            node = self.graph.create_node("get_attr", self._residents[storage], (), {})
-            self._maker[storage] = node
-            self.nodes.append(node)
-            self.sources.append(None)
-            node.meta["nn_module_stack"] = {}
-            self._ledger.results.setdefault(
-                len(self.nodes) - 1, [(tuple(tensor.shape), str(tensor.dtype)[6:], storage)]
-            )
+            self._append(self.graph.create_node("get_attr", self._residents[storage], (), {}), None, "", tensor)
         return self._maker.get(storage)
-
-    def _find_class(self, path: str) -> type[torch.nn.Module] | None:
-        return self._modules.get(path)
 
     @property
     def _path(self) -> str:
@@ -257,12 +225,8 @@ class KernelTracer:
 
     # --- what `ProgramTracer` has -------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def observe_calls(self) -> Iterator[None]:
-        """Nothing of a compiled program is called that is not seen already."""
-        yield
-
-    observe_backward_calls = observe_calls
+    observe_calls = observe_backward_calls = contextlib.nullcontext
+    """Nothing of a compiled program is called that is not seen already."""
 
     def call_function(self, cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
         """An `autograd.Function.apply`, such as a compiled graph is."""

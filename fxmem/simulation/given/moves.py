@@ -17,7 +17,7 @@ def ignore_moves() -> AbstractContextManager[None]:
 
     A training script has such a line nearly always; the analysis puts the model and its inputs on the target itself.
     """
-    return nested(replace([(torch.cuda, "set_device", lambda device: None)]), _StayHome())
+    return nested(replace(torch.cuda, "set_device", lambda device: None), _StayHome())
 
 
 class _StayHome(TorchFunctionMode):

@@ -161,7 +161,7 @@ class Streams:
             torch: {"Stream": self.Stream, "Event": self.Event},
             torch.Tensor: {"record_stream": record_stream},
         }
-        return torch_common.replace((owner, *each) for owner, given in answers.items() for each in given.items())
+        return torch_common.replace_all((owner, *each) for owner, given in answers.items() for each in given.items())
 
 
 class CardStream:

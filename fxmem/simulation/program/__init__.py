@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from fxmem.simulation.program.command import Launch
-from fxmem.simulation.program.launcher import (
-    LaunchResult,
-    check_program,
-    launch,
-    launch_apart,
-    run_as_main,
-)
+from fxmem.simulation.program.launcher import LaunchResult, check_program, launch, launch_apart, run_as_main
 from fxmem.simulation.program.recorded_program import RecordedProgram, RunSettings, mark, mark_step, record
 from fxmem.simulation.program.sandbox.isolation import IsolationSettings
 

@@ -13,35 +13,47 @@ Where the target is the CPU, all but integers are fake, so that indices and labe
 from __future__ import annotations
 
 import itertools
+import math
 import sys
+import types
 from typing import Any, Final
 
 import torch
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import wrappers as torch_wrappers
+from fxmem.records.profile import Kind
 from fxmem.simulation.asked import known_values
+from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.observe.op_recorder import OpRecorder, Run
+from fxmem.simulation.program.card_memory import CardMemory
 from fxmem.simulation.program.card_thread import CardThread
 from fxmem.simulation.source_lines import variables
+
+aten = torch.ops.aten
 
 _RANDOM_INTEGERS: Final = ("randint", "randperm", "arange")
 _REGISTER: Final = torch.nn.Module.register_parameter
 _MADE_FROM_NOTHING: Final = frozenset(
-    {"empty", "empty_strided", "rand", "randn", "zeros", "ones", "full", "normal", "new_empty", "new_zeros", "new_ones"}
+    "empty empty_strided rand randn zeros ones full normal new_empty new_zeros new_ones".split()
 )
 
 
 class Border:
-    """What decides where an operator runs.
+    """What decides where an operator runs: on the host, or on the target by what the recorder does with it.
 
     Args:
-        on_card: whether the target is a card; else it is the CPU.
+        memory: the card's; None where the target is the CPU.
     """
 
-    def __init__(self, *, on_card: bool) -> None:
-        self._on_card = on_card
-        self.loading = 0
-        """How many data loaders are at work: what they do is the host's, on whichever target."""
+    log: StepLog
+    """Of the program."""
+
+    def __init__(self, memory: CardMemory | None) -> None:
+        self._memory = memory
+        self.loading = False
+        """Whether a data loader is at work: what it does is the host's, on whichever target."""
         self.making_buffers = False
         """Whether compiled code makes a buffer of its own, which is the target's, of whatever kind."""
 
@@ -52,7 +64,8 @@ class Border:
                 return True
         if self.loading:
             return False
-        return self._is_made_on_card(func, args, kwargs) if self._on_card else self._is_made_on_cpu(func, args, kwargs)
+        on_card = self._memory is not None
+        return self._is_made_on_card(func, args, kwargs) if on_card else self._is_made_on_cpu(func, args, kwargs)
 
     def _is_made_on_card(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         device = kwargs.get("device")
@@ -74,24 +87,76 @@ class Border:
         tensors = list(torch_common.iterate_tensors(args))
         return not tensors or any(tensor.is_floating_point() for tensor in tensors)
 
+    def run(
+        self,
+        recorder: OpRecorder,
+        run: Run,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        caller: types.FrameType,
+    ) -> Any:
+        """Run an operator where it belongs."""
+        if func is torch_fakes.DEVICE_OF:
+            return run(func, types, args, kwargs, caller)
+        if any(map(torch_wrappers.is_wrapper_type, types)):
+            return NotImplemented  # it takes itself apart; what it then calls comes here
+        if not self.is_targets(func, types, args, kwargs):
+            if torch_common.is_composite(func):
+                with recorder:  # under inference_mode `x.to("cuda")` comes whole, and says where by position
+                    return func.decompose(*args, **kwargs)
+            return self._run_on_host(func, args, kwargs)
+        if func is aten.copy_.default and not isinstance(args[0], torch_common.FakeTensor):
+            self._write_to_host(args[1], args[0])
+            return args[0]
+        log = self.log
+        first = len(log.storages)
+        try:
+            result = run(func, types, args, kwargs, caller)
+            if self._memory is not None:
+                self._memory.run_operator()
+        except torch.cuda.OutOfMemoryError:
+            log.discard(first)
+            raise
+        if result is NotImplemented:
+            return result
+        if func is aten._to_copy.default and not isinstance(args[0], torch_common.FakeTensor):
+            log.rename(result, "", Kind.INPUT)
+        return self._bring_back(result, args)
+
+    def _run_on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator for real. Where the CPU is the target, what it allocates counts: integers are real there."""
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        log = self.log
+        begin = log.tick
+        result = func(*args, **kwargs)
+        if self._memory is None and not self.loading:
+            log.note_tensors(result)
+            if log.tick > begin:
+                log.note_op(str(func), begin, 0)
+        return result
+
     def to_host(self, fake: torch.Tensor) -> torch.Tensor:
         """The real tensor that the program gets when it looks at a fake one: its known values, else zeros."""
         known = known_values.find_value(fake)
         with torch_common.no_modes(), torch_common.pause_observers():
             return torch.zeros(tuple(fake.shape), dtype=fake.dtype) if known is None else known.clone()
 
-    def write_to_host(self, fake: torch.Tensor, real: torch.Tensor) -> None:
+    def _write_to_host(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """`real.copy_(fake)`."""
         with torch_common.no_modes(), torch_common.pause_observers(), torch.no_grad():
             real.detach().copy_(self.to_host(fake).expand(real.shape))
 
-    def bring_back(self, result: Any, args: tuple[Any, ...]) -> Any:
+    def _bring_back(self, result: Any, args: tuple[Any, ...]) -> Any:
         """Make real what an operator on the card returned on the host: `x.cpu()`."""
         if isinstance(result, (list, tuple)):
-            if not any(_is_host_fake(each) for each in result):
+            if not any(_is_fake_on("cpu", each) for each in result):
                 return result
-            return type(result)(self.bring_back(each, args) for each in result)
-        if not _is_host_fake(result) or not any(map(_is_card_fake, torch_common.iterate_tensors(args))):
+            return type(result)(self._bring_back(each, args) for each in result)
+        from_card = (_is_fake_on("cuda", each) for each in torch_common.iterate_tensors(args))
+        if not _is_fake_on("cpu", result) or not any(from_card):
             return result
         with torch_common.no_modes():
             real = torch.empty_strided(tuple(result.shape), result.stride(), dtype=result.dtype)
@@ -135,12 +200,8 @@ class CardMode(torch_common.FakeMode):  # type: ignore[no-untyped-call]
             self._inside -= 1
 
 
-def _is_host_fake(value: Any) -> bool:
-    return isinstance(value, torch_common.FakeTensor) and value.fake_device.type == "cpu"
-
-
-def _is_card_fake(value: Any) -> bool:
-    return isinstance(value, torch_common.FakeTensor) and value.fake_device.type == "cuda"
+def _is_fake_on(device_type: str, value: Any) -> bool:
+    return isinstance(value, torch_common.FakeTensor) and value.fake_device.type == device_type
 
 
 def _is_building_a_module() -> bool:
@@ -158,12 +219,8 @@ def _is_building_a_module() -> bool:
 
 def _count(args: tuple[Any, ...]) -> int:
     """How many elements a factory of this size makes."""
-    sizes = [each for each in args if isinstance(each, (list, tuple, torch.Size))]
-    count = 1
-    for size in sizes[:1]:
-        for each in size:
-            count *= int(each)
-    return count if sizes else 0
+    size = next((each for each in args if isinstance(each, (list, tuple))), None)
+    return 0 if size is None else math.prod(map(int, size))
 
 
 def move_to_card(value: Any) -> Any:

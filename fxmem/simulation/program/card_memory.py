@@ -1,4 +1,4 @@
-"""The memory of the pretended card while a program runs on it: what `torch.cuda.memory_*` answers meanwhile.
+"""The memory of a program while it runs: of its pretended card, as `torch.cuda.memory_*` answers, and what is alive.
 
 The caching allocator is driven by the program's own requests as they come, so its history is the program's: set-up,
 first step, evaluation.
@@ -6,6 +6,7 @@ first step, evaluation.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 
 from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, conv_workspaces
 from fxmem.memory.allocator import CachingAllocator, OutOfMemory, Stats, read_settings
-from fxmem.records.profile import Target
+from fxmem.records.profile import Phase, Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.kernel_settings import chosen_cudnn
+from fxmem.simulation.observe.event_log import LoggedOp, StepLog
 from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.source_lines import program_place
 
@@ -35,7 +37,7 @@ class CardMemory(Observer):
     """
 
     def __init__(self, target: Target, environ: Mapping[str, str], *, raises: bool) -> None:
-        self.total_bytes = target.memory_bytes
+        self.total_bytes = target.memory_bytes or 0
         self.shortage = ""
         """What the card had no memory for and where, once that was noted; in words."""
         self.wanted: tuple[int, int] | None = None
@@ -46,14 +48,13 @@ class CardMemory(Observer):
         self._asked: dict[Signature, int | None] = {}
         self._met: set[Signature] = set()
         self._waiting: list[_Request] = []
-        self._history: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = []
+        self._history: list[Callable[[], None]] | None = []
         self._start(target.memory_bytes)
 
     def _start(self, capacity_bytes: int | None) -> None:
         """Begin with an empty card."""
-        self._allocator = CachingAllocator(
-            self._settings, capacity_bytes=capacity_bytes, device_bytes=self._target.memory_bytes
-        )
+        device_bytes = self._target.memory_bytes
+        self._allocator = CachingAllocator(self._settings, capacity_bytes=capacity_bytes, device_bytes=device_bytes)
         self.highest_requested = self.highest_allocated = self.highest_reserved = 0
         """Since `clear_highest`, whatever the program does with its own peak statistics."""
         self._address: dict[int, int] = {}
@@ -70,7 +71,7 @@ class CardMemory(Observer):
     def on_free(self, index: int) -> None:
         """Free the block of a storage."""
         self.run_operator()
-        self._do(self._free, index)
+        self._do(functools.partial(self._free, index))
 
     def run_operator(self, hidden: HiddenMemory | None = None, stream: int = 0) -> None:
         """Allocate what an operator has requested, and pass through what its kernel has for itself.
@@ -79,7 +80,7 @@ class CardMemory(Observer):
         """
         requested, self._waiting = self._waiting, []
         if requested or hidden is not None:
-            self._do(self._run, requested, hidden, stream)
+            self._do(functools.partial(self._run, requested, hidden, stream))
         if hidden is not None:
             self._met.update(hidden.signatures)
 
@@ -88,7 +89,7 @@ class CardMemory(Observer):
         self.run_operator()
         for name, buffer in workspaces.items():
             if name not in self._held:
-                self._do(self._hold, name, buffer)
+                self._do(functools.partial(self._hold, name, buffer))
 
     def release_graphs(self) -> None:
         """Free what a CUDA graph has held, which is over."""
@@ -98,12 +99,12 @@ class CardMemory(Observer):
 
     def reset_peak_stats(self) -> None:
         """Let peaks begin anew at what is there now."""
-        self._do(self._reset_peak_stats)
+        self._do(lambda: self._allocator.reset_peak_stats())
 
     def empty_cache(self) -> None:
         """Give every segment without a live block back."""
         self.run_operator()
-        self._do(self._empty_cache)
+        self._do(lambda: self._allocator.empty_cache())
 
     def clear_highest(self) -> None:
         """Let the highest levels begin anew at what is there now."""
@@ -138,18 +139,18 @@ class CardMemory(Observer):
         self._start(self._allocator.capacity_bytes)
         self._raises = True
         try:
-            for act, arguments in self._history:
-                act(*arguments)
+            for act in self._history:
+                act()
         except torch.cuda.OutOfMemoryError:
             vars(self).update(before)
         self._raises = raises
 
     # --- the blocks ---------------------------------------------------------------------------------------------------
 
-    def _do(self, act: Callable[..., None], *arguments: Any) -> None:
-        act(*arguments)
+    def _do(self, act: Callable[[], None]) -> None:
+        act()
         if self._history is not None:
-            self._history.append((act, arguments))
+            self._history.append(act)
 
     def _run(self, requested: Sequence[_Request], hidden: HiddenMemory | None, stream: int) -> None:
         waiting = iter(requested)
@@ -194,12 +195,6 @@ class CardMemory(Observer):
         if buffer.needed_by:
             self._of_graphs = {**self._of_graphs, name: address}
 
-    def _reset_peak_stats(self) -> None:
-        self._allocator.reset_peak_stats()
-
-    def _empty_cache(self) -> None:
-        self._allocator.empty_cache()
-
     def _clear_highest(self) -> None:
         allocator = self._allocator
         self.highest_requested = allocator.requested_bytes
@@ -228,7 +223,7 @@ class CardMemory(Observer):
 
     def _complaint(self, nbytes: int) -> str:
         """What torch writes where a card has no more (`CUDACachingAllocator.cpp`), and that none was there."""
-        stats, total = self._allocator.stats(), self.total_bytes or 0
+        stats, total = self._allocator.stats(), self.total_bytes
         return (
             f"CUDA out of memory. Tried to allocate {format_bytes(nbytes)}. GPU 0 has a total capacity of "
             f"{format_bytes(total)} of which {format_bytes(total - stats.reserved_bytes.current)} is free. "
@@ -236,6 +231,53 @@ class CardMemory(Observer):
             f"{format_bytes(stats.reserved_bytes.current - stats.allocated_bytes.current)} is reserved by PyTorch but "
             f"unallocated. Predicted by fxmem for {self._target.name}: no card was used."
         )
+
+
+class LiveBytes(Observer):
+    """The bytes requested and not freed; listens to a log."""
+
+    log: StepLog
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.clear_highest()
+
+    def clear_highest(self) -> None:
+        """Let the most begin anew at what is alive now."""
+        self.highest, self.phase, self.place = self.now, Phase.FORWARD, ""
+        """The most, and where the program was then."""
+
+    def on_storage(self, index: int, nbytes: int, stream: int) -> None:
+        """A storage is allocated."""
+        self.now += nbytes
+        self._watch(self.now)
+
+    def on_free(self, index: int) -> None:
+        """A storage was freed."""
+        self.now -= self.log.storages[index].nbytes
+
+    def pass_through(self, op: LoggedOp, hidden: HiddenMemory) -> None:
+        """Note the most that was alive within an operator: its kernel has buffers for itself."""
+        storages = self.log.storages
+        first = next((i for i in reversed(range(len(storages))) if storages[i].birth < op.begin), -1) + 1
+        made = [0 if each.death is not None else each.nbytes for each in storages[first:]]
+        live, most, own = self.now - sum(made), self.now, dict[str, int]()
+        results = iter(made)
+        for event in hidden.events:
+            if event.action == "output":
+                live += next(results, 0)
+            elif event.action == "free":
+                live -= own.pop(event.name, 0)
+            elif event.nbytes:
+                own[event.name] = event.nbytes
+                live += event.nbytes
+            most = max(most, live)
+        self._watch(max(most, live + sum(results)))
+
+    def _watch(self, live: int) -> None:
+        if live > self.highest:
+            self.highest, self.phase = live, self.log.phase
+            self.place = program_place(sys._getframe(2))
 
 
 def describe_shortage(complaint: str, place: str) -> str:
@@ -254,33 +296,21 @@ def memory_answers(memory: CardMemory) -> Answers:
         return lambda *_, **__: int(getattr(getattr(memory.stats(), name), which))
 
     def mem_get_info(*_: Any, **__: Any) -> tuple[int, int]:
-        total = memory.total_bytes or 0
-        return total - memory.stats().reserved_bytes.current, total
+        return memory.total_bytes - memory.stats().reserved_bytes.current, memory.total_bytes
 
     def memory_stats(*_: Any, **__: Any) -> dict[str, Any]:
         stats = memory.stats()
-        found: dict[str, Any] = {}
-        for kind in ("allocated", "reserved", "active", "requested"):
-            of_kind = getattr(stats, f"{kind}_bytes")
-            found[f"{kind}_bytes.all.current"], found[f"{kind}_bytes.all.peak"] = of_kind.current, of_kind.peak
+        kinds, whiches = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes"), ("current", "peak")
+        found = {f"{kind}.all.{which}": getattr(getattr(stats, kind), which) for kind in kinds for which in whiches}
         return {**found, "num_alloc_retries": stats.alloc_retries, "num_ooms": stats.ooms}
 
     def memory_summary(*_: Any, **__: Any) -> str:
         stats = memory.stats()
         rows = (("Allocated memory", stats.allocated_bytes), ("Reserved memory", stats.reserved_bytes))
-        return "\n".join(
-            [
-                "predicted by fxmem: no card was used",
-                *(
-                    f"{name:<18} now {format_bytes(stat.current)}, peak {format_bytes(stat.peak)}"
-                    for name, stat in rows
-                ),
-            ]
-        )
+        lines = (f"{name:<18} now {format_bytes(stat.current)}, peak {format_bytes(stat.peak)}" for name, stat in rows)
+        return "\n".join(["predicted by fxmem: no card was used", *lines])
 
-    def reset(*_: Any, **__: Any) -> None:
-        memory.reset_peak_stats()
-
+    resets = [f"reset_{name}" for name in ("peak_memory_stats", "max_memory_allocated", "max_memory_cached")]
     return {
         "memory_allocated": gauge("allocated_bytes", "current"),
         "max_memory_allocated": gauge("allocated_bytes", "peak"),
@@ -289,9 +319,6 @@ def memory_answers(memory: CardMemory) -> Answers:
         "memory_stats": memory_stats,
         "memory_summary": memory_summary,
         "mem_get_info": mem_get_info,
-        "reset_peak_memory_stats": reset,
-        "reset_max_memory_allocated": reset,
-        "reset_max_memory_cached": reset,
-        "reset_accumulated_memory_stats": reset,
+        **dict.fromkeys((*resets, "reset_accumulated_memory_stats"), lambda *_, **__: memory.reset_peak_stats()),
         "empty_cache": lambda *_, **__: memory.empty_cache(),
     }

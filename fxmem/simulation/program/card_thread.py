@@ -67,17 +67,13 @@ class CardThread:
         finally:
             signal.signal(_WAKE, signal.SIG_DFL if before is None else before)
 
-    def _is_ours(self) -> bool:
-        """Whether this thread is the one."""
-        return threading.get_ident() == self._thread
-
     def require(self, *_: Any, **__: Any) -> None:
         """Refuse work on the card by any other thread, and end the program.
 
         Raises:
             AnalysisError: another thread asks.
         """
-        if self._is_ours():
+        if threading.get_ident() == self._thread:
             return
         if self._refusal is None:
             place = program_place(sys._getframe(1))
@@ -94,17 +90,14 @@ class CardThread:
     def pool_patch(self) -> contextlib.AbstractContextManager[Any]:
         """Thread pools work in the thread that hands work in."""
 
-        def submitting(original: Callable[..., Any]) -> Callable[..., Any]:
-            def submit(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-                if not self._is_ours() or pool._initializer is not None:
-                    return original(pool, function, *args, **kwargs)
-                future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-                try:
-                    future.set_result(function(*args, **kwargs))
-                except Exception as error:
-                    future.set_exception(error)
-                return future
+        def submit(original: Any, pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread or pool._initializer is not None:
+                return original(pool, function, *args, **kwargs)
+            future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            try:
+                future.set_result(function(*args, **kwargs))
+            except Exception as error:
+                future.set_exception(error)
+            return future
 
-            return submit
-
-        return torch_common.patch(concurrent.futures.ThreadPoolExecutor, "submit", submitting)
+        return torch_common.wrap(concurrent.futures.ThreadPoolExecutor, "submit", submit)

@@ -9,7 +9,7 @@ import json
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
@@ -79,10 +79,9 @@ _ALONE: Final = {
 def _reading(name: str) -> Iterator[None]:
     try:
         yield
-    except SystemExit as leaving:
-        raise UsageError(f"expected a command line that {name} takes; it left with exit code {leaving}") from leaving
-    except ValueError as error:
-        raise UsageError(f"expected a command line that {name} takes; it says: {error}") from error
+    except (SystemExit, ValueError) as error:
+        how = "says:" if isinstance(error, ValueError) else "left with exit code"
+        raise UsageError(f"expected a command line that {name} takes; it {how} {error}") from error
 
 
 def _find_torchrun_program(program: Launch) -> Started:
@@ -92,11 +91,8 @@ def _find_torchrun_program(program: Launch) -> Started:
     if options.no_python:
         raise UsageError("expected torchrun to start a Python program, got --no-python")
     count = f"{options.nproc_per_node} processes on {options.nnodes.partition(':')[0]} machines"
-    return Started(
-        Launch(options.training_script, tuple(options.training_script_args), options.module),
-        _ALONE,
-        f"torchrun of {count}: the first runs here, alone",
-    )
+    script = Launch(options.training_script, tuple(options.training_script_args), options.module)
+    return Started(script, _ALONE, f"torchrun of {count}: the first runs here, alone")
 
 
 def _find_accelerate_program(program: Launch) -> Started:
@@ -110,27 +106,27 @@ def _find_accelerate_program(program: Launch) -> Started:
         raise UsageError(f"expected `accelerate launch`, got `{program.command}`")
     found: list[tuple[Any, bool]] = []
     with contextlib.ExitStack() as stack, _reading("accelerate launch"):
-        for name, is_group in (("simple_launcher", False), ("multi_gpu_launcher", True)):
-            stack.enter_context(torch_common.patch(command, name, _catching(found, is_group)))
-        for name in ("deepspeed_launcher", "tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher"):
-            stack.enter_context(torch_common.patch(command, name, lambda _: _refuse))
+        launchers = {
+            "simple_launcher": lambda options: found.append((options, False)),
+            "multi_gpu_launcher": lambda options: found.append((options, True)),
+            **dict.fromkeys(("deepspeed_launcher", "tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher"), _refuse),
+        }
+        for name, launcher in launchers.items():
+            stack.enter_context(torch_common.replace(command, name, launcher))
         words = words[words[:1] == ["launch"] :]
         command.launch_command(command.launch_command_parser().parse_args(words))
         options, is_group = found[0]
         line, environment = command.prepare_simple_launcher_cmd_env(options)
     if line[0] != sys.executable:
         raise UsageError(f"expected accelerate launch to start a Python program, got {line[0]}")
-    is_module, script = line[1] == "-m", line[1 + (line[1] == "-m") :]
+    is_module = line[1] == "-m"
+    script, *arguments = line[2:] if is_module else line[1:]
     changed = {key: value for key, value in environment.items() if os.environ.get(key) != value}
-    return Started(
-        Launch(script[0], tuple(script[1:]), is_module),
-        {**changed, **(_ALONE if is_group else {})},
-        f"accelerate launch of {options.num_processes} processes: the first runs here, alone" if is_group else "",
-    )
-
-
-def _catching(found: list[tuple[Any, bool]], is_group: bool) -> Callable[[Any], Any]:
-    return lambda _: lambda options: found.append((options, is_group))
+    found_program = Launch(script, tuple(arguments), is_module)
+    if not is_group:
+        return Started(found_program, changed)
+    answer = f"accelerate launch of {options.num_processes} processes: the first runs here, alone"
+    return Started(found_program, {**changed, **_ALONE}, answer)
 
 
 def _refuse(*_: Any) -> None:

@@ -40,6 +40,8 @@ from fxmem.simulation.ranks.mailbox import Mailbox, MissingMail
 from fxmem.simulation.ranks.world import World
 from fxmem.simulation.round_rule import Enough
 
+_Around = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Makes what a program runs inside."""
 _OURS = os.path.dirname(fxmem.__file__) + os.sep
 
 
@@ -70,10 +72,10 @@ def launch(program: Launch, target: Target, settings: RunSettings, isolation: Is
         AnalysisError: ranks wait for each other.
     """
     check_program(program)
+    isolation = isolation or Isolation()
     compiling = read_program_compile(settings.compile)
     launched = _launch(program, target, settings, compiling, isolation)
-    made = None if compiling is None or launched.raised or launched.recorded.shortage else launched.recorded
-    if made is None or compiling is None:
+    if compiling is None or launched.raised or launched.recorded.shortage:
         return launched
 
     def rerun(answers: Answers) -> Answered | None:
@@ -81,9 +83,9 @@ def launch(program: Launch, target: Target, settings: RunSettings, isolation: Is
         other = _launch(program, target, settings, again, isolation)
         return None if other.raised else _find_answered(other.recorded)
 
-    first = _find_answered(made)
+    first = _find_answered(launched.recorded)
     if first.made is not None and first.made.timed:
-        made.note_peaks(answer_all_ways(first, rerun))
+        launched.recorded.note_peaks(answer_all_ways(first, rerun))
     return launched
 
 
@@ -93,7 +95,7 @@ def launch_apart(
     settings: RunSettings,
     isolation: IsolationSettings,
     *,
-    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    around: _Around = contextlib.nullcontext,
     output: Path | None = None,
 ) -> ReportedStep:
     """Run a program as `launch` does, in a process apart from the user's files.
@@ -120,13 +122,7 @@ def launch_apart(
     return ReportedStep(report)
 
 
-def _report(
-    program: Launch,
-    target: Target,
-    settings: RunSettings,
-    around: Callable[[], contextlib.AbstractContextManager[Any]],
-    isolation: Isolation,
-) -> str:
+def _report(program: Launch, target: Target, settings: RunSettings, around: _Around, isolation: Isolation) -> str:
     """Run a program; its report as JSON."""
     with around():
         return launch(program, target, settings, isolation).recorded.to_json()
@@ -145,11 +141,7 @@ def _find_answered(recorded: RecordedProgram) -> Answered:
 
 
 def _launch(
-    program: Launch,
-    target: Target,
-    settings: RunSettings,
-    compiling: CompileSettings | None,
-    isolation: Isolation | None,
+    program: Launch, target: Target, settings: RunSettings, compiling: CompileSettings | None, isolation: Isolation
 ) -> LaunchResult:
     """As `launch`, with one answer to what the compiler decides by timing."""
     mailbox = Mailbox()
@@ -170,7 +162,7 @@ def _launch(
                 )
                 with recording as recorded:
                     raised = False
-                    raised = _run_recorded(program, recorded, world, settings.watch)
+                    raised = _run_recorded(program, recorded, world, settings)
                 return LaunchResult(recorded, raised)
             except MissingMail as missing:
                 with mailbox.awaiting(missing.source, rank):
@@ -194,15 +186,10 @@ class _RankFailedError(Exception):
         self.launched = launched
 
 
-def _run_recorded(
-    program: Launch,
-    recorded: RecordedProgram,
-    world: World | None,
-    watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]],
-) -> bool:
+def _run_recorded(program: Launch, recorded: RecordedProgram, world: World | None, settings: RunSettings) -> bool:
     """Run a program as the rank of a world; whether it ended with an error of its own."""
     try:
-        with watch(recorded), contextlib.nullcontext() if world is None else _forget_modules(program):
+        with settings.watch(recorded), contextlib.nullcontext() if world is None else _forget_modules(program):
             run_as_main(program, recorded.note_answer, {} if world is None else world.variables)
     except (Enough, KeyboardInterrupt, FxmemError):
         raise
@@ -222,8 +209,7 @@ def _run_recorded(
 
 def check_program(program: Launch) -> None:
     """Refuse a script that is not there. Raises UsageError."""
-    is_file = os.path.isfile(program.program)
-    if not program.is_module and not is_file and program.program not in LAUNCHERS:
+    if not (program.is_module or os.path.isfile(program.program) or program.program in LAUNCHERS):
         raise UsageError(f"expected a Python file to run, got {program.program!r}, which is no file")
 
 
@@ -241,7 +227,8 @@ def run_as_main(
     program = started.program
     check_program(program)
     with (
-        _as_main(program),
+        torch_common.replace(sys, "argv", [program.program, *program.arguments]),
+        torch_common.replace(sys, "path", [_first_folder(program), *sys.path]),
         torch_common.set_environment({**started.environment, **(place or {})}),
         contextlib.redirect_stdout(sys.stderr),
     ):
@@ -283,26 +270,12 @@ def _first_folder(program: Launch) -> str:
     return os.getcwd() if program.is_module else os.path.dirname(os.path.abspath(program.program))
 
 
-@contextlib.contextmanager
-def _as_main(program: Launch) -> Iterator[None]:
-    """`sys.argv` and `sys.path` are the program's."""
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [program.program, *program.arguments]
-    sys.path.insert(0, _first_folder(program))
-    try:
-        yield
-    finally:
-        sys.argv = argv
-        sys.path[:] = path
-
-
 def _print_traceback(error: Exception) -> None:
     """Print the error as Python does, without the frames that run and watch the program."""
     told = traceback.TracebackException.from_exception(error)
-    told.stack = traceback.StackSummary.from_list([each for each in told.stack if not _is_ours(each.filename)])
+    shown = [each for each in told.stack if not each.filename.startswith(_OURS)]
+    runpy_files = ("runpy", "runpy.py")  # frozen in Python, or a file of its library
+    shown = [each for each in shown if not os.path.basename(each.filename).removesuffix(">").endswith(runpy_files)]
+    told.stack = traceback.StackSummary.from_list(shown)
     told.__cause__ = None if isinstance(error, torch.cuda.OutOfMemoryError) else told.__cause__
     print("".join(told.format()), end="", file=sys.stderr)
-
-
-def _is_ours(file: str) -> bool:
-    return file.startswith(_OURS) or os.path.basename(file).removesuffix(">").endswith(("runpy", "runpy.py"))

@@ -19,22 +19,20 @@ from fxmem.hardware.workspaces import Seen
 from fxmem.records.names import GRAPH_POOL, MAX_OPERATORS, OWN_LOSS, Mode
 from fxmem.records.profile import Phase, ProgramRun, Step, Target
 from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.asked.values import MadeUpValues
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.program.border import Border, CardMode
-from fxmem.simulation.program.card_memory import CardMemory
-from fxmem.simulation.program.card_operators import CardOperators, MadeUpValues
+from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.card_thread import CardThread
-from fxmem.simulation.program.live_bytes import LiveBytes
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
-from fxmem.simulation.program.rounds import FinishedRound, Rounds, find_growth
+from fxmem.simulation.program.rounds import IsEnough, Rounds, find_growth
 from fxmem.simulation.program.sandbox.isolation import Isolation
 from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.program.stand_ins.cuda import stand_ins
-from fxmem.simulation.program.stand_ins.host import loader_patches, trace_patches
+from fxmem.simulation.program.stand_ins.host import loader_patches, process_patches, trace_patches
 from fxmem.simulation.program.stand_ins.nvidia_smi import nvidia_smi_patches
-from fxmem.simulation.program.stand_ins.processes import process_patches
 from fxmem.simulation.program.tensor_reads import TensorReads
 from fxmem.simulation.recording import FinishedRun, Recording, Subject, device_of
 
@@ -60,7 +58,7 @@ class RecordedCode(Subject):
         *,
         name: str = "program",
         raises: bool = True,
-        enough: Callable[[Sequence[FinishedRound]], bool] = lambda rounds: False,
+        enough: IsEnough = lambda rounds: False,
         max_operators: int = MAX_OPERATORS,
         prepare: Callable[[str, torch.nn.Module], None] | None = None,
         isolation: Isolation | None = None,
@@ -70,16 +68,17 @@ class RecordedCode(Subject):
         self._made_up = MadeUpValues(self.notes)
         super().__init__(self._made_up)
         on_card, device = target.device == "cuda", device_of(target)
-        self._border = Border(on_card=on_card)
         self._thread = CardThread()
         self.memory = CardMemory(target, os.environ, raises=raises) if on_card else None
+        self._border = Border(self.memory)
+        self.parts = (self._border,)
         self._live = LiveBytes()
-        self._operators = CardOperators(self._border, self.memory)
-        self.parts = (self._operators,)
         self.roots = Roots(prepare)
         self.rounds = Rounds(self.roots, self._live, self.memory, enough=enough, max_operators=max_operators)
         self._reads = TensorReads(self._border, self.notes, device)
         self._isolation = isolation or Isolation()
+        self._is_moving = False
+        """Whether a module is on its way, with what is inside it."""
         self._checkpoints = Checkpoints(self.notes, device, self._isolation)
 
     def record(self, recording: Recording) -> None:
@@ -100,7 +99,7 @@ class RecordedCode(Subject):
         """A log that tells the card's allocator of each storage, and counts what is alive."""
         observers = (self._live,) if self.memory is None else (self.memory, self._live)
         log = StepLog(device, counts=self._counts, keeps_outputs=True, observers=observers)
-        self._live.log = self._operators.log = log
+        self._live.log = self._border.log = log
         return log
 
     def _counts(self, tensor: torch.Tensor) -> bool:
@@ -144,7 +143,7 @@ class RecordedCode(Subject):
         """Modules that move keep their parameters' identity."""
         return torch_programs.parameters_keep_identity()
 
-    def patches(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def patches(self) -> torch_common.Patches:
         """What stands in for the rest of the machine: files, data loaders, processes, the card's driver."""
         on_card, target, world = self.memory is not None, self.recording.target, self.recording.collectives.world
         yield from self._isolation.patches(self.notes)
@@ -152,44 +151,29 @@ class RecordedCode(Subject):
         yield from loader_patches(self._border, on_card=on_card)
         yield from trace_patches(self.notes)
         yield self._thread.pool_patch()
-        yield torch_programs.observe_moves(self._moving)
-        yield torch_common.patch(torch.nn.Module, "__setstate__", self._copying)
+        yield torch_programs.observe_moves(self._move)
+        yield torch_common.wrap(torch.nn.Module, "__setstate__", self._copy)
         if self.memory is not None and target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
             yield from stand_ins(self.memory, target.capability, self._thread)
             yield from nvidia_smi_patches(self.memory, target, self.notes)
-
         if on_card or world is not None:
             yield from process_patches(self.notes, world)
 
-    def _moving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _move(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """`Module.to` and its kind: what has come to the target is a root, its recurrent weights are one block."""
-        depth = 0
+        with torch_common.replace(self, "_is_moving", True), self.recording.tracer.write_nothing():
+            moved = original(module, *args, **kwargs)
+        if not self._is_moving and has_target_tensors(module, self.recording.device.type):
+            self.roots.note_move(module)
+            flatten_rnn_weights(module)
+        return moved
 
-        def apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            nonlocal depth
-            depth += 1
-            try:
-                with self.recording.tracer.write_nothing():
-                    moved = original(module, *args, **kwargs)
-            finally:
-                depth -= 1
-            if not depth and has_target_tensors(module, self.recording.device.type):
-                self.roots.note_move(module)
-                flatten_rnn_weights(module)
-            return moved
-
-        return apply
-
-    def _copying(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _copy(self, original: Callable[..., None], module: torch.nn.Module, state: Any) -> None:
         """`copy.deepcopy`: a copy that is averaged or kept is a root, too."""
-
-        def set_state(module: torch.nn.Module, state: Any) -> None:
-            original(module, state)
-            if has_target_tensors(module, self.recording.device.type):
-                self.roots.note_move(module)
-
-        return set_state
+        original(module, state)
+        if has_target_tensors(module, self.recording.device.type):
+            self.roots.note_move(module)
 
     # --- what is observed ---------------------------------------------------------------------------------------------
 
@@ -250,14 +234,9 @@ class RecordedCode(Subject):
         """Whether an operator runs on the target."""
         return self._border.is_targets(func, types, args, kwargs)
 
-    @contextlib.contextmanager
-    def make_buffers(self) -> Iterator[None]:
+    def make_buffers(self) -> contextlib.AbstractContextManager[None]:
         """Compiled code makes a buffer of its own inside: it is the target's."""
-        self._border.making_buffers = True
-        try:
-            yield
-        finally:
-            self._border.making_buffers = False
+        return torch_common.replace(self._border, "making_buffers", True)
 
     # --- what it was --------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 import weakref
@@ -55,8 +56,7 @@ class Roots:
     def adopt(self, module: torch.nn.Module) -> str:
         """Make a module a root, or the moved one that it lies in; its path."""
         holder = next((each for each in list(self._moved) if each is not module and _contains(each, module)), None)
-        root = module if holder is None else holder
-        self._name(root)
+        self._name(module if holder is None else holder)
         if module not in self._paths:  # not registered in the one that was moved
             self._name(module)
         return self._paths[module]
@@ -83,7 +83,8 @@ class Roots:
             self._paths[given] = self._paths[module]
             return
         wanted = _find_variable(given)
-        name = next(each for each in _numbered(wanted) if each not in self._classes)
+        names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
+        name = next(each for each in names if each not in self._classes)
         self._names[module] = name
         self._classes[name] = {path: type(inner) for path, inner in module.named_modules()}
         for path, inner in module.named_modules():
@@ -115,14 +116,6 @@ def _without_tensors(classes: dict[str, type[torch.nn.Module]]) -> torch.nn.Modu
             parent, _, name = path.rpartition(".")
             made[parent].add_module(name, made[path])
     return made[""]
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}_{number}"
-        number += 1
 
 
 def _find_variable(module: torch.nn.Module) -> str:

@@ -54,9 +54,8 @@ class RoundTracer(ProgramTracer):
         self._cursor = 0
 
     def _is_input(self, tensor: torch.Tensor) -> bool:
-        return torch_common.device_type(tensor) != self._log.device_type or not isinstance(
-            tensor, torch_common.FakeTensor
-        )
+        on_target = torch_common.device_type(tensor) == self._log.device_type
+        return not (on_target and isinstance(tensor, torch_common.FakeTensor))
 
     def write_nothing(self) -> contextlib.AbstractContextManager[None]:
         """Run what is no part of a step: parameters that move to the card."""
@@ -113,10 +112,8 @@ class RoundTracer(ProgramTracer):
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function or method that the program calls."""
-        if not (self._everything or _names_card(function, args, kwargs) or has_fake(args) or has_fake(kwargs)):
-            run = self._program.find_replacement(function) or function
-            return run(*args, **kwargs)
-        if function in _NO_CALLS or (not self.writer.stack and function in _BETWEEN):
+        on_target = self._everything or _names_card(function, args, kwargs) or has_fake(args) or has_fake(kwargs)
+        if not on_target or function in _NO_CALLS or (not self.writer.stack and function in _BETWEEN):
             run = self._program.find_replacement(function) or function
             return run(*args, **kwargs)
         result = super().call_torch(function, args, kwargs)

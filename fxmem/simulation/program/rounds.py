@@ -22,8 +22,7 @@ from fxmem.errors import AnalysisError
 from fxmem.records.profile import Kind, Phase, Profile, Round
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.profile_builder import build_profile
-from fxmem.simulation.program.card_memory import CardMemory
-from fxmem.simulation.program.live_bytes import LiveBytes
+from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.recording import Recording
 from fxmem.simulation.residents import name_modules, name_optimizer_state
@@ -47,6 +46,10 @@ class FinishedRound:
     def repeats(self, before: FinishedRound) -> bool:
         """Whether it allocates the same as the round before it, and leaves as much alive."""
         return self.sizes == before.sizes and self.record.retained_bytes == before.record.retained_bytes
+
+
+IsEnough = Callable[[Sequence[FinishedRound]], bool]
+"""Asked after each round, with all of them, whether the program has run long enough."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +85,7 @@ class Rounds(RoundRule):
     """
 
     def __init__(
-        self,
-        roots: Roots,
-        live: LiveBytes,
-        memory: CardMemory | None,
-        *,
-        enough: Callable[[Sequence[FinishedRound]], bool],
-        max_operators: int,
+        self, roots: Roots, live: LiveBytes, memory: CardMemory | None, *, enough: IsEnough, max_operators: int
     ) -> None:
         super().__init__()
         self._roots = roots
@@ -247,10 +244,10 @@ class Rounds(RoundRule):
     def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
         """Whether a round has the highest peak so far; of equals the later one, which is the steadier: in the first,
         optimizers make their state. One that allocates the same as the round shown is not looked at again."""
-        shown = self.shown
-        if shown is None or record.requested_bytes != shown.record.requested_bytes:
-            return shown is None or record.requested_bytes > shown.record.requested_bytes
-        return sizes != shown.sizes
+        if self.shown is None:
+            return True
+        highest = self.shown.record.requested_bytes
+        return record.requested_bytes > highest or (record.requested_bytes == highest and sizes != self.shown.sizes)
 
     def _start(self) -> None:
         self._recording.begin()
@@ -278,5 +275,4 @@ class Rounds(RoundRule):
     def _name_residents(self) -> None:
         """Name what modules and optimizers keep, as far as the program has made it."""
         self._roots.adopt_moved()
-        names = name_modules(self._log, self._roots)
-        name_optimizer_state(self._log, list(self.optimizers), names)
+        name_optimizer_state(self._log, list(self.optimizers), name_modules(self._log, self._roots))

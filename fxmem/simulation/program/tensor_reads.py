@@ -36,8 +36,8 @@ class TensorReads:
         self._notes = notes
         answers: dict[Any, Callable[..., Any]] = {
             Tensor.item: self._item,
-            Tensor.tolist: self._tolist,
-            Tensor.numpy: self._numpy,
+            Tensor.tolist: lambda tensor: self._host(tensor, "tolist").tolist(),
+            Tensor.numpy: lambda tensor, *, force=False: self._array(tensor),
             Tensor.__array__: self._array,
             Tensor.__bool__: self._truth,
             Tensor.__float__: lambda tensor: float(self._item(tensor)),
@@ -58,14 +58,12 @@ class TensorReads:
         except TypeError:  # not hashable
             return None
 
-    def _number(self, tensor: Tensor) -> tuple[Any, bool]:
+    def _number(self, tensor: Any) -> tuple[Any, bool]:
         """The number of a tensor of one element, and whether it is known."""
         known = known_values.find_value(tensor)
         if known is not None:
             return known.item(), True
-        constant = tensor.constant if isinstance(tensor, torch_common.FakeTensor) else None
-        number = tensor.item()
-        return number, constant is not None
+        return tensor.item(), tensor.constant is not None
 
     def _item(self, tensor: Tensor) -> Any:
         number, is_known = self._number(tensor)
@@ -97,12 +95,6 @@ class TensorReads:
         if not known_values.is_known(tensor):
             self._notes.note("read", how)
         return self._border.to_host(tensor)
-
-    def _tolist(self, tensor: Tensor) -> Any:
-        return self._host(tensor, "tolist").tolist()
-
-    def _numpy(self, tensor: Tensor, *, force: bool = False) -> Any:
-        return self._array(tensor)
 
     def _array(self, tensor: Tensor, dtype: Any = None) -> Any:
         host = self._host(tensor, "numpy")

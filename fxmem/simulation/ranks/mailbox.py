@@ -133,4 +133,4 @@ def mail_patches(rank: int, mailbox: Mailbox | None) -> contextlib.AbstractConte
 
     functions = send_object_list, recv_object_list, broadcast_object_list
     owners = torch.distributed, torch.distributed.distributed_c10d
-    return torch_common.replace((owner, each.__name__, each) for each in functions for owner in owners)
+    return torch_common.replace_all((owner, each.__name__, each) for each in functions for owner in owners)

@@ -67,15 +67,19 @@ class Isolation:
         """Where a library that opens files by itself writes one."""
         return path if self.redirect is None else self.redirect.place_to_write(path)
 
-    def patches(self, notes: MadeUpNotes) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def patches(self, notes: MadeUpNotes) -> torch_common.Patches:
         """Patches of Python's ways to files and of libraries that send; what is not sent is noted."""
         if self.redirect is not None:
             yield from self.redirect.patches()
             if not self.redirect.is_guarded and sys.platform == "linux":
-                yield torch_common.patch(subprocess.Popen, "__init__", _guarding)
-                yield torch_common.patch(os, "system", lambda _: _call_shell)
+                yield torch_common.wrap(subprocess.Popen, "__init__", _start_guarded)
+                yield torch_common.wrap(os, "system", _call_shell)
         if self._in_overlay:
-            yield from _overlay_patches()
+            # What works on a plain file system and not on an ordinary user's overlay.
+            for name in ("rename", "replace"):
+                yield torch_common.wrap(os, name, _move)
+            for owner in (builtins, io, os):
+                yield torch_common.wrap(owner, "open", _open)
         if not self._network:
             yield from network_patches(notes)
 
@@ -118,71 +122,51 @@ def find_written(written: Callable[[], Written], settings: IsolationSettings, fo
     return ProgramFiles(written=files, kept_in=settings.keep_files)
 
 
-def _guarding(original: Callable[..., None]) -> Callable[..., None]:
+def _start_guarded(
+    original: Callable[..., None], process: Any, args: Any, *further: Any, shell: bool = False, **settings: Any
+) -> None:
     """A child of a live process may write temporary files alone (Landlock)."""
-
-    def init(process: Any, args: Any, *further: Any, **settings: Any) -> None:
-        words = list(args) if isinstance(args, (list, tuple)) else [args]
-        if settings.pop("shell", False):
-            words = ["/bin/sh", "-c", *words]
-        if not further and settings.get("executable") is None and shutil.which(os.fsdecode(words[0])):
-            folders = (tempfile.gettempdir(), "/dev", "/proc", "/run", *download_folders())
-            words = command_that_refuses(folders, list(map(os.fsdecode, words)))
-        original(process, words, *further, **settings)
-
-    return init
+    words = list(args) if isinstance(args, (list, tuple)) else [args]
+    if shell:
+        words = ["/bin/sh", "-c", *words]
+    if not further and settings.get("executable") is None and shutil.which(os.fsdecode(words[0])):
+        folders = (tempfile.gettempdir(), "/dev", "/proc", "/run", *download_folders())
+        words = command_that_refuses(folders, list(map(os.fsdecode, words)))
+    original(process, words, *further, **settings)
 
 
-def _call_shell(command: Any) -> int:
+def _call_shell(_: Callable[..., int], command: Any) -> int:
     """`os.system`, by `subprocess`."""
     code = subprocess.call(command, shell=True)
     return -code if code < 0 else code << 8
 
 
-# --- what works on a plain file system and not on an ordinary user's overlay ------------------------------------------
-
-
-def _overlay_patches() -> Iterator[contextlib.AbstractContextManager[Any]]:
-    for name in ("rename", "replace"):
-        yield torch_common.patch(os, name, _moving)
-    for owner, name in ((builtins, "open"), (io, "open"), (os, "open")):
-        yield torch_common.patch(owner, name, _opening)
-
-
-def _moving(original: Callable[..., None]) -> Callable[..., None]:
+def _move(original: Callable[..., None], src: Any, dst: Any, **folders: Any) -> None:
     """A folder that was there before cannot be moved (EXDEV), nor a file to another overlay: they are copied."""
-
-    def move(src: Any, dst: Any, **folders: Any) -> None:
-        try:
-            original(src, dst, **folders)
-        except OSError as error:
-            if error.errno != errno.EXDEV or folders:
-                raise
-            beside = f"{os.fsdecode(dst)}.{secrets.token_hex(4)}"
-            if os.path.isdir(src) and not os.path.islink(src):
-                shutil.copytree(src, beside, symlinks=True)
-                original(beside, dst)
-                shutil.rmtree(src)
-            else:
-                shutil.copy2(src, beside, follow_symlinks=False)
-                original(beside, dst)
-                os.unlink(src)
-
-    return move
+    try:
+        original(src, dst, **folders)
+    except OSError as error:
+        if error.errno != errno.EXDEV or folders:
+            raise
+        beside = f"{os.fsdecode(dst)}.{secrets.token_hex(4)}"
+        if os.path.isdir(src) and not os.path.islink(src):
+            shutil.copytree(src, beside, symlinks=True)
+            original(beside, dst)
+            shutil.rmtree(src)
+        else:
+            shutil.copy2(src, beside, follow_symlinks=False)
+            original(beside, dst)
+            os.unlink(src)
 
 
-def _opening(original: Callable[..., Any]) -> Callable[..., Any]:
+def _open(original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
     """A file of another group cannot be copied up with that group (EOVERFLOW): a copy of the user's own replaces it."""
-
-    def open_(file: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(file, *args, **kwargs)
-        except OSError as error:
-            if error.errno != errno.EOVERFLOW or isinstance(file, int) or not os.path.isfile(file):
-                raise
-            beside = f"{os.fsdecode(file)}.{secrets.token_hex(4)}"
-            shutil.copy(file, beside)
-            os.rename(beside, file)
-            return original(file, *args, **kwargs)
-
-    return open_
+    try:
+        return original(file, *args, **kwargs)
+    except OSError as error:
+        if error.errno != errno.EOVERFLOW or isinstance(file, int) or not os.path.isfile(file):
+            raise
+        beside = f"{os.fsdecode(file)}.{secrets.token_hex(4)}"
+        shutil.copy(file, beside)
+        os.rename(beside, file)
+        return original(file, *args, **kwargs)

@@ -34,19 +34,16 @@ def refuse_writes(outside: Iterable[str]) -> None:
     """
     version = _call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
     handled = _WRITING | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    attribute = ctypes.c_uint64(handled)
-    ruleset = _call(_CREATE_RULESET, ctypes.byref(attribute), ctypes.c_size_t(8), 0)
+    ruleset = _call(_CREATE_RULESET, ctypes.byref(ctypes.c_uint64(handled)), ctypes.c_size_t(8), 0)
     try:
         for folder in outside:
             with contextlib.suppress(OSError):
                 descriptor = os.open(folder, os.O_PATH)
                 try:
-                    rule = _PathBeneath(handled, descriptor)
-                    _call(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
+                    _call(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(_PathBeneath(handled, descriptor)), 0)
                 finally:
                     os.close(descriptor)
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
         _call(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)

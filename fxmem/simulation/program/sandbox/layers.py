@@ -8,12 +8,11 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from fxmem.simulation.program.sandbox.overlay import ROOT, UPPER
-from fxmem.simulation.program.sandbox.written_files import PREFIX, Written
+from fxmem.simulation.program.sandbox.written_files import PREFIX, Written, walk_files
 
 _PLACES: Final = ("/var/tmp", "/tmp")
 """Folders for layers beside the one for temporary files: two that do not lie below each other are needed."""
@@ -53,9 +52,9 @@ class Layers:
             for name in os.listdir(folder):
                 base = os.path.join(folder, name)
                 if name == ROOT:
-                    yield from _walk(base, "/")
+                    yield from walk_files(base, "/")
                 elif os.path.isfile(os.path.join(base, "path")):
-                    yield from _walk(os.path.join(base, UPPER), os.fsdecode(Path(base, "path").read_bytes()))
+                    yield from walk_files(os.path.join(base, UPPER), os.fsdecode(Path(base, "path").read_bytes()))
 
     def close(self) -> None:
         """Remove all of it."""
@@ -104,10 +103,3 @@ def _remove(folder: str) -> None:
         shutil.rmtree(folder, onexc=allow)
     else:
         shutil.rmtree(folder, onerror=allow)
-
-
-def _walk(folder: str, path: str) -> Iterator[tuple[str, str]]:
-    for inside, _, names in os.walk(folder):
-        for name in names:
-            place = os.path.join(inside, name)
-            yield place, os.path.normpath(os.path.join(path, os.path.relpath(place, folder)))

@@ -20,7 +20,7 @@ import types
 import urllib.parse
 import urllib.request
 import urllib.response
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from email.message import Message
 from importlib.machinery import ModuleSpec
 from typing import Any, Final
@@ -33,9 +33,7 @@ _ASKS: Final = ("/paths-info/", "/info/lfs/objects/batch")
 """Parts of addresses that are posted to in order to download (huggingface_hub, git lfs)."""
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 _OFFLINE: Final = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "COMET_START_ONLINE": "0"}
-_UPLOADERS: Final = frozenset(
-    ("aws", "azcopy", "dvc", "gcloud", "gsutil", "mc", "rclone", "s3cmd", "s5cmd", "sftp", "ssh")
-)
+_UPLOADERS: Final = frozenset("aws azcopy dvc gcloud gsutil mc rclone s3cmd s5cmd sftp ssh".split())
 _COPIERS: Final = ("rsync", "scp")
 """Send where an argument names another machine, `host:path`."""
 _UPLOADS: Final = {
@@ -43,10 +41,7 @@ _UPLOADS: Final = {
     "hf": {"upload", "upload-large-folder", "repo", "repos"},
     "huggingface-cli": {"upload", "upload-large-folder", "repo"},
     "wandb": {"sync"},
-    "curl": {
-        *("-d", "--data", "--data-binary", "--data-raw", "-F", "--form", "--json", "-T", "--upload-file"),
-        *("POST", "PUT", "-XPOST", "-XPUT"),
-    },
+    "curl": set("-d --data --data-binary --data-raw -F --form --json -T --upload-file POST PUT -XPOST -XPUT".split()),
 }
 """By tool, words with which it sends."""
 _HUB_CHANGES: Final = (
@@ -55,29 +50,34 @@ _HUB_CHANGES: Final = (
     *("create_branch", "delete_branch", "create_tag", "delete_tag", "create_pull_request", "create_discussion"),
 )
 _OBJECT_READS: Final = ("Get", "Head", "List", "Describe")
+_Call = Callable[..., Any]
+"""What another function stands for."""
 
 
-def network_patches(notes: MadeUpNotes) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def network_patches(notes: MadeUpNotes) -> torch_common.Patches:
     """Patches of what sends. It gets an answer of success, empty where possible; an unknown library gets an error."""
-    gate = _Gate(notes)
+    gate, patch = _Gate(notes), torch_common.wrap
     yield torch_common.set_environment(_OFFLINE)
-    yield torch_common.patch(http.client.HTTPConnection, "putrequest", gate.put_request)
-    yield torch_common.patch(urllib.request.OpenerDirector, "open", gate.open_address)
-    yield torch_common.patch(subprocess.Popen, "__init__", gate.start_process)
-    yield torch_common.patch(os, "system", gate.call_shell)
-    libraries = {
-        "requests.sessions": gate.patch_requests,
-        "httpx": gate.patch_httpx,
-        "aiohttp.client": gate.patch_aiohttp,
-        "botocore.client": gate.patch_botocore,
+    yield patch(http.client.HTTPConnection, "putrequest", gate.put_request)
+    yield patch(urllib.request.OpenerDirector, "open", gate.open_address)
+    yield patch(subprocess.Popen, "__init__", gate.start_process)
+    yield patch(os, "system", gate.call_shell)
+    libraries: dict[str, _Patches] = {
+        "requests.sessions": lambda module: [patch(module.Session, "send", gate.send_by_requests)],
+        "httpx": lambda module: [
+            patch(module.Client, "send", gate.send_by_httpx),
+            patch(module.AsyncClient, "send", gate.send_later_by_httpx),
+        ],
+        "aiohttp.client": lambda module: [patch(module.ClientSession, "_request", gate.request_by_aiohttp)],
+        "botocore.client": lambda module: [patch(module.BaseClient, "_make_api_call", gate.call_by_botocore)],
         "huggingface_hub.hf_api": gate.patch_hub,
-        "wandb": gate.patch_wandb,
+        "wandb": lambda module: [patch(module, "init", gate.begin_wandb)],
     }
     yield _patch_when_imported(libraries)
 
 
 class _Gate:
-    """Decides what is sent, and notes what is not."""
+    """Decides what is sent, and notes what is not. Each function is run in the place of the `original` one."""
 
     def __init__(self, notes: MadeUpNotes) -> None:
         self._notes = notes
@@ -90,174 +90,122 @@ class _Gate:
         self._notes.note("sent", f"{method.upper()} {urllib.parse.urlsplit(address)._replace(query='').geturl()}")
         return True
 
+    def _require_unheld(self, method: str, address: str) -> None:
+        """Refuse a request that is not sent, where there is no answer to make up."""
+        if self._is_held(method, address):
+            raise ConnectionRefusedError(f"fxmem sends nothing that a prediction has made: {method} {address}")
+
     # --- the standard library -----------------------------------------------------------------------------------------
 
-    def put_request(self, original: Callable[..., None]) -> Callable[..., None]:
+    def put_request(self, original: _Call, connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> None:
         """`http.client`, below libraries that are not known here."""
+        self._require_unheld(method, url if "://" in url else f"http://{connection.host}{url}")
+        original(connection, method, url, *args, **kwargs)
 
-        def putrequest(connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> None:
-            address = url if "://" in url else f"http://{connection.host}{url}"
-            if self._is_held(method, address):
-                raise ConnectionRefusedError(f"fxmem sends nothing that a prediction has made: {method} {address}")
-            original(connection, method, url, *args, **kwargs)
-
-        return putrequest
-
-    def open_address(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def open_address(
+        self, original: _Call, opener: Any, fullurl: Any, data: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """`urllib.request.urlopen`."""
+        is_request = isinstance(fullurl, urllib.request.Request)
+        address = fullurl.full_url if is_request else fullurl
+        method = fullurl.get_method() if is_request and data is None else "GET" if data is None else "POST"
+        if address.startswith("http") and self._is_held(method, address):
+            return urllib.response.addinfourl(io.BytesIO(b"{}"), Message(), address, 200)
+        return original(opener, fullurl, data, *args, **kwargs)
 
-        def open_(opener: Any, fullurl: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
-            is_request = isinstance(fullurl, urllib.request.Request)
-            address = fullurl.full_url if is_request else fullurl
-            method = fullurl.get_method() if is_request and data is None else "GET" if data is None else "POST"
-            if address.startswith("http") and self._is_held(method, address):
-                return urllib.response.addinfourl(io.BytesIO(b"{}"), Message(), address, 200)
-            return original(opener, fullurl, data, *args, **kwargs)
-
-        return open_
-
-    def start_process(self, original: Callable[..., None]) -> Callable[..., None]:
+    def start_process(self, original: _Call, process: Any, args: Any, *further: Any, **settings: Any) -> None:
         """`subprocess`: a tool that sends is not started, and has succeeded."""
+        if self._is_held_command(args):
+            args, settings["shell"] = [sys.executable, "-S", "-c", ""], False
+        original(process, args, *further, **settings)
 
-        def init(process: Any, args: Any, *further: Any, **settings: Any) -> None:
-            if self._is_held_command(args):
-                args, settings["shell"] = [sys.executable, "-S", "-c", ""], False
-            original(process, args, *further, **settings)
-
-        return init
-
-    def call_shell(self, original: Callable[..., int]) -> Callable[..., int]:
+    def call_shell(self, original: _Call, command: Any) -> int:
         """`os.system`."""
-        return lambda command: 0 if self._is_held_command(command) else original(command)
+        return 0 if self._is_held_command(command) else original(command)
 
     def _is_held_command(self, args: Any) -> bool:
         if not sends(args):
             return False
-        self._notes.note("sent", " ".join(_words(args)[:3]))
+        self._notes.note("sent", " ".join(command_words(args)[:3]))
         return True
 
     # --- libraries ----------------------------------------------------------------------------------------------------
 
-    def patch_requests(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def send_by_requests(self, original: _Call, session: Any, request: Any, **kwargs: Any) -> Any:
         """`requests`."""
+        if not self._is_held(request.method, request.url):
+            return original(session, request, **kwargs)
+        answer = sys.modules["requests.models"].Response()
+        answer.status_code, answer.url, answer.request = 200, request.url, request
+        answer.raw = io.BytesIO(b"{}")
+        return answer
 
-        def sending(original: Callable[..., Any]) -> Callable[..., Any]:
-            def send(session: Any, request: Any, **kwargs: Any) -> Any:
-                if not self._is_held(request.method, request.url):
-                    return original(session, request, **kwargs)
-                answer = sys.modules["requests.models"].Response()
-                answer.status_code, answer.url, answer.request = 200, request.url, request
-                answer.raw = io.BytesIO(b"{}")
-                return answer
-
-            return send
-
-        yield torch_common.patch(module.Session, "send", sending)
-
-    def patch_httpx(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def send_by_httpx(self, original: _Call, client: Any, request: Any, **kwargs: Any) -> Any:
         """`httpx`, with which huggingface_hub works since 1.0."""
+        held = self._is_held(request.method, str(request.url))
+        return _answer_of_httpx(request) if held else original(client, request, **kwargs)
 
-        def answer(request: Any) -> Any:
-            return module.Response(200, json={}, request=request)
+    async def send_later_by_httpx(self, original: _Call, client: Any, request: Any, **kwargs: Any) -> Any:
+        """As `send_by_httpx`, in an event loop."""
+        held = self._is_held(request.method, str(request.url))
+        return _answer_of_httpx(request) if held else await original(client, request, **kwargs)
 
-        def sending(original: Callable[..., Any]) -> Callable[..., Any]:
-            def send(client: Any, request: Any, **kwargs: Any) -> Any:
-                held = self._is_held(request.method, str(request.url))
-                return answer(request) if held else original(client, request, **kwargs)
-
-            return send
-
-        def sending_later(original: Callable[..., Any]) -> Callable[..., Any]:
-            async def send(client: Any, request: Any, **kwargs: Any) -> Any:
-                held = self._is_held(request.method, str(request.url))
-                return answer(request) if held else await original(client, request, **kwargs)
-
-            return send
-
-        yield torch_common.patch(module.Client, "send", sending)
-        yield torch_common.patch(module.AsyncClient, "send", sending_later)
-
-    def patch_aiohttp(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    async def request_by_aiohttp(self, original: _Call, session: Any, method: str, url: Any, **kwargs: Any) -> Any:
         """`aiohttp`, which has no answer to make up."""
+        self._require_unheld(method, str(url))
+        return await original(session, method, url, **kwargs)
 
-        def requesting(original: Callable[..., Any]) -> Callable[..., Any]:
-            async def request(session: Any, method: str, url: Any, **kwargs: Any) -> Any:
-                if self._is_held(method, str(url)):
-                    raise ConnectionRefusedError(f"fxmem sends nothing that a prediction has made: {method} {url}")
-                return await original(session, method, url, **kwargs)
-
-            return request
-
-        yield torch_common.patch(module.ClientSession, "_request", requesting)
-
-    def patch_botocore(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def call_by_botocore(self, original: _Call, client: Any, operation: str, parameters: Mapping[str, Any]) -> Any:
         """`boto3`: what is stored has been stored."""
+        if operation.startswith(_OBJECT_READS):
+            return original(client, operation, parameters)
+        where = "/".join(str(parameters[key]) for key in ("Bucket", "Key") if key in parameters)
+        self._notes.note("sent", f"{operation} {where}".strip())
+        return {"ETag": '""', "UploadId": "0", "ResponseMetadata": {"HTTPStatusCode": 200}}
 
-        def calling(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(client: Any, operation: str, parameters: Mapping[str, Any]) -> Any:
-                if operation.startswith(_OBJECT_READS):
-                    return original(client, operation, parameters)
-                where = "/".join(str(parameters[key]) for key in ("Bucket", "Key") if key in parameters)
-                self._notes.note("sent", f"{operation} {where}".strip())
-                return {"ETag": '""', "UploadId": "0", "ResponseMetadata": {"HTTPStatusCode": 200}}
+    def begin_wandb(self, original: _Call, *args: Any, **kwargs: Any) -> Any:
+        """`wandb`: a program that asks for the online mode gets the offline one."""
+        if kwargs.get("mode") != "disabled":
+            self._notes.note("sent", "wandb.init: offline")
+            kwargs["mode"] = "offline"
+        return original(*args, **kwargs)
 
-            return call
-
-        yield torch_common.patch(module.BaseClient, "_make_api_call", calling)
-
-    def patch_hub(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def patch_hub(self, module: Any) -> torch_common.Patches:
         """`huggingface_hub`: `push_to_hub` of all that is built on it."""
         changed = [name for name in _HUB_CHANGES if hasattr(module.HfApi, name)]
         functions = {id(getattr(module, name)): name for name in changed if hasattr(module, name)}
         holders = torch_common.find_holders(getattr(module, name) for name in functions.values())
         for name in changed:
-            yield torch_common.patch(module.HfApi, name, functools.partial(self._hub_change, module, name))
+            yield torch_common.wrap(module.HfApi, name, functools.partial(self._change_hub, module, name))
         api = module.HfApi()
         for holder, alias, function in holders:
-            changed_too = getattr(api, functions[id(function)])
-            yield torch_common.patch(holder, alias, functools.partial(_instead, changed_too))
+            yield torch_common.replace(holder, alias, getattr(api, functions[id(function)]))
 
-    def _hub_change(self, module: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def change(api: Any, repo_id: str = "", *args: Any, **kwargs: Any) -> Any:
-            repo = str(kwargs.get("repo_id") or repo_id)
-            self._notes.note("sent", f"{name} {repo}".strip())
-            address = f"{module.ENDPOINT if hasattr(module, 'ENDPOINT') else 'https://huggingface.co'}/{repo}"
-            made: Any = None
-            if name == "create_repo":
-                made = module.RepoUrl(address)
-            elif name in ("create_commit", "upload_file", "upload_folder"):
-                made = module.CommitInfo(address, str(kwargs.get("commit_message", "")), "", "0" * 40)
-            if not kwargs.get("run_as_future"):
-                return made
-            later: concurrent.futures.Future[Any] = concurrent.futures.Future()
-            later.set_result(made)
-            return later
-
-        return functools.wraps(original)(change)
-
-    def patch_wandb(self, module: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
-        """`wandb`: a program that asks for the online mode gets the offline one."""
-
-        def beginning(original: Callable[..., Any]) -> Callable[..., Any]:
-            def init(*args: Any, **kwargs: Any) -> Any:
-                if kwargs.get("mode") != "disabled":
-                    self._notes.note("sent", "wandb.init: offline")
-                    kwargs["mode"] = "offline"
-                return original(*args, **kwargs)
-
-            return init
-
-        yield torch_common.patch(module, "init", beginning)
+    def _change_hub(
+        self, module: Any, name: str, original: Any, api: Any, repo_id: str = "", *args: Any, **kwargs: Any
+    ) -> Any:
+        repo = str(kwargs.get("repo_id") or repo_id)
+        self._notes.note("sent", f"{name} {repo}".strip())
+        address = f"{getattr(module, 'ENDPOINT', 'https://huggingface.co')}/{repo}"
+        made: Any = None
+        if name == "create_repo":
+            made = module.RepoUrl(address)
+        elif name in ("create_commit", "upload_file", "upload_folder"):
+            made = module.CommitInfo(address, str(kwargs.get("commit_message", "")), "", "0" * 40)
+        if not kwargs.get("run_as_future"):
+            return made
+        later: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        later.set_result(made)
+        return later
 
 
-def _instead(value: Any, _: Any) -> Any:
-    """Put a value in the place of another."""
-    return value
+def _answer_of_httpx(request: Any) -> Any:
+    return sys.modules["httpx"].Response(200, json={}, request=request)
 
 
 def sends(args: Any) -> bool:
     """Whether a command, as text for a shell or as words, sends something away."""
-    words = _words(args)
+    words = command_words(args)
     starts = range(len(words)) if isinstance(args, str) else range(min(1, len(words)))
     for at in starts:
         name, further = os.path.basename(words[at]), words[at + 1 :]
@@ -268,7 +216,7 @@ def sends(args: Any) -> bool:
     return False
 
 
-def _words(args: Any) -> Sequence[str]:
+def command_words(args: Any) -> Sequence[str]:
     """A command line in words; none where it is no plain command."""
     try:
         return shlex.split(args) if isinstance(args, str) else [os.fsdecode(each) for each in args]
@@ -278,7 +226,7 @@ def _words(args: Any) -> Sequence[str]:
 
 # --- libraries that are imported later --------------------------------------------------------------------------------
 
-_Patches = Callable[[Any], Iterator[contextlib.AbstractContextManager[Any]]]
+_Patches = Callable[[Any], Iterable[contextlib.AbstractContextManager[Any]]]
 
 
 @contextlib.contextmanager

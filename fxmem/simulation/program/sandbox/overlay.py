@@ -16,6 +16,7 @@ import itertools
 import os
 import shutil
 import stat
+from pathlib import Path
 from typing import Any, Final
 
 UPPER: Final = "upper"
@@ -31,11 +32,8 @@ _WHOLE_MAP: Final = ["0", "0", "4294967295"]
 """The users of the first namespace, each as itself."""
 _INTERFACES: Final = ("/dev", "/proc", "/run", "/sys")
 _PSEUDO: Final = frozenset(
-    (
-        *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs"),
-        *("efivarfs", "fuse.portal", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "ramfs"),
-        *("rpc_pipefs", "securityfs", "sysfs", "tracefs"),
-    )
+    "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fuse.portal fusectl hugetlbfs "
+    "mqueue nsfs proc pstore ramfs rpc_pipefs securityfs sysfs tracefs".split()
 )
 _SHARED_MEMORY: Final = "/dev/shm"
 _MOST_COPIED: Final = 16 << 20
@@ -68,7 +66,9 @@ def enter_overlay(layers: list[str]) -> None:
     _call("umount2", b".", _DETACH)
     os.chdir(folder)
     if os.getuid() != 0:
-        _drop_capabilities()
+        # Give up what a user namespace grants: the program has the rights that it has without us.
+        header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, linux/capability.h; this process
+        _call("capset", header, (ctypes.c_uint32 * 6)())
 
 
 def read_mounts() -> dict[str, tuple[str, bool]]:
@@ -116,8 +116,7 @@ class _View:
             with contextlib.suppress(OSError):
                 shutil.copy2(entry.path, place)
                 return
-        with open(place, "wb"):
-            pass
+        Path(place).touch()
         self._show_read_only(entry.path)
 
     def _add_folder(self, path: str) -> None:
@@ -130,22 +129,19 @@ class _View:
             self._show_read_only(path)
         elif inner and not self._is_root:
             # A folder in which something is mounted cannot be below an overlay of a user namespace: mount(2), EINVAL.
-            self._add_entries(path)
+            try:
+                entries = list(os.scandir(path))
+            except PermissionError:
+                self._show_read_only(path)
+                return
+            for entry in entries:
+                self.add(entry)
             return
         else:
             self._cover(path)
         for each in inner:
             if not any(each.startswith(other + "/") for other in inner):
                 self._add_folder(each)
-
-    def _add_entries(self, path: str) -> None:
-        try:
-            entries = list(os.scandir(path))
-        except PermissionError:
-            self._show_read_only(path)
-            return
-        for entry in entries:
-            self.add(entry)
 
     def _holds_files(self, mount: str, path: str) -> bool:
         """Whether a mount within an interface may hold a user's files. A stick does, at /run/media."""
@@ -155,15 +151,17 @@ class _View:
 
     def _cover(self, path: str) -> None:
         """Mount an overlay over a folder."""
-        layer = self._find_layer(path)
+        # Not below the path: overlays must not overlap.
+        layer = next((each for each in self._layers if not each.startswith(path + "/")), None)
+        if layer is None:
+            raise OSError(f"every folder for what is written lies below {path}")
         self._count += 1
         base = os.path.join(layer, str(self._count))
         os.mkdir(base)
         if path == _SHARED_MEMORY:  # is memory, and stays memory
             _mount("tmpfs", base, "tmpfs")
         else:
-            with open(os.path.join(base, "path"), "wb") as file:
-                file.write(os.fsencode(path))
+            Path(base, "path").write_bytes(os.fsencode(path))
         upper, work = os.path.join(base, UPPER), os.path.join(base, "work")
         for each in (upper, work):
             os.mkdir(each)
@@ -183,13 +181,6 @@ class _View:
         finally:
             for descriptor in folders:
                 os.close(descriptor)
-
-    def _find_layer(self, path: str) -> str:
-        """A folder for what is written, not below the path: overlays must not overlap."""
-        found = next((each for each in self._layers if not each.startswith(path + "/")), None)
-        if found is None:
-            raise OSError(f"every folder for what is written lies below {path}")
-        return found
 
     def _show_read_only(self, path: str) -> None:
         place = self._root + path
@@ -229,16 +220,14 @@ def _make_folder(path: str, lower: str, upper: str) -> None:
 
 def _unshare() -> bool:
     """Get namespaces of this process alone; whether it is the system's root, and needs none for users."""
-    with open("/proc/self/uid_map", encoding="ascii") as file:
-        is_first = file.read().split() == _WHOLE_MAP
+    is_first = Path("/proc/self/uid_map").read_text(encoding="ascii").split() == _WHOLE_MAP
     with contextlib.suppress(OSError):
         _call("unshare", _NEWNS)
         return is_first
     user, group = os.getuid(), os.getgid()
     _call("unshare", _NEWNS | _NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
+        Path("/proc/self", name).write_text(text, encoding="ascii")
     return False
 
 
@@ -251,12 +240,6 @@ def _call(name: str, *arguments: Any) -> None:
 def _mount(source: str | None, place: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
     words = (None if each is None else os.fsencode(each) for each in (source, place, kind))
     _call("mount", *words, ctypes.c_ulong(flags), None if options is None else os.fsencode(options))
-
-
-def _drop_capabilities() -> None:
-    """Give up what a user namespace grants: the program has the rights that it has without us."""
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3 of linux/capability.h; this process
-    _call("capset", header, (ctypes.c_uint32 * 6)())
 
 
 def _unescape(word: str) -> str:

@@ -234,7 +234,11 @@ def _run_forked(start: Callable[[], int], parent: int) -> NoReturn:
     """Run a function in a fork."""
     code = 1
     try:
-        _end_with_parent(parent)
+        if sys.platform == "linux":  # ends this process when its parent is
+            with contextlib.suppress(AttributeError, OSError):
+                ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
         atexit._clear()  # what the process that is forked from does at its end is its own
         code = start()
         _flush()
@@ -282,15 +286,6 @@ def _may_run_backward() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def _end_with_parent(parent: int) -> None:
-    """Let Linux end this process when its parent is."""
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError, OSError):
-            ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
 def _work(
     work: Callable[[Isolation], str],
     settings: IsolationSettings,
@@ -305,7 +300,9 @@ def _work(
             stream.write(json.dumps({_NO_BACKWARD: True}))
             return 0
         if output is not None:
-            _redirect_output(output)
+            with output.open("wb") as file:  # all that this process prints, and those that it starts
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
         if layers is not None:
             try:
                 enter_overlay(layers)
@@ -330,12 +327,9 @@ def _work(
 def _answer(work: Callable[[Isolation], str], isolation: Isolation) -> dict[str, Any]:
     try:
         return {"text": work(isolation)}
-    except FxmemError as error:
-        return {"error": type(error).__name__, "text": str(error)}
-    except KeyboardInterrupt:
-        return {"error": KeyboardInterrupt.__name__}
     except BaseException as error:
-        traceback.print_exc()
+        if not isinstance(error, (FxmemError, KeyboardInterrupt)):
+            traceback.print_exc()
         return {"error": type(error).__name__, "text": str(error)}
 
 
@@ -345,10 +339,3 @@ def _guard(redirect: Redirect) -> None:
     with contextlib.suppress(OSError, AttributeError):
         refuse_writes((redirect.folder, "/dev", "/proc", "/run", *download_folders()))
         redirect.is_guarded = True
-
-
-def _redirect_output(file: Path) -> None:
-    """Send all that this process prints, and those that it starts, to a file."""
-    with file.open("wb") as stream:
-        for number in (1, 2):
-            os.dup2(stream.fileno(), number)

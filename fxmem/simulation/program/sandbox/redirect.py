@@ -14,14 +14,14 @@ import functools
 import io
 import os
 import shutil
-import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
-from fxmem.simulation.program.sandbox.written_files import Written
+from fxmem.simulation.program.sandbox.written_files import Written, walk_files
 
 _AS_THEY_ARE: Final = ("/dev", "/proc", "/run", "/sys")
 _COMPILERS: Final = ("torchinductor_",)
@@ -33,6 +33,13 @@ _REMOVING: Final = ("remove", "unlink", "rmdir")
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
+class _Here(threading.local):
+    """What holds for the thread that asks."""
+
+    is_at_work = False
+    """Whether paths lead where they lead without a redirection."""
+
+
 class Redirect:
     """A folder that lies over the file system, for this process's Python.
 
@@ -42,7 +49,7 @@ class Redirect:
 
     def __init__(self, folder: str) -> None:
         self.folder = os.path.realpath(folder)
-        self._here = threading.local()
+        self._here = _Here()
         self._temporary = os.devnull
         self.is_guarded = False
         """Whether what is not redirected is refused."""
@@ -52,10 +59,8 @@ class Redirect:
 
     def written(self) -> Written:
         """Place and path of each file that was written."""
-        for inside, _, names in os.walk(self.folder):
-            for name in () if (inside + "/").startswith(self._temporary + "/") else names:
-                place = os.path.join(inside, name)
-                yield place, place[len(self.folder) :]
+        files = walk_files(self.folder, "/")
+        return (each for each in files if not each[0].startswith(self._temporary + "/"))
 
     def make_temporary(self) -> str:
         """Make a folder for temporary files, which are not redirected: compilers read them where they are."""
@@ -73,15 +78,15 @@ class Redirect:
         self._removed.update(removed)
         self.is_guarded = is_guarded
 
-    def patches(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def patches(self) -> torch_common.Patches:
         """What the program runs inside."""
         ways: dict[str, Callable[..., Any]] = {
             **dict.fromkeys(_READING, functools.partial(self._with_path, self.find)),
-            **dict.fromkeys(_CHANGING, functools.partial(self._with_path, self.claim)),
+            **dict.fromkeys(_CHANGING, functools.partial(self._with_path, self._claim)),
             **dict.fromkeys(_MAKING, functools.partial(self._with_path, self._claim_new)),
             **{name: functools.partial(self._with_path, functools.partial(self._drop, name)) for name in _REMOVING},
             **dict.fromkeys(("rename", "replace"), self._move),
-            "link": functools.partial(self._link, self.claim),
+            "link": functools.partial(self._link, functools.partial(self._place, self._claim)),
             "symlink": functools.partial(self._link, lambda path: path),
             "open": self._open_descriptor,
             "listdir": self._listdir,
@@ -89,66 +94,55 @@ class Redirect:
         }
         for name, way in ways.items():
             if hasattr(os, name):
-                yield torch_common.patch(os, name, functools.partial(self._redirecting, way))
+                yield torch_common.wrap(os, name, functools.partial(self._redirect, way))
         for owner in (builtins, io):
-            yield torch_common.patch(owner, "open", functools.partial(self._redirecting, self._open))
+            yield torch_common.wrap(owner, "open", functools.partial(self._redirect, self._open))
         yield torch_common.patch(io, "FileIO", self._opening_raw)
 
-    def _redirecting(self, way: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function in the place of one of `os`; what this class itself calls meanwhile is the original."""
-
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if getattr(self._here, "is_at_work", False):
-                return original(*args, **kwargs)
-            with self._at_work():
-                try:
-                    return way(original, *args, **kwargs)
-                except OSError as error:
-                    if error.filename is not None and args and not isinstance(args[0], int):
-                        error.filename = args[0]  # the path that the program has
-                    raise
-
-        return call
+    def _redirect(self, way: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a function in the place of one of `os`; what this class itself calls meanwhile is the original."""
+        if self._here.is_at_work:
+            return original(*args, **kwargs)
+        with self.pause():
+            try:
+                return way(original, *args, **kwargs)
+            except OSError as error:
+                if error.filename is not None and args and not isinstance(args[0], int):
+                    error.filename = args[0]  # the path that the program has
+                raise
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
         """Inside, paths lead where they lead without this."""
-        return self._at_work()
-
-    @contextlib.contextmanager
-    def _at_work(self) -> Iterator[None]:
-        before = getattr(self._here, "is_at_work", False)
-        self._here.is_at_work = True
-        try:
-            yield
-        finally:
-            self._here.is_at_work = before
+        return torch_common.replace(self._here, "is_at_work", True)
 
     def place_to_read(self, path: Any) -> Any:
         """The place of a path, for a library that reads by itself."""
-        with self._at_work():
-            return self.find(path)
+        with self.pause():
+            return self._place(self.find, path)
 
     def place_to_write(self, path: Any) -> Any:
         """The place of a path, for a library that writes by itself; what was there before is not kept."""
-        with self._at_work():
-            return self.claim(path, keep=False)
+        with self.pause():
+            return self._place(self._replace, path)
 
     # --- where a path leads -------------------------------------------------------------------------------------------
 
-    def find(self, path: Any, dir_fd: int | None = None) -> Any:
-        """The place of a path that is read: where it was written to, else the path itself."""
+    def _place(self, find: Callable[[str], str], path: Any, dir_fd: int | None = None) -> Any:
+        """The place that `find` has for the path a program means; the path itself where that is redirected nowhere."""
         known = self._name(path, dir_fd)
-        if known is None:
-            return path
+        return path if known is None else find(known)
+
+    def find(self, known: str) -> str:
+        """The place of an absolute path that is read: where it was written to, else the path itself."""
         place = self.folder + known
         return place if os.path.lexists(place) or self._is_removed(known) else known
 
-    def claim(self, path: Any, dir_fd: int | None = None, *, keep: bool = True) -> Any:
+    def _replace(self, known: str) -> str:
+        """The place of a path that is written anew."""
+        return self._claim(known, keep=False)
+
+    def _claim(self, known: str, *, keep: bool = True) -> str:
         """The place of a path that is written: in the folder; what was there before is copied there, if it is kept."""
-        known = self._name(path, dir_fd)
-        if known is None:
-            return path
         place, parent = self.folder + known, os.path.dirname(known)
         if self._is_made(known):
             return known
@@ -163,25 +157,21 @@ class Redirect:
         self._make_folders(parent)
         if is_there and os.path.isdir(known) and not os.path.islink(known):
             self._make_folders(known)
-        elif is_there and keep:
-            _check_writable(known)
-            shutil.copy2(known, place, follow_symlinks=False)
         elif is_there:
-            _check_writable(known)
+            if not os.access(known, os.W_OK) and not os.path.islink(known):  # the program might not write it itself
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), known)
+            if keep:
+                shutil.copy2(known, place, follow_symlinks=False)
         return place
 
-    def _claim_new(self, path: Any, dir_fd: int | None = None) -> Any:
+    def _claim_new(self, known: str) -> str:
         """The place of a path that must not be there yet."""
-        known = self._name(path, dir_fd)
-        if known is not None and not self._is_made(known) and os.path.lexists(self.find(known)):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(path))
-        return self.claim(path, dir_fd)
+        if not self._is_made(known) and os.path.lexists(self.find(known)):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), known)
+        return self._claim(known)
 
-    def _drop(self, name: str, path: Any, dir_fd: int | None = None) -> Any:
+    def _drop(self, name: str, known: str) -> str:
         """The place of a path that is removed: a file that stays is taken for gone."""
-        known = self._name(path, dir_fd)
-        if known is None:
-            return path
         if self._is_made(known):
             self._made.discard(known)
             return known
@@ -189,16 +179,15 @@ class Redirect:
         if not os.path.lexists(self.find(known)):
             return place
         if name == "rmdir" and self._names(known):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.fsdecode(path))
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), known)
         if not os.path.lexists(place):
             self._make_folders(os.path.dirname(known))
             if name == "rmdir":
                 os.mkdir(place)
             elif os.path.isdir(known) and not os.path.islink(known):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(path))
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), known)
             else:
-                with io.FileIO(place, "w"):
-                    pass
+                Path(place).touch()
         self._removed.add(known)
         return place
 
@@ -251,25 +240,26 @@ class Redirect:
     # --- the functions ------------------------------------------------------------------------------------------------
 
     def _with_path(
-        self, place: Callable[..., Any], original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any
+        self, find: Callable[[str], str], original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any
     ) -> Any:
         """A function whose first argument is a path."""
-        return original(place(path, dir_fd), *args, **kwargs)
+        return original(self._place(find, path, dir_fd), *args, **kwargs)
 
     def _open(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("opener") is not None:  # opens what it is given by other ways: tempfile's gets a folder
             self._here.is_at_work = False
             return original(file, mode, *args, **kwargs)
+        find = self.find
         if "x" in mode:
-            place = self._claim_new(file)
-        elif set(mode) & set("wa+"):
-            place = self.claim(file, keep="w" not in mode)
-        else:
-            place = self.find(file)
-        return original(place, mode, *args, **kwargs)
+            find = self._claim_new
+        elif "w" in mode:
+            find = self._replace
+        elif "a" in mode or "+" in mode:
+            find = self._claim
+        return original(self._place(find, file), mode, *args, **kwargs)
 
     def _opening_raw(self, original: type[io.FileIO]) -> type[io.FileIO]:
-        opening = functools.partial(self._redirecting, self._open)
+        redirect = functools.partial(self._redirect, self._open)
 
         class OfOriginals(type(original)):  # type: ignore[misc]
             def __instancecheck__(cls, value: object) -> bool:
@@ -277,36 +267,36 @@ class Redirect:
 
         class FileIO(original, metaclass=OfOriginals):  # type: ignore[valid-type, misc]
             def __init__(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
-                opening(super().__init__)(file, mode, *args, **kwargs)
+                redirect(super().__init__, file, mode, *args, **kwargs)
 
         return FileIO
 
     def _open_descriptor(
         self, original: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
     ) -> Any:
+        find = self.find
         if flags & os.O_CREAT and flags & os.O_EXCL:
-            place = self._claim_new(path, dir_fd)
+            find = self._claim_new
         elif flags & _WRITES:
-            is_there = os.path.exists(self.find(path, dir_fd))
-            place = self.claim(path, dir_fd, keep=not flags & os.O_TRUNC)
+            is_there = os.path.exists(self._place(self.find, path, dir_fd))
+            find = self._replace if flags & os.O_TRUNC else self._claim
             flags |= os.O_CREAT if is_there else 0  # an empty one of ours, in the place of what is cut
-        else:
-            place = self.find(path, dir_fd)
-        return original(place, flags, mode)
+        return original(self._place(find, path, dir_fd), flags, mode)
 
     def _move(
         self, original: Any, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
     ) -> None:
-        place, known = self.find(src, src_dir_fd), self._name(src, src_dir_fd)
-        if known is not None and os.path.isdir(place) and not os.path.islink(place):
+        known = self._name(src, src_dir_fd)
+        place = src if known is None else self.find(known)
+        if known is None or not os.path.lexists(place):
+            original(place, dst)
+            return
+        if os.path.isdir(place) and not os.path.islink(place):
             self._here.is_at_work = False  # each file of the folder by itself
             shutil.copytree(src, dst, symlinks=True)
             shutil.rmtree(src)
             return
-        if known is None or not os.path.lexists(place):
-            original(place, dst)
-            return
-        place, target = self.claim(src, src_dir_fd), self.claim(dst, dst_dir_fd, keep=False)
+        place, target = self._claim(known), self._place(self._replace, dst, dst_dir_fd)
         if self._is_made(known):
             shutil.move(place, target)
             self._made.discard(known)
@@ -318,7 +308,7 @@ class Redirect:
         self, find_target: Callable[[Any], Any], original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any
     ) -> None:
         """A symbolic link leads where the program says; of a hard link's file, a copy is linked."""
-        original(find_target(src), self._claim_new(dst, kwargs.pop("dir_fd", None)), *args, **kwargs)
+        original(find_target(src), self._place(self._claim_new, dst, kwargs.pop("dir_fd", None)), *args, **kwargs)
 
     def _listdir(self, original: Any, path: Any = None) -> list[Any]:
         known = self._name(_find_listed(path))
@@ -334,7 +324,8 @@ class Redirect:
             return original(path)
         original(self.find(known)).close()
         shown = known if isinstance(path, int) else os.fspath("." if path is None else path)
-        return _Entries([_Entry(each, shown, self.find(os.path.join(known, each))) for each in self._names(known)])
+        places = {each: self._place(self.find, os.path.join(known, each)) for each in self._names(known)}
+        return _Entries([_Entry(name, shown, place) for name, place in places.items()])
 
     def _is_changed(self, known: str) -> bool:
         """Whether the program sees a folder otherwise than it is."""
@@ -378,20 +369,14 @@ class _Entry:
         return False
 
 
-class _Entries:
+class _Entries(Iterator[_Entry], contextlib.AbstractContextManager[Any]):
     """As what `os.scandir` returns."""
 
     def __init__(self, entries: list[_Entry]) -> None:
         self._entries = iter(entries)
 
-    def __iter__(self) -> Iterator[_Entry]:
-        return self._entries
-
     def __next__(self) -> _Entry:
         return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -412,9 +397,3 @@ def _list(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
-
-
-def _check_writable(path: str) -> None:
-    """Refuse what the program might not write itself."""
-    if not os.access(path, os.W_OK) and not stat.S_ISLNK(os.lstat(path).st_mode):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)

@@ -21,6 +21,14 @@ Written = Iterator[tuple[str, str]]
 """Of each file that was written, the place where it lies and the path that the program has for it."""
 
 
+def walk_files(folder: str, path: str) -> Written:
+    """Place and path of each file in a folder that the program has at `path`."""
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            place = os.path.join(inside, name)
+            yield place, os.path.normpath(os.path.join(path, os.path.relpath(place, folder)))
+
+
 def list_files(written: Written, folders: Sequence[str]) -> tuple[WrittenFile, ...]:
     """What a program wrote, without caches, bytecode and temporary files.
 
@@ -32,7 +40,7 @@ def list_files(written: Written, folders: Sequence[str]) -> tuple[WrittenFile, .
     for place, path in written:
         if _is_passing(path, folders):
             continue
-        before, now = _status(path), os.lstat(place)
+        before, now = os.lstat(path) if os.path.lexists(path) else None, os.lstat(place)
         name = name_from_here(path)
         if stat.S_ISCHR(now.st_mode):  # a whiteout: what the overlay has in the place of a file that is removed
             if before is not None:
@@ -52,8 +60,7 @@ def _are_alike(path: str, before: os.stat_result, place: str, now: os.stat_resul
 
 def name_from_here(path: str) -> str:
     """A path from the working directory, where it lies below it."""
-    here = os.path.join(os.getcwd(), "")
-    return path[len(here) :] if path.startswith(here) else path
+    return path.removeprefix(os.path.join(os.getcwd(), ""))
 
 
 def keep_files(written: Written, files: Sequence[WrittenFile], folder: str) -> None:
@@ -112,13 +119,6 @@ def _is_passing(path: str, folders: Sequence[str]) -> bool:
 
 def _is_below(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip("/") + "/")
-
-
-def _status(path: str) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except OSError:
-        return None
 
 
 def _move(place: str, to: str) -> None:

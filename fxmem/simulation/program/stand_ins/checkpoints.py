@@ -17,7 +17,7 @@ import os
 import pickle
 import secrets
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -34,25 +34,12 @@ _TOKEN: Final = secrets.token_bytes(16)
 """Ends what is ours in a file: a pickle that this process, or one that it was forked from, has written itself."""
 _SIZE: Final = 8
 """Bytes of the length that stands before it."""
-_SAFETENSORS: Final = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.int16: "I16",
-    torch.uint16: "U16",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int32: "I32",
-    torch.uint32: "U32",
-    torch.float32: "F32",
-    torch.complex64: "C64",
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.uint64: "U64",
-}
-"""Names of dtypes in the format of safetensors."""
+_NAMES: Final = (
+    "bool=BOOL uint8=U8 int8=I8 float8_e5m2=F8_E5M2 float8_e4m3fn=F8_E4M3 int16=I16 uint16=U16 float16=F16 "
+    "bfloat16=BF16 int32=I32 uint32=U32 float32=F32 complex64=C64 float64=F64 int64=I64 uint64=U64"
+)
+"""Names of dtypes, torch's own and those in the format of safetensors."""
+_SAFETENSORS: Final = {getattr(torch, dtype): name for dtype, name in (each.split("=") for each in _NAMES.split())}
 
 
 class Checkpoints:
@@ -69,60 +56,51 @@ class Checkpoints:
         self._device = device
         self._isolation = isolation
 
-    def patches(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def patches(self) -> torch_common.Patches:
         """The patches of `torch.save`, `torch.load` and, where it is installed, `safetensors.torch`."""
         yield torch_fakes.fakes_have_addresses()
-        yield torch_common.patch(torch, "save", self._saving)
-        yield torch_common.patch(torch, "load", self._loading)
+        yield torch_common.wrap(torch, "save", self._save)
+        yield torch_common.wrap(torch, "load", self._load)
         try:
             # Now, so that what the program imports from it is patched.
             safetensors = importlib.import_module("safetensors.torch")
         except ImportError:
             return
-        ways = {
-            safetensors.save_file: self._saving_tensors,
-            safetensors.save_model: self._saving_tensors,
-            safetensors.save: self._serializing,
-            safetensors.load_file: self._loading_file,
-            safetensors.safe_open: self._loading_file,
+        ways: dict[Any, Callable[..., Any]] = {
+            **dict.fromkeys((safetensors.save_file, safetensors.save_model), self._save_tensors),
+            safetensors.save: _serialize,
         }
+        if self._isolation.redirect is not None:
+            ways |= dict.fromkeys((safetensors.load_file, safetensors.safe_open), self._load_file)
         for holder, name, function in torch_common.find_holders(ways):
-            yield torch_common.patch(holder, name, ways[function])
+            yield torch_common.wrap(holder, name, ways[function])
 
     # --- torch.save ---------------------------------------------------------------------------------------------------
 
-    def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            is_path = isinstance(f, (str, os.PathLike))
-            file = self._isolation.place_to_write(f) if is_path else f
-            if not has_fake_inside(obj):
-                original(obj, file, *args, **kwargs)
-                return
-            self._note(f, is_path)
-            known = _Checkpoint(obj).dump(original)
-            settings = {"pickle_module": _pickle_module(known + len(known).to_bytes(_SIZE, "big") + _TOKEN)}
-            with (
-                torch_common.no_modes(),
-                torch_common.pause_observers(),
-                torch.serialization.skip_data(materialize_fake_tensors=True),
-            ):
-                original(obj, file, **settings)
+    def _save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        is_path = isinstance(f, (str, os.PathLike))
+        file = self._isolation.place_to_write(f) if is_path else f
+        if not has_fake_inside(obj):
+            original(obj, file, *args, **kwargs)
+            return
+        self._note(f, is_path)
+        known = _dump(obj, original)
+        settings = {"pickle_module": _pickle_module(known + len(known).to_bytes(_SIZE, "big") + _TOKEN)}
+        with (
+            torch_common.no_modes(),
+            torch_common.pause_observers(),
+            torch.serialization.skip_data(materialize_fake_tensors=True),
+        ):
+            original(obj, file, **settings)
 
-        return save
-
-    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            file = self._isolation.place_to_read(f) if isinstance(f, (str, os.PathLike)) else f
-            if (known := _find_known(file)) is not None:
-                with torch_common.no_modes(), torch_common.pause_observers():
-                    checkpoint = _Checkpoint.restore(known, original)
-                return checkpoint.load(map_location, self._device)
-            with torch_common.no_modes(), torch_common.pause_observers():
-                found = original(file, "cpu", *args, **kwargs)
-            on_card = isinstance(map_location, (str, torch.device)) and torch.device(map_location).type
-            return move_to_card(found) if on_card == "cuda" else found
-
-        return load
+    def _load(self, original: Callable[..., Any], f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        file = self._isolation.place_to_read(f) if isinstance(f, (str, os.PathLike)) else f
+        if (known := _find_known(file)) is not None:
+            return _restore(known, original, map_location, self._device)
+        with torch_common.no_modes(), torch_common.pause_observers():
+            found = original(file, "cpu", *args, **kwargs)
+        on_card = isinstance(map_location, (str, torch.device)) and torch.device(map_location).type
+        return move_to_card(found) if on_card == "cuda" else found
 
     def _note(self, file: Any, is_path: bool) -> None:
         name = os.path.basename(os.fspath(file)) if is_path else "a checkpoint to an open file"
@@ -130,36 +108,28 @@ class Checkpoints:
 
     # --- safetensors --------------------------------------------------------------------------------------------------
 
-    def _saving_tensors(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(tensors: Any, filename: Any, metadata: Any = None, *args: Any, **kwargs: Any) -> None:
-            if not has_fake_inside(tensors):
-                original(tensors, self._isolation.place_to_write(filename), metadata, *args, **kwargs)
-                return
-            self._note(filename, True)
-            named = _once(tensors.state_dict()) if isinstance(tensors, torch.nn.Module) else tensors
-            with open(filename, "wb") as file:
-                _write_safetensors(named, metadata, file)
+    def _save_tensors(
+        self, original: Callable[..., Any], tensors: Any, filename: Any, metadata: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if not has_fake_inside(tensors):
+            original(tensors, self._isolation.place_to_write(filename), metadata, *args, **kwargs)
+            return
+        self._note(filename, True)
+        named = _once(tensors.state_dict()) if isinstance(tensors, torch.nn.Module) else tensors
+        with open(filename, "wb") as file:
+            _write_safetensors(named, metadata, file)
 
-        return save
+    def _load_file(self, original: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self._isolation.place_to_read(filename), *args, **kwargs)
 
-    def _serializing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def serialize(tensors: Any, metadata: Any = None) -> Any:
-            if not has_fake_inside(tensors):
-                return original(tensors, metadata)
-            file = io.BytesIO()
-            _write_safetensors(tensors, metadata, file)
-            return file.getvalue()
 
-        return serialize
-
-    def _loading_file(self, original: Any) -> Any:
-        if self._isolation.redirect is None:
-            return original
-
-        def load(filename: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(self._isolation.place_to_read(filename), *args, **kwargs)
-
-        return load
+def _serialize(original: Callable[..., Any], tensors: Any, metadata: Any = None) -> Any:
+    """`safetensors.torch.save`."""
+    if not has_fake_inside(tensors):
+        return original(tensors, metadata)
+    file = io.BytesIO()
+    _write_safetensors(tensors, metadata, file)
+    return file.getvalue()
 
 
 def _once(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -176,8 +146,7 @@ def _write_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Any, file:
     at = 0
     for name, tensor in tensors.items():
         end = at + tensor.numel() * tensor.element_size()
-        kind = _SAFETENSORS[tensor.dtype]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, end]}
+        header[name] = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -212,14 +181,11 @@ def _pickle_module(end: bytes) -> Any:
 def _find_known(file: Any) -> bytes | None:
     """What is ours in a file; None where nothing is, or where it cannot be looked at."""
     try:
-        before = file.tell() if hasattr(file, "tell") else None
-        try:
-            with zipfile.ZipFile(file) as archive:
-                name = next(each for each in archive.namelist() if each.endswith("/data.pkl"))
-                text = archive.read(name)
-        finally:
-            if before is not None:
-                file.seek(before)
+        with contextlib.ExitStack() as stack:
+            if hasattr(file, "tell"):
+                stack.callback(file.seek, file.tell())
+            archive = stack.enter_context(zipfile.ZipFile(file))
+            text = archive.read(next(each for each in archive.namelist() if each.endswith("/data.pkl")))
     except (OSError, ValueError, StopIteration, AttributeError, zipfile.BadZipFile, NotImplementedError):
         return None
     if not text.endswith(_TOKEN):
@@ -264,54 +230,43 @@ def _find_device(device: torch.device, map_location: Any) -> torch.device:
     return torch.device("cpu" if callable(map_location) else map_location)
 
 
-class _Checkpoint:
-    """A pickled value, with its tensors beside it, each once."""
+def _dump(value: Any, save: Callable[..., Any]) -> bytes:
+    """A pickled value, with its tensors beside it, each once, by torch's own `save`."""
+    tensors: list[_KeptTensor | torch.Tensor] = []
+    numbers: dict[int, int] = {}
 
-    def __init__(self, value: Any) -> None:
-        self._tensors: list[_KeptTensor | torch.Tensor] = []
-        numbers: dict[int, int] = {}
+    def number(part: Any) -> int | None:
+        if not isinstance(part, torch.Tensor):
+            return None
+        if id(part) not in numbers:
+            numbers[id(part)] = len(tensors)
+            tensors.append(_keep_tensor(part) if isinstance(part, torch_common.FakeTensor) else part)
+        return numbers[id(part)]
 
-        def number(part: Any) -> int | None:
-            if not isinstance(part, torch.Tensor):
-                return None
-            if id(part) not in numbers:
-                numbers[id(part)] = len(self._tensors)
-                self._tensors.append(_keep_tensor(part) if isinstance(part, torch_common.FakeTensor) else part)
-            return numbers[id(part)]
+    pickled, saved = io.BytesIO(), io.BytesIO()
+    pickler = pickle.Pickler(pickled)
+    pickler.persistent_id = number  # type: ignore[method-assign]
+    pickler.dump(value)
+    with torch_common.no_modes(), torch_common.pause_observers():
+        save((pickled.getvalue(), tensors), saved)
+    return saved.getvalue()
 
-        stream = io.BytesIO()
-        pickler = pickle.Pickler(stream)
-        pickler.persistent_id = number  # type: ignore[method-assign]
-        pickler.dump(value)
-        self._pickled = stream.getvalue()
 
-    def dump(self, save: Callable[..., Any]) -> bytes:
-        """This in bytes, by torch's own `save`."""
-        stream = io.BytesIO()
-        with torch_common.no_modes(), torch_common.pause_observers():
-            save((self._pickled, self._tensors), stream)
-        return stream.getvalue()
+def _restore(text: bytes, load: Callable[..., Any], map_location: Any, target: torch.device) -> Any:
+    """What `_dump` was given, by torch's own `load`; its tensors anew where that would put them."""
+    with torch_common.no_modes(), torch_common.pause_observers():
+        pickled, tensors = load(io.BytesIO(text), "cpu", weights_only=False)
+    made: dict[int, torch.Tensor] = {}
 
-    @classmethod
-    def restore(cls, text: bytes, load: Callable[..., Any]) -> _Checkpoint:
-        """What `dump` has written, by torch's own `load`."""
-        checkpoint = cls.__new__(cls)
-        checkpoint._pickled, checkpoint._tensors = load(io.BytesIO(text), "cpu", weights_only=False)
-        return checkpoint
+    def tensor(number: Any) -> torch.Tensor:
+        if number not in made:
+            kept = tensors[number]
+            made[number] = kept.load(map_location, target) if isinstance(kept, _KeptTensor) else kept
+        return made[number]
 
-    def load(self, map_location: Any, target: torch.device) -> Any:
-        """The value, its tensors anew where `torch.load` would put them."""
-        made: dict[int, torch.Tensor] = {}
-
-        def tensor(number: Any) -> torch.Tensor:
-            if number not in made:
-                kept = self._tensors[number]
-                made[number] = kept.load(map_location, target) if isinstance(kept, _KeptTensor) else kept
-            return made[number]
-
-        unpickler = pickle.Unpickler(io.BytesIO(self._pickled))
-        unpickler.persistent_load = tensor  # type: ignore[method-assign]
-        return unpickler.load()
+    unpickler = pickle.Unpickler(io.BytesIO(pickled))
+    unpickler.persistent_load = tensor  # type: ignore[method-assign]
+    return unpickler.load()
 
 
 def _keep_tensor(tensor: torch_common.FakeTensor) -> _KeptTensor:

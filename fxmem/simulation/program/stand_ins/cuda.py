@@ -5,7 +5,7 @@ the memory of the pretended card."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -42,17 +42,9 @@ class _CardGenerator(_GENERATOR, metaclass=_AnyGenerator):  # type: ignore[misc]
         return _GENERATOR("cpu")
 
 
-_DTYPES: Final = {
-    "Float": torch.float32,
-    "Double": torch.float64,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Byte": torch.uint8,
-    "Char": torch.int8,
-    "Short": torch.int16,
-    "Int": torch.int32,
-    "Long": torch.int64,
-    "Bool": torch.bool,
+_DTYPES: Final[dict[str, torch.dtype]] = {
+    name: getattr(torch, f"{name}Tensor").dtype
+    for name in "Float Double Half BFloat16 Byte Char Short Int Long Bool".split()
 }
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -98,32 +90,22 @@ def convert(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False)
     return torch.Tensor.type(tensor, dtype, non_blocking)
 
 
-def stand_ins(
-    memory: CardMemory, capability: tuple[int, int], thread: CardThread
-) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def stand_ins(memory: CardMemory, capability: tuple[int, int], thread: CardThread) -> torch_common.Patches:
     """The patches that put everything in place, for `contextlib.ExitStack`."""
-    cuda = torch.cuda
-    answers = memory_answers(memory)
-    for name, answer in {**answers, **_quiet(capability), **TENSOR_TYPES}.items():
-        yield _put(cuda, name, answer)
-    yield _put(cuda, "_lazy_init", thread.require)
-    for name, answer in answers.items():
-        yield _put(cuda.memory, name, answer)
-        yield _put(torch.accelerator, name, answer)
-    for name in ("manual_seed", "manual_seed_all"):
-        yield _put(cuda.random, name, _nothing)
-    for name in ("range_push", "range_pop", "mark"):
-        yield _put(cuda.nvtx, name, _nothing)
-    yield _put(cuda.nvtx, "range", _nullcontext)
-    for name, answer in _accelerator().items():
-        yield _put(torch.accelerator, name, answer)
-    yield torch_common.patch(torch, "get_device_module", _device_module)
-    yield _put(torch, "Generator", _CardGenerator)
-
-
-def _put(owner: Any, name: str, answer: Any) -> contextlib.AbstractContextManager[Any]:
-    """Put an answer in its place, if this torch has that place."""
-    return torch_common.patch(owner, name, lambda _: answer) if hasattr(owner, name) else contextlib.nullcontext()
+    cuda, answers = torch.cuda, memory_answers(memory)
+    places: tuple[tuple[Any, dict[str, Any]], ...] = (
+        (cuda, {**answers, **_quiet(capability), **TENSOR_TYPES, "_lazy_init": thread.require}),
+        (cuda.memory, answers),
+        (cuda.random, dict.fromkeys(("manual_seed", "manual_seed_all"), _nothing)),
+        (cuda.nvtx, {**dict.fromkeys(("range_push", "range_pop", "mark"), _nothing), "range": _nullcontext}),
+        (torch.accelerator, {**answers, **_accelerator()}),
+        (torch, {"Generator": _CardGenerator}),
+    )
+    for owner, found in places:
+        for name, answer in found.items():
+            if hasattr(owner, name):  # in this torch
+                yield torch_common.replace(owner, name, answer)
+    yield torch_common.wrap(torch, "get_device_module", _find_device_module)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -136,16 +118,12 @@ def _nullcontext(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
 
 def _quiet(capability: tuple[int, int]) -> dict[str, Any]:
     """By name in `torch.cuda`, what reaches for the driver and changes no byte."""
-    silent = (
-        *("init", "_lazy_call", "manual_seed", "manual_seed_all", "seed", "seed_all", "ipc_collect"),
-        *("set_sync_debug_mode", "set_per_process_memory_fraction", "_sleep"),
-    )
+    silent = "init _lazy_call manual_seed manual_seed_all seed seed_all ipc_collect set_sync_debug_mode _sleep".split()
     return {
-        **dict.fromkeys(silent, _nothing),
+        **dict.fromkeys((*silent, "set_per_process_memory_fraction"), _nothing),
         "CUDAGraph": _NoGraph,
         "is_initialized": lambda: True,
-        "initial_seed": lambda: 0,
-        "get_sync_debug_mode": lambda: 0,
+        **dict.fromkeys(("initial_seed", "get_sync_debug_mode"), lambda: 0),
         "get_arch_list": lambda: ["sm_{}{}".format(*capability)],
         "can_device_access_peer": lambda *_: False,
         "is_tf32_supported": lambda: capability >= (8, 0),
@@ -159,20 +137,15 @@ def _quiet(capability: tuple[int, int]) -> dict[str, Any]:
 def _accelerator() -> dict[str, Any]:
     """By name in `torch.accelerator`."""
     device = torch.device("cuda")
-    silent = ("set_device_index", "set_device_idx")
     return {
-        **dict.fromkeys(silent, _nothing),
+        **dict.fromkeys(("set_device_index", "set_device_idx"), _nothing),
         "is_available": lambda: True,
         "current_accelerator": lambda check_available=False: device,
         "device_count": lambda: 1,
-        "current_device_index": lambda: 0,
-        "current_device_idx": lambda: 0,
+        **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
         "device_index": _nullcontext,
     }
 
 
-def _device_module(original: Callable[..., Any]) -> Callable[..., Any]:
-    def get_device_module(device: Any = None) -> Any:
-        return torch.cuda if device is None or torch.device(device).type == "cuda" else original(device)
-
-    return get_device_module
+def _find_device_module(original: Callable[..., Any], device: Any = None) -> Any:
+    return torch.cuda if device is None or torch.device(device).type == "cuda" else original(device)

@@ -1,46 +1,47 @@
-"""Data loaders, and what torch traces, of a program that runs on a pretended card."""
+"""Data loaders, what torch traces, and processes of a program that runs on a pretended card.
+
+It is one rank, alone or in a world that is not there.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed.device_mesh
+import torch.multiprocessing
+import torch.nn.parallel
 import torch.utils.data
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import distributed as torch_distributed
 from fxmem._torch import programs as torch_programs
 from fxmem.simulation.asked.made_up import MadeUpNotes
-from fxmem.simulation.program.border import Border, has_fake_inside
+from fxmem.simulation.program.border import Border, has_fake_inside, move_to_card
+from fxmem.simulation.ranks.mailbox import mail_patches
+from fxmem.simulation.ranks.reducer import Replica
+from fxmem.simulation.ranks.world import World
 
 
-def loader_patches(border: Border, *, on_card: bool) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def loader_patches(border: Border, *, on_card: bool) -> torch_common.Patches:
     """Data loaders work on the host. Where the host is the target, their batches enter as its inputs."""
     yield torch_programs.loaders_at_home(workers=on_card)
     if on_card:
         return
 
-    def quiet(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            border.loading += 1
-            try:
-                with torch_common.no_modes(), torch_common.pause_observers():
-                    return original(self, *args, **kwargs)
-            finally:
-                border.loading -= 1
+    def run_on_host(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loading = torch_common.replace(border, "loading", True)
+        with loading, torch_common.no_modes(), torch_common.pause_observers():
+            return original(*args, **kwargs)
 
-        return run
+    def next_batch(original: Callable[..., Any], loader: Any) -> Any:
+        return torch_common.tree_map_only(torch.Tensor, _entering, run_on_host(original, loader))
 
-    def handing_out(original: Callable[..., Any]) -> Callable[..., Any]:
-        def next_batch(self: Any) -> Any:
-            batch = quiet(original)(self)
-            return torch_common.tree_map_only(torch.Tensor, _entering, batch)
-
-        return next_batch
-
-    yield torch_common.patch(torch_programs.LOADER_ITERATOR, "__init__", quiet)
-    yield torch_common.patch(torch_programs.LOADER_ITERATOR, "__next__", handing_out)
+    yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__init__", run_on_host)
+    yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__next__", next_batch)
 
 
 def _entering(tensor: torch.Tensor) -> torch.Tensor:
@@ -50,20 +51,17 @@ def _entering(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
-def trace_patches(notes: MadeUpNotes) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
     """Let `torch.jit.trace` of a model on the card return what runs it as written."""
 
-    def tracing(original: Callable[..., Any]) -> Callable[..., Any]:
-        def trace(func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if not has_fake_inside((func, example_inputs)):
-                return original(func, example_inputs, *args, **kwargs)
-            notes.note("answered", "torch.jit.trace: the code as it was written")
-            func(*(example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)))
-            return _Untraced(func)
+    def trace(original: Callable[..., Any], func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not has_fake_inside((func, example_inputs)):
+            return original(func, example_inputs, *args, **kwargs)
+        notes.note("answered", "torch.jit.trace: the code as it was written")
+        func(*(example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)))
+        return _Untraced(func)
 
-        return trace
-
-    yield torch_common.patch(torch.jit, "trace", tracing)
+    yield torch_common.wrap(torch.jit, "trace", trace)
 
 
 class _Untraced:
@@ -78,3 +76,77 @@ class _Untraced:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+
+def process_patches(notes: MadeUpNotes, world: World | None) -> torch_common.Patches:
+    """One process on one card: a rank of the world, or the first one, alone in its group."""
+
+    def spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        number = 0 if world is None else min(world.rank, nprocs - 1)
+        which = "the first runs here, alone" if world is None else f"number {number} runs here"
+        notes.note("answered", f"torch.multiprocessing.spawn of {nprocs}: {which}")
+        fn(number, *args)
+
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*move_to_card(inputs), **move_to_card(kwargs))
+
+    yield _process_of_its_own()
+    yield torch_common.replace(torch.multiprocessing, "spawn", spawn)
+    yield torch_common.replace(torch.nn.DataParallel, "forward", forward)
+    if torch.distributed.is_available():
+        yield from _distributed(notes, world)
+
+
+@contextlib.contextmanager
+def _process_of_its_own() -> Iterator[None]:
+    """Accelerate finds no state of the process, as in a new one.
+
+    It keeps that in a dictionary of each of three classes (accelerate/state.py): what it knows of one rank it would
+    take for the next one's. What was there before is back afterwards.
+    """
+    before = {id(each): dict(each) for each in _shared_states()}
+    for each in _shared_states():
+        each.clear()
+    try:
+        yield
+    finally:
+        for each in _shared_states():
+            each.clear()
+            each.update(before.get(id(each), {}))
+
+
+def _shared_states() -> list[dict[str, Any]]:
+    state = sys.modules.get("accelerate.state")
+    kinds = (getattr(state, name, None) for name in ("PartialState", "AcceleratorState", "GradientState"))
+    return [kind._shared_state for kind in kinds if kind is not None]
+
+
+def _distributed(notes: MadeUpNotes, world: World | None) -> torch_common.Patches:
+    place = world or World(1)
+
+    def init_process_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        which = "a group of one" if world is None else f"rank {place.rank} in a group of {place.size}"
+        notes.note("answered", f"init_process_group: {which} that answers at once")
+        torch_distributed.begin_fake_group(original, place.size, place.rank)
+
+    def device_count(original: Callable[..., int]) -> int:
+        asks_for_all = sys._getframe(2).f_code.co_name == "num_cuda_devices"
+        return int(place.variables["LOCAL_WORLD_SIZE"]) if asks_for_all else original()
+
+    # Of a machine's cards a rank finds its own alone, but Lightning compares the devices it is to use with all of them.
+    yield torch_common.wrap(torch.cuda, "device_count", device_count)
+    yield place.prepared() if world is not None else torch_distributed.group_of_its_own()
+    yield torch_distributed.default_device(torch.device("cuda"))
+    for owner in (torch.distributed, torch.distributed.distributed_c10d, torch.distributed.device_mesh):
+        yield torch_common.wrap(owner, "init_process_group", init_process_group)
+    yield mail_patches(place.rank, place.mailbox)
+
+    class NotedReplica(Replica):
+        """`DistributedDataParallel` of a program."""
+
+        def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            super().__init__(module, *args, **kwargs)
+            sent = "no communication" if world is None else "and what they send"
+            notes.note("answered", f"DistributedDataParallel: one card, its gradient buckets counted, {sent}")
+
+    yield torch_distributed.replace_ddp(NotedReplica)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
 from fxmem.records.profile import Target
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.program.card_memory import CardMemory
+from fxmem.simulation.program.sandbox.network import command_words
 
 _NAME: Final = "nvidia-smi"
 _UUID: Final = "GPU-00000000-0000-0000-0000-000000000000"
@@ -22,40 +21,23 @@ _UNKNOWN: Final = "[N/A]"
 _MIB: Final = 1 << 20
 
 
-def nvidia_smi_patches(
-    memory: CardMemory, target: Target, notes: MadeUpNotes
-) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def nvidia_smi_patches(memory: CardMemory, target: Target, notes: MadeUpNotes) -> torch_common.Patches:
     """Let `subprocess` start a process that prints the answer. Each answer is noted."""
 
-    def starting(original: Callable[..., None]) -> Callable[..., None]:
-        def init(process: Any, args: Any, *further: Any, **settings: Any) -> None:
-            words = _words(args)
-            if words and os.path.basename(words[0]) == _NAME:
-                notes.note("answered", f"{_NAME}: of the pretended card")
-                said = _answer(words[1:], target, memory)
-                args = [sys.executable, "-S", "-c", "import sys; sys.stdout.write(sys.argv[1])", said]
-                settings["shell"] = False
-            original(process, args, *further, **settings)
+    def start(original: Callable[..., None], process: Any, args: Any, *further: Any, **settings: Any) -> None:
+        words = command_words(args)
+        if words and os.path.basename(words[0]) == _NAME:
+            notes.note("answered", f"{_NAME}: of the pretended card")
+            said = _answer(words[1:], target, memory)
+            args = [sys.executable, "-S", "-c", "import sys; sys.stdout.write(sys.argv[1])", said]
+            settings["shell"] = False
+        original(process, args, *further, **settings)
 
-        return init
+    def which(original: Callable[..., Any], cmd: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(cmd, *args, **kwargs) or (_NAME if cmd == _NAME else None)
 
-    def finding(original: Callable[..., Any]) -> Callable[..., Any]:
-        def which(cmd: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(cmd, *args, **kwargs) or (_NAME if cmd == _NAME else None)
-
-        return which
-
-    yield torch_common.patch(subprocess.Popen, "__init__", starting)
-    yield torch_common.patch(shutil, "which", finding)
-
-
-def _words(args: Any) -> list[str]:
-    """A command line in words; none where it is no plain command."""
-    try:
-        found = shlex.split(args) if isinstance(args, str) else list(map(os.fspath, args))
-    except (TypeError, ValueError):
-        return []
-    return found if all(isinstance(word, str) for word in found) else []
+    yield torch_common.wrap(subprocess.Popen, "__init__", start)
+    yield torch_common.wrap(shutil, "which", which)
 
 
 def _answer(options: Sequence[str], target: Target, memory: CardMemory) -> str:
@@ -66,13 +48,13 @@ def _answer(options: Sequence[str], target: Target, memory: CardMemory) -> str:
     values = {
         **dict.fromkeys(("name", "gpu_name"), name),
         **dict.fromkeys(("uuid", "gpu_uuid"), _UUID),
-        **{
-            "count": "1",
-            "index": "0",
-            "driver_version": "580.65.06",  # the first of CUDA 13.0
-            "compute_cap": "{}.{}".format(*target.capability or (0, 0)),
-        },
-        **{"memory.total": f"{total} MiB", "memory.used": f"{used} MiB", "memory.free": f"{total - used} MiB"},
+        "count": "1",
+        "index": "0",
+        "driver_version": "580.65.06",  # the first of CUDA 13.0
+        "compute_cap": "{}.{}".format(*target.capability or (0, 0)),
+        "memory.total": f"{total} MiB",
+        "memory.used": f"{used} MiB",
+        "memory.free": f"{total - used} MiB",
     }
     settings = {key.lstrip("-"): value for key, _, value in (option.partition("=") for option in options)}
     asked, form = settings.get("query-gpu"), settings.get("format", "").replace(" ", "").split(",")
