@@ -271,6 +271,12 @@ def replace_all(places: Iterable[tuple[Any, str, Any]]) -> AbstractContextManage
     return nested(*(replace(owner, name, value) for owner, name, value in places if hasattr(owner, name)))
 
 
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements of one storage."""
+    layouts = [(storage_key(each), each.shape, each.stride(), each.storage_offset()) for each in (one, other)]
+    return layouts[0] == layouts[1]
+
+
 def find_holders(values: Iterable[Any]) -> list[tuple[Any, str, Any]]:
     """Modules that have one of these values, under which names: who has imported it by name keeps it."""
     wanted = {id(each) for each in values}
@@ -290,6 +296,11 @@ def op_arguments(func: OpOverload) -> Any:
 def op_name(func: Any) -> str:
     """`add` of `aten.add.Tensor` (`OpOverload._opname`, since 1.10); empty for a higher-order operator."""
     return str(getattr(func, "_opname", ""))
+
+
+def has_out(func: Any) -> bool:
+    """Whether an operator writes its results to tensors that it is given for them (since 1.8)."""
+    return any(argument.is_out for argument in func._schema.arguments)
 
 
 def is_mutable(func: OpOverload) -> bool:

@@ -8,18 +8,62 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 import torch.utils.data
+from torch.fx.experimental import proxy_tensor
 from torch.optim.optimizer import _foreach_supported_types as _OPTIMIZER_TYPES
 from torch.utils._foreach_utils import _foreach_supported_types as _UTILITY_TYPES
 from torch.utils.data import dataloader
 
-from fxmem._torch.common import FakeTensor, restored, wrap
+from fxmem._torch.common import FakeTensor, replace, restored, wrap
 from fxmem._torch.wrappers import is_wrapper
+
+_LINEAR: Final = torch._C._nn.linear  # what `torch.nn.functional.linear` is (since 1.10)
+
+
+def functions_to_script() -> AbstractContextManager[None]:
+    """TorchScript compiles torch's own functions by their names inside, whatever stands in for them."""
+    return replace(torch.nn.functional, "linear", _LINEAR)
+
+
+def observe_make_fx(make: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Call `make(original, function, ...)` for `make_fx`, by which a program traces itself (since 1.12)."""
+    return wrap(proxy_tensor, "make_fx", make)
+
+
+@functools.cache
+def _fake_class(cls: type[torch.Tensor]) -> type[FakeTensor]:
+    """A class of tensors with methods and attributes of its own, of fakes."""
+    return type(cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__})
+
+
+def alias_as(original: Callable[..., Any], tensor: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
+    """`Tensor.as_subclass` (since 1.7): of a fake tensor an alias of the subclass that is a fake one as well.
+
+    `THPVariable_as_subclass` (torch/csrc/autograd/python_variable.cpp) aliases, too.
+    """
+    if not isinstance(tensor, FakeTensor):
+        return original(tensor, cls)  # type: ignore[no-any-return]
+    made = torch.ops.aten.alias.default(tensor)
+    if not issubclass(cls, FakeTensor) and cls not in (torch.Tensor, torch.nn.Parameter):
+        cls = _fake_class(cls)
+    if issubclass(cls, FakeTensor):
+        made.__class__ = cls
+    return made  # type: ignore[no-any-return]
+
+
+def is_host_subclass(value: Any) -> bool:
+    """Whether a tensor has a class of its own that changes no operator: it has methods and attributes."""
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter or not isinstance(value, torch.Tensor):
+        return False
+    return not isinstance(value, FakeTensor) and not is_wrapper(value)
+
 
 LOADER_ITERATOR: Final[Any] = dataloader._BaseDataLoaderIter
 """The iterator of a `DataLoader` in this process; its `__next__` hands out a batch (since 1.2)."""

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import torch
 
+from fxmem.simulation.asked import plausible
+
 aten = torch.ops.aten
 
 _MASKS = (torch.bool, torch.uint8)
@@ -57,7 +59,8 @@ def _index(note: Note, tensor: torch.Tensor, indices: list[torch.Tensor | None])
 
 
 def _unique(note: Note, tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, str]:
-    count, device = tensor.numel(), tensor.device
+    classes = plausible.find_bound(tensor)
+    count, device = min(tensor.numel(), classes or tensor.numel()), tensor.device
     values = torch.empty(count, dtype=tensor.dtype, device=device)
     inverse = torch.empty(tensor.shape, dtype=torch.int64, device=device)
     return (values, inverse, torch.empty(count, dtype=torch.int64, device=device)), "unique: no two elements equal"
@@ -81,11 +84,23 @@ def _nms(note: Note, boxes: torch.Tensor, *_: Any) -> tuple[Any, str]:
     return torch.empty(boxes.shape[0], dtype=torch.int64, device=boxes.device), "nms: every box"
 
 
+def _repeat_interleave(note: Note, repeats: torch.Tensor, output_size: int | None = None) -> tuple[Any, str]:
+    return torch.empty(repeats.numel(), dtype=repeats.dtype, device=repeats.device), "repeat_interleave: each once"
+
+
+def _bincount(note: Note, tensor: torch.Tensor, weights: Any = None, minlength: int = 0) -> tuple[Any, str]:
+    count = max(plausible.find_bound(tensor) or 1, minlength)
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return torch.empty(count, dtype=dtype, device=tensor.device), f"bincount: {count} bins"
+
+
 _BOUNDS: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
     "aten.nonzero.default": _nonzero,
     "aten.masked_select.default": _masked_select,
     "aten.index.Tensor": _index,
     "torchvision.nms.default": _nms,
+    "aten.bincount.default": _bincount,
+    "aten.repeat_interleave.Tensor": _repeat_interleave,
     "aten._unique.default": _unique_of_index,
     "aten._nested_tensor_from_mask_left_aligned.default": _whether_nested,
 }

@@ -37,6 +37,8 @@ LIMIT = 1 << 20
 """Elements in memory: what is expanded counts once."""
 _MOST_GIVEN: Final = 1 << 24
 """Elements of an input whose values were given, and of what is made from one of more than `LIMIT`."""
+_FEW: Final = 1 << 12
+"""Elements of a tensor of the host whose values are kept whatever they are."""
 
 _LIBRARY = "transformers.utils.import_utils"
 VALUE = "_fxmem_value"
@@ -64,6 +66,21 @@ def give(fake: torch.Tensor, value: torch.Tensor) -> None:
     if is_real and _is_integer(value, _MOST_GIVEN):
         with torch_common.no_modes():
             setattr(fake, VALUE, value.detach().clone())
+
+
+def give_from_host(fake: torch.Tensor, value: torch.Tensor) -> None:
+    """Attach a copy of what the host has computed: of few numbers, and of a mask of zeros and ones; of no parameter."""
+    is_parameter = isinstance(value, torch.nn.Parameter) or value.requires_grad
+    if is_known(fake) or is_parameter or not _is_trackable(value, _MOST_GIVEN):
+        return
+    with torch_common.no_modes():
+        numbers = value.detach()
+        if numbers.numel() <= _FEW or (_is_mask(numbers.flatten()[:_FEW]) and _is_mask(numbers)):
+            setattr(fake, VALUE, numbers.to(fake.dtype, copy=True))
+
+
+def _is_mask(numbers: torch.Tensor) -> bool:
+    return numbers.dtype is torch.bool or bool(((numbers == 0) | (numbers == 1)).all())
 
 
 def attach(fake: torch.Tensor, value: torch.Tensor) -> None:
@@ -212,7 +229,10 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         fill(result, (low + high) / 2)
         return
     if not (_is_trackable(result) or _is_of_a_large_input(result, args)) or (
-        result.dtype.is_floating_point and _is_factory(func) and torch_common.op_name(func) not in _FLOAT_FACTORIES
+        result.dtype.is_floating_point
+        and result.dim()  # a scalar of ones is what backward begins with
+        and _is_factory(func)
+        and torch_common.op_name(func) not in _FLOAT_FACTORIES
     ):
         return
     value = _compute(func, args, kwargs)

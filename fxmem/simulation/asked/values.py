@@ -9,7 +9,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
-from fxmem.simulation.asked import known_values
+from fxmem.simulation.asked import known_values, plausible
 from fxmem.simulation.asked.bounded_shapes import Note, bound_result
 from fxmem.simulation.asked.checks import find_going_on_value, find_passing_value
 from fxmem.simulation.asked.made_up import MadeUpNotes
@@ -20,6 +20,7 @@ aten = torch.ops.aten
 
 _UNSCALE: Final[Any] = aten._amp_foreach_non_finite_check_and_unscale_.default
 """Writes in place and allocates nothing. All numbers are taken to be finite, so that `found_inf` stays what it was."""
+_COMPARED: Final = (aten.equal.default, aten.allclose.default)
 _FALLS: Final = 1e-4
 """By how much of the first one made-up fraction is smaller than the one before."""
 
@@ -62,6 +63,8 @@ class Values:
         known, result = known_values.recover(func, args, kwargs, fakes, note)
         if known:
             return result
+        if func in _COMPARED and torch_common.is_same(*args[:2]):
+            return True
         if func is torch_fakes.NUMBER_OF and args[0].dtype is torch.bool:
             passes = self._find_condition()
             if passes is not None:
@@ -137,15 +140,20 @@ class MadeUpValues(Values):
         self._notes.note("shape", what)
 
     def _make_up(self, func: Any, args: tuple[Any, ...]) -> Any:
-        """A number that no kernel has computed.
+        """A number, or an answer, that no kernel has computed.
 
         A fraction is a little smaller each time, as a loss that falls, so that nothing takes two for equal and stops:
         LBFGS would.
         """
+        if func in _COMPARED:
+            self._notes.note("decided", f"{torch_common.op_name(func)}: not equal")
+            return False
         if func is not torch_fakes.NUMBER_OF:
             return NotImplemented
         tensor = args[0]
         self._notes.note("read", str(tensor.dtype)[6:])
+        if (number := plausible.make_number(tensor)) is not None:
+            return number
         if tensor.dtype is torch.bool:
             return False
         if not tensor.dtype.is_floating_point:

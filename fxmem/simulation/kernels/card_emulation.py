@@ -26,6 +26,7 @@ import contextlib
 import functools
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Final
@@ -100,6 +101,10 @@ class _Card:
             L2_cache_size=device.l2_cache_size,
             is_integrated=False,
             is_multi_gpu_board=False,
+            uuid=uuid.UUID(int=0),
+            pci_bus_id=0,
+            pci_device_id=0,
+            pci_domain_id=0,
         )
 
 

@@ -114,13 +114,25 @@ def _grouped_mm(
     return torch.empty_strided((groups, rows, columns), (rows * padded, padded, 1), dtype=dtype, device=a.device)
 
 
-@answers("mm.dtype_out bmm.dtype_out addmm.dtype_out baddbmm.dtype_out _scaled_mm.out")
+@answers("mm.dtype_out bmm.dtype_out addmm.dtype_out baddbmm.dtype_out _scaled_mm.out", everywhere=True)
 def _product_of_dtype(_: Any, *args: Any, out: Tensor, **kwargs: Any) -> Any:
     """A product into `out` of another dtype (`_bmm_dtype_out_cuda`, `_scaled_mm_out_cuda`, cuda); torch has none."""
     return out
 
 
 # --- Normalisation ----------------------------------------------------------------------------------------------------
+
+
+@answers("mm.dtype bmm.dtype", everywhere=True)
+def _wide_product(_: Any, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Any:
+    """`_mm_dtype_cuda`, `_bmm_dtype_cuda` (cuda/Blas.cpp)."""
+    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=out_dtype)
+
+
+@answers("addmm.dtype baddbmm.dtype", everywhere=True)
+def _wide_sum(_: Any, source: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, **__: Any) -> Any:
+    """`_addmm_dtype_cuda`, `_baddbmm_dtype_cuda` (cuda/Blas.cpp); torch's decomposition takes the dtype for beta."""
+    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=out_dtype)
 
 
 @answers("native_layer_norm native_group_norm native_batch_norm", everywhere=True)

@@ -258,6 +258,18 @@ class StepLog:
         for observer in self._observers:
             observer.on_free(index)
 
+    def note_growth(self, tensor: torch.Tensor) -> None:
+        """A tensor may have been given a larger storage: torch allocates that, copies, and frees what there was
+        (`maybe_resize_storage_cpu`, Resize.h; `resize_bytes_cuda`, cuda/Resize.cpp)."""
+        storage = tensor.untyped_storage()
+        watch = self._watched.get(torch_common.storage_address(storage))
+        if watch is None or storage.nbytes() <= self.storages[watch.index].nbytes:
+            return
+        old = self.storages[watch.index]
+        new = self.storages[self.enter(storage, storage.nbytes(), tuple(tensor.shape), tensor.dtype)]
+        new.kind, new.name = old.kind, old.name
+        self._on_death(watch)
+
     def resize(self, storage: Any, before: int, after: int) -> None:
         """A storage changes its size in place: what it held is freed, and what it holds from here on is allocated."""
         if self.setting_up or not self._open:

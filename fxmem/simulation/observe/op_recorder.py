@@ -3,7 +3,7 @@
 It is a `TorchDispatchMode` above the fake one. Each ATen call returns fake tensors, whose storages stand for the memory
 that a real run would allocate; they are noted in a `StepLog`.
 
-Not seen: storage that changes its size in place (`resize_`), and what a kernel allocates and frees inside one call.
+Not seen: what a kernel allocates and frees inside one call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Phase
-from fxmem.simulation.asked import known_values
+from fxmem.simulation.asked import known_values, plausible
 from fxmem.simulation.asked.bounded_shapes import picks_by_mask
 from fxmem.simulation.asked.values import Values
 from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, INDICES, ONE_DTYPE, check_dtypes
@@ -55,6 +55,9 @@ class OpTraits:
         self.in_place: Any = IN_PLACE.get(func)
         self.is_sum = func is _SUM
         self.checks_dtypes = func in ONE_DTYPE or func in INDICES
+        self.may_grow = name == "aten.resize_.default" or torch_common.has_out(func)
+        """Whether a storage that is too small becomes a larger one."""
+        self.says_what_it_makes = func in plausible.SAYS
         self.is_silent = (
             name in _SILENT_NAMES
             or name.startswith("aten.sym_")
@@ -157,6 +160,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self.newest_node = torch_autograd.next_sequence_number() - 1
         begin = self._log.tick
         result, replay = self._run_or_replay(op, args, kwargs)
+        if op.says_what_it_makes:
+            plausible.note(func, args, result)
         if not self._log.setting_up:
             self._note_op(op, args, kwargs, result, replay, begin)
         return result
@@ -174,11 +179,14 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, OpReplay | None]:
         """The result of a call, with its storages noted; equal calls are replayed from here on."""
-        fresh = op.is_in_place_foreach or picks_by_mask(op.func, args)
+        fresh = op.is_in_place_foreach or op.may_grow or picks_by_mask(op.func, args)
         call = None if fresh else self._cache.call(op.func, args, kwargs)
         replay = None if call is None else call.replay
         if call is None or replay is None or self._cache.compares:
             result = self._run(op, args, kwargs)
+            if op.may_grow:
+                for tensor in torch_common.iterate_tensors(kwargs or args[0]):
+                    self._log.note_growth(tensor)
             self._log.note_tensors(result if op.allocated is None else [result[i] for i in op.allocated])
             if call is not None:
                 replay = self._cache.learn(call, op.func, args, kwargs, result)

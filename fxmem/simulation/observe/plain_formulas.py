@@ -20,13 +20,16 @@ _aten = torch.ops.aten
 
 _BCE = frozenset({"BinaryCrossEntropyBackward0", "BinaryCrossEntropyWithLogitsBackward0"})
 _COUNTING = frozenset({"ScatterReduceBackward0", "IndexReduceBackward0"})
+_PUTTING = frozenset({"IndexPutBackward0", "IndexPutImplBackward0", "UnsafeIndexPutBackward0", "CopySlices"})
+"""The gradient of what is written over, with zeros put where it was: a clone (`index_put_`, derivatives.yaml). In a view
+`CopySlices` runs it."""
 _CLAMP = frozenset({"ClampBackward0"})
 _SHARES_TIES = TORCH_VERSION >= (2, 15)
 """Whether `clamp_backward_min_max` halves the gradient where a value equals a bound, as a run of torch 2.15 shows: its
 masks are then made out of place for plain tensors, too, and the halves are filled in place. 2.11 does neither; of those
 between, none was run."""
 IN_PLACE: Final[dict[Any, tuple[Any, frozenset[str], frozenset[str]]]] = {
-    _aten.index_put.default: (_aten.index_put_.default, frozenset(), frozenset()),
+    _aten.index_put.default: (_aten.index_put_.default, frozenset(), _PUTTING),
     _aten.index_add.default: (_aten.index_add_.default, frozenset(), _COUNTING),
     _aten.scatter.src: (_aten.scatter_.src, frozenset(), frozenset()),
     _aten.scatter_add.default: (_aten.scatter_add_.default, frozenset(), _COUNTING),

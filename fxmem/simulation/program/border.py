@@ -2,7 +2,8 @@
 
 The host is real: data sets, tokenizers, samplers, seeds and every tensor on the CPU have their values. On the card are
 FakeTensors. An operator is the card's if one of its tensors is fake, or if it is told to make one there. A tensor that
-comes back has its known values (`fxmem.simulation.asked.known_values`), else zeros.
+comes back has its known values (`fxmem.simulation.asked.known_values`), else such as are legal where they are read
+(`fxmem.simulation.asked.plausible`).
 
 Large floating-point tensors that a module makes in its `__init__` are fake on the host as well: a model is built there
 before it moves to the card, and one larger than this machine's memory could not be.
@@ -22,9 +23,10 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind
-from fxmem.simulation.asked import known_values
+from fxmem.simulation.asked import known_values, plausible
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_recorder import OpRecorder, Run
 from fxmem.simulation.program.card_memory import CardMemory
@@ -110,6 +112,10 @@ class Border:
         if func is aten.copy_.default and not isinstance(args[0], torch_common.FakeTensor):
             self._write_to_host(args[1], args[0])
             return args[0]
+        if any(map(torch_programs.is_host_subclass, args)):
+            args = tuple(
+                each.as_subclass(torch.Tensor) if torch_programs.is_host_subclass(each) else each for each in args
+            )
         log = self.log
         first = len(log.storages)
         try:
@@ -123,6 +129,7 @@ class Border:
             return result
         if func is aten._to_copy.default and not isinstance(args[0], torch_common.FakeTensor):
             log.rename(result, "", Kind.INPUT)
+            known_values.give_from_host(result, args[0])
         return self._bring_back(result, args)
 
     def _run_on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -139,10 +146,10 @@ class Border:
         return result
 
     def to_host(self, fake: torch.Tensor) -> torch.Tensor:
-        """The real tensor that the program gets when it looks at a fake one: its known values, else zeros."""
+        """The real tensor that the program gets when it looks at a fake one: its known values, else plausible ones."""
         known = known_values.find_value(fake)
         with torch_common.no_modes(), torch_common.pause_observers():
-            return torch.zeros(tuple(fake.shape), dtype=fake.dtype) if known is None else known.clone()
+            return plausible.make(fake) if known is None else known.clone()
 
     def _write_to_host(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """`real.copy_(fake)`."""
@@ -161,7 +168,7 @@ class Border:
         with torch_common.no_modes():
             real = torch.empty_strided(tuple(result.shape), result.stride(), dtype=result.dtype)
             known = known_values.find_value(result)
-            return real.zero_() if known is None else real.copy_(known)
+            return real.copy_(plausible.make(result) if known is None else known)
 
 
 class CardMode(torch_common.FakeMode):  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from fxmem._torch import programs as torch_programs
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.made_up import MadeUpNotes, made_up_number
 from fxmem.simulation.program.border import Border
+from fxmem.simulation.program.stand_ins.checkpoints import reduce_tensor
 from fxmem.simulation.program.stand_ins.cuda import convert
 from fxmem.simulation.source_lines import exact_types_place
 
@@ -44,6 +45,7 @@ class TensorReads:
             Tensor.__int__: lambda tensor: int(self._item(tensor)),
             Tensor.__index__: self._as_index,
             Tensor.__format__: self._format,
+            Tensor.__reduce_ex__: reduce_tensor,
         }
         # Hashed by value: torch makes these objects anew at each look.
         self._answers = {function: _of_fakes(function, answer) for function, answer in answers.items()}

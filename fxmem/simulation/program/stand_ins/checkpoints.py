@@ -269,6 +269,12 @@ def _restore(text: bytes, load: Callable[..., Any], map_location: Any, target: t
     return unpickler.load()
 
 
+def reduce_tensor(tensor: torch_common.FakeTensor, protocol: Any = None) -> tuple[Any, ...]:
+    """`Tensor.__reduce_ex__`, by which `pickle` writes a tensor and makes it anew."""
+    kept = _keep_tensor(tensor)
+    return kept.load, (None, kept.device)
+
+
 def _keep_tensor(tensor: torch_common.FakeTensor) -> _KeptTensor:
     return _KeptTensor(
         shape=tuple(tensor.shape),

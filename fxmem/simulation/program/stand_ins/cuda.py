@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import programs as torch_programs
 from fxmem.errors import AnalysisError
 from fxmem.simulation.program.card_memory import CardMemory, memory_answers
 from fxmem.simulation.program.card_thread import CardThread
@@ -106,6 +107,8 @@ def stand_ins(memory: CardMemory, capability: tuple[int, int], thread: CardThrea
             if hasattr(owner, name):  # in this torch
                 yield torch_common.replace(owner, name, answer)
     yield torch_common.wrap(torch, "get_device_module", _find_device_module)
+    yield torch_common.wrap(torch, "set_default_tensor_type", _set_default_tensor_type)
+    yield torch_common.wrap(torch.Tensor, "as_subclass", torch_programs.alias_as)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -145,6 +148,18 @@ def _accelerator() -> dict[str, Any]:
         **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
         "device_index": _nullcontext,
     }
+
+
+def _set_default_tensor_type(original: Callable[..., Any], kind: Any) -> None:
+    """The old way to make tensors on the card by default."""
+    where, _, name = kind.rpartition(".") if isinstance(kind, str) else ("", "", "")
+    on_card = TENSOR_TYPES.get(name) if where == "torch.cuda" else kind
+    if not isinstance(on_card, CardTensorType):
+        torch.set_default_device("cpu")
+        original(kind)
+        return
+    torch.set_default_dtype(on_card.dtype)
+    torch.set_default_device("cuda")
 
 
 def _find_device_module(original: Callable[..., Any], device: Any = None) -> Any:

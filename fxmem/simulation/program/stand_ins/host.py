@@ -52,7 +52,7 @@ def _entering(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
-    """Let `torch.jit.trace` of a model on the card return what runs it as written."""
+    """Let `torch.jit.trace`, `make_fx` and `torch.jit.script` of what is on the card return what runs it as written."""
 
     def trace(original: Callable[..., Any], func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not has_fake_inside((func, example_inputs)):
@@ -61,7 +61,30 @@ def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
         func(*(example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)))
         return _Untraced(func)
 
+    def make_fx(original: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
+        traced = original(f, *args, **kwargs)
+        if sys._getframe(2).f_globals.get("__name__", "").startswith("torch."):
+            return traced
+
+        def trace_or_keep(*inputs: Any) -> Any:
+            if not has_fake_inside(inputs):
+                return traced(*inputs)
+            notes.note("answered", "make_fx: the code as it was written")
+            f(*inputs)
+            return _Untraced(f)
+
+        return trace_or_keep
+
+    def script(original: Callable[..., Any], obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(obj, torch.nn.Module):  # a compiled one's parameters cannot become those of a pretended card
+            notes.note("answered", "torch.jit.script: the module as it was written")
+            return obj
+        with torch_programs.functions_to_script():
+            return original(obj, *args, **kwargs)
+
     yield torch_common.wrap(torch.jit, "trace", trace)
+    yield torch_common.wrap(torch.jit, "script", script)
+    yield torch_programs.observe_make_fx(make_fx)
 
 
 class _Untraced:

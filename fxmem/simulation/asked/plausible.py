@@ -1,0 +1,143 @@
+"""What a reader on the host gets for a tensor that no card has computed: numbers that are legal where they are read.
+
+A softmax sums to one, an index is below its bound, a sort's places are all there, a count and a norm are not zero, a
+mask lets something through, a square matrix is symmetric and positive-definite; every other fraction is between a half
+and one and a half, no two alike. `note` keeps with a tensor what its operator says of it, through views, casts and
+copies; `make` gives the numbers.
+
+A truth that is read by itself is no mask: it decides the way that the program goes on, and is `False`
+(`fxmem.simulation.asked.values`).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+aten = torch.ops.aten
+
+MOST: Final = 1 << 20
+"""Elements of a tensor; a larger one is zeros, which take no memory until they are written to."""
+_MEANING: Final = "_fxmem_meaning"
+
+
+class Meaning(enum.Enum):
+    """What the numbers of a tensor are."""
+
+    PROBABILITY = "one of so many that sum to one"
+    FRACTION = "between zero and one"
+    INDEX = "below so many"
+    PLACE = "below so many, and no two alike in a row"
+    COUNT = "of what is there"
+
+
+def note(func: Any, args: tuple[Any, ...], result: Any) -> None:
+    """After an operator ran on fakes: keep what its result means."""
+    if func in _PASSED_ON:
+        if (found := getattr(args[0], _MEANING, None)) is not None and isinstance(result, torch.Tensor):
+            setattr(result, _MEANING, found)
+    elif (rule := _RULES.get(func)) is not None and (meaning := rule(*args)) is not None:
+        setattr(result if isinstance(result, torch.Tensor) else result[1], _MEANING, meaning)
+
+
+def find_bound(tensor: torch.Tensor) -> int | None:
+    """How many different indices there may be in a tensor; None where nothing is known of it."""
+    meaning, size = getattr(tensor, _MEANING, (None, 0))
+    return size if meaning in (Meaning.INDEX, Meaning.PLACE) else None
+
+
+def make_number(tensor: torch.Tensor) -> float | int | None:
+    """The number of a tensor of one element, where something is known of it."""
+    meaning, size = getattr(tensor, _MEANING, (None, 0))
+    numbers: dict[Meaning | None, float] = {
+        Meaning.PROBABILITY: 1 / max(size, 1),
+        Meaning.FRACTION: 0.5,
+        Meaning.COUNT: 1,
+    }
+    return numbers.get(meaning)
+
+
+def make(fake: torch.Tensor) -> torch.Tensor:
+    """A real tensor of the same shape and dtype on the host; not to be called where fakes are made."""
+    shape, dtype = tuple(fake.shape), fake.dtype
+    meaning, size = getattr(fake, _MEANING, (None, 0))
+    if math.prod(shape) > MOST:
+        return torch.zeros(shape, dtype=dtype)
+    if meaning is Meaning.PROBABILITY:
+        return _share_out(shape, size, dtype)
+    if meaning is Meaning.PLACE and shape:
+        return (torch.arange(shape[-1]) % max(size, 1)).to(dtype).expand(shape).clone()
+    if meaning in (Meaning.FRACTION, Meaning.COUNT):
+        return torch.full(shape, 0.5 if meaning is Meaning.FRACTION else 1, dtype=dtype)
+    if dtype is torch.bool:
+        return torch.full(shape, bool(shape))
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.zeros(shape, dtype=dtype)
+    numbers = torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.5
+    if len(shape) > 1 and shape[-1] == shape[-2] > 1:
+        numbers = (numbers + numbers.mT) / (2 * shape[-1]) + torch.eye(shape[-1])
+    return numbers.to(dtype) if shape else torch.ones(shape, dtype=dtype)
+
+
+def _share_out(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Probabilities along the last dimension of `count`, whose sum is one to the bit."""
+    parts = 1 << (7 if torch.finfo(dtype).eps > 1e-3 else 20)
+    numbers = torch.full(shape, (parts // count) / parts if count <= parts else 1 / count, dtype=dtype)
+    for dim in reversed(range(len(shape))):
+        if shape[dim] == count and count <= parts:
+            numbers.narrow(dim, 0, 1).add_((parts % count) / parts)
+            break
+    return numbers
+
+
+def _probabilities(tensor: torch.Tensor, dim: int, *_: Any) -> tuple[Meaning, int]:
+    return Meaning.PROBABILITY, tensor.shape[dim] if tensor.dim() else 1
+
+
+def _indices(tensor: torch.Tensor, dim: int | None = None, *_: Any) -> tuple[Meaning, int]:
+    return Meaning.INDEX, tensor.numel() if dim is None or not tensor.dim() else tensor.shape[dim]
+
+
+def _places(tensor: torch.Tensor, *arguments: Any) -> tuple[Meaning, int]:
+    numbers = [each for each in arguments if isinstance(each, int) and not isinstance(each, bool)]
+    return Meaning.PLACE, tensor.shape[numbers[-1] if numbers else -1] if tensor.dim() else 1
+
+
+def _draws(tensor: torch.Tensor, count: int, replacement: bool = False, *_: Any) -> tuple[Meaning, int]:
+    return Meaning.INDEX if replacement else Meaning.PLACE, tensor.shape[-1]
+
+
+def _count(tensor: torch.Tensor, *_: Any) -> tuple[Meaning, int] | None:
+    return (Meaning.COUNT, 0) if tensor.dtype is torch.bool else None
+
+
+_RULES: Final[dict[Any, Callable[..., tuple[Meaning, int] | None]]] = {
+    aten._softmax.default: _probabilities,
+    aten.sigmoid.default: lambda tensor: (Meaning.FRACTION, 0),
+    **dict.fromkeys((aten.argmax.default, aten.argmin.default), _indices),
+    **dict.fromkeys((aten.max.dim, aten.min.dim), _indices),
+    **dict.fromkeys((aten.sort.default, aten.sort.stable), lambda tensor, *rest, **_: _places(tensor, *rest)),
+    aten.topk.default: lambda tensor, k, dim=-1, *_: _places(tensor, dim),
+    aten.multinomial.default: _draws,
+    aten.randperm.default: lambda count, *_: (Meaning.PLACE, count),
+    aten.randint.default: lambda high, *_: (Meaning.INDEX, high),
+    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default), _count),
+}
+"""What an operator says of its result; of several, of the second."""
+_NAMES: Final = (
+    "view _unsafe_view reshape alias detach clone _to_copy expand permute t transpose unsqueeze squeeze select slice "
+    "index index_select gather lift_fresh flip"
+)
+_PASSED_ON: Final = frozenset(
+    getattr(packet, overload)
+    for packet in (getattr(aten, name) for name in _NAMES.split())
+    for overload in packet.overloads()
+    if overload in ("default", "int", "Tensor", "dim", "dims")
+)
+"""What an operator's first argument means its result does."""
+SAYS: Final = _PASSED_ON | _RULES.keys()
+"""Operators after which there is something to `note`."""
