@@ -34,6 +34,11 @@ from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.observe.plain_formulas import FORMULAS
 from fxmem.simulation.observe.saved_tensors import SavedTensors
 
+_OF_VIEWS: Final = frozenset(
+    f"{name}Backward0"
+    for name in "Alias AsStrided Diagonal Expand Permute Select Slice T Transpose Unfold Unsqueeze View".split()
+) | {"SqueezeBackward1"}
+"""Nodes of views."""
 _ALLOCATE = frozenset({"SliceBackward0", "SelectBackward0", "DiagonalBackward0", "UnfoldBackward0"})
 """Nodes of views whose backward allocates a tensor of zeros itself."""
 
@@ -221,6 +226,9 @@ class AutogradEngine:
 
     def _call(self, node: Any, number: int, received: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         name = type(node).__name__
+        if name in _OF_VIEWS and received[0] is not None and _is_above_a_rebuilt_view(node, number):
+            shape = torch_autograd.input_metadata(node.next_functions[0][0])[0].shape
+            return [received[0].as_strided(shape, (0,) * len(shape))]  # nothing of its own
         if not isinstance(node, _OF_FUNCTION):
             # A `CopySlices` calls the node of the op that wrote to the view, which may be the program's.
             formula = FORMULAS.get(name)
@@ -261,6 +269,14 @@ def _is_rebuilt_view(node: Any, number: int) -> bool:
     """
     below = node.next_functions[0][0] if node.next_functions else None
     return type(below).__name__ == "CopySlices" and torch_autograd.sequence_number(below) == number - 1
+
+
+def _is_above_a_rebuilt_view(node: Any, number: int) -> bool:
+    """Whether autograd rebuilt this node for a view of a view: for a plain tensor both are one `as_strided`."""
+    below = node.next_functions[0][0]
+    if type(below).__name__ not in _OF_VIEWS or torch_autograd.sequence_number(below) != number - 1:
+        return False
+    return _is_rebuilt_view(below, number - 1) or _is_above_a_rebuilt_view(below, number - 1)
 
 
 def _validate(node: Any, results: list[torch.Tensor | None]) -> None:

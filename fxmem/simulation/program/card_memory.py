@@ -43,8 +43,11 @@ class CardMemory(Observer):
         self.wanted: tuple[int, int] | None = None
         """Allocated and reserved bytes with the request that was refused last; None where none was."""
         self._target = target
+        self.environ = environ
+        """As it was when the program first asked for memory: it may set it until then."""
         self._settings = read_settings(environ)
         self._raises = raises
+        self._is_untouched = True
         self._asked: dict[Signature, int | None] = {}
         self._met: set[Signature] = set()
         self._waiting: list[_Request] = []
@@ -96,6 +99,12 @@ class CardMemory(Observer):
         if self._of_graphs:
             self.run_operator()
             self._do(self._release_graphs)
+
+    def set_fraction(self, fraction: float) -> None:
+        """Let the program have no more than this share of the card (`setMemoryFraction`, CUDACachingAllocator.cpp)."""
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        self._do(functools.partial(self._set_capacity, int(fraction * self.total_bytes)))
 
     def reset_peak_stats(self) -> None:
         """Let peaks begin anew at what is there now."""
@@ -195,6 +204,10 @@ class CardMemory(Observer):
         if buffer.needed_by:
             self._of_graphs = {**self._of_graphs, name: address}
 
+    def _set_capacity(self, nbytes: int) -> None:
+        if self._allocator.capacity_bytes is not None:  # else all is had that is asked for
+            self._allocator.capacity_bytes = nbytes
+
     def _clear_highest(self) -> None:
         allocator = self._allocator
         self.highest_requested = allocator.requested_bytes
@@ -205,7 +218,16 @@ class CardMemory(Observer):
         self.run_operator()
         return self._allocator.stats()
 
+    def _read_settings(self) -> None:
+        self._is_untouched, self.environ = False, dict(self.environ)
+        settings = read_settings(self.environ)
+        if settings != self._settings:
+            self._settings = settings
+            self._start(self._allocator.capacity_bytes)
+
     def _malloc(self, nbytes: int, stream: int) -> int:
+        if self._is_untouched:
+            self._read_settings()
         allocator = self._allocator
         try:
             address = allocator.malloc(nbytes, stream)
@@ -319,6 +341,7 @@ def memory_answers(memory: CardMemory) -> Answers:
         "memory_stats": memory_stats,
         "memory_summary": memory_summary,
         "mem_get_info": mem_get_info,
+        "set_per_process_memory_fraction": lambda fraction, device=None: memory.set_fraction(fraction),
         **dict.fromkeys((*resets, "reset_accumulated_memory_stats"), lambda *_, **__: memory.reset_peak_stats()),
         "empty_cache": lambda *_, **__: memory.empty_cache(),
     }

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -90,7 +90,12 @@ class RecordedProgram(ProfiledStep):
         rounds = (self.setup, *self.rounds)
         reserved = max([reserved, *(each.reserved_bytes or 0 for each in rounds if each is not None)])
         run = CardRun(allocated, reserved, self.shortage, wanted is not None)
-        return complete_timeline(self.profile, os.environ, run)
+        return complete_timeline(self.profile, self.environ, run)
+
+    @property
+    def environ(self) -> Mapping[str, str]:  # type: ignore[override]
+        """Contains the allocator's settings, which the program may have set."""
+        return os.environ if self._code.memory is None else self._code.memory.environ
 
     @property
     def shortage(self) -> str:

@@ -123,7 +123,7 @@ def _quiet(capability: tuple[int, int]) -> dict[str, Any]:
     """By name in `torch.cuda`, what reaches for the driver and changes no byte."""
     silent = "init _lazy_call manual_seed manual_seed_all seed seed_all ipc_collect set_sync_debug_mode _sleep".split()
     return {
-        **dict.fromkeys((*silent, "set_per_process_memory_fraction"), _nothing),
+        **dict.fromkeys(silent, _nothing),
         "CUDAGraph": _NoGraph,
         "is_initialized": lambda: True,
         **dict.fromkeys(("initial_seed", "get_sync_debug_mode"), lambda: 0),
