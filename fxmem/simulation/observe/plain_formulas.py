@@ -21,8 +21,8 @@ _aten = torch.ops.aten
 _BCE = frozenset({"BinaryCrossEntropyBackward0", "BinaryCrossEntropyWithLogitsBackward0"})
 _COUNTING = frozenset({"ScatterReduceBackward0", "IndexReduceBackward0"})
 _PUTTING = frozenset({"IndexPutBackward0", "IndexPutImplBackward0", "UnsafeIndexPutBackward0", "CopySlices"})
-"""The gradient of what is written over, with zeros put where it was: a clone (`index_put_`, derivatives.yaml), in a view
-run by `CopySlices`."""
+"""The gradient of what is written over, with zeros put where it was: a clone (`index_put_`). In a view `CopySlices`
+runs it."""
 _CLAMP = frozenset({"ClampBackward0"})
 _SHARES_TIES = TORCH_VERSION >= (2, 15)
 """Whether `clamp_backward_min_max` halves the gradient where a value equals a bound, as a run of torch 2.15 shows: its

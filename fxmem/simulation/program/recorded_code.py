@@ -148,6 +148,7 @@ class RecordedCode(Subject):
         on_card, target, world = self.memory is not None, self.recording.target, self.recording.collectives.world
         yield from self._isolation.patches(self.notes)
         yield from self._checkpoints.patches()
+        yield self._reads.patch()
         yield from loader_patches(self._border, on_card=on_card)
         yield from trace_patches(self.notes)
         yield self._thread.pool_patch()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -37,7 +38,6 @@ class TensorReads:
         self._notes = notes
         answers: dict[Any, Callable[..., Any]] = {
             Tensor.item: self._item,
-            Tensor.tolist: lambda tensor: self._host(tensor, "tolist").tolist(),
             Tensor.numpy: lambda tensor, *, force=False: self._array(tensor),
             Tensor.__array__: self._array,
             Tensor.__bool__: self._truth,
@@ -52,6 +52,14 @@ class TensorReads:
         self._answers[torch_programs.SET_DATA] = torch_programs.set_data
         if device.type == "cuda":
             self._answers |= _ON_CARD
+
+    def patch(self) -> AbstractContextManager[None]:
+        """`FakeTensor.tolist`, which would read number by number."""
+
+        def tolist(_: Any, tensor: Tensor) -> Any:
+            return self._host(tensor, "tolist").tolist() if tensor.dim() else self._item(tensor)
+
+        return torch_common.wrap(torch_common.FakeTensor, "tolist", tolist)
 
     def replacement(self, function: Any) -> Callable[..., Any] | None:
         """What to run instead of a torch function; None for every other."""

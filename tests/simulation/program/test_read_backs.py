@@ -1,0 +1,254 @@
+"""What a program reads back from the card is legal where it is read: it goes on as with a card's own numbers."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental import proxy_tensor
+
+import fxmem
+
+
+def train(read: Callable[[nn.Module, torch.Tensor], Any]) -> tuple[Any, fxmem.RecordedProgram]:
+    """What a program reads of its model on the card, which then takes a step."""
+    with fxmem.record("rtx3080") as recorded:
+        net = nn.Linear(64, 10).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        x = torch.randn(32, 64).cuda()
+        found = read(net, x)
+        net(x).square().mean().backward()
+        optimizer.step()
+    return found, recorded
+
+
+def choose(net: nn.Module, x: torch.Tensor) -> Any:
+    p = net(x).softmax(-1)[0].detach().cpu()
+    assert float(p.double().sum()) == 1
+    return np.random.default_rng(0).choice(10, p=p.double().numpy())
+
+
+def choose_in_half(net: nn.Module, x: torch.Tensor) -> Any:
+    p = net(x).to(torch.bfloat16).softmax(-1).cpu()
+    assert (p.sum(-1) == 1).all()
+    return random.choices(range(10), weights=p[0].tolist())[0]
+
+
+def sample(net: nn.Module, x: torch.Tensor) -> Any:
+    drawn = torch.distributions.Categorical(net(x).softmax(-1).cpu()).sample()
+    return torch.multinomial(net(x).softmax(-1).cpu(), 1).sum() + drawn.sum()
+
+
+def rows_by_mask(net: nn.Module, x: torch.Tensor) -> Any:
+    mask = (net(x) > -1e9).cpu()
+    return [row[keep].tolist()[0] for row, keep in zip(net(x).cpu(), mask, strict=True)]
+
+
+def divide_by_count(net: nn.Module, x: torch.Tensor) -> Any:
+    return 1.0 / (net(x) > 0).sum().item()
+
+
+def divide_by_norms(net: nn.Module, x: torch.Tensor) -> Any:
+    return 1 / float(sum(each.norm().cpu() for each in net.parameters()))
+
+
+def factorise(net: nn.Module, x: torch.Tensor) -> Any:
+    square = (net(x).T @ net(x)).detach().cpu()
+    return torch.linalg.inv(square), np.linalg.cholesky(square.numpy())
+
+
+def order(net: nn.Module, x: torch.Tensor) -> Any:
+    places = net(x).argsort(dim=-1).cpu()
+    assert (places.sort(-1).values == torch.arange(10)).all()
+    best = net(x).topk(3).indices[0].tolist()
+    assert len(set(best)) == 3
+    return best
+
+
+def correlate(net: nn.Module, x: torch.Tensor) -> Any:
+    table = np.corrcoef(net(x).detach().cpu().numpy(), rowvar=False)
+    assert np.isfinite(table).all()
+    return table
+
+
+def count_classes(net: nn.Module, x: torch.Tensor) -> Any:
+    assert torch.bincount(net(x).argmax(-1), minlength=3).shape == (10,)
+    assert torch.unique(net(x).argmax(-1)).numel() == 10
+    return torch.repeat_interleave(x, (net(x)[:, 0] > 0).long(), dim=0).shape
+
+
+def compare(net: nn.Module, x: torch.Tensor) -> Any:
+    assert torch.equal(x, x)
+    assert torch.allclose(net.weight, net.weight)
+    return torch.equal(net(x), net(x) + 1)
+
+
+def write_and_read(net: nn.Module, x: torch.Tensor) -> Any:
+    again = pickle.loads(pickle.dumps(net.state_dict()))
+    net.load_state_dict(again)
+    return again["weight"].is_cuda
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        choose,
+        choose_in_half,
+        sample,
+        rows_by_mask,
+        divide_by_count,
+        divide_by_norms,
+        factorise,
+        order,
+        correlate,
+        count_classes,
+        compare,
+        write_and_read,
+    ],
+)
+def test_the_program_goes_on(read: Callable[[nn.Module, torch.Tensor], Any]) -> None:
+    found, recorded = train(read)
+    assert found is not None
+    assert recorded.program.steps
+
+
+def test_a_mask_of_the_host_keeps_its_values_in_floating_point() -> None:
+    """SimCLR's loss: one positive of each row, the others are negatives."""
+    shapes: list[torch.Size] = []
+
+    def pair(net: nn.Module, x: torch.Tensor) -> Any:
+        labels = torch.cat([torch.arange(2048) for _ in range(2)])
+        positive = (labels[None] == labels[:, None]).float().cuda()
+        others = ~torch.eye(4096, dtype=torch.bool).cuda()
+        positive = positive[others].view(4096, -1)
+        similar = torch.empty(4096, 4096, device="cuda")[others].view(4096, -1)
+        shapes.extend((similar[positive.bool()].shape, similar[~positive.bool()].shape))
+
+    train(pair)
+    assert shapes == [torch.Size([4096]), torch.Size([4096 * 4094])]
+
+
+class Tagged(torch.Tensor):
+    """A plain subclass with an attribute, as torchvision's and fastai's are."""
+
+    tag: Any = None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(out, Tagged):
+            out.tag = next((each.tag for each in args if isinstance(each, Tagged)), None)
+        return out
+
+
+def test_a_subclass_of_the_host_stays_of_its_class_on_the_card() -> None:
+    def move(net: nn.Module, x: torch.Tensor) -> Any:
+        tagged = torch.randn(8, 64).as_subclass(Tagged)
+        tagged.tag = "left"
+        moved = tagged.to("cuda")
+        assert isinstance(moved, Tagged)
+        assert moved.tag == "left"
+        nn.functional.mse_loss(net(moved), torch.zeros(8, 10).as_subclass(Tagged).cuda()).backward()
+        return moved
+
+    moved, recorded = train(move)
+    assert moved.is_cuda
+    assert recorded.peak.requested_bytes > 0
+
+
+def test_a_program_traces_itself() -> None:
+    def trace(net: nn.Module, x: torch.Tensor) -> Any:
+        parameters = dict(net.named_parameters())
+
+        def energy(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
+            x = x.clone().requires_grad_()
+            total = torch.func.functional_call(net, parameters, (x,)).sum()
+            return total, torch.autograd.grad(total, x, create_graph=True)[0]
+
+        traced = proxy_tensor.make_fx(energy, tracing_mode="symbolic")(parameters, x)
+        total, force = traced(parameters, torch.randn(20, 64, device="cuda"))
+        (total + force.square().mean()).backward()
+        return force.shape
+
+    shape, recorded = train(trace)
+    assert shape == (20, 64)
+    assert any(each.what == "make_fx: the code as it was written" for each in recorded.made_up)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_scripted_code_runs() -> None:
+    @torch.jit.script
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, x) * 2
+
+    def script(net: nn.Module, x: torch.Tensor) -> Any:
+        module = torch.jit.script(nn.Sequential(nn.Linear(64, 8), nn.ReLU())).cuda()
+        module(x).sum().backward()
+        return scale(x).shape
+
+    assert train(script)[0] == (32, 32)
+
+
+def test_the_card_is_named_by_the_default_type() -> None:
+    with fxmem.record("rtx3080", steps=1) as recorded:
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        net = nn.Linear(1024, 1024)
+        assert net.weight.is_cuda
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(torch.randn(64, 1024)).square().mean().backward()
+        optimizer.step()
+    assert recorded.peak.requested_bytes > 4 << 20
+    assert torch.empty(1).device.type == "cpu"
+    assert torch.get_default_device().type == "cpu"
+
+
+def test_products_of_half_precision_with_a_wide_result() -> None:
+    shapes: list[Any] = []
+
+    def multiply(net: nn.Module, x: torch.Tensor) -> Any:
+        a, b = torch.randn(64, 32, device="cuda").half(), torch.randn(32, 16, device="cuda").half()
+        total = torch.zeros(64, 16, device="cuda")
+        for made in (
+            torch.mm(a, b, out_dtype=torch.float32),
+            torch.addmm(total, a, b, out_dtype=torch.float32),
+            torch.addmm(total, a, b, out_dtype=torch.float32, out=total),
+            torch.bmm(a[None], b[None], out_dtype=torch.float32)[0],
+            torch.baddbmm(total[None], a[None], b[None], out_dtype=torch.float32)[0],
+        ):
+            shapes.append((made.dtype, tuple(made.shape)))
+
+    train(multiply)
+    assert shapes == [(torch.float32, (64, 16))] * 5
+
+
+def test_a_program_limits_its_share_of_the_card() -> None:
+    with fxmem.record("rtx3080") as recorded:
+        torch.cuda.set_per_process_memory_fraction(0.05)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+        torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    assert recorded.peak.requested_bytes == 1 << 28
+    with pytest.raises(ValueError, match="Invalid fraction value: 2"), fxmem.record("rtx3080"):
+        torch.cuda.set_per_process_memory_fraction(2)
+
+
+def test_a_program_sets_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that grow leave pieces that expandable segments join."""
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    reserved = {}
+    for setting in ("expandable_segments:False", "expandable_segments:True"):
+        with fxmem.record("rtx3080") as recorded:
+            monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
+            kept = torch.empty(1, device="cuda")
+            for i in range(1, 40):
+                kept = torch.empty(i << 22, device="cuda")
+        del kept
+        reserved[setting] = recorded.peak.reserved_bytes
+        assert recorded.environ["PYTORCH_CUDA_ALLOC_CONF"] == setting
+    assert reserved["expandable_segments:True"] < reserved["expandable_segments:False"]

@@ -1,0 +1,92 @@
+"""Steps that write into tensors, views and storages, held to real runs on the CPU to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxmem.validation.validate import validate
+
+
+class Net(nn.Module):
+    """A layer, and what is done to its result."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor], scales: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 128)
+        self.scale = nn.Parameter(torch.ones(128)) if scales else None
+        self.change = change
+
+    def forward(self, x: Tensor) -> Any:
+        made = self.change(self.layer(x).clone())
+        return made if self.scale is None else made * self.scale
+
+
+def put_in_columns(h: Tensor) -> Tensor:
+    h.t()[[1, 5, 9]] = 1.5
+    return h
+
+
+def put_in_a_flat_view(h: Tensor) -> Tensor:
+    h.view(-1)[[1, 5, 9]] = 1.5
+    return h
+
+
+def put_in_rows(h: Tensor) -> Tensor:
+    h[torch.arange(50)] = h[:50] * 3
+    return h
+
+
+def add_to_a_view_of_a_view(h: Tensor) -> Tensor:
+    h[..., None][::2, :, 0] += 1
+    return h
+
+
+def add_to_a_slice_of_a_view(h: Tensor) -> Tensor:
+    wide = h[:, None]
+    rows = wide[::2]
+    rows.add_(1)
+    wide[::2] = rows
+    return h
+
+
+def grow_a_tensor(h: Tensor) -> Tensor:
+    small = torch.empty(10, 10)
+    return small.resize_(600, 600)
+
+
+def grow_the_result(h: Tensor) -> Tensor:
+    return h.resize_(600, 600)
+
+
+def add_into_what_is_too_small(h: Tensor) -> Tensor:
+    out = torch.empty(3)
+    torch.add(h, 1, out=out)
+    return out
+
+
+def multiply_into_what_is_too_small(h: Tensor) -> Tensor:
+    out = torch.empty(10, 10)
+    torch.matmul(h, h.t(), out=out)
+    return out
+
+
+@pytest.mark.parametrize(
+    "change", [put_in_columns, put_in_a_flat_view, put_in_rows, add_to_a_view_of_a_view, add_to_a_slice_of_a_view]
+)
+def test_what_is_written_is_differentiated_as_in_a_real_run(change: Callable[[Tensor], Tensor]) -> None:
+    found = validate(lambda: Net(change, True), torch.randn(300, 64), optimizer=None, tolerance=2e-5)
+    assert found.within_tolerance
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")
+@pytest.mark.parametrize(
+    "change", [grow_a_tensor, grow_the_result, add_into_what_is_too_small, multiply_into_what_is_too_small]
+)
+def test_a_storage_grows_as_in_a_real_run(change: Callable[[Tensor], Tensor]) -> None:
+    found = validate(lambda: Net(change, False), torch.randn(300, 64), mode="infer", tolerance=1e-4)
+    assert found.within_tolerance
