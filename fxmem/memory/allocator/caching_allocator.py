@@ -156,6 +156,11 @@ class CachingAllocator:
         requested, allocated, reserved = copy(self._requested), copy(self._allocated), copy(self._reserved)
         return Stats(requested, allocated, allocated, reserved, self._segments, self._retries, self._ooms)
 
+    def find_live(self, address: int) -> tuple[int, int]:
+        """The bytes requested of the live block there, and its stream."""
+        block = self._live[address]
+        return block.requested, block.pool.stream
+
     def snapshot(self) -> tuple[Segment, ...]:
         """All segments in order of address; unmapped addresses are left out. Source: `snapshot`."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, conv_workspaces
-from fxmem.memory.allocator import CachingAllocator, OutOfMemory, Stats, read_settings
+from fxmem.memory.allocator import CachingAllocator, OutOfMemory, Segment, Stats, read_settings
 from fxmem.records.profile import Phase, Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.kernel_settings import chosen_cudnn
@@ -48,6 +48,8 @@ class CardMemory(Observer):
         self._settings = read_settings(environ)
         self._raises = raises
         self._is_untouched = True
+        self.on_block: Callable[[str, int, int, int], None] | None = None
+        """Called with what becomes of a block (`alloc`, `free`) or a segment, its address, bytes and stream."""
         self._asked: dict[Signature, int | None] = {}
         self._met: set[Signature] = set()
         self._waiting: list[_Request] = []
@@ -169,18 +171,18 @@ class CardMemory(Observer):
                 if event.action == "output":
                     self._take(next(waiting, None))
                 elif event.action == "free":
-                    self._allocator.free(own.pop(event.name, 0))
+                    self._give_back(own.pop(event.name, 0))
                 elif event.nbytes:
                     own[event.name] = self._malloc(event.nbytes, stream)
             for request in waiting:
                 self._take(request)
         except torch.cuda.OutOfMemoryError:
             for storage in (storage for storage, *_ in requested if storage in self._address):
-                self._allocator.free(self._address.pop(storage))
+                self._give_back(self._address.pop(storage))
             raise
         finally:
             for address in own.values():
-                self._allocator.free(address)
+                self._give_back(address)
 
     def _take(self, request: _Request | None) -> None:
         if request is not None:
@@ -190,12 +192,12 @@ class CardMemory(Observer):
     def _free(self, storage: int) -> None:
         address = self._address.pop(storage, None)
         if address is not None:
-            self._allocator.free(address)
+            self._give_back(address)
 
     def _release_graphs(self) -> None:
         for name, address in self._of_graphs.items():
             self._held.discard(name)
-            self._allocator.free(address)
+            self._give_back(address)
         self._of_graphs = {}
 
     def _hold(self, name: str, buffer: HeldBuffer) -> None:
@@ -225,12 +227,26 @@ class CardMemory(Observer):
             self._settings = settings
             self._start(self._allocator.capacity_bytes)
 
+    def _give_back(self, address: int) -> None:
+        if self.on_block is not None and address:
+            self.on_block("free", address, *self._allocator.find_live(address))
+        self._allocator.free(address)
+
+    def segments(self) -> tuple[Segment, ...]:
+        """What the card's memory looks like now."""
+        return self._allocator.snapshot()
+
     def _malloc(self, nbytes: int, stream: int) -> int:
         if self._is_untouched:
             self._read_settings()
         allocator = self._allocator
         try:
+            before = allocator.reserved_bytes
             address = allocator.malloc(nbytes, stream)
+            if self.on_block is not None:
+                if allocator.reserved_bytes > before:
+                    self.on_block("segment_alloc", address, allocator.reserved_bytes - before, stream)
+                self.on_block("alloc", address, nbytes, stream)
         except OutOfMemory as error:
             if self._raises:
                 self.wanted = error.allocated_bytes + error.asked_bytes, error.reserved_bytes + error.segment_bytes

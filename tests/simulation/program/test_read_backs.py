@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 from torch.fx.experimental import proxy_tensor
 
 import fxmem
+from fxmem.validation.snapshot import read_snapshot
 
 
 def train(read: Callable[[nn.Module, torch.Tensor], Any]) -> tuple[Any, fxmem.RecordedProgram]:
@@ -252,3 +254,26 @@ def test_a_program_sets_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
         reserved[setting] = recorded.peak.reserved_bytes
         assert recorded.environ["PYTORCH_CUDA_ALLOC_CONF"] == setting
     assert reserved["expandable_segments:True"] < reserved["expandable_segments:False"]
+
+
+def test_a_program_writes_a_snapshot(tmp_path: Path) -> None:
+    """As people attach them to reports; `--snapshot` and memory_viz read it."""
+    file = tmp_path / "snapshot.pickle"
+    with fxmem.record("rtx3080", write=True) as recorded:
+        net = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda()
+        torch.cuda.memory._record_memory_history(max_entries=10_000)
+        net(torch.randn(64, 256, device="cuda")).sum().backward()
+        torch.cuda.memory._dump_snapshot(str(file))
+        alive, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        segments = torch.cuda.memory_snapshot()
+        torch.cuda.memory._record_memory_history(enabled=None)
+    content = pickle.loads(file.read_bytes())
+    assert content["segments"] == segments
+    assert sum(each["total_size"] for each in segments) == reserved
+    assert sum(each["allocated_size"] for each in segments) == alive
+    [trace] = content["device_traces"]
+    assert {each["action"] for each in trace} == {"alloc", "free_requested", "free_completed", "segment_alloc"}
+    assert all(each["frames"][0]["filename"] == __file__ for each in trace)
+    found = read_snapshot(file)
+    assert len(found.history) == sum(each["action"] != "free_completed" for each in trace)
+    assert recorded.peak.requested_bytes > 0

@@ -16,6 +16,7 @@ from fxmem._torch import programs as torch_programs
 from fxmem.errors import AnalysisError
 from fxmem.simulation.program.card_memory import CardMemory, memory_answers
 from fxmem.simulation.program.card_thread import CardThread
+from fxmem.simulation.program.stand_ins.memory_history import MemoryHistory
 
 
 class _NoGraph:
@@ -93,12 +94,21 @@ def convert(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False)
 
 def stand_ins(memory: CardMemory, capability: tuple[int, int], thread: CardThread) -> torch_common.Patches:
     """The patches that put everything in place, for `contextlib.ExitStack`."""
-    cuda, answers = torch.cuda, memory_answers(memory)
+    cuda, answers, history = torch.cuda, memory_answers(memory), MemoryHistory(memory)
     places: tuple[tuple[Any, dict[str, Any]], ...] = (
         (cuda, {**answers, **_quiet(capability), **TENSOR_TYPES, "_lazy_init": thread.require}),
-        (cuda.memory, answers),
+        (
+            cuda.memory,
+            {
+                **answers,
+                "_record_memory_history": history.record,
+                "_snapshot": history.snapshot,
+                "_dump_snapshot": history.dump,
+            },
+        ),
         (cuda.random, dict.fromkeys(("manual_seed", "manual_seed_all"), _nothing)),
         (cuda.nvtx, {**dict.fromkeys(("range_push", "range_pop", "mark"), _nothing), "range": _nullcontext}),
+        (cuda, {"memory_snapshot": lambda *_, **__: history.snapshot()["segments"]}),
         (torch.accelerator, {**answers, **_accelerator()}),
         (torch, {"Generator": _CardGenerator}),
     )
@@ -131,7 +141,6 @@ def _quiet(capability: tuple[int, int]) -> dict[str, Any]:
         "can_device_access_peer": lambda *_: False,
         "is_tf32_supported": lambda: capability >= (8, 0),
         **dict.fromkeys(("utilization", "power_draw", "temperature", "clock_rate", "memory_usage"), lambda *_: 0),
-        "memory_snapshot": lambda *_, **__: [],
         "list_gpu_processes": lambda *_, **__: "",
         "cudart": lambda: SimpleNamespace(cudaProfilerStart=_nothing, cudaProfilerStop=_nothing),
     }
