@@ -12,14 +12,7 @@ from typing import Any
 import torch
 
 from fxmem.cli.spec_names import model_error
-from fxmem.cli.specs.configs import (
-    field_hint,
-    read_arguments,
-    required_parameters,
-    setting_line,
-    signature,
-    unknown_setting_error,
-)
+from fxmem.cli.specs import configs
 from fxmem.cli.specs.references import load
 from fxmem.errors import EnvironmentLacksError, UsageError, closest, one_line
 from fxmem.records.pause_gc import pause_gc
@@ -87,7 +80,7 @@ def from_own_code(spec: str, settings: Mapping[str, Any]) -> Recipe:
         raise UsageError(
             f"{spec} is {describe(factory)}; expected an nn.Module class, a function that returns a module, or a module"
         )
-    arguments, notes = read_arguments(factory, spec, settings)
+    arguments, notes = configs.read_arguments(factory, spec, settings)
     _check_keywords(factory, spec, arguments)
     return Recipe(functools.partial(factory, **arguments), functools.partial(_keywords, factory), notes)
 
@@ -118,7 +111,7 @@ def _refuse_weights(collection: str, settings: Mapping[str, Any]) -> None:
 
 def _keywords(function: Callable[..., Any]) -> list[str]:
     """Keyword arguments of a factory; with `**kwargs`, also those of the module class in its annotation."""
-    found = signature(function)
+    found = configs.signature(function)
     if found is None:
         return []
     parameters = found.parameters.values()
@@ -132,7 +125,7 @@ def _keywords(function: Callable[..., Any]) -> list[str]:
 
 
 def _check_keywords(factory: Callable[..., Any], spec: str, settings: Mapping[str, Any]) -> None:
-    found = signature(factory)
+    found = configs.signature(factory)
     if found is None:
         return
     parameters = found.parameters.values()
@@ -140,9 +133,11 @@ def _check_keywords(factory: Callable[..., Any], spec: str, settings: Mapping[st
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for key in settings:
             if key not in known:
-                raise UsageError(field_hint(factory, key) or str(unknown_setting_error(spec, key, sorted(known))))
-    missing = [name for name in required_parameters(factory) if name not in settings]
+                raise UsageError(
+                    configs.field_hint(factory, key) or str(configs.unknown_setting_error(spec, key, sorted(known)))
+                )
+    missing = [name for name in configs.required_parameters(factory) if name not in settings]
     if missing and hasattr(factory, "config_class"):
         raise UsageError(f"{spec} is a transformers class; write hf:{factory.__name__}")
     if missing:
-        raise UsageError(f"{spec} needs {', '.join(missing)}; say e.g. {setting_line(factory, missing[0])}")
+        raise UsageError(f"{spec} needs {', '.join(missing)}; say e.g. {configs.setting_line(factory, missing[0])}")
