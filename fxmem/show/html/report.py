@@ -76,6 +76,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
     }
     alive, unlisted_bytes = alive_table(profile, timeline)
     peak = timeline.peak
+    where = [fact for fact in facts.peak_facts(profile, peak) if fact.key in ("reserved most", "where")]
     return fill_page(
         "report",
         profile,
@@ -86,10 +87,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         header=[*facts.header_facts(profile), *run_facts(profile)],
         numbers=numbers(profile, peak),
         verdict=verdict(profile, peak),
-        facts=[
-            *(fact for fact in facts.peak_facts(profile, peak) if fact.key in ("reserved most", "where")),
-            *facts.total_facts(profile),
-        ],
+        facts=[*where, *facts.total_facts(profile)],
         shares=facts.share_table(peak, headings=("Kind", "Bytes", "Share")),
         timelines=draw_views(_timelines(profile, timeline, options), _WIDEST),
         graph=drawn.svg if drawn else None,
