@@ -243,8 +243,8 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
         verdict = f"{_describe_budget(peak, budget, keeps=keeps)}; {verdict}"
     counted = ""
     if profile.target.memory_bytes is not None:
-        bytes_of = "requested bytes; not counted: the allocator's rounding and fragmentation,"
-        bytes_of = bytes_of if peak.fits is None else "what the allocator reserves; not counted:"
+        requested = "requested bytes; not counted: the allocator's rounding and fragmentation,"
+        bytes_of = requested if peak.fits is None else "what the allocator reserves; not counted:"
         counted = f"Counted: {bytes_of} {describe_uncounted([profile.target])}"
     return Fit(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed, bool(growth))
 
