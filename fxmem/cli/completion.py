@@ -99,7 +99,7 @@ def _cases(parsers: Parsers) -> str:
         listed = [_describe(action) for action in parser.arguments()]
         for word in listed:
             if word.options and word.has_value:
-                patterns = "|".join(f"{_quote(f'{verb} {option}')}" for option in word.options)
+                patterns = "|".join(_quote(f"{verb} {option}") for option in word.options)
                 lines.append(f"    {patterns}) {_assign(word.values, [word])} ;;")
         free = [word for word in listed if not word.options]
         options = [option for word in listed for option in word.options]

@@ -25,9 +25,8 @@ def read_default(variable: str) -> str | None:
 
 def _read_table() -> dict[str, Any]:
     here = Path.cwd()
-    path = next(
-        (each / "pyproject.toml" for each in (here, *here.parents) if (each / "pyproject.toml").is_file()), None
-    )
+    files = (each / "pyproject.toml" for each in (here, *here.parents))
+    path = next((each for each in files if each.is_file()), None)
     if path is None or b"tool.fxmem" not in path.read_bytes():
         return {}
     import tomllib

@@ -5,6 +5,7 @@ torch is imported by `report` only, and may be missing.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import re
 import warnings
@@ -141,11 +142,6 @@ def _describe_cache() -> str:
         content = f"{len(sizes)} {'file' if len(sizes) == 1 else 'files'}, {format_bytes(sum(sizes))}"
     except OSError:
         content = "nothing in it yet"
-    return f"{fit_left(_abbreviate_home(directory), _TEXT - len(f': {content}'))}: {content}"
-
-
-def _abbreviate_home(path: Path) -> str:
-    try:
-        return str(Path("~") / path.relative_to(Path.home()))
-    except (ValueError, RuntimeError):
-        return str(path)
+    with contextlib.suppress(ValueError, RuntimeError):  # elsewhere; no home directory
+        directory = Path("~") / directory.relative_to(Path.home())
+    return f"{fit_left(str(directory), _TEXT - len(f': {content}'))}: {content}"

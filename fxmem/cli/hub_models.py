@@ -49,7 +49,9 @@ def find(name: str) -> HubConfig | None:
     if not is_name(name):
         return None
     known = _aliases().get(name.lower())
-    for each in dict.fromkeys(filter(None, (name, known, *_of_any_organisation(name)))):
+    # One without an organisation may stand for any organisation's in the cache.
+    others = [] if "/" in name else [each for each in _list_cached() if each.rpartition("/")[2].lower() == name.lower()]
+    for each in dict.fromkeys(filter(None, (name, known, *others))):
         path = _cached(each)
         if path is not None:
             return HubConfig(each, path, {}, f"the Hugging Face cache, commit {path.parent.name[:12]}")
@@ -70,12 +72,9 @@ def list_names() -> list[str]:
 def name_error(name: str) -> UsageError:
     """No configuration of a name."""
     names = list_names()
-    known = names if "/" in name else [each.rpartition("/")[2] for each in names]
-    near = closest(name, known)
-    return UsageError(
-        f"no configuration of hf:{name} is at hand{near}; --download fetches its config.json, and nothing else, from "
-        "the hub; or say hf: and the path of one"
-    )
+    near = closest(name, names if "/" in name else [each.rpartition("/")[2] for each in names])
+    fetch = "--download fetches its config.json, and nothing else, from the hub; or say hf: and the path of one"
+    return UsageError(f"no configuration of hf:{name} is at hand{near}; {fetch}")
 
 
 def download(name: str) -> None:
@@ -163,8 +162,3 @@ def _list_cached() -> Iterator[str]:
     except OSError:
         return
     yield from (each.removeprefix(_FOLDER).replace("--", "/", 1) for each in folders if each.startswith(_FOLDER))
-
-
-def _of_any_organisation(name: str) -> list[str]:
-    """The names of the cache that a name without an organisation may stand for."""
-    return [] if "/" in name else [each for each in _list_cached() if each.rpartition("/")[2].lower() == name.lower()]

@@ -59,16 +59,13 @@ def next_for_report(name: str, report: Report) -> str:
 def _spell(each: Argument, options: argparse.Namespace) -> Iterator[str]:
     """The words of an argument that was given; none if it has its default. `--quiet` is not worth repeating."""
     name, value = each.names[-1], getattr(options, each.dest)
+    default = each.settings.get("default", False if each.settings.get("action") == "store_true" else None)
     if not name.startswith("-"):
         yield str(value)
-    elif value == _default(each) or name == "--quiet":
+    elif value == default or name == "--quiet":
         return
     elif isinstance(value, bool):
         yield name if value else f"--no-{name[2:]}"
     else:
         for item in value if isinstance(value, list) else [value]:
             yield from (name, str(item))
-
-
-def _default(each: Argument) -> object:
-    return each.settings.get("default", False if each.settings.get("action") == "store_true" else None)

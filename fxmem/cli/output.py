@@ -121,11 +121,10 @@ def write_file(options: argparse.Namespace, name: str, content: str | bytes) -> 
     """Write a file whole or not at all, and report it; open it where `--open` asks."""
     from fxmem.records.files import write_bytes, write_text
 
-    path = Path(name)
     if isinstance(content, str):
-        write_text(path, content)
+        write_text(Path(name), content)
     else:
-        write_bytes(path, content)
+        write_bytes(Path(name), content)
     report_written(options, name)
 
 
@@ -142,20 +141,16 @@ def report_written(options: argparse.Namespace, name: str) -> None:
 
 def _describe_size(nbytes: int) -> str:
     """A file's size as file managers show it."""
-    return (
-        f"{nbytes} bytes" if nbytes < 1000 else f"{nbytes / 1e3:.0f} kB" if nbytes < 1e6 else f"{nbytes / 1e6:.1f} MB"
-    )
+    if nbytes < 1000:
+        return f"{nbytes} bytes"
+    return f"{nbytes / 1e3:.0f} kB" if nbytes < 1e6 else f"{nbytes / 1e6:.1f} MB"
 
 
 def write_json(options: argparse.Namespace, document: str, text: Callable[[], str]) -> str:
     """Write the document where `--json` asks; return the text for stdout, which is the document for `-`."""
     if options.json == "-":
-        return _ascii(document)
+        # What is not ASCII is escaped, for a stdout of any encoding; JSON has it in strings only.
+        return re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], document)
     if options.json is not None:
         write_file(options, options.json, document + "\n")
     return text()
-
-
-def _ascii(document: str) -> str:
-    """Escape what is not ASCII, for a stdout of any encoding; JSON has it in strings only."""
-    return re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], document)

@@ -126,10 +126,8 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {words[0]!r}")
         known = re.findall(r"--[a-z-]+", self.format_usage())
         if option in _OF_RANKS and _OF_RANKS[0] not in known:
-            self.error(
-                f"no option {option}: {self.prog} takes no rank; analyze, run, plan, advise, max-batch, cards and "
-                f"compare do, and what reads their reports"
-            )
+            others = "analyze, run, plan, advise, max-batch, cards and compare do, and what reads their reports"
+            self.error(f"no option {option}: {self.prog} takes no rank; {others}")
         self.error(f"no option {option}{_suggest(option, known)}")
 
 

@@ -31,17 +31,13 @@ def reference() -> str:
         _table(shared),
     ]
     for verb, parser in parsers.items():
-        parts += _section(verb, parser, [row for row in _rows(parser) if row not in shared])
+        parser.formatter_class = functools.partial(argparse.HelpFormatter, width=_WIDTH)
+        usage = parser.format_usage().removeprefix("usage: ").rstrip()
+        usage = re.sub(r"\n {7}", "\n", usage)  # argparse indents by the length of what was just removed, too
+        parts += [f"## fxmem {verb}", _escape(parser.description or ""), f"```text\n{usage}\n```"]
+        own = [row for row in _rows(parser) if row not in shared]
+        parts += [_table(own)] if own else []
     return "\n\n".join(parts) + "\n"
-
-
-def _section(verb: str, parser: Parser, own: list[tuple[str, str]]) -> list[str]:
-    """The paragraphs on a verb; `own` are the arguments that it does not share."""
-    parser.formatter_class = functools.partial(argparse.HelpFormatter, width=_WIDTH)
-    usage = parser.format_usage().removeprefix("usage: ").rstrip()
-    usage = re.sub(r"\n {7}", "\n", usage)  # argparse indents by the length of what was just removed, too
-    parts = [f"## fxmem {verb}", _escape(parser.description or ""), f"```text\n{usage}\n```"]
-    return [*parts, _table(own)] if own else parts
 
 
 def _table(rows: list[tuple[str, str]]) -> str:

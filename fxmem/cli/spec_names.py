@@ -40,7 +40,7 @@ _WHERE: Final = {"torchvision": "**/*.py", "timm": "*.py", "transformers": "*/mo
 def split_reference(text: str) -> tuple[str, str] | None:
     """The module or file of a reference, and the name in it; None for what has another form."""
     match = _REFERENCE.fullmatch(text)
-    if match is None or not (is_path(match["where"]) or _is_module_name(match["where"])):
+    if match is None or not (is_path(match["where"]) or all(map(str.isidentifier, match["where"].split(".")))):
         return None
     return match["where"], match["name"]
 
@@ -61,10 +61,6 @@ def is_path(where: str) -> bool:
     return where.endswith(".py") or "/" in where or os.sep in where
 
 
-def _is_module_name(where: str) -> bool:
-    return all(part.isidentifier() for part in where.split("."))
-
-
 def names_optimizer_factory(text: str) -> bool:
     """Whether an optimizer is the user's own: `adamw:fused` has the form of a reference, too."""
     return is_file_reference(text) or (is_reference(text) and "." in text.partition(":")[0])
@@ -80,7 +76,10 @@ def check_names(options: argparse.Namespace) -> None:
         UsageError: with the nearest names that there are.
     """
     if getattr(options, "download", False):
-        _download(options.model)
+        collection, _, name = options.model.partition(":")
+        if collection != "hf" or not hub_models.is_name(name):
+            raise UsageError(f"expected --download with hf:ORG/NAME, got {options.model!r}")
+        hub_models.download(name)
     check_model(options.model)
     loss, optimizer = getattr(options, "loss", None), getattr(options, "optimizer", "none").lower()
     if loss is not None and not is_reference(loss) and loss.lower() not in LOSSES:
@@ -124,13 +123,6 @@ def _check_hub_name(name: str) -> None:
         raise hub_models.name_error(name)
     if _files("transformers") and not _is_mentioned("transformers", name):
         raise model_error("transformers", name, [*_list_classes(), *hub_models.list_names()])
-
-
-def _download(spec: str) -> None:
-    collection, _, name = spec.partition(":")
-    if collection != "hf" or not hub_models.is_name(name):
-        raise UsageError(f"expected --download with hf:ORG/NAME, got {spec!r}")
-    hub_models.download(name)
 
 
 def list_models() -> list[str]:
@@ -222,16 +214,12 @@ def _list_classes() -> list[str]:
     return [name for text in _texts("transformers") for name in _MODEL_CLASSES.findall(text)]
 
 
+def _list_optimizers() -> list[str]:
+    return [name for text in _texts("torch", "optim/__init__.py") for name in _OPTIMIZERS.findall(text)]
+
+
 def _is_mentioned(library: str, name: str) -> bool:
     """Whether a collection's files have the name: a class, or a name of older releases, which stands in quotes."""
     word = re.compile(rf"(?:^class |[\"']){re.escape(name)}\b", re.MULTILINE)
     everywhere = itertools.chain(_texts(library), _texts(library, "**/*.py"))
     return any(name in text and word.search(text) for text in everywhere)
-
-
-def _list_optimizers() -> list[str]:
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        return []
-    path = Path(found.origin).parent / "optim" / "__init__.py"
-    return _OPTIMIZERS.findall(path.read_text(encoding="utf-8")) if path.is_file() else []

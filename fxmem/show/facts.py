@@ -99,15 +99,14 @@ def header_facts(about: Headed) -> Facts:
     card = [target.full_name] if target.full_name.lower() not in ("", target.name.lower()) else []
     card += ["sm_{}{}".format(*target.capability)] if target.capability else []
     card += [format_bytes(target.memory_bytes)] if target.memory_bytes is not None else []
-    return make_printable(
-        [
-            Fact("Model", about.model, "model"),
-            _list_fact("Inputs", [("", describe_inputs([each])) for each in about.inputs] or [("", "none")]),
-            _list_fact("Step", settings),
-            Fact("Target", f"{target.name} ({', '.join(card)})" if card else target.name),
-            _list_fact("Torch", versions),
-        ]
-    )
+    facts = [
+        Fact("Model", about.model, "model"),
+        _list_fact("Inputs", [("", describe_inputs([each])) for each in about.inputs] or [("", "none")]),
+        _list_fact("Step", settings),
+        Fact("Target", f"{target.name} ({', '.join(card)})" if card else target.name),
+        _list_fact("Torch", versions),
+    ]
+    return make_printable(facts)
 
 
 def _list_fact(label: str, parts: Sequence[Part]) -> Fact:
@@ -179,16 +178,14 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
 def total_facts(profile: Profile) -> Facts:
     """Sums over the whole step."""
     model = sum_figures(node for node in profile.nodes if node.op != "optimizer")
-    if profile.step.mode == "infer":
-        return [Fact("FLOPs", f"{flops_sum(model.forward)} (1 multiply-add = 2)", "flops"), *_time_facts(profile)]
-    optimizer = [sum_figures([node]).forward for node in profile.nodes if node.op == "optimizer"]
-    counts = [f"{flops_sum(model.forward)} forward", f"{flops_sum(model.backward)} backward"]
-    counts += [f"{flops_sum(count)} optimizer" for count in optimizer]
-    return [
-        Fact("Saved", f"{exact_bytes(profile.saved_bytes)} kept for backward when forward ends", "saved"),
-        Fact("FLOPs", f"{', '.join(counts)} (1 multiply-add = 2)", "flops"),
-        *_time_facts(profile),
-    ]
+    facts, counts = [], flops_sum(model.forward)
+    if profile.step.mode != "infer":
+        saved = f"{exact_bytes(profile.saved_bytes)} kept for backward when forward ends"
+        facts.append(Fact("Saved", saved, "saved"))
+        counts += f" forward, {flops_sum(model.backward)} backward"
+        optimizer = (sum_figures([node]).forward for node in profile.nodes if node.op == "optimizer")
+        counts += "".join(f", {flops_sum(count)} optimizer" for count in optimizer)
+    return [*facts, Fact("FLOPs", f"{counts} (1 multiply-add = 2)", "flops"), *_time_facts(profile)]
 
 
 def _time_facts(profile: Profile) -> Facts:
@@ -246,8 +243,8 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
         verdict = f"{_describe_budget(peak, budget, keeps=keeps)}; {verdict}"
     counted = ""
     if profile.target.memory_bytes is not None:
-        bytes_of = "requested bytes; not counted: the allocator's rounding and fragmentation,"
-        bytes_of = bytes_of if peak.fits is None else "what the allocator reserves; not counted:"
+        requested = "requested bytes; not counted: the allocator's rounding and fragmentation,"
+        bytes_of = requested if peak.fits is None else "what the allocator reserves; not counted:"
         counted = f"Counted: {bytes_of} {describe_uncounted([profile.target])}"
     return Fit(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed, bool(growth))
 

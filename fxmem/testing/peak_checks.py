@@ -118,10 +118,8 @@ def allowed_growth(tolerance: str | int | float, before: PeakBaseline) -> int:
     try:
         allowed = parse_budget(tolerance)
     except UsageError as error:
-        raise UsageError(
-            f"expected a tolerance as a share of the peak (1%, 0.01), as bytes or with a unit (64MiB), got "
-            f"{tolerance!r}"
-        ) from error
+        forms = "a share of the peak (1%, 0.01), as bytes or with a unit (64MiB)"
+        raise UsageError(f"expected a tolerance as {forms}, got {tolerance!r}") from error
     return allowed.resolve(before.counted_bytes).nbytes
 
 
@@ -144,9 +142,8 @@ def load_baseline(path: Path) -> Baseline:
     if not path.exists():
         return Baseline(peaks={})
     try:
-        baseline = json_reader.validate(
-            Baseline, json_reader.parse(json_reader.read(path, expected), path, expected), path, expected
-        )
+        document = json_reader.parse(json_reader.read(path, expected), path, expected)
+        baseline = json_reader.validate(Baseline, document, path, expected)
     except UsageError as error:
         raise UsageError(f"{error}; {advice}") from error
     if baseline.schema_version != BASELINE_SCHEMA_VERSION:

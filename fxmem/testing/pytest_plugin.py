@@ -34,18 +34,13 @@ _COLLECTOR = "fxmem-collector"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options and settings."""
     group = parser.getgroup("fxmem", "fxmem: peak memory")
-    group.addoption(
-        "--fxmem-update",
-        action="store_true",
-        help="write the peaks of the tests that run to the baseline instead of comparing them",
-    )
-    group.addoption(
-        "--fxmem-tolerance", metavar="1%|64MiB", help="how much a peak may grow (default: the setting fxmem_tolerance)"
-    )
+    update = "write the peaks of the tests that run to the baseline instead of comparing them"
+    group.addoption("--fxmem-update", action="store_true", help=update)
+    tolerance = "how much a peak may grow (default: the setting fxmem_tolerance)"
+    group.addoption("--fxmem-tolerance", metavar="1%|64MiB", help=tolerance)
     parser.addini("fxmem_tolerance", "how much a peak may grow: a share of it, or bytes", default="1%")
-    parser.addini(
-        "fxmem_baseline", "file of the peaks, relative to the folder of the test", default="fxmem-baseline.json"
-    )
+    where = "file of the peaks, relative to the folder of the test"
+    parser.addini("fxmem_baseline", where, default="fxmem-baseline.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -117,27 +112,14 @@ class PeakCheck:
         now = peak_checks.make_baseline(analysis)
         if before is not None:
             allowed = peak_checks.allowed_growth(tolerance, before)
-            found = peak_checks.growth(before, analysis, allowed)
-            if found:
-                pytest.fail(
-                    f"{key}: {found}\n"
-                    f"  If that is meant: pytest --fxmem-update, and commit {_short_path(config, path)}",
-                    pytrace=False,
-                )
+            if found := peak_checks.growth(before, analysis, allowed):
+                advice = f"If that is meant: pytest --fxmem-update, and commit {_short_path(config, path)}"
+                pytest.fail(f"{key}: {found}\n  {advice}", pytrace=False)
         elif not config.getoption("fxmem_update"):
-            pytest.fail(
-                (
-                    f"{key} has no peak in {_short_path(config, path)}: run pytest --fxmem-update once, look at the "
-                    "file and commit it"
-                ),
-                pytrace=False,
-            )
-        measured = {
-            "path": str(path),
-            "key": key,
-            "peak": now.model_dump(mode="json"),
-            "was": None if before is None else before.counted_bytes,
-        }
+            advice = "run pytest --fxmem-update once, look at the file and commit it"
+            pytest.fail(f"{key} has no peak in {_short_path(config, path)}: {advice}", pytrace=False)
+        was = None if before is None else before.counted_bytes
+        measured = {"path": str(path), "key": key, "peak": now.model_dump(mode="json"), "was": was}
         self._item.stash.setdefault(_MEASURED, []).append({**measured, "is": now.counted_bytes})
         return analysis
 
@@ -146,14 +128,8 @@ class PeakCheck:
         started."""
         __tracebackhide__ = True
         if name in self._seen:
-            what = f"named {name!r}" if name else "without a name"
-            pytest.fail(
-                (
-                    f"expected each peak of a test to have a name of its own, got a second one {what}: fxmem_peak(..., "
-                    f"name='...')"
-                ),
-                pytrace=False,
-            )
+            what = f"a second one {f'named {name!r}' if name else 'without a name'}: fxmem_peak(..., name='...')"
+            pytest.fail(f"expected each peak of a test to have a name of its own, got {what}", pytrace=False)
         self._seen.add(name)
         file = Path(os.path.relpath(self._item.path, path.parent)).as_posix()
         return f"{file}::{self._item.nodeid.partition('::')[2]}{f'#{name}' if name else ''}"
@@ -182,15 +158,15 @@ class _Collector:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        from_before = [each for each in self._measured if each["was"] is not None and each["is"] < each["was"]]
-        fell = [
-            f"{each['key']}: the peak fell from {each['was']:,} to {each['is']:,} bytes; --fxmem-update holds it there"
-            for each in from_before
-        ]
-        if self._written or fell:
+        lines = list(self._written)
+        for each in self._measured:
+            if each["was"] is not None and each["is"] < each["was"]:
+                fell = f"the peak fell from {each['was']:,} to {each['is']:,} bytes"
+                lines.append(f"{each['key']}: {fell}; --fxmem-update holds it there")
+        if lines:
             terminalreporter.section("fxmem")
-            for line in [*self._written, *fell]:
-                terminalreporter.line(line)
+        for line in lines:
+            terminalreporter.line(line)
 
     def _write(self) -> Iterator[str]:
         from fxmem.records.files import write_text

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from fxmem.show.export.markdown_parts import write_table
-from fxmem.show.html.fragment import fragment
+from fxmem.show.html.page import fragment
 from fxmem.show.plan_facts import effect_facts, effect_table
 from fxmem.show.sections import Cell, Fact, Section, TableColumn, make_table, numbers
 from fxmem.show.text.plan import table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
+from pathlib import Path
 
 from fxmem.show.palette import DARK, LIGHT, css_variables
 from fxmem.show.svg import element, fit, group, path, style_sheet, text, text_width, wrap
@@ -52,11 +53,13 @@ def test_text_is_broken_at_spaces() -> None:
 # --- colours ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_rule_is_bound_to_its_document() -> None:
-    style = style_sheet("mine", ["a,b{x:y}"], lambda palette: [f".page{{fill:{palette.page}}}"])
-    light, dark = f".mine .page{{fill:{LIGHT.page}}}", f".mine .page{{fill:{DARK.page}}}"
-    light = f"svg.mine{{background:{LIGHT.page}}}.mine a,.mine b{{x:y}}{light}"
-    dark = f"svg.mine{{background:{DARK.page}}}{dark}"
+def test_every_rule_is_bound_to_its_document(tmp_path: Path) -> None:
+    template = tmp_path / "m.css"
+    template.write_text("a,b{x:y}\n/* colours */\n.page{fill:$page}\n", encoding="utf-8")
+    style = style_sheet(template)
+    light, dark = f".fxmem-m .page{{fill:{LIGHT.page}}}", f".fxmem-m .page{{fill:{DARK.page}}}"
+    light = f"svg.fxmem-m{{background:{LIGHT.page}}}.fxmem-m a,.fxmem-m b{{x:y}}{light}"
+    dark = f"svg.fxmem-m{{background:{DARK.page}}}{dark}"
     assert style.css == f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
 
 

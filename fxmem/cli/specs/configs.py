@@ -50,8 +50,8 @@ def read_arguments(
         if head in arguments:
             arguments[head] = _set_fields(arguments[head], given, f"{spec} {head}")
             continue
-        kind = config_class(factory, head)
-        if kind is None and not _takes(factory, head):
+        kind, known = config_class(factory, head), _parameters(factory)
+        if kind is None and known and head not in known:
             arguments[head] = given  # refused by its name
         elif kind is None:
             arguments[head] = types.SimpleNamespace(**_nested(given))
@@ -111,7 +111,8 @@ def list_fields(kind: type) -> dict[str, tuple[Any, bool]]:
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             is_needed = parameter.default is parameter.empty
             found[name] = (None if is_needed else parameter.default, is_needed)
-    return found or {name: (getattr(kind, name, None), False) for name in _annotated_names(kind)}
+    annotated = (name for each in reversed(kind.__mro__) for name in vars(each).get("__annotations__", {}))
+    return found or {name: (getattr(kind, name, None), False) for name in annotated}
 
 
 def build(kind: Any, given: Mapping[str, Any], where: str) -> Any:
@@ -170,10 +171,8 @@ def _build_call(factory: Callable[..., Any], call: ast.Call, text: str) -> Any:
     for part in path.split("."):
         found = found.get(part) if isinstance(found, dict) else getattr(found, part, None)
     if not isinstance(found, type):
-        names = [name for name, each in _scope(factory).items() if isinstance(each, type)]
-        raise UsageError(
-            f"expected a class that the model's module knows, got {path!r} in {text!r}{closest(path, names)}"
-        )
+        near = closest(path, [name for name, each in _scope(factory).items() if isinstance(each, type)])
+        raise UsageError(f"expected a class that the model's module knows, got {path!r} in {text!r}{near}")
 
     def value(node: ast.expr) -> Any:
         return _build_call(factory, node, text) if isinstance(node, ast.Call) else ast.literal_eval(node)
@@ -220,16 +219,24 @@ def _is_dotted(given: Mapping[str, Any], name: str) -> bool:
     return any(each.startswith(f"{name}.") for each in given)
 
 
-def _takes(function: Any, name: str) -> bool:
-    """Whether a function may have an argument of this name."""
-    return name in _parameters(function) or not _parameters(function)
+def signature(function: Any) -> inspect.Signature | None:
+    """The signature of a function; None where it does not say."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def required_parameters(function: Any) -> list[str]:
+    """Parameters without a default."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = (each for each in _parameters(function).values() if each.default is each.empty)
+    return [each.name for each in needed if each.kind not in several]
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return {}
+    found = signature(function)
+    return {} if found is None else found.parameters
 
 
 def _scope(factory: Any) -> dict[str, Any]:
@@ -257,10 +264,6 @@ def _annotation(factory: Any, name: str) -> Any:
 def _is_buildable(kind: type) -> bool:
     """Whether an object of the class can be built of fields: a dict, or a class of the user's own."""
     return kind is dict or (not issubclass(kind, (*_PLAIN, nn.Module)) and kind.__module__ not in ("builtins", "torch"))
-
-
-def _annotated_names(kind: type) -> list[str]:
-    return [name for each in reversed(kind.__mro__) for name in vars(each).get("__annotations__", {})]
 
 
 def _likely_class(factory: Callable[..., Any], argument: str) -> Any:

@@ -33,16 +33,14 @@ def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"
         with process_unchanged(), _DeviceMode("meta"), _register_on_meta(), ignore_moves():
             made = make()
     except Exception as error:
-        if not _wants_values(error):
+        # Torch names the device in every message of a constructor that failed for being on meta.
+        if not any("meta" in str(link).lower() for link in linked_errors(error)):
             raise
         reason = one_line(error)
     else:
-        real = isinstance(made, torch.nn.Module) and any(not p.is_meta for p in made.parameters())
-        return (
-            made,
-            "cpu" if real else "meta",
-            ("its parameters were allocated before fxmem saw the module",) if real else (),
-        )
+        if isinstance(made, torch.nn.Module) and any(not p.is_meta for p in made.parameters()):
+            return made, "cpu", ("its parameters were allocated before fxmem saw the module",)
+        return made, "meta", ()
     with process_unchanged(), _DeviceMode("cpu"), _SkipInitialisers(), ignore_moves():
         made = make()
     if isinstance(made, torch.nn.Module):
@@ -54,11 +52,6 @@ def construct_with_values(make: Callable[[], object]) -> object:
     """Call `make` on the CPU, values and all. The process is unchanged, as by `process_unchanged`."""
     with process_unchanged(), _DeviceMode("cpu"), ignore_moves():
         return make()
-
-
-def _wants_values(error: BaseException) -> bool:
-    """Whether a constructor failed for being on meta: torch names the device in every such message."""
-    return any("meta" in str(link).lower() for link in linked_errors(error))
 
 
 class _DeviceMode(TorchFunctionMode):

@@ -38,17 +38,13 @@ def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
     model_class = _transformers_class(transformers, values["architectures"][0] if values else name, values)
     config_class = model_class.config_class
     quantization = values.pop("quantization_config", None)
-    try:
-        defaults = config_class.from_dict(copy.deepcopy(values))
-    except Exception as error:
-        raise UsageError(f"{config_class.__name__} takes no such configuration: {one_line(error)}") from error
+    defaults = _make_config(config_class, values, "configuration")
     for key, value in settings.items():
         _set_field(values, defaults, key.split("."), value, f"hf:{name}")
-    try:
-        config = config_class.from_dict(copy.deepcopy(values))
-    except Exception as error:
-        raise UsageError(f"{config_class.__name__} takes no such settings: {one_line(error)}") from error
-    dtype = _read_dtype(config)
+    config = _make_config(config_class, values, "settings")
+    # Its own, else that of its language model.
+    declared = (each.dtype for each in (config, config.get_text_config()))
+    dtype = next((each for each in declared if isinstance(each, torch.dtype)), torch.float32)
     if dtype != torch.float32:
         notes.append(f"weights in {str(dtype).removeprefix('torch.')}, as the config says")
     return Recipe(
@@ -59,12 +55,11 @@ def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
     )
 
 
-def _read_dtype(config: Any) -> torch.dtype:
-    """The dtype that a config declares: its own, else that of its language model."""
-    for each in (config, config.get_text_config()):
-        if isinstance(each.dtype, torch.dtype):
-            return each.dtype
-    return torch.float32
+def _make_config(config_class: Any, values: Mapping[str, Any], what: str) -> Any:
+    try:
+        return config_class.from_dict(copy.deepcopy(values))
+    except Exception as error:
+        raise UsageError(f"{config_class.__name__} takes no such {what}: {one_line(error)}") from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -140,11 +135,8 @@ def _difference(config: Any) -> dict[str, Any]:
 
 def _fields(config: Any) -> list[str]:
     """Names of a config's fields."""
-    names = {*config.to_dict(), *vars(config), "num_labels", "attn_implementation"} - {
-        "model_type",
-        "transformers_version",
-    }
-    return sorted(name for name in names if not name.startswith("_"))
+    names = {*config.to_dict(), *vars(config), "num_labels", "attn_implementation"}
+    return sorted(name for name in names - {"model_type", "transformers_version"} if not name.startswith("_"))
 
 
 def _build_with_dtype(dtype: torch.dtype, model_class: Callable[[Any], Any], config: Any) -> Any:

@@ -26,6 +26,7 @@ import torch
 from fxmem._torch.common import tree_map_only
 from fxmem.cli.spec_names import is_file_reference, is_reference
 from fxmem.cli.specs import BuiltModel
+from fxmem.cli.specs.configs import required_parameters
 from fxmem.cli.specs.construction import construct, construct_with_values
 from fxmem.cli.specs.references import importable, load
 from fxmem.errors import FxmemError, UsageError
@@ -236,11 +237,8 @@ def _run_factory(spec: FactorySpec) -> Batch:
         factory = load(spec.reference)
         if not callable(factory):
             return _read_made(spec, factory, "is", "a function that returns a tensor")
-        needed = _required_parameters(factory)
-        if needed:
-            raise UsageError(
-                f"{spec} takes arguments ({', '.join(needed)}); expected a function that can be called without any"
-            )
+        if needed := ", ".join(required_parameters(factory)):
+            raise UsageError(f"{spec} takes arguments ({needed}); expected a function that can be called without any")
         try:
             made, built_on, _ = construct(factory)
             if is_loader(made) and built_on == "meta":
@@ -264,21 +262,11 @@ def _read_made(spec: FactorySpec, made: object, is_or_returned: str, expected: s
         return Batch((), _move_to_meta(dict(made)))
     if isinstance(made, tuple):
         return Batch(_move_to_meta(tuple(made)))
-    got = (
-        f"{spec} {is_or_returned} a {type(made).__name__}; expected {expected}, a tuple (positional) or a dict "
-        "(keyword), a DataLoader or a Dataset"
-    )
+    kinds = f"{expected}, a tuple (positional) or a dict (keyword), a DataLoader or a Dataset"
     advice = "; return tuple(batch) to pass its items one by one, (batch,) to pass it whole"
-    raise UsageError(got + (advice if isinstance(made, list) else ""))
-
-
-def _required_parameters(function: Any) -> list[str]:
-    """Parameters without a default."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    raise UsageError(
+        f"{spec} {is_or_returned} a {type(made).__name__}; expected {kinds}{advice if isinstance(made, list) else ''}"
+    )
 
 
 def _move_to_meta(tree: Any) -> Any:
@@ -290,10 +278,8 @@ def _move_to_meta(tree: Any) -> Any:
 
 def _unknown_inputs_error(built: BuiltModel, *examples: str) -> UsageError:
     takes = ", ".join(inspect.signature(built.module.forward).parameters)
-    shown = " or ".join(f"--input {example}" for example in examples)
-    return UsageError(
-        f"{built.spec}: its inputs cannot be known from the model; its forward takes ({takes}), write e.g. {shown}"
-    )
+    shown = f"write e.g. {' or '.join(f'--input {example}' for example in examples)}"
+    return UsageError(f"{built.spec}: its inputs cannot be known from the model; its forward takes ({takes}), {shown}")
 
 
 def _pair(size: Any) -> tuple[int, int] | None:
@@ -313,9 +299,8 @@ def _torchvision(built: BuiltModel, batch: int) -> tuple[TensorSpec, ...]:
     name = built.spec.removeprefix("torchvision:")
     match family.split("."):
         case ["detection", *_]:
-            raise _unknown_inputs_error(
-                built, "file.py:make_batch (a list of images and, in training, a list of targets)"
-            )
+            example = "file.py:make_batch (a list of images and, in training, a list of targets)"
+            raise _unknown_inputs_error(built, example)
         case ["optical_flow", *_]:
             return (TensorSpec((batch, 3, 368, 496)), TensorSpec((batch, 3, 368, 496)))
         case ["segmentation", *_]:
@@ -339,7 +324,7 @@ def _transformers(built: BuiltModel, batch: int) -> tuple[TensorSpec, ...]:
     if "decoder_input_ids" in takes:
         given.append(TensorSpec(tokens, "int64", "decoder_input_ids"))
     names = {spec.name for spec in given}
-    if main not in names or not names.issuperset(_required_parameters(module.forward)):
+    if main not in names or not names.issuperset(required_parameters(module.forward)):
         raise _unknown_inputs_error(built, *_examples(main, batch))
     return tuple(given)
 
@@ -363,16 +348,13 @@ def _inputs_without_labels(module: Any, takes: Set[str], tokens: tuple[int, int]
 
 
 def _examples(main: str, batch: int) -> tuple[str, ...]:
-    match main:
-        case "pixel_values":
-            return (f"pixel_values:{batch}x3x224x224",)
-        case "input_values":
-            return (f"input_values:{batch}x160000 (ten seconds at 16 kHz)",)
-        case "input_features":
-            return (f"input_features:{batch}x1000x80",)
-        case "input_ids":
-            return (f"input_ids:{batch}x{SEQUENCE_LENGTH}:int64", "file.py:make_batch (what the processor returns)")
-    return ("file.py:make_batch (a dict of keyword arguments)",)
+    known = {
+        "pixel_values": [f"pixel_values:{batch}x3x224x224"],
+        "input_values": [f"input_values:{batch}x160000 (ten seconds at 16 kHz)"],
+        "input_features": [f"input_features:{batch}x1000x80"],
+        "input_ids": [f"input_ids:{batch}x{SEQUENCE_LENGTH}:int64", "file.py:make_batch (what the processor returns)"],
+    }
+    return tuple(known.get(main, ["file.py:make_batch (a dict of keyword arguments)"]))
 
 
 def _sequence_length(config: Any, module: torch.nn.Module) -> int:
@@ -392,19 +374,14 @@ def _image(config: Any, batch: int) -> list[TensorSpec]:
     if size is None:
         return []
     frames = getattr(config, "num_frames", None)
-    return [
-        TensorSpec(
-            (batch, *((frames,) if isinstance(frames, int) else ()), getattr(config, "num_channels", 3), *size),
-            None,
-            "pixel_values",
-        )
-    ]
+    several = (frames,) if isinstance(frames, int) else ()
+    return [TensorSpec((batch, *several, getattr(config, "num_channels", 3), *size), None, "pixel_values")]
 
 
 def _audio(config: Any, main: str, batch: int) -> list[TensorSpec]:
     """Spectrograms whose length the model fixes: Whisper's mel x 2 frames per position, AST's frames x mel."""
-    mel = getattr(config, "num_mel_bins", None)
-    positions, frames = getattr(config, "max_source_positions", None), getattr(config, "max_length", None)
+    names = ("num_mel_bins", "max_source_positions", "max_length")
+    mel, positions, frames = (getattr(config, name, None) for name in names)
     if main == "input_features" and mel and positions:
         return [TensorSpec((batch, mel, 2 * positions), None, main)]
     if main == "input_values" and mel and frames:
@@ -412,27 +389,26 @@ def _audio(config: Any, main: str, batch: int) -> list[TensorSpec]:
     return []
 
 
+_LABEL_EACH_TOKEN = (
+    "ForCausalLM LMHeadModel MTModel ForMaskedLM ForTokenClassification ForConditionalGeneration".split()
+)
+_LABEL_EACH_SAMPLE = """
+    ForSequenceClassification ForImageClassification ForVideoClassification ForAudioClassification ForMultipleChoice
+    ForNextSentencePrediction
+""".split()
+"""Endings of names of transformers' classes, by what has a label of its own."""
+
+
 def _labels(built: BuiltModel, tokens: tuple[int, int], given: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """The labels of a transformers head, by the ending of its class's name."""
-    task = re.search(r"(LMHeadModel|MTModel|For[A-Z]\w*)$", type(built.module).__name__)
+    found = re.search(r"(LMHeadModel|MTModel|For[A-Z]\w*)$", type(built.module).__name__)
     each = tokens[:1]
-    match task[1] if task else None:
-        case (
-            "ForCausalLM"
-            | "LMHeadModel"
-            | "MTModel"
-            | "ForMaskedLM"
-            | "ForTokenClassification"
-            | "ForConditionalGeneration"
-        ):
+    match found[1] if found else None:
+        case task if task in _LABEL_EACH_TOKEN:
             return (TensorSpec(tokens, "int64", "labels"),)
         case "ForSequenceClassification" if getattr(built.module.config, "num_labels", None) == 1:  # a regression
             return (TensorSpec(each, str(built.weights_dtype).removeprefix("torch."), "labels"),)
-        case (
-            "ForSequenceClassification" | "ForImageClassification" | "ForVideoClassification" | "ForAudioClassification"
-        ):
-            return (TensorSpec(each, "int64", "labels"),)
-        case "ForMultipleChoice" | "ForNextSentencePrediction":
+        case task if task in _LABEL_EACH_SAMPLE:
             return (TensorSpec(each, "int64", "labels"),)
         case "ForQuestionAnswering":
             return (TensorSpec(each, "int64", "start_positions"), TensorSpec(each, "int64", "end_positions"))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import json
 import re
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +27,7 @@ from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.given import PackedWeights, pack_weights
 from fxmem.simulation.process_guard import process_unchanged, without_network
 
+_COLLECTIONS = {"hf": from_transformers, "torchvision": from_torchvision, "timm": from_timm}
 _WEIGHTS_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -107,17 +107,15 @@ def build_model(
     """
     settings = dict(settings or {})
     with process_unchanged():
-        if spec.startswith("hf:"):
-            recipe = functools.partial(from_transformers, spec[3:])
-            made = _build_from_collection(recipe, spec, settings, device)
-            if mode == "train":
-                _disable_cache(made.module)
-        elif spec.startswith("torchvision:"):
-            recipe = functools.partial(from_torchvision, spec[12:])
-            made = _build_from_collection(recipe, spec, settings, device)
-        elif spec.startswith("timm:"):
-            recipe = functools.partial(from_timm, spec[5:])
-            made = _build_from_collection(recipe, spec, settings, device)
+        collection, colon, name = spec.partition(":")
+        if colon and collection in _COLLECTIONS:
+            with without_network(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of initial weights, which do not concern a model without any
+                made = _build(_COLLECTIONS[collection](name, settings), spec, settings, device)
+            if collection == "hf" and mode == "train":
+                for part in made.module.modules():  # decoders hold configs of their own
+                    if getattr(getattr(part, "config", None), "use_cache", False):
+                        typing.cast(Any, part.config).use_cache = False
         elif is_reference(spec):
             with importable(spec):
                 made = _build(from_own_code(spec, settings), spec, settings, device)
@@ -144,17 +142,6 @@ class _Made(NamedTuple):
     packed: PackedWeights | None
 
 
-def _build_from_collection(
-    recipe: Callable[[Mapping[str, Any]], Recipe],
-    spec: str,
-    settings: Mapping[str, Any],
-    device: Literal["meta", "cpu"],
-) -> _Made:
-    with without_network(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings about initial weights do not concern a model without any
-        return _build(recipe(settings), spec, settings, device)
-
-
 def _build(recipe: Recipe, spec: str, settings: Mapping[str, Any], device: Literal["meta", "cpu"]) -> _Made:
     module: object
     built_on: Literal["meta", "cpu"]
@@ -169,11 +156,8 @@ def _build(recipe: Recipe, spec: str, settings: Mapping[str, Any], device: Liter
     except (Exception, SystemExit) as error:
         raise _construction_error(error, recipe, spec, settings) from error
     if not isinstance(module, torch.nn.Module):
-        first = (
-            " whose first item is one: return the module alone"
-            if isinstance(module, tuple | list) and _has_module_first(module)
-            else ""
-        )
+        is_first = isinstance(module, tuple | list) and isinstance(next(iter(module), None), torch.nn.Module)
+        first = " whose first item is one: return the module alone" if is_first else ""
         raise UsageError(f"{spec} returned {describe(module)}{first}; expected a torch.nn.Module")
     packed = None if recipe.quantization is None else pack_weights(module, recipe.quantization)
     if packed is not None:
@@ -184,20 +168,12 @@ def _build(recipe: Recipe, spec: str, settings: Mapping[str, Any], device: Liter
 
 def _construction_error(error: BaseException, recipe: Recipe, spec: str, settings: Mapping[str, Any]) -> FxmemError:
     if any(isinstance(link, ConnectionError) for link in linked_errors(error)):
-        return UsageError(
-            f"{spec} wanted to download something ({one_line(error)}); fxmem builds models from their configuration "
-            "alone"
-        )
+        alone = "fxmem builds models from their configuration alone"
+        return UsageError(f"{spec} wanted to download something ({one_line(error)}); {alone}")
     unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
     if unexpected is not None and unexpected[1] in settings:
         return unknown_setting_error(spec, unexpected[1], recipe.known_settings())
     return user_code_error(error, spec)
-
-
-def _disable_cache(module: torch.nn.Module) -> None:
-    for part in module.modules():  # decoders hold configs of their own
-        if getattr(getattr(part, "config", None), "use_cache", False):
-            typing.cast(Any, part.config).use_cache = False
 
 
 def _lay_channels_last(module: torch.nn.Module) -> None:
@@ -216,7 +192,3 @@ def _parse_value(text: str) -> Any:
     with contextlib.suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return ast.literal_eval(text)
     return text
-
-
-def _has_module_first(items: Sequence[object]) -> bool:
-    return len(items) > 0 and isinstance(items[0], torch.nn.Module)

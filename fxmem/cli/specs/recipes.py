@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fxmem.cli.spec_names import model_error
-from fxmem.cli.specs.configs import field_hint, read_arguments, setting_line, unknown_setting_error
+from fxmem.cli.specs import configs
 from fxmem.cli.specs.references import load
 from fxmem.errors import EnvironmentLacksError, UsageError, closest, one_line
 from fxmem.records.pause_gc import pause_gc
@@ -80,7 +80,7 @@ def from_own_code(spec: str, settings: Mapping[str, Any]) -> Recipe:
         raise UsageError(
             f"{spec} is {describe(factory)}; expected an nn.Module class, a function that returns a module, or a module"
         )
-    arguments, notes = read_arguments(factory, spec, settings)
+    arguments, notes = configs.read_arguments(factory, spec, settings)
     _check_keywords(factory, spec, arguments)
     return Recipe(functools.partial(factory, **arguments), functools.partial(_keywords, factory), notes)
 
@@ -109,21 +109,14 @@ def _refuse_weights(collection: str, settings: Mapping[str, Any]) -> None:
         raise UsageError(f"setting {key!r} is about weights; fxmem never loads any, leave it out")
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
-
-
 def _keywords(function: Callable[..., Any]) -> list[str]:
     """Keyword arguments of a factory; with `**kwargs`, also those of the module class in its annotation."""
-    signature = _signature(function)
-    if signature is None:
+    found = configs.signature(function)
+    if found is None:
         return []
-    parameters = signature.parameters.values()
+    parameters = found.parameters.values()
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    made = signature.return_annotation
+    made = found.return_annotation
     passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
     if passes_on and isinstance(made, type) and issubclass(made, torch.nn.Module):
         # Those without a default the factory gives itself.
@@ -132,22 +125,19 @@ def _keywords(function: Callable[..., Any]) -> list[str]:
 
 
 def _check_keywords(factory: Callable[..., Any], spec: str, settings: Mapping[str, Any]) -> None:
-    signature = _signature(factory)
-    if signature is None:
+    found = configs.signature(factory)
+    if found is None:
         return
-    parameters = signature.parameters.values()
+    parameters = found.parameters.values()
     known = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for key in settings:
             if key not in known:
-                raise UsageError(field_hint(factory, key) or str(unknown_setting_error(spec, key, sorted(known))))
-    missing = [
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in settings
-    ]
+                raise UsageError(
+                    configs.field_hint(factory, key) or str(configs.unknown_setting_error(spec, key, sorted(known)))
+                )
+    missing = [name for name in configs.required_parameters(factory) if name not in settings]
+    if missing and hasattr(factory, "config_class"):
+        raise UsageError(f"{spec} is a transformers class; write hf:{factory.__name__}")
     if missing:
-        if hasattr(factory, "config_class"):
-            raise UsageError(f"{spec} is a transformers class; write hf:{factory.__name__}")
-        line = setting_line(factory, missing[0])
-        raise UsageError(f"{spec} needs {', '.join(missing)}; say e.g. {line}")
+        raise UsageError(f"{spec} needs {', '.join(missing)}; say e.g. {configs.setting_line(factory, missing[0])}")

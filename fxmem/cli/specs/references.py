@@ -104,10 +104,9 @@ def _import_file(where: str) -> ModuleType:
         raise UsageError(f"expected a .py file, got {where}")
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        raise UsageError(f"{where} is not Python: line {error.lineno}: {error.msg}") from error
-    except ValueError as error:
-        raise UsageError(f"{where} is not Python: {error}") from error
+    except (SyntaxError, ValueError) as error:
+        what = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error)
+        raise UsageError(f"{where} is not Python: {what}") from error
     home = _home(path)
     if home != path.parent:
         return _import_from_package(path, home)
@@ -134,13 +133,9 @@ def _import_from_package(path: Path, home: Path) -> ModuleType:
     name = ".".join(path.relative_to(home).with_suffix("").parts).removesuffix(".__init__")
     top = name.partition(".")[0]
     known = sys.modules.get(top)
-    if known is not None and not _is_inside(known, home / top):
+    if known is not None and all(Path(each).resolve() != home / top for each in getattr(known, "__path__", ())):
         raise UsageError(
             f"{path.name} is part of the package {top!r}, and another package of this name is imported already "
             f"({getattr(known, '__file__', None) or 'built in'}); rename the folder, or take __init__.py out of it"
         )
     return importlib.import_module(name)
-
-
-def _is_inside(module: ModuleType, folder: Path) -> bool:
-    return any(Path(each).resolve() == folder for each in getattr(module, "__path__", ()))

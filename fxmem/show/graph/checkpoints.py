@@ -86,7 +86,7 @@ def describe_effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -
         parts.append(f"frees {format_bytes(freed)}{of_each}{together}; runs {_flops(planned)} again{of_each}")
         for place, words in enumerate(_RESULTS):
             count = sum(checkpoint.results[place] * times for checkpoint, times in planned)
-            parts += [words.format(f"{count}", "s" if count > 1 else "") + of_each] if count else []
+            parts += [words.format(count, "s" if count > 1 else "") + of_each] if count else []
     if own:
         parts.append(f"in the program itself; runs at most {_flops(own)} again{of_each}")
     return "; ".join(parts)

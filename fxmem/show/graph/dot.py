@@ -11,22 +11,10 @@ from fxmem.show.graph.picture import Picture
 from fxmem.show.palette import LIGHT
 
 _FRAME_STYLE = {"fillcolor": LIGHT.panel, "labeljust": "l"}
-_MODULE_STYLE = {
-    "class": "module",
-    "style": "rounded,filled",
-    "color": LIGHT.border,
-    "penwidth": "1",
-    "fontcolor": LIGHT.text,
-    **_FRAME_STYLE,
-}
-_CHECKPOINT_STYLE = {
-    "class": "checkpoint",
-    "style": "rounded,filled,dashed",
-    "color": LIGHT.checkpoint,
-    "penwidth": "2.5",
-    "fontcolor": LIGHT.checkpoint,
-    **_FRAME_STYLE,
-}
+_MODULE_LINE = {"style": "rounded,filled", "color": LIGHT.border, "penwidth": "1", "fontcolor": LIGHT.text}
+_REGION_LINE = {"style": "rounded,filled,dashed", "color": LIGHT.checkpoint, "penwidth": "2.5"}
+_MODULE_STYLE = {"class": "module", **_MODULE_LINE, **_FRAME_STYLE}
+_CHECKPOINT_STYLE = {"class": "checkpoint", **_REGION_LINE, "fontcolor": LIGHT.checkpoint, **_FRAME_STYLE}
 """A cluster inherits what is not set from the one around it, so everything is set."""
 _SPREAD = {"nodesep": "0.2", "ranksep": "0.24", "splines": "polyline", "newrank": "true", "fontsize": f"{TITLE_SIZE:g}"}
 """`newrank`: what is to be below what holds between clusters too; without it Graphviz ranks each cluster alone and

@@ -9,20 +9,10 @@ from fxmem.hardware import step_time
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import printable
+from fxmem.show.graph import labels
 from fxmem.show.graph.boxes import View
 from fxmem.show.graph.composition import Hierarchy, find_reads, make_hierarchy
-from fxmem.show.graph.labels import (
-    NOTE_SIZE,
-    PAD,
-    TITLE_SIZE,
-    UniqueIds,
-    box_id,
-    box_size,
-    frame_words,
-    name_box,
-    round_width,
-    shape_line,
-)
+from fxmem.show.graph.labels import NOTE_SIZE, PAD, TITLE_SIZE, UniqueIds
 from fxmem.show.graph.phrases import describe_checkpoints, describe_peak
 from fxmem.show.graph.picture import Box, DrawingOptions, Frame, Picture
 from fxmem.show.svg import fit, text_width
@@ -73,7 +63,7 @@ class _Writer:
         home = self._hierarchy.homes(self._boxes)
         reads = find_reads(self._profile, self._hierarchy.where, home, len(self._boxes))
         drawing = self._hierarchy.picture(self._boxes, self._frames, (), home)
-        headings = iter(frame_words(drawing, figures=False))
+        headings = iter(labels.frame_words(drawing, figures=False))
         numbers = [index for index, (view, *_) in enumerate(views) if not view.parts]
         for part, (_, box, frame) in zip(self._parts, views, strict=True):
             self._describe(part, drawing, box)
@@ -138,16 +128,16 @@ class _Writer:
 
     def _describe(self, part: dict[str, Any], drawing: Picture, box: Box) -> None:
         nodes = [self._profile.nodes[node] for node in box.shown]
-        title, note = name_box(drawing, box, nodes)
-        found = [shape_line(nodes, note), describe_checkpoints(box) if box.checkpoints else ""]
+        title, note = labels.name_box(drawing, box, nodes)
+        found = [labels.shape_line(nodes, note), describe_checkpoints(box) if box.checkpoints else ""]
         lines = [printable(line) for line in found if line]
         mark = describe_peak(drawing, box, outside=box.module)
         beside = 0.0 if box.kind in ("input", "output") else _FIGURE
-        wide, height = box_size(title, beside, lines, mark)
-        width = round_width(wide, _MOST)
+        wide, height = labels.box_size(title, beside, lines, mark)
+        width = labels.round_width(wide, _MOST)
         room = width - 2 * PAD
         part |= {
-            "id": box_id(self._ids, box, nodes),
+            "id": labels.box_id(self._ids, box, nodes),
             "kind": box.kind,
             "title": fit(title, TITLE_SIZE, room - beside, bold=True),
             "lines": [fit(line, NOTE_SIZE, room) for line in lines],

@@ -16,19 +16,8 @@ from fxmem.records.names import Heat
 from fxmem.records.profile import Node
 from fxmem.records.units import format_bytes, format_flops, printable
 from fxmem.show.facts import describe_outputs, flops_sum
+from fxmem.show.graph import phrases
 from fxmem.show.graph.checkpoints import Checkpoint, describe_effect
-from fxmem.show.graph.phrases import (
-    box_tooltip,
-    checkpoint_tooltip,
-    class_name,
-    describe_alias,
-    describe_checkpoints,
-    describe_peak,
-    frame_tooltip,
-    join_names,
-    relative_path,
-    span_names,
-)
 from fxmem.show.graph.picture import Box, Frame, Picture, display_name, heat_value
 from fxmem.show.svg import text_width
 
@@ -120,10 +109,14 @@ def frame_words(drawing: Picture, *, figures: bool = True) -> list[FrameWords]:
         if frame.gathered > 1:
             name = f"{frame.gathered} small operators: {name}"
         # A run of several calls or modules is no module itself.
-        kind = class_name(drawing, frame.module) if frame.first in ("", frame.module) and not frame.gathered else ""
+        kind = (
+            phrases.class_name(drawing, frame.module)
+            if frame.first in ("", frame.module) and not frame.gathered
+            else ""
+        )
         notes = [kind, *([f"x{frame.alike}"] if frame.alike > 1 else [])]
         notes += _frame_figures(drawing.heat, frame) if figures else []
-        note, tooltip = ", ".join(filter(None, notes)), frame_tooltip(drawing, frame)
+        note, tooltip = ", ".join(filter(None, notes)), phrases.frame_tooltip(drawing, frame)
         words = FrameWords(ids.make(frame.module), printable(name), printable(note), tuple(map(printable, tooltip)))
         found.append(words)
     return found
@@ -140,7 +133,7 @@ def _label_checkpoint(drawing: Picture, frame: Frame, checkpoint: Checkpoint, id
         which = printable(_own_span(frame.first, frame.last, outside_of(drawing, frame.parent)))
         name = f"checkpoint x{frame.alike}" + (f": {which}" if len(which) <= _LONGEST_NAME else "")
     says = describe_effect([(checkpoint, 1)], each=frame.alike)
-    tooltip = tuple(map(printable, checkpoint_tooltip(drawing, frame, checkpoint)))
+    tooltip = tuple(map(printable, phrases.checkpoint_tooltip(drawing, frame, checkpoint)))
     return FrameWords(ids.make(drawing.profile.nodes[checkpoint.first_node].name), name, says, tooltip, checkpoint=True)
 
 
@@ -186,7 +179,7 @@ def _label_box(drawing: Picture, box: Box, largest: int, ids: UniqueIds) -> Word
     is_silent = box.kind in ("alias", "input", "output") and not value
     figure = "" if is_silent else _figure(drawing.heat, value, box.figures, box.times)
     lines = [printable(line) for line in _box_lines(drawing, box, nodes, note)]
-    mark = describe_peak(drawing, box, outside=box.module)
+    mark = phrases.describe_peak(drawing, box, outside=box.module)
     room = _GAP + text_width(figure, TITLE_SIZE, bold=True) if figure else 0.0
     return Words(
         box_id(ids, box, nodes),
@@ -194,7 +187,7 @@ def _label_box(drawing: Picture, box: Box, largest: int, ids: UniqueIds) -> Word
         figure,
         tuple(lines),
         mark,
-        tuple(map(printable, box_tooltip(drawing, box, nodes))),
+        tuple(map(printable, phrases.box_tooltip(drawing, box, nodes))),
         heat_step(value, largest),
         value / largest if value else 0.0,
         *box_size(title, room, lines, mark),
@@ -215,12 +208,14 @@ def box_size(title: str, room: float, lines: Sequence[str], mark: str) -> tuple[
 
 def _own_span(first: str, last: str, outside: str) -> str:
     """The names of the first and last of several as seen from inside another module; of one alone, its own."""
-    return span_names(_own_name(first, outside), _own_name(last, outside)) if last else _own_name(first, outside)
+    return (
+        phrases.span_names(_own_name(first, outside), _own_name(last, outside)) if last else _own_name(first, outside)
+    )
 
 
 def _own_name(module: str, outside: str) -> str:
     """The path as seen from inside another module; a number keeps the name of what it is a number of."""
-    own = relative_path(module, outside)
+    own = phrases.relative_path(module, outside)
     return f"{outside.rpartition('.')[2]}.{own}" if own[:1].isdigit() and own != module else own
 
 
@@ -238,7 +233,7 @@ def _name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -
         return _own_span(box.first, box.last, outside), f"{len(nodes)} calls"
     if box.kind == "module":
         called = call_name(node) if len(nodes) == 1 else f"{len(nodes)} calls"
-        note = ", ".join(filter(None, (class_name(drawing, box.module), called)))
+        note = ", ".join(filter(None, (phrases.class_name(drawing, box.module), called)))
         return _own_span(box.module, box.last, outside), note
     if box.kind == "input":
         return call_name(node), "input"
@@ -252,7 +247,7 @@ def _name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -
 
 
 def _box_lines(drawing: Picture, box: Box, nodes: Sequence[Node], note: str) -> Iterator[str]:
-    alias = describe_alias(drawing, box.shown[-1]) if box.kind in ("call", "alias") else ""
+    alias = phrases.describe_alias(drawing, box.shown[-1]) if box.kind in ("call", "alias") else ""
     if described := shape_line(nodes, note):
         yield described
     each = box.times > 1 and drawing.heat not in LARGEST
@@ -260,9 +255,9 @@ def _box_lines(drawing: Picture, box: Box, nodes: Sequence[Node], note: str) -> 
     if alias or counted:
         yield ("each " if each else "") + ", ".join(filter(None, (alias, *counted)))
     if box.checkpoints:
-        yield describe_checkpoints(box)
+        yield phrases.describe_checkpoints(box)
     if box.references:
-        yield f"reads {join_names([display_name(drawing.profile.nodes[node]) for node in box.references])}"
+        yield f"reads {phrases.join_names([display_name(drawing.profile.nodes[node]) for node in box.references])}"
 
 
 def shape_line(nodes: Sequence[Node], note: str) -> str:

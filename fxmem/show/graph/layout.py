@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 
 from fxmem.show.graph.labels import NOTE_SIZE, TITLE, TITLE_SIZE, FrameWords, Words
 from fxmem.show.graph.picture import Picture
@@ -300,20 +300,16 @@ def _lane_room(column: _Column) -> float:
 
 def _assign_lanes(around: _Cell) -> None:
     """Give each line that skips rows a lane beside its column. Short ones are nearest, and no two meet in a lane."""
-    taken: dict[int, list[list[tuple[int, int]]]] = {}
+    taken: dict[tuple[int, int], list[tuple[int, int]]] = {}
     skipping = [
         (head.row - tail.row, tail.row, head.row, index, tail.column)
         for index, tail, head in around.edges
         if tail.column == head.column and head.row - tail.row > 1
     ]
     for _, first, last, index, column in sorted(skipping):
-        lanes = taken.setdefault(column, [])
-        lane = next(
-            (number for number, others in enumerate(lanes) if all(last < a or b < first for a, b in others)), len(lanes)
-        )
-        if lane == len(lanes):
-            lanes.append([])
-        lanes[lane].append((first, last))
+        lanes = (taken.setdefault((column, lane), []) for lane in count())
+        lane, others = next(each for each in enumerate(lanes) if all(last < a or b < first for a, b in each[1]))
+        others.append((first, last))
         around.columns[column].lanes[index] = lane
 
 

@@ -180,7 +180,7 @@ def _key(drawing: Picture) -> str:
         sentences.append("Dashed: a view, no memory of its own.")
     if any(box.kind in ("module", "group") for box in drawing.boxes):
         sentences.append("A box of several calls sums them up; of live and scratch, the largest.")
-    if any(each.alike > 1 for each in (*drawing.boxes, *drawing.frames)):
+    if any([each.alike > 1 for each in drawing.boxes] + [each.alike > 1 for each in drawing.frames]):
         sentences.append("xN: N equal ones, one after another or side by side; drawn once.")
         sentences.append("Colour, bar and the figure beside the name are of all together.")
     if any(box.references for box in drawing.boxes):

@@ -10,16 +10,13 @@ from fxmem.records.units import short_bytes
 from fxmem.show.html.page import fill_page
 from fxmem.show.text.by_line import MEANINGS, first_facts, format_group, pick_shown, short_file, source_text, sum_facts
 
-_HEADS = (
-    ("Calls", "nodes of the graph: a line in a loop has one for each call and turn"),
-    ("Allocated", "all that the line allocates in forward, its runs added up"),
-    ("Kept", "of that, what is alive when the run is over"),
-    ("Freed", "what was there before a run and is gone after it"),
-    ("Saved", "what it is the first to keep for backward"),
-    ("Most", "most bytes alive during its runs, everything counted"),
-    ("Alive", "everything alive when its last run is over"),
-    ("Backward", "what is allocated while its gradients are computed"),
-)
+_MEANINGS = dict(MEANINGS) | {
+    "Kept": "of that, what is alive when the run is over",
+    "Freed": "what was there before a run and is gone after it",
+    "Saved": "what it is the first to keep for backward",
+    "Most": "most bytes alive during its runs, everything counted",
+}
+_HEADS = [(head, _MEANINGS[head]) for head in "Calls Allocated Kept Freed Saved Most Alive Backward".split()]
 _AROUND = 10
 """Lines shown before and after one that has figures."""
 

@@ -49,14 +49,10 @@ def notebook_html(profile: Profile, timeline: Timeline) -> str:
     """
     model, rest = module_rows(profile, timeline), step_rows(profile, timeline)
     whole = timeline.peak.requested_bytes
+    found = [*facts.header_facts(profile), *run_facts(profile), *facts.peak_facts(profile, timeline.peak)]
     return fill_template(
         "notebook",
-        facts=[
-            *facts.header_facts(profile),
-            *run_facts(profile),
-            *facts.peak_facts(profile, timeline.peak),
-            *facts.outcome_facts(profile, timeline.peak),
-        ],
+        facts=[*found, *facts.outcome_facts(profile, timeline.peak)],
         palette=LIGHT,
         bar=list(_bar(timeline)),
         shares=facts.share_table(timeline.peak),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fxmem import __version__
-from fxmem.records.profile import Headed
+from fxmem.records.profile import Headed, Record
 from fxmem.records.units import exact_bytes, format_bytes, printable
-from fxmem.show.palette import KINDS, css_variables
+from fxmem.show.palette import KINDS, LIGHT, css_variables
+from fxmem.show.sections import Section
 
 
 def fill_template(name: str, **values: Any) -> str:
@@ -69,3 +71,30 @@ def content_policy(script: str) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     own = f"script-src 'sha256-{digest}'; " if script else ""
     return f"default-src 'none'; {own}style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+# --- fragments for notebooks ------------------------------------------------------------------------------------------
+
+Code = tuple[str, str, str]
+"""What can be pasted, under a title that opens it, and a note on it."""
+
+
+def fragment(
+    *sections: Section, plot: str = "", codes: Sequence[Code] = (), lists: Sequence[tuple[str, Sequence[str]]] = ()
+) -> str:
+    """What a notebook shows of a record, in this order, escaped.
+
+    No script and nothing loaded from elsewhere. Text takes the colour of the page around it.
+
+    Args:
+        sections: tables and facts.
+        plot: SVG, our own.
+        codes: what can be pasted.
+        lists: sentences, under titles that open them.
+    """
+    return fill_template("fragment", sections=sections, plot=plot, codes=codes, lists=lists, palette=LIGHT)
+
+
+def cell_id(record: Record) -> str:
+    """A name for elements of this record: other cells of a notebook are in the same document."""
+    return hashlib.sha256(record.model_dump_json().encode()).hexdigest()[:10]

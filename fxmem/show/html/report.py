@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from fxmem.memory.allocator import DEFAULT_SETTINGS, AllocatorSettings, known_levels
 from fxmem.records.plan import Plan
@@ -77,6 +76,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
     }
     alive, unlisted_bytes = alive_table(profile, timeline)
     peak = timeline.peak
+    where = [fact for fact in facts.peak_facts(profile, peak) if fact.key in ("reserved most", "where")]
     return fill_page(
         "report",
         profile,
@@ -87,15 +87,15 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         header=[*facts.header_facts(profile), *run_facts(profile)],
         numbers=numbers(profile, peak),
         verdict=verdict(profile, peak),
-        facts=[
-            *(fact for fact in facts.peak_facts(profile, peak) if fact.key in ("reserved most", "where")),
-            *facts.total_facts(profile),
-        ],
+        facts=[*where, *facts.total_facts(profile)],
         shares=facts.share_table(peak, headings=("Kind", "Bytes", "Share")),
         timelines=draw_views(_timelines(profile, timeline, options), _WIDEST),
         graph=drawn.svg if drawn else None,
         plan=shown_plan,
-        modules=draw_views(partial(_modules, profile, timeline), _WIDEST),
+        modules=draw_views(
+            lambda size, width: icicle_svg(profile, timeline, width=width, name=f"modules-{size}", titled=False),
+            _WIDEST,
+        ),
         nodes=node_table(profile, timeline),
         alive=alive,
         unlisted_bytes=unlisted_bytes,
@@ -126,7 +126,3 @@ def _timelines(profile: Profile, timeline: Timeline, options: PageOptions) -> Ca
         )
 
     return plot
-
-
-def _modules(profile: Profile, timeline: Timeline, size: str, width: float) -> str:
-    return icicle_svg(profile, timeline, width=width, name=f"modules-{size}", titled=False)

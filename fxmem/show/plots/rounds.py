@@ -8,7 +8,7 @@ from itertools import groupby
 from fxmem.records.profile import ProgramRun, Round
 from fxmem.records.units import format_bytes
 from fxmem.show.plots.axes import EDGE, ROW, SIZE
-from fxmem.show.run_facts import equal_rounds
+from fxmem.show.run_facts import EqualRounds, equal_rounds
 from fxmem.show.svg import fit, group, rect, text, text_width
 
 _BAR = 12.0
@@ -22,9 +22,9 @@ def rounds_strip(program: ProgramRun, top: float, width: float) -> tuple[list[st
 
     A bar is what was requested at once; the hollow one behind it is what the allocator had reserved by then.
     """
-    rows = [(each.label, each.round, each.is_shown) for each in equal_rounds(program)]
+    rows = equal_rounds(program)
     if program.setup is not None:
-        rows.insert(0, ("Set-up", program.setup, program.shown == 0))
+        rows.insert(0, EqualRounds("Set-up", program.setup, program.shown == 0))
     most = max((_reserved(about) for _, about, _ in rows), default=0) or 1
     parts = [text(EDGE, top + ROW, "The whole run: most bytes at once, and reserved by then", "muted")]
     y = top + ROW - 8.0

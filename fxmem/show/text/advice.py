@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import starmap
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -12,6 +11,7 @@ from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
 from fxmem.show.facts import header_facts
 from fxmem.show.sections import Fact, Section, Table, TableColumn, make_table
+from fxmem.show.text.columns import Column
 from fxmem.show.text.tables import fit, grid, label_content, lay_out_sections, render
 
 
@@ -55,33 +55,25 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
 
 
 def _ranking(advice: Advice, width: int) -> Table:
-    is_wide, is_wider = width >= 72, advice.before.reserved_bytes is not None and width >= 90
-    columns = [
-        *_numbers(("Peak", 9), ("Saves", 9)),
-        *(_numbers(("of", 7)) if is_wide else []),
-        *(_numbers(("Reserved", 9)) if is_wider else []),
-        *_numbers(("FLOPs", 8)),
-        TableColumn("Numbers", width=8),
+    figures: list[Column[Suggestion]] = [
+        Column("Peak", 9, lambda each: format_bytes(each.peak.counted_bytes)),
+        Column("Saves", 9, lambda each: format_bytes(each.saved_bytes)),
+        Column("of", 7, lambda each: percent(each.saved_bytes, advice.before.counted_bytes)),
+        Column("Reserved", 9, lambda each: format_bytes(each.peak.reserved_bytes)),
+        Column("FLOPs", 8, lambda each: format_extra(advice, each)),
+        Column("Numbers", 8, lambda each: each.effect, "left"),
     ]
-    room = width - sum((column.width or 0) + 2 for column in columns) - 1
-
-    def cells(number: int, each: Suggestion) -> Iterator[str]:
-        yield f"{number}. {each.title}"
-        yield format_bytes(each.peak.counted_bytes)
-        yield format_bytes(each.saved_bytes)
-        if is_wide:
-            yield percent(each.saved_bytes, advice.before.counted_bytes)
-        if is_wider:
-            yield format_bytes(each.peak.reserved_bytes)
-        yield format_extra(advice, each)
-        yield each.effect
-
+    left_out = {"of"} if width < 72 else set()
+    left_out |= {"Reserved"} if advice.before.reserved_bytes is None or width < 90 else set()
+    shown = [each for each in figures if each.heading not in left_out]
+    room = width - sum(each.width + 2 for each in shown) - 1
     heads = TableColumn("Change", is_head=True, width=room, wraps=True)
-    return make_table("What each change is worth", [heads, *columns], starmap(cells, enumerate(advice.suggestions, 1)))
-
-
-def _numbers(*columns: tuple[str, int]) -> list[TableColumn]:
-    return [TableColumn(heading, is_number=True, width=width) for heading, width in columns]
+    columns = [TableColumn(each.heading, is_number=each.justify == "right", width=each.width) for each in shown]
+    rows = (
+        [f"{number}. {each.title}", *(column.cell(each) for column in shown)]
+        for number, each in enumerate(advice.suggestions, 1)
+    )
+    return make_table("What each change is worth", [heads, *columns], rows)
 
 
 def format_extra(advice: Advice, each: Suggestion) -> str:

@@ -157,7 +157,7 @@ def _file(report: LineReport, file: str, columns: Sequence[Column[LineFigures]],
     source = source_text(report, file)
     text = Text(no_wrap=True).append(fit(printable(short_file(file)), width) + "\n", style="bold")
     text.append_text(_head(columns, "Code", width))
-    # What follows one another differs by as much from its place.
+    # Numbers that follow one another have the same distance to their index.
     stretches = groupby(enumerate(pick_shown(lines, source, _AROUND)), lambda each: each[1] - each[0])
     for index, (_, stretch) in enumerate(stretches):
         text.append(f"{'...':>{_NUMBER}}\n" if index else "", style="dim")

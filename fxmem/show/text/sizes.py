@@ -64,7 +64,9 @@ def card_sections(fits: CardFits) -> Iterator[Section]:
     fitting, plans = fits.fitting, [(card, card.plan) for card in fits.cards if card.plan is not None]
     with_plans = f", {sum(card.plan is not None for card in fitting)} of them with checkpoints" if fits.planned else ""
     least = min(fitting, key=lambda card: card.target.memory_bytes or 0, default=None)
-    smallest = least and f"; the smallest is {least.target.name}, {format_bytes(least.target.memory_bytes)}"
+    smallest = ""
+    if least is not None:
+        smallest = f"; the smallest is {least.target.name}, {format_bytes(least.target.memory_bytes)}"
     what = "a step" if fits.step.generation is None else "a generation"
     once = f"{fits.analyses} times, once for each compute capability: it decides the kernels and their workspaces"
     again = once if fits.analyses else "not again: a report is held against cards of its own compute capability"
@@ -72,7 +74,7 @@ def card_sections(fits: CardFits) -> Iterator[Section]:
     yield Section(
         facts=[
             *_subject(fits),
-            Fact("Cards", f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest or ''}"),
+            Fact("Cards", f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest}"),
             Fact("Analysed", again),
             *([Fact("Time", f"of {what} by itself, estimated")] if any(card.time for card in fits.cards) else []),
             Fact("Headroom", f"memory less reserved; not counted: {missing}"),

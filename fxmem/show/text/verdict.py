@@ -121,10 +121,10 @@ def _judge(error: float, tolerance: float) -> str:
 
 def _step(measurement: Measurement) -> str:
     step = measurement.step
-    settings = [f"autocast {step.precision}"] if step.precision else []
-    if step.mode == "train":
-        settings.append(f"with {step.optimizer}" if step.optimizer else "without an optimizer")
-    return " ".join(["training step" if step.mode == "train" else "inference step", *settings])
+    autocast = f" autocast {step.precision}" if step.precision else ""
+    if step.mode != "train":
+        return f"inference step{autocast}"
+    return f"training step{autocast} {f'with {step.optimizer}' if step.optimizer else 'without an optimizer'}"
 
 
 def _describe_machine(machine: Machine) -> str:

@@ -41,11 +41,8 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
         *_counters(profile, timeline),
         *_peak(profile, timeline),
     ]
-    about = {
-        "title": title(profile),
-        "torch": profile.torch_version,
-        "axis": "1 us is one operator, allocation or free; no length is a duration",
-    }
+    axis = "1 us is one operator, allocation or free; no length is a duration"
+    about = {"title": title(profile), "torch": profile.torch_version, "axis": axis}
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}, separators=(",", ":"))
 
 
@@ -102,10 +99,8 @@ def _node_arguments(node: Node) -> dict[str, str | int]:
 
 
 def _counters(profile: Profile, timeline: Timeline) -> Iterator[dict[str, Any]]:
-    curves = {
-        "bytes alive": timeline.live_bytes,
-        **{f"bytes alive: {kind.value}": live for kind, live in timeline.by_kind.items()},
-    }
+    by_kind = {f"bytes alive: {kind.value}": live for kind, live in timeline.by_kind.items()}
+    curves = {"bytes alive": timeline.live_bytes, **by_kind}
     begins = [op.begin for op in profile.ops]
     before = dict.fromkeys(curves, 0)
     for tick in range(profile.ticks):

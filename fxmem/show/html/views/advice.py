@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxmem.records.advice import Advice
 from fxmem.records.registry import VIEWS
-from fxmem.show.html.fragment import fragment
+from fxmem.show.html.page import fragment
 from fxmem.show.text.advice import advice_sections
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxmem.records.registry import VIEWS
 from fxmem.records.sizes import CardFits
-from fxmem.show.html.fragment import fragment
+from fxmem.show.html.page import fragment
 from fxmem.show.text.sizes import card_sections
 
 

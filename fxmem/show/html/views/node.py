@@ -7,7 +7,7 @@ from fxmem.records.profile import Node
 from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_flops, format_shape
 from fxmem.show.facts import describe_source
-from fxmem.show.html.fragment import fragment
+from fxmem.show.html.page import fragment
 from fxmem.show.sections import Fact, Section, TableColumn, make_table, numbers
 
 

@@ -6,7 +6,7 @@ from fxmem.records.profile import Peak
 from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_bytes
 from fxmem.show.facts import peak_counts, share_table
-from fxmem.show.html.fragment import fragment
+from fxmem.show.html.page import fragment
 from fxmem.show.sections import Fact, Section
 
 

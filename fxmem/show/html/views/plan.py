@@ -5,7 +5,7 @@ from __future__ import annotations
 from fxmem.records.plan import Plan
 from fxmem.records.registry import VIEWS
 from fxmem.show.facts import header_facts
-from fxmem.show.html.fragment import cell_id, fragment
+from fxmem.show.html.page import cell_id, fragment
 from fxmem.show.html.sections import plan_curve
 from fxmem.show.html.tables import region_table
 from fxmem.show.plan_facts import effect_facts, effect_table, summarize

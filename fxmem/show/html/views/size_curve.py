@@ -5,7 +5,7 @@ from __future__ import annotations
 from fxmem.records.registry import VIEWS
 from fxmem.records.sizes import SizeCurve
 from fxmem.show.facts import header_facts
-from fxmem.show.html.fragment import cell_id, fragment
+from fxmem.show.html.page import cell_id, fragment
 from fxmem.show.plots import sizes_svg
 from fxmem.show.sections import Section
 from fxmem.show.text.sizes import curve_sections
