@@ -21,6 +21,7 @@ from collections.abc import Hashable, Sequence
 from math import prod
 
 from fxmem.hardware.op_classes import MAC_OPS, UNKNOWN_MAC_OPS
+from fxmem.hardware.tensor_layouts import ITEM_BYTES
 from fxmem.memory.accepted_steps import HasProfile, read_profile
 from fxmem.memory.figures import Flops, read_flops
 from fxmem.memory.module_tree import Branch, ModuleTree, preorder
@@ -96,18 +97,14 @@ def _layer(profile: Profile, counts: Sequence[Flops], branch: Branch, below: lis
 
 # --- counts -----------------------------------------------------------------------------------------------------------
 
-_BITS = {
-    "bool": 8, "uint8": 8, "int8": 8, "int16": 16, "uint16": 16, "float16": 16, "bfloat16": 16, "int32": 32,
-    "uint32": 32, "float32": 32, "int64": 64,
-    "uint64": 64, "float64": 64, "complex32": 32, "complex64": 64, "complex128": 128,
-}  # fmt: skip
+_ITEM_BYTES = {**ITEM_BYTES, "uint16": 2, "uint32": 4, "uint64": 8, "complex32": 4}
 
 
 def _elements(storage: Storage) -> int:
     """How many numbers it holds. Not its shape's: several parameters of a recurrent layer are views of one buffer, and
     it has the first one's."""
-    bits = 8 if storage.dtype.startswith("float8") else _BITS.get(storage.dtype)
-    return prod(storage.shape) if bits is None else storage.nbytes * 8 // bits
+    item = 1 if storage.dtype.startswith("float8") else _ITEM_BYTES.get(storage.dtype)
+    return prod(storage.shape) if item is None else storage.nbytes // item
 
 
 def _macs(profile: Profile) -> list[Flops]:

@@ -14,3 +14,6 @@ from fxmem.records.parts.ranks import CollectiveKind as CollectiveKind
 from fxmem.records.parts.ranks import RankClass as RankClass
 from fxmem.records.parts.ranks import RankedStep as RankedStep
 from fxmem.records.parts.ranks import RankGroup as RankGroup
+
+__all__ = ["RankClass"]
+"""What the reference of Python links to."""
