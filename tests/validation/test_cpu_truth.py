@@ -68,6 +68,7 @@ WITH_CONVOLUTION = [
     ("torchvision.models.vision_transformer:VisionTransformer", _VIT, ("2x3x64x64",)),
     ("timm:efficientnet_b0", {}, ("2x3x64x64",)),
     ("timm:convnext_atto", {}, ("1x3x64x64",)),
+    ("timm:resnet10t", {}, ("2x3x64x64",)),
 ]
 
 
