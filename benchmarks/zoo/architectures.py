@@ -44,7 +44,7 @@ SAMPLE = tuple(
     }.items()
     for name in names.split()
 )
-"""Sixty small ones, one of each kind: what continuous integration analyses."""
+"""Sixty small ones, one of each kind; those of them that are hardest the tests analyse."""
 
 
 def every_architecture(collections: Collection[str] = COLLECTIONS) -> list[str]:

@@ -2,7 +2,7 @@
 it.
 
     python -m benchmarks.zoo.zoo           all, for training with AdamW and for inference (`make zoo`)
-      --quick                              the fixed sample of continuous integration
+      --quick                              the fixed sample, of which the tests analyse the hardest
       --only resnet18 'timm:*vit*'
       --quick --compile                    that sample's training steps as compiled (`make zoo-compiled`)
 

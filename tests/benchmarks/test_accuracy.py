@@ -30,9 +30,9 @@ pytestmark = pytest.mark.truth
 
 DATA = ROOT / "tests" / "data"
 PLAIN, MEASUREMENT = DATA / "made-up-plain.json", DATA / "made-up-measurement.json"
-EVERY = 1 if os.environ.get("FXMEM_ALL") else 12
-"""Of a measurement file with a hundred steps every twelfth is predicted anew here; `make accuracy` holds all of them to
-their bounds."""
+EVERY = 1 if os.environ.get("FXMEM_ALL") else 24
+"""Of a measurement file with a hundred steps every twenty-fourth is predicted anew here; `make accuracy` holds all of
+them to their bounds."""
 
 # --- what was measured really -----------------------------------------------------------------------------------------
 

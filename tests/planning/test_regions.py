@@ -13,7 +13,6 @@ import pytest
 import torch
 import torchvision
 from torch import nn
-from torchvision.models.densenet import DenseNet
 
 from fxmem import analyze
 from fxmem.errors import ExceededError, UsageError
@@ -427,7 +426,7 @@ def test_the_curve_begins_unplanned_and_no_plan_on_it_is_higher(resnet: Profile)
         lambda: torchvision.models.resnet18(),
         lambda: torchvision.models.vgg11(),
         mlp,
-        lambda: DenseNet(block_config=(4, 6), num_init_features=64),
+        lambda: torchvision.models.densenet121(),
     ],
 )
 def test_the_estimate_is_what_the_analysis_of_the_applied_plan_says(build) -> None:

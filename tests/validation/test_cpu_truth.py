@@ -26,10 +26,12 @@ _SMALL = {
     "vocab_size": 1000,
 }
 _KV = {**_SMALL, "num_key_value_heads": 2}
+_SWIN = {"patch_size": [4, 4], "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": [7, 7]}
+_VIT = {"image_size": 64, "patch_size": 32, "num_layers": 2, "num_heads": 4, "hidden_dim": 128, "mlp_dim": 256}
 
 # model, settings, inputs
 WITHOUT_CONVOLUTION = [
-    ("torchvision:swin_t", {"num_classes": 10}, ("1x3x96x96",)),
+    ("torchvision.models.swin_transformer:SwinTransformer", _SWIN, ("1x3x96x96",)),
     ("timm.models.mlp_mixer:MlpMixer", {"num_blocks": 2, "img_size": 96}, ("2x3x96x96",)),
     ("timm:vit_tiny_patch16_224", {"depth": 3, "img_size": 96}, ("2x3x96x96",)),
     ("hf:GPT2LMHeadModel", {"n_layer": 2, "n_embd": 128, "n_head": 4, "vocab_size": 1000}, _TEXT),
@@ -63,9 +65,10 @@ WITH_CONVOLUTION = [
     ("torchvision:mobilenet_v3_small", {}, ("2x3x64x64",)),
     ("torchvision:googlenet", {"init_weights": False}, ("2x3x96x96",)),
     ("torchvision:shufflenet_v2_x0_5", {}, ("2x3x64x64",)),
-    ("torchvision:vit_b_32", {"num_classes": 10, "image_size": 64}, ("2x3x64x64",)),
+    ("torchvision.models.vision_transformer:VisionTransformer", _VIT, ("2x3x64x64",)),
     ("timm:efficientnet_b0", {}, ("2x3x64x64",)),
     ("timm:convnext_atto", {}, ("1x3x64x64",)),
+    ("timm:resnet10t", {}, ("2x3x64x64",)),
 ]
 
 

@@ -11,7 +11,7 @@ from tests.small_graphs import comparisons
 
 pytestmark = pytest.mark.truth
 
-FIRST, _, LAST = os.environ.get("FXMEM_PLANS", "0:10").partition(":")
+FIRST, _, LAST = os.environ.get("FXMEM_PLANS", "0:16").partition(":")
 
 
 def test_plans_keep_their_budget_and_most_are_the_cheapest_there_are() -> None:
