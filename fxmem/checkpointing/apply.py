@@ -84,8 +84,9 @@ def apply(
             )
     if not regions:
         return model
-    if application is Application.OPERATORS:
+    if application is not Application.MODULES:
         _check_forward(model, "")
+    if application is Application.OPERATORS:
         devices = sorted({str(parameter.device) for parameter in model.parameters()})
         if len(devices) > 1:  # backward has a thread for each, and they would recompute at once
             raise UsageError(
@@ -93,16 +94,13 @@ def apply(
                 f"{', '.join(devices)}; plan with application='modules'"
             )
         subclass.become(model, ByOperator.collect(regions, dict(operators or {})))
-        return model
-    if application is Application.GRAPH:
-        _check_forward(model, "")
+    elif application is Application.GRAPH:
         rewritten = Rewritten(tuple(regions))
         rewritten.prepare(model)
         subclass.become(model, rewritten)
-        return model
-    ways = _ways(model, regions)
-    for module, way in ways:
-        subclass.become(module, way)
+    else:
+        for module, way in _ways(model, regions):
+            subclass.become(module, way)
     return model
 
 
@@ -120,12 +118,8 @@ class _Whole:
         """See `subclass.Way`."""
         if not (module.training and torch.is_grad_enabled()):
             return forward(module, *args, **kwargs)
-        return self.recomputation(
-            lambda: (module,),
-            functools.partial(forward if self.within is None else self.within.forward, module),
-            args,
-            kwargs,
-        )
+        run = functools.partial(forward if self.within is None else self.within.forward, module)
+        return self.recomputation(lambda: (module,), run, args, kwargs)
 
 
 @dataclass
@@ -136,10 +130,6 @@ class _Slice:
     last: int
     recomputation: Recomputation
     slices: tuple[_Slice, ...] = ()
-
-    def forward(self, children: list[nn.Module], x: Any) -> Any:
-        """What the children make of `x`."""
-        return _run_slices(children, self.first, self.last, self.slices, x)
 
 
 @dataclass
@@ -166,12 +156,8 @@ def _run_slices(children: list[nn.Module], first: int, last: int, slices: tuple[
         for child in children[at : last if region is None else region.first]:
             x = child(x)
         if region is not None:
-            x = region.recomputation(
-                functools.partial(list, children[region.first : region.last]),
-                functools.partial(region.forward, children),
-                (x,),
-                {},
-            )
+            run = functools.partial(_run_slices, children, region.first, region.last, region.slices)
+            x = region.recomputation(functools.partial(list, children[region.first : region.last]), run, (x,), {})
             at = region.last
     return x
 
@@ -194,9 +180,8 @@ def _ways(model: nn.Module, regions: Sequence[Region]) -> list[tuple[nn.Module, 
             known.random = known.random or region.random
         else:
             parent, first = _parent(model, region, modules)
-            slices.setdefault(parent, []).append(
-                _Slice(first, first + len(modules), Recomputation(where, region.random, region.keeps))
-            )
+            recomputation = Recomputation(where, region.random, region.keeps)
+            slices.setdefault(parent, []).append(_Slice(first, first + len(modules), recomputation))
     trees: dict[nn.Module, _Slices] = {parent: _Slices(_nest(found)) for parent, found in slices.items()}
     ways: list[tuple[nn.Module, subclass.Way]] = [
         (module, _Whole(recomputation, trees.pop(module, None))) for module, recomputation in whole.items()
@@ -252,17 +237,10 @@ def _parent(model: nn.Module, region: Region, modules: list[nn.Module]) -> tuple
     """The `nn.Sequential` whose consecutive children a region's modules are, and the position of the first."""
     path = region.modules[0].rpartition(".")[0]
     parent = _submodule(model, path)
-    names = [
-        f"{path}.{name}" if path else name
-        for name, child in torch_modules.own_modules(parent).items()
-        if child is not None
-    ]
-    first = names.index(region.modules[0]) if region.modules[0] in names else -1
-    if (
-        not isinstance(parent, nn.Sequential)
-        or first < 0
-        or tuple(names[first : first + len(modules)]) != region.modules
-    ):
+    prefix = f"{path}." if path else ""
+    names = [f"{prefix}{name}" for name, child in torch_modules.own_modules(parent).items() if child is not None]
+    first = names.index(region.modules[0]) if region.modules[0] in names else len(names)
+    if not isinstance(parent, nn.Sequential) or tuple(names[first : first + len(modules)]) != region.modules:
         raise UsageError(
             f"expected consecutive children of one nn.Sequential, but {describe(region)} are not, in this "
             f"{type(parent).__name__}"

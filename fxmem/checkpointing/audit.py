@@ -18,13 +18,11 @@ argument.
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,11 +30,13 @@ from torch import nn
 from fxmem._torch import checkpoint as torch_checkpoint
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
+from fxmem.checkpointing.op_signature import find_argument, find_tensors, read_signature
 from fxmem.errors import UsageError
 
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "symm_mem"})
 _SAME_STORAGE = frozenset({"aten.lift_fresh.default"})
 """Ops that return their argument and that nevertheless make a tensor: the argument is a literal's."""
+_MOMENTUM = ("momentum", "exponential_average_factor")
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _PYTHONS_OWN = frozenset(vars(nn.Module()))
 """Attributes every module has."""
@@ -60,26 +60,20 @@ class Audit:
         self._found: list[str] = []
         self._filled = False
         self._modules = modules
-        self._norms: dict[int, nn.Module] = {
-            key: module
-            for module in modules
-            if isinstance(module, torch_common.NormBase)
-            for key in _keys_of_statistics(module)
-        }
-        self._names = {_key(tensor): f"its input {name}" for name, tensor in _named_tensors(args, kwargs)}
+        given = [(str(name), value) for name, value in (*enumerate(args), *kwargs.items())]
+        named = [(name, tensor) for name, value in given for tensor in torch_common.iterate_tensors(value)]
+        parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
+        self._norms: dict[int, nn.Module] = {}
+        self._names = {_key(tensor): f"its input {name}" for name, tensor in named}
         for module in modules:
             for name, buffer in torch_modules.own_buffers(module).items():
                 if buffer is not None:
                     self._names[_key(buffer)] = f"buffer {name} of {type(module).__name__}"
-        self._fake = any(
-            isinstance(tensor, torch_common.FakeTensor)
-            for tensor in (*torch_common.iterate_tensors((args, kwargs)), *_first_parameters(modules))
-        )
-        self._opaque = [
-            (name, value)
-            for name, value in (*((f"{i}", value) for i, value in enumerate(args)), *kwargs.items())
-            if _is_opaque(value)
-        ]
+                    if name in _STATISTICS and isinstance(module, torch_common.NormBase):
+                        self._norms[_key(buffer)] = module
+        tensors = (*(tensor for _, tensor in named), *parameters)
+        self._fake = any(isinstance(tensor, torch_common.FakeTensor) for tensor in tensors)
+        self._opaque = [(name, value) for name, value in given if _is_opaque(value)]
         self._entered = contextlib.ExitStack()
 
     def note(self, what: str) -> None:
@@ -95,9 +89,7 @@ class Audit:
             stack.enter_context(_Ops(self, self._names, self._norms))
             self._entered = stack.pop_all()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._entered.close()
         if error is None:
             self._compare()
@@ -126,12 +118,8 @@ class Audit:
             states.append(numpy_random.get_state()[1].tobytes())
         if not self._random and not self._fake:
             states.append(torch.get_rng_state().numpy().tobytes())
-            devices = (
-                range(torch.cuda.device_count())
-                if torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-                else ()
-            )
-            states += [torch.cuda.get_rng_state(device).numpy().tobytes() for device in devices]
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                states += [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
         return states
 
     def _compare(self) -> None:
@@ -179,18 +167,20 @@ class _Ops(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        traits = _traits(func)
-        if traits.communicates:
+        signature = read_signature(func)
+        if func.namespace in _COLLECTIVES:
             self._audit.note(
                 f"it communicates ({func}), and the ranks of a job need not recompute in the same order; cut around it"
             )
-        elif traits.may_have_dynamic_shape and _has_dynamic_shape(func, args, kwargs):
+        elif torch.Tag.dynamic_output_shape in func.tags and _has_dynamic_shape(func, args, kwargs):
             self._audit.note(f"the shape of what {func} returns depends on values; cut around it")
-        for tensor in _writes(func, args, kwargs) if traits.may_write else ():
+        switch = signature.switch
+        statistics = signature.statistics if switch and find_argument(switch, args, kwargs) else ()
+        for tensor in find_tensors((*signature.written, *statistics), args, kwargs):
             self._write(func, tensor, args, kwargs)
         given = {_key(tensor) for tensor in torch_common.iterate_tensors((args, kwargs))}
         result = func(*args, **kwargs)
-        if traits.makes_its_argument:
+        if signature.name in _SAME_STORAGE:
             given = set()
         self._born.update(key for tensor in torch_common.iterate_tensors(result) if (key := _key(tensor)) not in given)
         return result
@@ -200,38 +190,16 @@ class _Ops(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if key in self._born:
             return
         norm = self._norms.get(key)
+        momenta = [place for place in read_signature(func).places if place[1] in _MOMENTUM]
+        momentum = find_argument(momenta[0], args, kwargs) if momenta else None
         if norm is None:
             named = self._names.get(key, "a tensor made before it")
             self._audit.note(f"{func} writes in place to {named}; let the region end before that, or begin after it")
-        elif (momentum := _momentum(func, args, kwargs)) is not None and norm.momentum not in (None, momentum):
+        elif momentum is not None and norm.momentum not in (None, momentum):
             self._audit.note(
                 f"{type(norm).__name__} updates its statistics with momentum {momentum} while its own is "
                 f"{norm.momentum}"
             )
-
-
-class _Traits(NamedTuple):
-    """What there is to know of an op before it is called."""
-
-    communicates: bool
-    may_have_dynamic_shape: bool
-    may_write: bool
-    makes_its_argument: bool
-    """Whether what it returns is its argument and counts as made."""
-
-
-@functools.cache
-def _traits(func: Any) -> _Traits:
-    return _Traits(
-        func.namespace in _COLLECTIVES,
-        torch.Tag.dynamic_output_shape in func.tags,
-        any(_may_be_written(each) for each in torch_common.op_arguments(func)),
-        str(func) in _SAME_STORAGE,
-    )
-
-
-def _may_be_written(declared: Any) -> bool:
-    return (declared.alias_info is not None and declared.alias_info.is_write) or declared.name in _STATISTICS
 
 
 # --- ops --------------------------------------------------------------------------------------------------------------
@@ -246,35 +214,6 @@ def _key(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
-def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """What an op declares, with what it is given."""
-    for position, declared in enumerate(torch_common.op_arguments(func)):
-        if position < len(args):
-            yield declared, args[position]
-        elif declared.name in kwargs:
-            yield declared, kwargs[declared.name]
-
-
-def _writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Tensors an op writes to. Batch norm's kernels do not declare that they write statistics."""
-    given = {declared.name: value for declared, value in _arguments(func, args, kwargs)}
-    for declared, value in _arguments(func, args, kwargs):
-        writes = declared.alias_info is not None and declared.alias_info.is_write
-        if writes or (declared.name in _STATISTICS and given.get("training", given.get("train", False))):
-            yield from torch_common.iterate_tensors(value)
-
-
-def _momentum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    return next(
-        (
-            value
-            for declared, value in _arguments(func, args, kwargs)
-            if declared.name in ("momentum", "exponential_average_factor")
-        ),
-        None,
-    )
-
-
 def _has_dynamic_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if func.name().startswith("aten::index"):
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in torch_common.iterate_tensors(args[1]))
@@ -282,24 +221,6 @@ def _has_dynamic_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 # --- what a region finds and leaves -----------------------------------------------------------------------------------
-
-
-def _keys_of_statistics(module: nn.Module) -> Iterator[int]:
-    for name in _STATISTICS:
-        tensor = torch_modules.own_buffers(module).get(name)
-        if tensor is not None:
-            yield _key(tensor)
-
-
-def _named_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in (*enumerate(args), *kwargs.items()):
-        for tensor in torch_common.iterate_tensors(value):
-            yield str(name), tensor
-
-
-def _first_parameters(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
-    for module in modules:
-        yield from module.parameters(recurse=False)
 
 
 def _is_opaque(value: Any) -> bool:

@@ -27,6 +27,8 @@ from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.process_guard import postpone_interrupts, process_unchanged
 from fxmem.simulation.step import set_training
 
+_CALLS = ("call_module", "call_function", "call_method")
+
 
 def graph_names(
     model: nn.Module, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -41,9 +43,7 @@ def graph_names(
         UsageError: `torch.fx` cannot trace the model, or its trace takes another way than the model did.
     """
     symbolic = trace(model)
-    given = next(
-        (name for name, value in _bind(model, args, kwargs) if value is not None and name in symbolic.left_out), None
-    )
+    given = symbolic.find_given(args, kwargs)
     if given is not None:
         raise UsageError(
             f"{type(model).__name__} cannot be rewritten as a graph: it is given {given!r}, and torch.fx cannot "
@@ -57,36 +57,22 @@ def graph_names(
     if len(ours) != len(theirs):
         missing = profile.nodes[ours[len(theirs)][0]] if len(ours) > len(theirs) else None
         raise UsageError(_disagreement(missing, "nothing" if missing else theirs[len(ours)][0]))
-    names: list[str | None] = [None] * len(profile.nodes)
-    for (i, _), (_, name) in zip(ours, theirs, strict=True):
-        names[i] = name
-    return tuple(names)
-
-
-def _bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    code = type(model).forward.__code__
-    return [*zip(code.co_varnames[1 : code.co_argcount], args, strict=False), *kwargs.items()]
+    names = {i: name for (i, _), (_, name) in zip(ours, theirs, strict=True)}
+    return tuple(names.get(i) for i in range(len(profile.nodes)))
 
 
 def _has_run(node: Node) -> bool:
     """Whether a profile's node is a call of the program. Packing or unpacking a container is none."""
-    return node.op == "call_module" or (
-        node.op in ("call_function", "call_method")
-        and (bool(node.outputs) or _target(node.op, node.target) == "setitem")
-    )
-
-
-def _runs_now(node: torch.fx.Node) -> bool:
-    """The same of a node that the tracer has just written: it notes what calls return."""
-    return node.op in ("call_module", "call_function", "call_method") and "tensor_meta" in node.meta
+    has_result = bool(node.outputs) or node.op == "call_module" or _target(node.op, node.target) == "setitem"
+    return node.op in _CALLS and has_result
 
 
 def _target(op: str, target: Any) -> str:
     """The module's path, or the function's own name."""
-    name = (
-        str(target) if op == "call_module" or isinstance(target, str) else str(getattr(target, "__qualname__", target))
-    )
-    return name if op == "call_module" else name.removesuffix(".apply").removesuffix("_apply").rpartition(".")[2]
+    if op == "call_module":
+        return str(target)
+    name = str(target if isinstance(target, str) else getattr(target, "__qualname__", target))
+    return name.removesuffix(".apply").removesuffix("_apply").rpartition(".")[2]
 
 
 def _disagreement(node: Node | None, other: str) -> str:
@@ -132,7 +118,8 @@ def _calls(
         ) from error
     found = []
     for first, last, name in running.spans:
-        calls = [node for node in tracer.nodes[first:last] if _runs_now(node)]
+        # As `_has_run`, of nodes that the tracer has just written: it notes what calls return.
+        calls = [node for node in tracer.nodes[first:last] if node.op in _CALLS and "tensor_meta" in node.meta]
         found += [(_target(node.op, node.target), name if node is calls[-1] else None) for node in calls]
     return found
 
@@ -194,11 +181,8 @@ def _substitute(value: Any, known: dict[torch.fx.Node, Any]) -> Any:
     if isinstance(value, slice):
         return slice(*(_substitute(part, known) for part in (value.start, value.stop, value.step)))
     if isinstance(value, tuple):
-        return (
-            type(value)(*(_substitute(item, known) for item in value))
-            if hasattr(value, "_fields")
-            else tuple(_substitute(item, known) for item in value)
-        )
+        items = [_substitute(item, known) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
         return [_substitute(item, known) for item in value]
     if isinstance(value, dict):

@@ -8,7 +8,6 @@ arguments: the code that needs one reads it from the model.
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from torch import nn
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
-from fxmem.checkpointing.fx_trace import IN_PLACE, trace
+from fxmem.checkpointing.fx_trace import IN_PLACE, Symbolic, trace
 from fxmem.checkpointing.recompute import Recomputation
 from fxmem.errors import UsageError, closest
 from fxmem.records.plan import Region
@@ -64,19 +63,13 @@ class _Code:
     """A model's program."""
 
     main: Callable[..., Any]
-    names: tuple[str, ...]
-    """Of the arguments that may be given by position."""
-    left_out: frozenset[str]
-    """Arguments it was traced without."""
-    modes: dict[str, bool]
-    """Modules, and whether they were in `train()` when it was traced, where that matters."""
-    bypassed: frozenset[str]
-    """Modules that it does not call: it calls what is inside them."""
+    symbolic: Symbolic
+    """What it was made from."""
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it on the parameters of `model`. Raises UsageError for a call where the model might take another way than
         when it was traced."""
-        for path, training in self.modes.items():
+        for path, training in self.symbolic.modes.items():
             if model.get_submodule(path).training != training:
                 mode = "train()" if training else "eval()"
                 raise UsageError(
@@ -84,27 +77,19 @@ class _Code:
                     f"fxmem.uncheckpoint(model), then apply anew"
                 )
         for path, module in model.named_modules():
-            if path in self.bypassed and (torch_modules.has_hooks(module) or "forward" in vars(module)):
+            if path in self.symbolic.bypassed and (torch_modules.has_hooks(module) or "forward" in vars(module)):
                 raise UsageError(
                     f"expected {path} without hooks and a forward of its own, for a plan with application 'graph' "
                     "does not call it but what is inside it; plan with application='operators' or 'modules'"
                 )
-        given = next(
-            (
-                name
-                for name, value in (*zip(self.names, args, strict=False), *kwargs.items())
-                if value is not None and name in self.left_out
-            ),
-            None,
-        )
+        given = self.symbolic.find_given(args, kwargs)
         if given is not None:
             raise UsageError(
                 f"expected argument {given!r} to be left out, for the plan was made without it; a plan with "
                 f"application 'modules' takes it"
             )
-        return self.main(
-            model, model, *args, **{name: value for name, value in kwargs.items() if name not in self.left_out}
-        )
+        taken = {name: value for name, value in kwargs.items() if name not in self.symbolic.left_out}
+        return self.main(model, model, *args, **taken)
 
 
 # --- cutting ----------------------------------------------------------------------------------------------------------
@@ -124,26 +109,19 @@ def _code(model: nn.Module, regions: Sequence[Region]) -> _Code:
     symbolic = trace(model)
     nodes = list(symbolic.graph.nodes)
     positions = {node.name: i for i, node in enumerate(nodes) if node.op not in ("placeholder", "output")}
-    main = _Cutter(nodes, model, symbolic.constants).function(
-        0, len(nodes), _cuts(regions, positions, type(model).__name__), None
-    )
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [*inspect.signature(inspect.unwrap(type(model).forward)).parameters.values()][1:]
-    names = tuple(parameter.name for parameter in parameters if parameter.kind in by_position)
-    return _Code(main, names, symbolic.left_out, symbolic.modes, symbolic.bypassed)
+    cuts = _cuts(regions, positions, type(model).__name__)
+    return _Code(_Cutter(nodes, model, symbolic.constants).function(0, len(nodes), cuts, None), symbolic)
 
 
 def _cuts(regions: Iterable[Region], positions: Mapping[str, int], model: str) -> tuple[_Cut, ...]:
     found: list[_Cut] = []
     for region in regions:
         names = [name for name in region.nodes if name in positions]
-        unknown = next((name for name in region.nodes if name not in positions), None)
-        if unknown is not None or not names:
-            missing = (
-                f"no node {unknown!r}{closest(unknown, positions)}"
-                if unknown is not None
-                else "nothing of a region without nodes"
-            )
+        unknown = [name for name in region.nodes if name not in positions]
+        if unknown or not names:
+            missing = "nothing of a region without nodes"
+            if unknown:
+                missing = f"no node {unknown[0]!r}{closest(unknown[0], positions)}"
             raise UsageError(f"this plan is for another model: the graph of {model} has {missing}")
         first, last = positions[names[0]], positions[names[-1]] + 1
         inner = _cuts(region.regions, positions, model)
@@ -187,13 +165,10 @@ class _Cutter:
         def load(node: torch.fx.Node) -> torch.fx.Node:
             if node not in known:  # a read of an attribute; wherever it stood, each function makes its own
                 name = str(node.target)
-                constant = name in self._constants
-                read = (
-                    graph.call_function(_Constant(self._constants[name]))
-                    if constant
-                    else graph.create_node("get_attr", name, name=node.name)
-                )
-                known[node] = read
+                if name in self._constants:
+                    known[node] = graph.call_function(_Constant(self._constants[name]))
+                else:
+                    known[node] = graph.create_node("get_attr", name, name=node.name)
             return known[node]
 
         if results is not None:
@@ -216,15 +191,11 @@ class _Cutter:
         self, graph: torch.fx.Graph, cut: _Cut, known: dict[torch.fx.Node, torch.fx.Node], model: torch.fx.Node
     ) -> None:
         results = self._results(cut.first, cut.last)
-        modules = tuple(
-            dict.fromkeys(str(node.target) for node in self._nodes[cut.first : cut.last] if node.op == "call_module")
-        )
+        called = (str(node.target) for node in self._nodes[cut.first : cut.last] if node.op == "call_module")
         where = f"region {cut.region.nodes[0]} to {cut.region.nodes[-1]}"
-        region = _region(
-            self.function(cut.first, cut.last, cut.cuts, results),
-            modules,
-            Recomputation(where, cut.region.random, cut.region.keeps),
-        )
+        recomputation = Recomputation(where, cut.region.random, cut.region.keeps)
+        function = self.function(cut.first, cut.last, cut.cuts, results)
+        region = _region(function, tuple(dict.fromkeys(called)), recomputation)
         call = graph.call_function(region, (model, *(known[node] for node in self._arguments(cut.first, cut.last))))
         if len(results) == 1:
             known[results[0]] = call
@@ -247,27 +218,19 @@ class _Cutter:
         ):
             return None
         if node.op == "call_function" and node.target in IN_PLACE:
-            return graph.create_node(
-                "call_function", IN_PLACE[node.target], torch.fx.node.map_arg(node.args, load), name=node.name
-            )
+            args = torch.fx.node.map_arg(node.args, load)
+            return graph.create_node("call_function", IN_PLACE[node.target], args, name=node.name)
         if node.op == "call_function" and node.kwargs.get("inplace") is True:
             copied = graph.node_copy(node, load)
             copied.kwargs = {**copied.kwargs, "inplace": False}
             return copied
         if node.op == "call_module" and getattr(self._module(node), "inplace", False) is True:
-            module = graph.create_node("get_attr", node.target)
-            return graph.create_node(
-                "call_function", _call_out_of_place, (module, *torch.fx.node.map_arg(node.args, load)), name=node.name
-            )
+            args = graph.create_node("get_attr", node.target), *torch.fx.node.map_arg(node.args, load)
+            return graph.create_node("call_function", _call_out_of_place, args, name=node.name)
         if node.op == "call_method" and str(node.target).endswith("_") and not str(node.target).endswith("__"):
             rest, options = torch.fx.node.map_arg((node.args[1:], node.kwargs), load)
-            return graph.create_node(
-                "call_method",
-                node.target,
-                (graph.call_method("clone", (load(written),)), *rest),
-                options,
-                name=node.name,
-            )
+            copied = graph.call_method("clone", (load(written),))
+            return graph.create_node("call_method", node.target, (copied, *rest), options, name=node.name)
         return None
 
     def _module(self, node: torch.fx.Node) -> nn.Module:

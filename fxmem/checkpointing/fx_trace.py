@@ -35,6 +35,8 @@ class Symbolic:
     graph: torch.fx.Graph
     constants: dict[str, Any]
     """What the graph reads that the model does not have, by name: tensors its forward makes from nothing."""
+    names: tuple[str, ...]
+    """Of the arguments that may be given by position."""
     left_out: frozenset[str]
     """Arguments that default to None; the graph is of a call that leaves them out, for `is None` cannot be traced."""
     modes: dict[str, bool]
@@ -42,6 +44,11 @@ class Symbolic:
     difference to it."""
     bypassed: frozenset[str]
     """Modules that the graph does not call: it calls what is inside them."""
+
+    def find_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """The first argument that a call gives though the graph leaves it out."""
+        given = (*zip(self.names, args, strict=False), *kwargs.items())
+        return next((name for name, value in given if value is not None and name in self.left_out), None)
 
 
 def _make_in_place(name: str) -> Callable[[Any, Any], Any]:
@@ -99,7 +106,7 @@ def trace(model: nn.Module) -> Symbolic:
     run.
     """
     name = type(model).__name__
-    bypassed = {path: module for path, module in model.named_modules() if path and not _is_leaf(module, path)}
+    bypassed = _find_followed(model)
     hooked = next((path for path, module in bypassed.items() if torch_modules.has_hooks(module)), None)
     if hooked is not None:
         raise UsageError(
@@ -113,7 +120,8 @@ def trace(model: nn.Module) -> Symbolic:
     for module in shadow.modules():
         subclass.restore(module)
     set_training(shadow, "train")
-    left_out = _lost_attributes(type(shadow))
+    parameters = inspect.signature(inspect.unwrap(type(shadow).forward)).parameters.values()
+    left_out = [parameter.name for parameter in parameters if parameter.default is None]
     before = random.getstate(), torch.get_rng_state()
     try:
         graph = _Tracer().trace(shadow, dict.fromkeys(left_out) or None)
@@ -129,28 +137,19 @@ def trace(model: nn.Module) -> Symbolic:
             f"{name} cannot be rewritten as a graph: its forward draws random numbers that torch.fx would keep for good"
         )
     constants = {
-        node.target: _attribute(shadow, node.target)
+        node.target: operator.attrgetter(node.target)(shadow)
         for node in graph.nodes
         if node.op == "get_attr" and not _has(model, node.target)
     }
-    return Symbolic(graph, constants, frozenset(left_out), _modes(shadow, graph, left_out), frozenset(bypassed))
-
-
-def _lost_attributes(cls: type[nn.Module]) -> list[str]:
-    return [
-        name
-        for name, parameter in inspect.signature(inspect.unwrap(cls.forward)).parameters.items()
-        if parameter.default is None
-    ]
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = tuple(parameter.name for parameter in parameters if parameter.kind in by_position)[1:]
+    modes = _modes(shadow, graph, left_out)
+    return Symbolic(graph, constants, names, frozenset(left_out), modes, frozenset(bypassed))
 
 
 def _modes(shadow: nn.Module, graph: torch.fx.Graph, left_out: list[str]) -> dict[str, bool]:
     """The modes of the traced modules, if other modes would change the graph. The model's own is left aside."""
-    followed = {
-        path: module
-        for path, module in shadow.named_modules()
-        if path and not _is_leaf(module, path) and not isinstance(module, _CONTAINERS)
-    }
+    followed = {path: each for path, each in _find_followed(shadow).items() if not isinstance(each, _CONTAINERS)}
     modes = {path: module.training for path, module in followed.items()}
     for module in followed.values():
         module.training = not module.training
@@ -158,28 +157,22 @@ def _modes(shadow: nn.Module, graph: torch.fx.Graph, left_out: list[str]) -> dic
         other = _Tracer().trace(shadow, dict.fromkeys(left_out) or None)
     except Exception:  # whatever it is: in other modes the model does something else
         return modes
-    return (
-        {}
-        if [_describe_node(node) for node in graph.nodes] == [_describe_node(node) for node in other.nodes]
-        else modes
-    )
+    return {} if list(map(_describe_node, graph.nodes)) == list(map(_describe_node, other.nodes)) else modes
 
 
 def _describe_node(node: torch.fx.Node) -> tuple[str, str, str, str]:
     return node.op, str(node.target), str(node.args), str(node.kwargs)
 
 
-def _is_leaf(module: nn.Module, path: str) -> bool:
-    return _Tracer().is_leaf_module(module, path)
-
-
-def _attribute(model: nn.Module, path: str) -> Any:
-    return operator.attrgetter(path)(model)
+def _find_followed(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules whose forward is followed, by path."""
+    is_leaf = _Tracer().is_leaf_module
+    return {path: module for path, module in model.named_modules() if path and not is_leaf(module, path)}
 
 
 def _has(model: nn.Module, path: str) -> bool:
     try:
-        _attribute(model, path)
+        operator.attrgetter(path)(model)
     except AttributeError:
         return False
     return True

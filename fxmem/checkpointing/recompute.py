@@ -16,7 +16,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -63,14 +62,13 @@ class Recomputation:
         run = _Run(function, args, kwargs, audit)
         del args, kwargs
         again = _RecomputeContext(held)
-        contexts = _Contexts(again, self.keeps)
         result = checkpoint(
             run,
             *run.leaves.pop(),
             use_reentrant=False,
             early_stop=True,
             preserve_rng_state=self.random,
-            context_fn=contexts,
+            context_fn=functools.partial(_contexts, again, self.keeps),
         )
         again.note_versions()
         if audit is not None:
@@ -80,10 +78,7 @@ class Recomputation:
 
 def flatten_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """The modules and all that are inside them, each once."""
-    seen: dict[nn.Module, None] = {}
-    for module in modules:
-        seen.update(dict.fromkeys(module.modules()))
-    return list(seen)
+    return list(dict.fromkeys(inner for module in modules for inner in module.modules()))
 
 
 class _Run:
@@ -101,12 +96,8 @@ class _Run:
         """What `_shape` stands for, in a list, so that the code that takes it is its only owner."""
 
     def __call__(self, *leaves: Any) -> Any:
-        if self._given is None:
-            args, kwargs = _unflatten(self._shape, leaves)
-            del leaves
-            return self._function(*args, **kwargs)
-        (args, kwargs), self._given = self._given, None
-        audit, self._audit = self._audit, None
+        args, kwargs = self._given or _unflatten(self._shape, leaves)
+        audit, self._given, self._audit = self._audit, None, None
         del leaves
         with audit or contextlib.nullcontext():
             return self._function(*args, **kwargs)
@@ -146,18 +137,14 @@ def _unflatten(shape: Any, leaves: Sequence[Any]) -> Any:
     return leaves[shape.number]
 
 
-class _Contexts:
+def _contexts(
+    again: _RecomputeContext, keeps: tuple[int, ...]
+) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
     """`context_fn` of `torch.utils.checkpoint`: around the first run what keeps results, if any are to be kept."""
-
-    def __init__(self, again: _RecomputeContext, keeps: tuple[int, ...]) -> None:
-        self._again = again
-        self._keeps = keeps
-
-    def __call__(self) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
-        if not self._keeps:
-            return contextlib.nullcontext(), self._again
-        keeping, self._again.reusing = keep(*self._keeps)()
-        return keeping, self._again
+    if not keeps:
+        return contextlib.nullcontext(), again
+    keeping, again.reusing = keep(*keeps)()
+    return keeping, again
 
 
 class _RecomputeContext:
@@ -203,9 +190,7 @@ class _RecomputeContext:
             stack.enter_context(keep_statistics(module for module, _ in self._training))
             self._entered.append(stack.pop_all())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._entered.pop().close()
 
 

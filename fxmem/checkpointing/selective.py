@@ -16,10 +16,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
+from fxmem.checkpointing.op_signature import read_signature
 from fxmem.checkpointing.rng_states import Generators
 from fxmem.hardware.op_classes import is_product
 
@@ -77,13 +76,14 @@ class Keeping(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if _is_product(func):
+        signature = read_signature(func)
+        if is_product(signature.name):
             self._number += 1
             if self._number in self._keeps:
-                value = torch_common.detached_sharing_version(
-                    result
-                )  # autograd gives the result itself the graph, which keeps what is kept alive
-                generators = Generators.now(torch_common.iterate_tensors((args, kwargs))) if _draws(func) else None
+                # Autograd gives the result itself the graph, which keeps what is kept alive.
+                value = torch_common.detached_sharing_version(result)
+                given = torch_common.iterate_tensors((args, kwargs))
+                generators = Generators.now(given) if signature.draws else None
                 self._results[self._number] = _Result(value, _versions(value), generators)
         return result
 
@@ -102,7 +102,7 @@ class Reusing(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if _is_product(func):
+        if is_product(read_signature(func).name):
             self._number += 1
             kept = self._results.pop(self._number, None)
             if kept is not None and kept.is_untouched():
@@ -110,15 +110,6 @@ class Reusing(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                     kept.generators.restore()
                 return kept.value
         return func(*args, **(kwargs or {}))
-
-
-@functools.cache
-def _is_product(func: Any) -> bool:
-    return is_product(str(func))
-
-
-def _draws(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _versions(value: Any) -> tuple[int, ...]:

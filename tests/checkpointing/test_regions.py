@@ -177,7 +177,7 @@ def test_a_mode_changed_between_forward_and_backward_is_as_it_was(application, m
         )
 
     assert run()
-    monkeypatch.setattr(recompute, "_Contexts", lambda *_: lambda: (contextlib.nullcontext(), contextlib.nullcontext()))
+    monkeypatch.setattr(recompute, "_contexts", lambda *_: (contextlib.nullcontext(), contextlib.nullcontext()))
     with pytest.raises(CheckpointError):
         run()
 

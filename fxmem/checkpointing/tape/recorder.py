@@ -29,17 +29,19 @@ import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
+from fxmem.checkpointing.op_signature import OpSignature, find_argument, find_tensors, read_signature
 from fxmem.checkpointing.rng_states import Generators
 from fxmem.checkpointing.tape.host_copies import HostCopies, HostMemory, HostStandIn
 from fxmem.checkpointing.tape.layout import read_layout
+from fxmem.checkpointing.tape.survey import Survey
 from fxmem.checkpointing.tape.values import (
     EmptyTensor,
     Need,
@@ -63,87 +65,37 @@ _OVERWRITES = frozenset(
 )
 """What they write does not depend on what was there."""
 _CHANGES_STORAGE = frozenset({"set_", "resize_", "resize_as_", "swap_"})
-_STATISTICS = frozenset({"running_mean", "running_var"})
-_USES_BATCH = frozenset({"training", "train", "use_input_stats"})
-"""Arguments that say whether running statistics are written to or read."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Signature:
-    """What there is to know of an operator before it is called."""
+class _TapeSignature:
+    """What a tape has to know of an operator before it is called."""
 
-    name: str
+    declared: OpSignature
     again: bool
     """Whether it may be recomputed, as far as that does not depend on its arguments."""
-    draws: bool
-    written: tuple[tuple[int, str], ...]
-    """Arguments that it writes to, by position and name."""
-    statistics: tuple[tuple[int, str], ...]
-    switch: tuple[int, str] | None
-    """The argument that says whether these are written to; None: they are."""
     collective: bool
     overwrites: bool
 
     @property
     def changes(self) -> bool:
         """Whether it may write to what it is given."""
-        return bool(self.written or self.statistics or self.collective)
+        return bool(self.declared.written or self.declared.statistics or self.collective)
 
 
 @functools.cache
-def _signature(func: Any) -> _Signature | None:
+def _signature(func: Any) -> _TapeSignature | None:
     """None of a view, and of what is no operator."""
     if not isinstance(func, torch_common.OpOverload) or func.is_view:
         return None
-    name = str(func)
-    packet = name.split(".")[1]
-    arguments = list(enumerate(torch_common.op_arguments(func)))
-    return _Signature(
-        name=name,
-        again=name.startswith("aten.") and packet not in _EMPTY and packet not in _CHANGES_STORAGE,
-        draws=torch.Tag.nondeterministic_seeded in func.tags,
-        written=tuple(
-            (at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write
-        )
-        if torch_common.is_mutable(func)
-        else (),
-        statistics=tuple((at, each.name) for at, each in arguments if each.name in _STATISTICS),
-        switch=next(((at, each.name) for at, each in arguments if each.name in _USES_BATCH), None),
-        collective="c10d" in name,
+    declared = read_signature(func)
+    packet = declared.name.split(".")[1]
+    return _TapeSignature(
+        declared,
+        again=declared.name.startswith("aten.") and packet not in _EMPTY and packet not in _CHANGES_STORAGE,
+        collective="c10d" in declared.name,
         overwrites=packet in _OVERWRITES,
     )
-
-
-def _argument(where: tuple[int, str], args: Any, kwargs: Any) -> Any:
-    return args[where[0]] if where[0] < len(args) else kwargs.get(where[1])
-
-
-def _find_tensors(places: Iterable[tuple[int, str]], args: Any, kwargs: Any) -> list[torch.Tensor]:
-    return [tensor for place in places for tensor in torch_common.iterate_tensors(_argument(place, args, kwargs))]
-
-
-class TapeObserver(Protocol):
-    """Is told what runs and what is saved."""
-
-    def on_call(
-        self, key: OpKey, sources: list[ValueKey], made: list[tuple[torch.Tensor, bool, ValueKey | None]]
-    ) -> None:
-        """An operator has run.
-
-        Args:
-            sources: what it read of what others made that can be recomputed.
-            made: a tensor on each storage that now contains something new, whether it has allocated that, and, if it
-                has written over something, over what.
-        """
-
-    def on_hidden_write(self, key: ValueKey) -> None:
-        """A storage no longer contains what its last recorded writer left there."""
-
-    def on_allocation(self, key: OpKey, tensors: list[torch.Tensor]) -> None:
-        """An operator that must not run again, or need not, has given these."""
-
-    def on_save(self, key: ValueKey) -> None:
-        """Autograd saves it."""
 
 
 class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
@@ -157,7 +109,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             fetched back before it; kept or not, for others to be made from.
         memory: what is offloaded waits there; None: in memory of this forward alone.
         checked: whether what is recomputed is compared with two sums of what it was.
-        observer: called with what happens.
+        survey: is told what runs and what is saved.
         only: the calls to take a record of, as `needed` of an earlier forward has them; None: all. What others give is
             to their readers as what was there before.
         stretches: values that are freed again where they are recomputed for one that lies outside of this stretch of
@@ -172,14 +124,14 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         offloaded: Mapping[ValueKey, int] | None = None,
         memory: HostMemory | None = None,
         checked: bool = False,
-        observer: TapeObserver | None = None,
+        survey: Survey | None = None,
         only: Collection[OpKey] | None = None,
         stretches: Mapping[ValueKey, StretchPath] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._stretches = stretches or {}
         self._order = itertools.count()
-        self._kept, self._dropped, self._checked, self._observer = kept, dropped, checked, observer
+        self._kept, self._dropped, self._checked, self._survey = kept, dropped, checked, survey
         self._only, self._offloaded = only, offloaded or {}
         self._copies = HostCopies(memory or HostMemory())
         self._is_copying = False
@@ -216,8 +168,9 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         signature = _signature(func)
         if signature is None or self._is_copying:
             return func(*args, **kwargs)
-        number = self._counts[signature.name] = self._counts.get(signature.name, -1) + 1
-        key = signature.name, number
+        name = signature.declared.name
+        number = self._counts[name] = self._counts.get(name, -1) + 1
+        key = name, number
         is_asked = self._only is None or key in self._only
         if not is_asked and not signature.changes:
             return func(*args, **kwargs)
@@ -229,22 +182,20 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         for tensor in (
             torch_common.iterate_tensors((args, kwargs))
             if signature.collective
-            else (*_find_tensors(signature.written, args, kwargs), *_statistics(signature, args, kwargs))
+            else (*find_tensors(signature.declared.written, args, kwargs), *_statistics(signature, args, kwargs))
         ):
             if _is_plain(tensor):
                 self._values.pop(torch_common.storage_key(tensor), None)
-        if self._observer is not None:
-            self._observer.on_allocation(
-                key, [tensor for tensor in torch_common.iterate_tensors(result) if _is_plain(tensor)]
-            )
+        if self._survey is not None:
+            self._survey.on_allocation(key, filter(_is_plain, torch_common.iterate_tensors(result)))
         return result
 
-    def _record(self, func: Any, signature: _Signature, args: Any, kwargs: Any) -> TapedOp | None:
+    def _record(self, func: Any, signature: _TapeSignature, args: Any, kwargs: Any) -> TapedOp | None:
         """The call as it can be recomputed; None if it must not be."""
         if not signature.again:
             return None
-        written = {id(tensor) for tensor in _find_tensors(signature.written, args, kwargs)} if signature.written else ()
-        statistics = {id(tensor) for tensor in _statistics(signature, args, kwargs)} if signature.statistics else ()
+        written = {id(tensor) for tensor in find_tensors(signature.declared.written, args, kwargs)}
+        statistics = {id(tensor) for tensor in _statistics(signature, args, kwargs)}
         inputs: dict[int, int] = {}
         values: list[TapedValue] = []
         writes: set[int] = set()
@@ -254,7 +205,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 raise _NotAgainError
             if not isinstance(leaf, torch.Tensor):
                 return leaf
-            if not _is_plain(leaf) or leaf.is_conj() or leaf.is_neg():
+            if not _is_as_stored(leaf):
                 raise _NotAgainError
             if id(leaf) in statistics:
                 return EmptyTensor(read_layout(leaf), leaf.device)
@@ -279,17 +230,18 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             given = map_leaves(mark, (args, kwargs))
         except _NotAgainError:
             return None
-        generators = Generators.now(gather_tensors(None, args, kwargs)) if signature.draws else None
+        generators = Generators.now(gather_tensors(None, args, kwargs)) if signature.declared.draws else None
         return TapedOp(func, given, tuple(values), frozenset(writes), generators, next(self._order))
 
-    def _enter(self, key: OpKey, op: TapedOp, signature: _Signature, args: Any, kwargs: Any, result: Any) -> None:
+    def _enter(self, key: OpKey, op: TapedOp, signature: _TapeSignature, args: Any, kwargs: Any, result: Any) -> None:
         """Note which storages contain what it made."""
         given = {torch_common.storage_key(tensor) for tensor in gather_tensors(None, args, kwargs) if _is_plain(tensor)}
-        old = given - {torch_common.storage_key(tensor) for tensor in _find_tensors(signature.written, args, kwargs)}
+        written = find_tensors(signature.declared.written, args, kwargs)
+        old = given - {torch_common.storage_key(tensor) for tensor in written}
         for storage in {torch_common.storage_key(tensor) for tensor in _statistics(signature, args, kwargs)}:
             old.add(storage)
-            if (hidden := self._values.pop(storage, None)) is not None and self._observer is not None:
-                self._observer.on_hidden_write(hidden[0].key)
+            if (hidden := self._values.pop(storage, None)) is not None and self._survey is not None:
+                self._survey.on_hidden_write(hidden[0].key)
         needs = tuple(need for each in op.inputs if each.kept is None and (need := each.need()) is not None)
         made: list[tuple[torch.Tensor, bool, ValueKey | None]] = []
         for at, tensor in enumerate(gather_tensors(result, args, kwargs)):
@@ -310,8 +262,8 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             each.users += 1
         if made:
             self.recorded[key[0]] = key[1] + 1
-        if self._observer is not None and made:
-            self._observer.on_call(key, [each.key for each in op.inputs], made)
+            if self._survey is not None:
+                self._survey.on_call(key, [each.key for each in op.inputs], made)
 
     def _watch(self, tensor: torch.Tensor, key: int) -> weakref.ref[Any]:
         me = weakref.ref(self)
@@ -328,17 +280,13 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def pack(self, tensor: torch.Tensor) -> Any:
         """For `torch.autograd.graph.saved_tensors_hooks`."""
         self._saves += 1
-        entry = (
-            self._values.get(torch_common.storage_key(tensor))
-            if _is_plain(tensor) and not tensor.is_conj() and not tensor.is_neg()
-            else None
-        )
+        entry = self._values.get(torch_common.storage_key(tensor)) if _is_as_stored(tensor) else None
         if entry is None:
             return _without_graph(tensor)
         value, need, _ = entry
         value.note_version()
-        if self._observer is not None:
-            self._observer.on_save(value.key)
+        if self._survey is not None:
+            self._survey.on_save(value.key)
         if value.key in self._offloaded:
             return self._offload(value, tensor)
         if value.kept is not None or value.key not in self._dropped:
@@ -391,6 +339,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def _is_as_stored(tensor: torch.Tensor) -> bool:
+    """Whether it is plain, and its elements are those of its storage."""
+    return _is_plain(tensor) and not tensor.is_conj() and not tensor.is_neg()
+
+
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory without the node that made it.
 
@@ -401,8 +354,9 @@ def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.grad_fn is None else torch_common.detached_sharing_version(tensor)
 
 
-def _statistics(signature: _Signature, args: Any, kwargs: Any) -> list[torch.Tensor]:
+def _statistics(signature: _TapeSignature, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Running statistics that the call writes to."""
-    if not signature.statistics or (signature.switch is not None and not _argument(signature.switch, args, kwargs)):
+    declared = signature.declared
+    if not declared.statistics or (declared.switch and not find_argument(declared.switch, args, kwargs)):
         return []
-    return _find_tensors(signature.statistics, args, kwargs)
+    return find_tensors(declared.statistics, args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ _SUM, _SUM_IN_PLACE = "aten.add.Tensor", "aten.add_.Tensor"
 
 
 class Survey:
-    """An `TapeObserver` of a module's forward; of several, it tells of the last."""
+    """What a `Tape` tells of a module's forward; of several, of the last."""
 
     def __init__(self) -> None:
         self.begin()
@@ -46,20 +47,29 @@ class Survey:
         self._sum_counts[name] += 1
         return is_linear
 
-    def on_allocation(self, key: OpKey, tensors: list[torch.Tensor]) -> None:
-        """See `TapeObserver`."""
+    def on_allocation(self, key: OpKey, tensors: Iterable[torch.Tensor]) -> None:
+        """An operator that must not run again, or need not, has given these."""
         self._note_sum(key)
         for position, storage in enumerate(dict.fromkeys(map(torch_common.storage_key, tensors))):
             self._allocated[storage] = (*key, position)
 
     def on_hidden_write(self, key: ValueKey) -> None:
-        """See `TapeObserver`. What it was cannot be recomputed in its place, so it is left as it is."""
+        """A storage no longer contains what its last recorded writer left there.
+
+        What it was cannot be recomputed in its place, so it is left as it is.
+        """
         self._hidden.add(key)
 
     def on_call(
         self, key: OpKey, sources: list[ValueKey], made: list[tuple[torch.Tensor, bool, ValueKey | None]]
     ) -> None:
-        """See `TapeObserver`."""
+        """An operator has run.
+
+        Args:
+            sources: what it read of what others made that can be recomputed.
+            made: a tensor on each storage that now contains something new, whether it has allocated that, and, if it
+                has written over something, over what.
+        """
         keys: list[ValueKey] = []
         product = sources[0] if self._note_sum(key) and sources else None
         for position, (tensor, new, before) in enumerate(made):
@@ -75,7 +85,7 @@ class Survey:
         self._calls.append((key, sources, keys))
 
     def on_save(self, key: ValueKey) -> None:
-        """See `TapeObserver`."""
+        """Autograd saves it."""
         self._saved.add(key)
 
     def finish(self) -> tuple[list[OperatorCall], list[OperatorValue]]:

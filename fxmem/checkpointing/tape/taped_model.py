@@ -77,7 +77,7 @@ class ByOperator:
             offloaded=self.offloaded,
             memory=self.memory,
             checked=not self.checked,
-            observer=self.survey,
+            survey=self.survey,
             only=None if is_whole else self.needed,
             stretches=self.stretches,
         ) as tape:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,10 @@ class ValueInput:
     number: int
     geometry: StridedLayout
 
+    def read(self, bases: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tensor that was given, on its value's storage. `bases`: tensors on the storages of the values."""
+        return self.geometry.view(bases[self.number])
+
 
 @dataclass(frozen=True, slots=True)
 class OutsideInput:
@@ -146,11 +150,10 @@ class OutsideInput:
     tensor: torch.Tensor
     version: int
 
-    def read(self) -> torch.Tensor:
+    def read(self, bases: Sequence[torch.Tensor]) -> torch.Tensor:
         """It, as it was."""
-        freed = (
-            self.tensor.numel() and not self.tensor.untyped_storage().nbytes()
-        )  # as a sharded parameter is between the uses of its module
+        # As a sharded parameter is between the uses of its module.
+        freed = self.tensor.numel() and not self.tensor.untyped_storage().nbytes()
         if torch_autograd.version(self.tensor) != self.version or freed:
             raise _written_error("what the model reads", self.tensor)
         return self.tensor
@@ -163,11 +166,10 @@ class EmptyTensor:
     geometry: StridedLayout
     device: torch.device
 
-    def allocate(self) -> torch.Tensor:
+    def read(self, bases: Sequence[torch.Tensor]) -> torch.Tensor:
         """An empty one."""
-        return torch.empty_strided(
-            self.geometry.size, self.geometry.stride, dtype=self.geometry.dtype, device=self.device
-        )
+        like = self.geometry
+        return torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=self.device)
 
 
 class TapedOp:
@@ -216,14 +218,7 @@ class TapedOp:
             bases.append(whole_storage(base).clone() if is_copied else base)
 
         def real(mark: Any) -> Any:
-            match mark:
-                case ValueInput():
-                    return mark.geometry.view(bases[mark.number])
-                case OutsideInput():
-                    return mark.read()
-                case EmptyTensor():
-                    return mark.allocate()
-            return mark
+            return mark.read(bases) if isinstance(mark, (ValueInput, OutsideInput, EmptyTensor)) else mark
 
         args, kwargs = map_leaves(real, self.given)
         with contextlib.nullcontext() if self.generators is None else self.generators.replay():
@@ -240,9 +235,7 @@ def _is_shared(value: TapedValue) -> bool:
 def gather_tensors(result: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Tensors that a call of an ATen operator gave and was given, in order."""
     found: list[torch.Tensor] = []
-    _gather(result, found)
-    _gather(args, found)
-    for value in kwargs.values():
+    for value in (result, args, *kwargs.values()):
         _gather(value, found)
     return found
 
