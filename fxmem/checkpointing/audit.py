@@ -21,7 +21,6 @@ import contextlib
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ _PYTHONS_OWN = frozenset(vars(nn.Module()))
 """Attributes every module has."""
 
 
-class Audit:
+class Audit(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     """Entered around the one run that is watched; `has_passed` afterwards gives the verdict.
 
     Args:
@@ -55,11 +54,11 @@ class Audit:
     def __init__(
         self, where: str, modules: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool
     ) -> None:
-        self._where = where
-        self._random = random
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._where, self._modules, self._random = where, modules, random
         self._found: list[str] = []
         self._filled = False
-        self._modules = modules
+        self._born: set[int] = set()
         given = [(str(name), value) for name, value in (*enumerate(args), *kwargs.items())]
         named = [(name, tensor) for name, value in given for tensor in torch_common.iterate_tensors(value)]
         parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
@@ -76,20 +75,18 @@ class Audit:
         self._opaque = [(name, value) for name, value in given if _is_opaque(value)]
         self._entered = contextlib.ExitStack()
 
-    def note(self, what: str) -> None:
-        """Something that forbids recomputation."""
-        self._found.append(what)
-
-    def __enter__(self) -> None:
+    def __enter__(self) -> Any:
         self._before = [_attributes(module) for module in self._modules]
         self._cached = [_reachable(value) for _, value in self._opaque]
         self._generators = self._generator_states()
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch_checkpoint.observe_checkpoints(self._refuse_checkpoint))
-            stack.enter_context(_Ops(self, self._names, self._norms))
+            super().__enter__()  # type: ignore[no-untyped-call]
             self._entered = stack.pop_all()
+        return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._entered.close()
         if error is None:
             self._compare()
@@ -106,62 +103,10 @@ class Audit:
 
     def _refuse_checkpoint(self, function: Any) -> None:
         if type(function).__module__.rpartition(".")[0] != __name__.rpartition(".")[0]:
-            self.note(
+            self._found.append(
                 "it uses torch.utils.checkpoint itself; turn that off (gradient_checkpointing_disable(), "
                 "set_grad_checkpointing(False)) before planning"
             )
-
-    def _generator_states(self) -> list[Any]:
-        states: list[Any] = [random.getstate()]
-        numpy_random = getattr(sys.modules.get("numpy"), "random", None)
-        if numpy_random is not None:
-            states.append(numpy_random.get_state()[1].tobytes())
-        if not self._random and not self._fake:
-            states.append(torch.get_rng_state().numpy().tobytes())
-            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                states += [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
-        return states
-
-    def _compare(self) -> None:
-        now = self._generator_states()
-        if now[0] != self._generators[0]:
-            self.note("it draws from Python's random, whose state is not wound back; draw from torch")
-        elif now != self._generators:
-            self.note(
-                "it draws random numbers, and their generator's state is not kept for its second run; plan again in "
-                "train() mode, or draw from torch"
-            )
-        for module, before in zip(self._modules, self._before, strict=True):
-            self._compare_attributes(module, before)
-        for (name, value), cached in zip(self._opaque, self._cached, strict=True):
-            after = _reachable(value)
-            if len(after) != len(cached) or any(_is_changed(a, b) for a, b in zip(cached, after, strict=True)):
-                self.note(
-                    f"it writes to its argument {name} ({type(value).__name__}); turn the cache off (use_cache=False)"
-                )
-
-    def _compare_attributes(self, module: nn.Module, before: dict[str, Any]) -> None:
-        after = _attributes(module)
-        for name, new in after.items():
-            old = before.get(name)
-            if old is None and new is not None:
-                self._filled = True
-            elif not _may_replace(old, new, name in torch_modules.own_buffers(module)):
-                self.note(
-                    f"it changes {name} of {type(module).__name__} on each run, and would change it twice in a step; "
-                    "keep that outside of regions"
-                )
-
-
-class _Ops(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every op of the region's first run."""
-
-    def __init__(self, audit: Audit, names: dict[int, str], norms: dict[int, nn.Module]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._audit = audit
-        self._names = names
-        self._norms = norms
-        self._born: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -169,11 +114,11 @@ class _Ops(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         signature = read_signature(func)
         if func.namespace in _COLLECTIVES:
-            self._audit.note(
+            self._found.append(
                 f"it communicates ({func}), and the ranks of a job need not recompute in the same order; cut around it"
             )
         elif torch.Tag.dynamic_output_shape in func.tags and _has_dynamic_shape(func, args, kwargs):
-            self._audit.note(f"the shape of what {func} returns depends on values; cut around it")
+            self._found.append(f"the shape of what {func} returns depends on values; cut around it")
         switch = signature.switch
         statistics = signature.statistics if switch and find_argument(switch, args, kwargs) else ()
         for tensor in find_tensors((*signature.written, *statistics), args, kwargs):
@@ -194,12 +139,53 @@ class _Ops(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         momentum = find_argument(momenta[0], args, kwargs) if momenta else None
         if norm is None:
             named = self._names.get(key, "a tensor made before it")
-            self._audit.note(f"{func} writes in place to {named}; let the region end before that, or begin after it")
+            self._found.append(f"{func} writes in place to {named}; let the region end before that, or begin after it")
         elif momentum is not None and norm.momentum not in (None, momentum):
-            self._audit.note(
+            self._found.append(
                 f"{type(norm).__name__} updates its statistics with momentum {momentum} while its own is "
                 f"{norm.momentum}"
             )
+
+    def _generator_states(self) -> list[Any]:
+        states: list[Any] = [random.getstate()]
+        numpy_random = getattr(sys.modules.get("numpy"), "random", None)
+        if numpy_random is not None:
+            states.append(numpy_random.get_state()[1].tobytes())
+        if not self._random and not self._fake:
+            states.append(torch.get_rng_state().numpy().tobytes())
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                states += [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
+        return states
+
+    def _compare(self) -> None:
+        now = self._generator_states()
+        if now[0] != self._generators[0]:
+            self._found.append("it draws from Python's random, whose state is not wound back; draw from torch")
+        elif now != self._generators:
+            self._found.append(
+                "it draws random numbers, and their generator's state is not kept for its second run; plan again in "
+                "train() mode, or draw from torch"
+            )
+        for module, before in zip(self._modules, self._before, strict=True):
+            self._compare_attributes(module, before)
+        for (name, value), cached in zip(self._opaque, self._cached, strict=True):
+            after = _reachable(value)
+            if len(after) != len(cached) or any(_is_changed(a, b) for a, b in zip(cached, after, strict=True)):
+                self._found.append(
+                    f"it writes to its argument {name} ({type(value).__name__}); turn the cache off (use_cache=False)"
+                )
+
+    def _compare_attributes(self, module: nn.Module, before: dict[str, Any]) -> None:
+        after = _attributes(module)
+        for name, new in after.items():
+            old = before.get(name)
+            if old is None and new is not None:
+                self._filled = True
+            elif not _may_replace(old, new, name in torch_modules.own_buffers(module)):
+                self._found.append(
+                    f"it changes {name} of {type(module).__name__} on each run, and would change it twice in a step; "
+                    "keep that outside of regions"
+                )
 
 
 # --- ops --------------------------------------------------------------------------------------------------------------
@@ -249,12 +235,8 @@ def _may_replace(old: Any, new: Any, is_buffer: bool) -> bool:
     if isinstance(old, weakref.ref) and isinstance(new, weakref.ref):
         tensor = new()
         return old() is tensor or (not is_buffer and tensor is not None and tensor.requires_grad)
-    if (
-        isinstance(old, tuple)
-        and isinstance(new, tuple)
-        and len(old) == len(new) == 2
-        and isinstance(old[0], (list, dict, set))
-    ):
+    pairs = isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new) == 2
+    if pairs and isinstance(old[0], (list, dict, set)):
         return old[0] is not new[0] or old[1] == new[1]
     numbers = (int, float)
     return (
@@ -271,10 +253,8 @@ def _reachable(value: Any, depth: int = 5) -> list[Any]:
         return [value]
     if depth == 0 or isinstance(value, nn.Module):
         return []
-    inside: Callable[[], Iterable[Any]] | None = (
-        value.values if isinstance(value, dict) else value.__iter__ if isinstance(value, (tuple, list)) else None
-    )
-    parts = inside() if inside is not None else getattr(value, "__dict__", {}).values()
+    holder = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    parts = value if isinstance(value, (tuple, list)) else holder.values()
     return [found for part in parts for found in _reachable(part, depth - 1)]
 
 

@@ -243,12 +243,9 @@ class _Cutter:
         if node.op in ("call_function", "call_method") and node.target in _ARE_NEW:
             return True
         given = node.args[0] if node.args else None
-        return (
-            isinstance(given, torch.fx.Node)
-            and len(given.users) == 1
-            and self._may_pass_through(node)
-            and self._is_new(given)
-        )
+        if not isinstance(given, torch.fx.Node) or len(given.users) != 1:
+            return False
+        return self._may_pass_through(node) and self._is_new(given)
 
     def _may_pass_through(self, node: torch.fx.Node) -> bool:
         """Whether a result may be the argument, or a view of it, and nothing else."""
@@ -257,20 +254,12 @@ class _Cutter:
         return node.target in IN_PLACE or node.target is operator.getitem or "inplace" in node.kwargs
 
     def _arguments(self, first: int, last: int) -> list[torch.fx.Node]:
-        read = {
-            node
-            for user in self._nodes[first:last]
-            for node in user.all_input_nodes
-            if node.op != "get_attr" and self._position[node] < first
-        }
-        return sorted(read, key=self._position.__getitem__)
+        read = {node for user in self._nodes[first:last] for node in user.all_input_nodes if node.op != "get_attr"}
+        return sorted((node for node in read if self._position[node] < first), key=self._position.__getitem__)
 
     def _results(self, first: int, last: int) -> list[torch.fx.Node]:
-        return [
-            node
-            for node in self._nodes[first:last]
-            if node.op != "get_attr" and any(self._position[user] >= last for user in node.users)
-        ]
+        own = (node for node in self._nodes[first:last] if node.op != "get_attr")
+        return [node for node in own if any(self._position[user] >= last for user in node.users)]
 
 
 _MAKE_NEW = (

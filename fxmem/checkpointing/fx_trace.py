@@ -136,11 +136,8 @@ def trace(model: nn.Module) -> Symbolic:
         raise UsageError(
             f"{name} cannot be rewritten as a graph: its forward draws random numbers that torch.fx would keep for good"
         )
-    constants = {
-        node.target: operator.attrgetter(node.target)(shadow)
-        for node in graph.nodes
-        if node.op == "get_attr" and not _has(model, node.target)
-    }
+    read = (node.target for node in graph.nodes if node.op == "get_attr")
+    constants = {path: operator.attrgetter(path)(shadow) for path in read if not _has(model, path)}
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = tuple(parameter.name for parameter in parameters if parameter.kind in by_position)[1:]
     modes = _modes(shadow, graph, left_out)

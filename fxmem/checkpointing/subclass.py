@@ -66,14 +66,8 @@ def _subclass(cls: Any) -> type[nn.Module]:
         become(copied, copy.deepcopy(way, memo))
         return copied
 
-    namespace: dict[str, Any] = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-        "__reduce_ex__": reduce,
-        "_fxmem_original": cls,
-        "forward": forward,
-    }
+    namespace = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    namespace |= {"__reduce_ex__": reduce, "_fxmem_original": cls, "forward": forward}
     if hasattr(cls, "__deepcopy__"):
         namespace["__deepcopy__"] = deepcopy
     made: type[nn.Module] = types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update(namespace))

@@ -84,15 +84,11 @@ def find_root(regions: Iterable[Region]) -> str | None:
 
 def strip_root(regions: Iterable[Region]) -> tuple[Region, ...]:
     """A program's regions with paths that begin within their model."""
-    return tuple(
-        region.model_copy(
-            update={
-                "modules": tuple(path.partition(".")[2] for path in region.modules),
-                "regions": strip_root(region.regions),
-            }
-        )
-        for region in regions
-    )
+    found = []
+    for region in regions:
+        modules = tuple(path.partition(".")[2] for path in region.modules)
+        found.append(region.model_copy(update={"modules": modules, "regions": strip_root(region.regions)}))
+    return tuple(found)
 
 
 def _plans(

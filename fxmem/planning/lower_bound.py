@@ -135,25 +135,20 @@ class _Builder:
     def _counted_storages(self) -> list[int]:
         """Storages that forward makes and a plan may drop, except the smallest."""
         profile = self.profile
+        forward = (op for ops in self._ops[Phase.FORWARD].values() for op in ops)
+        results = (index for op in forward for index in self._results.get(op, ()))
         made = [
-            index
-            for index, storage in enumerate(profile.storages)
-            if storage.op is not None
-            and storage.node in self.nodes
-            and profile.ops[storage.op].phase is Phase.FORWARD
-            and storage.kind not in (Kind.WORKSPACE, Kind.OUTPUT)
+            i for i in results if profile.storages[i].node in self.nodes and profile.storages[i].kind is not Kind.OUTPUT
         ]
-        made.sort(key=lambda index: profile.storages[index].nbytes)
+        made.sort(key=lambda index: (profile.storages[index].nbytes, index))
         self._droppable = made
         small = np.cumsum([profile.storages[index].nbytes for index in made]) <= self.budget // tuning.SMALL_STORAGES
         return sorted(index for index, tiny in zip(made, small, strict=True) if not tiny)
 
     @cached_property
     def _results(self) -> dict[int, list[int]]:
-        """By op, the counted storages it makes."""
-        counted = set(self._counted_storages)
-        made = results_by_op(self.profile).items()
-        return {op: [index for index in results if index in counted] for op, results in made}
+        """By op, the storages it makes."""
+        return results_by_op(self.profile)
 
     def _columns(self, storages: Sequence[int]) -> tuple[Ints, Ints, Ints]:
         """Birth, death and bytes of storages."""

@@ -39,11 +39,8 @@ class HostMemory:
         self._free: dict[tuple[torch.device, torch.dtype, int], list[torch.Tensor]] = {}
         self._streams: dict[torch.device, Any] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> HostMemory:
-        return HostMemory()
-
     def __reduce__(self) -> Any:
-        return HostMemory, ()
+        return HostMemory, ()  # copies and pickles begin without any
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
         """Host memory for the elements of a whole storage."""

@@ -97,23 +97,9 @@ class Survey:
             for position, key in enumerate(made):
                 index[key] = len(values)
                 hidden, made_in = key in self._hidden, self._storages[key]
-                values.append(
-                    OperatorValue(
-                        len(calls),
-                        position,
-                        (*self._sums.get(made_in[:2], made_in[:2]), made_in[2]),
-                        key in self._saved and not hidden,
-                        hidden or key in self._overwritten,
-                        self._nbytes[key],
-                    )
-                )
-            calls.append(
-                OperatorCall(
-                    name,
-                    number,
-                    tuple(dict.fromkeys(index[source] for source in sources)),
-                    tuple(index[key] for key in made),
-                    self._sums.get((name, number)),
-                )
-            )
+                storage = (*self._sums.get(made_in[:2], made_in[:2]), made_in[2])
+                saved, overwritten = key in self._saved and not hidden, hidden or key in self._overwritten
+                values.append(OperatorValue(len(calls), position, storage, saved, overwritten, self._nbytes[key]))
+            read, unplanned = dict.fromkeys(index[source] for source in sources), self._sums.get((name, number))
+            calls.append(OperatorCall(name, number, tuple(read), tuple(index[key] for key in made), unplanned))
         return calls, values

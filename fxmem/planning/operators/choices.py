@@ -197,13 +197,9 @@ class RecomputeChoices:
         """By call, what is wanted of each value it makes."""
         begins = np.where(self.saved, self.first_use, -1).tolist()
         ends = np.where(self.saved & ~self.overwritten, self.death, 0).tolist()
-        return [
-            [
-                Demand(value, begins[value], ends[value], self.values[value].overwritten, tuple(self.readers[value]))
-                for value in call.values
-            ]
-            for call in self.calls
-        ]
+        columns = range(len(begins)), begins, ends, self.overwritten.tolist(), map(tuple, self.readers)
+        demands = [Demand(*demand) for demand in zip(*columns, strict=True)]
+        return [[demands[value] for value in call.values] for call in self.calls]
 
     @cached_property
     def sources(self) -> list[tuple[int, ...]]:

@@ -102,11 +102,8 @@ class Refiner:
                     return None
                 batch = changes[begin : begin + tuning.MOVES_ABREAST]
                 self.moves -= len(batch)
-                better = [
-                    other
-                    for calls in batch
-                    if (other := self._toggle_with_sources(state, calls)).peak < state.peak and other.cost < below
-                ]
+                changed = [self._toggle_with_sources(state, calls) for calls in batch]
+                better = [other for other in changed if other.peak < state.peak and other.cost < below]
                 if better:
                     break
             if not better:
@@ -147,10 +144,8 @@ class Refiner:
         remade = np.frombuffer(state.recomputed, dtype=bool)[step.makers]
         made_there = remade & (first - 1 <= at) & (at < np.maximum(last, first))
         held_there = ~remade & (step.flow_end <= at) & (at < np.maximum(np.where(step.saved, step.death, 0), last))
-        rate = (
-            np.where(made_there, step.nbytes, 0.0)
-            + np.where(held_there, step.nbytes, 0.0) / np.maximum(step.costs, 1.0)[step.makers]
-        )
+        price = np.maximum(step.costs, 1.0)[step.makers]
+        rate = np.where(made_there, step.nbytes, 0.0) + np.where(held_there, step.nbytes, 0.0) / price
         rate[[use is None for use in state.uses]] = 0.0
         rates = np.bincount(step.makers, rate, len(step.calls))
         found = np.flatnonzero(rates)

@@ -69,12 +69,9 @@ class RegionChoices:
         return {storage: index for index, node in enumerate(self._step.profile.nodes) for storage in node.saved}
 
     def _find_paths(self, tables: Tables, region: Stretch, path: StretchPath) -> dict[int, StretchPath]:
-        found = {
-            value: path
-            for call, late in self._find_inside(tables, region)
-            for value in self._step.calls[call].values
-            if value not in late
-        }
+        found: dict[int, StretchPath] = {}
+        for call, late in self._find_inside(tables, region):
+            found |= dict.fromkeys(set(self._step.calls[call].values) - late, path)
         for number, inner in enumerate(region.inner):
             found |= self._find_paths(tables, inner, (*path, number))
         return found

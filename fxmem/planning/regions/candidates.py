@@ -30,11 +30,8 @@ def module_spans(profile: Profile) -> tuple[Span, ...]:
     """Every module that is called once, and slices of Sequentials. A module called again and again is left out: it is
     checkpointed in all its calls or none. Calls that evaluate do not count: nothing is checkpointed there."""
     calls = [Span(call.first_node, call.last_node, (call.module,), call.source) for call in profile.calls]
-    calls += [
-        Span(index, index + 1, (node.module,), node.source)
-        for index, node in enumerate(profile.nodes)
-        if node.op == "call_module"
-    ]
+    leaves = ((index, node) for index, node in enumerate(profile.nodes) if node.op == "call_module")
+    calls += [Span(index, index + 1, (node.module,), node.source) for index, node in leaves]
     evaluated = sorted({op.node for op in profile.ops if op.phase is Phase.EVALUATION})
     if evaluated:
         calls = [span for span in calls if bisect_left(evaluated, span.first) == bisect_left(evaluated, span.last)]

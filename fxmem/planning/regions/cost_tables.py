@@ -201,14 +201,11 @@ class CostTables:
         `until_stop`: of forward, the ops of each unit up to its last saved tensor alone.
         """
         stops = self._stops if until_stop else {}
-        found = {
-            (tick, unit)
-            for index, op in enumerate(self.profile.ops)
-            if op.phase is phase
-            and 0 <= (unit := int(self.unit_of[op.node])) < self.count
-            and (not until_stop or index <= stops.get(unit, -1))
-            for tick in range(max(op.begin - 1, 0), op.end)
-        }
+        found: set[tuple[int, int]] = set()
+        for index, op in enumerate(self.profile.ops):
+            unit = int(self.unit_of[op.node])
+            if op.phase is phase and 0 <= unit < self.count and (not until_stop or index <= stops.get(unit, -1)):
+                found.update((tick, unit) for tick in range(max(op.begin - 1, 0), op.end))
         columns = np.asarray(sorted(found), dtype=np.int64).reshape(-1, 2)
         return columns[:, 0], columns[:, 1]
 
@@ -245,12 +242,8 @@ class CostTables:
         included: up to their last saved tensor."""
         births, deaths, sizes, units = self._columns(kept_only=False)
         others = self.live - sum_alive(births, deaths, sizes, len(self.live)) - self.resident
-        whole, stopped = (
-            most_above(
-                *self._ticks(Phase.FORWARD, until_stop=until_stop), births, deaths, sizes, units, others, self.count
-            )
-            for until_stop in (False, True)
-        )
+        ticks = (self._ticks(Phase.FORWARD, until_stop=until_stop) for until_stop in (False, True))
+        whole, stopped = (most_above(*each, births, deaths, sizes, units, others, self.count) for each in ticks)
         last = np.full(self.count + 1, -1, dtype=np.int64)  # by cut, the last unit before it that saves something
         last[[unit + 1 for unit in self._stops]] = list(self._stops)
         last = np.maximum.accumulate(last)

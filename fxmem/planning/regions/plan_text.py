@@ -78,11 +78,8 @@ def _write_loop_edit(source: SourceLine, name: str, items: list[int], keeps: tup
     lines = code.splitlines()
     line = lines[item.lineno - 1].encode()
     lines[item.lineno - 1] = (line[: item.col_offset] + b"run_" + line[item.col_offset :]).decode()
-    choice = [
-        f"run_{item.id} = {item.id}",
-        f"if {condition}:",
-        f"    run_{item.id} = functools.partial(checkpoint, {item.id}, {options})",
-    ]
+    call = f"functools.partial(checkpoint, {item.id}, {options})"
+    choice = [f"run_{item.id} = {item.id}", f"if {condition}:", f"    run_{item.id} = {call}"]
     return Edit(source=source.model_copy(update={"code": code}), after="\n".join([*choice, *lines]))
 
 
@@ -107,7 +104,11 @@ def _describe_region(selection: Selection, stretch: Stretch, spans: dict[tuple[i
         profile.storages[index].nbytes for index in held - stays
     )
     whole = units.ops.flops(first, last)
-    source = span.source if span is not None and span.source is not None else profile.nodes[first].source
+    source, edit = profile.nodes[first].source, None
+    if span is not None and span.source is not None:
+        source = span.source
+        if len(span.modules) == 1:
+            edit = write_edit(source, span.modules[0], keeps)
     return Region(
         first_node=first,
         last_node=last,
@@ -118,9 +119,7 @@ def _describe_region(selection: Selection, stretch: Stretch, spans: dict[tuple[i
         extra_flops=None if whole is None else whole - sum(product.flops for _, product in kept),
         keeps=keeps,
         random=units.draws(first, last),
-        edit=None
-        if span is None or span.source is None or len(span.modules) != 1
-        else write_edit(span.source, span.modules[0], keeps),
+        edit=edit,
         regions=describe_regions(selection, stretch.inner, spans),
     )
 
@@ -133,11 +132,8 @@ def write_edit(source: SourceLine, module: str, keeps: tuple[int, ...] = ()) -> 
         return None
     code, tree = statement
     name = module.rpartition(".")[2]
-    found = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
-    ]
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    found = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == name]
     if len(found) != 1:
         return None
     call = found[0]

@@ -230,16 +230,8 @@ class Planner(PlanFinder):
         """
         before = self.before
         after = Peak(requested_bytes=estimated, phase=before.phase, tick=before.tick, by_kind={}) if regions else before
-        return Plan(
-            **self.profile.heading(),
-            regions=regions,
-            before=before,
-            after=after,
-            analysed=False,
-            forward_flops=None,
-            before_seconds=self.before_seconds,
-            **fields,
-        )
+        fields |= {"regions": regions, "before": before, "after": after, "before_seconds": self.before_seconds}
+        return Plan(**self.profile.heading(), analysed=False, forward_flops=None, **fields)
 
     def estimate_seconds(
         self,
