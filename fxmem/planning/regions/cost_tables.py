@@ -106,7 +106,7 @@ class CostTables:
     def last_reader(self) -> dict[int, int]:
         """For each storage, the last unit of the model that reads or keeps it; the number of units if the output or the
         loss does."""
-        return {storage: int(self.unit_of[node]) for storage, node in last_needed(self.profile).items()}
+        return {storage: int(self.unit_of[node]) for storage, node in last_needed(self.profile, self.reads).items()}
 
     # --- bytes --------------------------------------------------------------------------------------------------------
 

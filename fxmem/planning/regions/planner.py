@@ -14,7 +14,7 @@ from fxmem.hardware.op_classes import is_product
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.planning import tuning
-from fxmem.planning.lookups import group, last_needed, ops_by_node
+from fxmem.planning.lookups import find_reads, group, last_needed, ops_by_node
 from fxmem.planning.plan_finder import PlanFinder
 from fxmem.planning.regions.candidates import Span, frees, graph_cuts, limit_spans, module_spans, worthwhile_cuts
 from fxmem.planning.regions.cost_tables import CostTables
@@ -42,7 +42,7 @@ class Planner(PlanFinder):
         """Module calls whose checkpoint would free something, by their nodes. Of several with the same nodes, the
         outermost."""
         found: dict[tuple[int, int], Span] = {}
-        needed = last_needed(self.profile)
+        needed = last_needed(self.profile, find_reads(self.profile))
         for span in module_spans(self.profile):
             if frees(self.profile, span, needed):
                 found.setdefault((span.first, span.last), span)
