@@ -229,10 +229,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         fill(result, (low + high) / 2)
         return
     if not (_is_trackable(result) or _is_of_a_large_input(result, args)) or (
-        result.dtype.is_floating_point
-        and result.dim()  # a scalar of ones is what backward begins with
-        and _is_factory(func)
-        and torch_common.op_name(func) not in _FLOAT_FACTORIES
+        result.dtype.is_floating_point and _is_factory(func) and torch_common.op_name(func) not in _FLOAT_FACTORIES
     ):
         return
     value = _compute(func, args, kwargs)

@@ -125,6 +125,9 @@ _RULES: Final[dict[Any, Callable[..., tuple[Meaning, int] | None]]] = {
     aten.multinomial.default: _draws,
     aten.randperm.default: lambda count, *_: (Meaning.PLACE, count),
     aten.randint.default: lambda high, *_: (Meaning.INDEX, high),
+    aten.ones_like.default: lambda tensor, *_: (
+        None if tensor.dim() else (Meaning.COUNT, 0)
+    ),  # what backward begins with
     **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default), _count),
 }
 """What an operator says of its result; of several, of the second."""

@@ -146,6 +146,10 @@ class MadeUpValues(Values):
         LBFGS would.
         """
         if func in _COMPARED:
+            if all(each.numel() == 1 for each in args[:2]):
+                one, other = map(_find_number, args[:2])
+                if one is not None and one == other:
+                    return True
             self._notes.note("decided", f"{torch_common.op_name(func)}: not equal")
             return False
         if func is not torch_fakes.NUMBER_OF:
@@ -169,3 +173,9 @@ class MadeUpValues(Values):
         if going_on is not None:
             self._notes.note("decided", "a condition of the optimizer's own: it goes on")
         return going_on
+
+
+def _find_number(tensor: torch.Tensor) -> float | None:
+    """The number of a tensor of one element, where something is known of it."""
+    known = known_values.find_value(tensor)
+    return plausible.make_number(tensor) if known is None else known.item()

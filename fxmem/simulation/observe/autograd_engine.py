@@ -226,7 +226,11 @@ class AutogradEngine:
 
     def _call(self, node: Any, number: int, received: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         name = type(node).__name__
-        if name in _OF_VIEWS and received[0] is not None and _is_above_a_rebuilt_view(node, number):
+        if (
+            name in _OF_VIEWS
+            and isinstance(received[0], torch_common.FakeTensor)
+            and _is_above_a_rebuilt_view(node, number)
+        ):
             shape = torch_autograd.input_metadata(node.next_functions[0][0])[0].shape
             return [received[0].as_strided(shape, (0,) * len(shape))]  # nothing of its own
         if not isinstance(node, _OF_FUNCTION):
