@@ -33,6 +33,7 @@ from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.program.stand_ins.cuda import stand_ins
 from fxmem.simulation.program.stand_ins.host import loader_patches, process_patches, trace_patches
 from fxmem.simulation.program.stand_ins.nvidia_smi import nvidia_smi_patches
+from fxmem.simulation.program.stand_ins.nvml import nvml_patches
 from fxmem.simulation.program.tensor_reads import TensorReads
 from fxmem.simulation.recording import FinishedRun, Recording, Subject, device_of
 
@@ -158,6 +159,7 @@ class RecordedCode(Subject):
             yield torch_programs.fakes_are_foreach_tensors()
             yield from stand_ins(self.memory, target.capability, self._thread)
             yield from nvidia_smi_patches(self.memory, target, self.notes)
+            yield from nvml_patches(self.memory, target, self.notes)
         if on_card or world is not None:
             yield from process_patches(self.notes, world)
 

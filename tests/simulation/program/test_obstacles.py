@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import copy
+import ctypes
 import json
 import multiprocessing
 import os
@@ -260,3 +261,38 @@ def test_a_copy_is_no_node_with_all_that_was_copied_before() -> None:
     assert [node.name for node in run.profile.nodes if "deepcopy" in node.name] == []
     assert {"model.0.weight", "average.0.weight"} <= {storage.name for storage in run.profile.storages}
     assert average[0].weight is not model[0].weight
+
+
+class _Memory(ctypes.Structure):
+    """`nvmlMemory_t` of nvml.h."""
+
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+
+def test_a_monitor_asks_the_driver_s_library() -> None:
+    """As pynvml does, by ctypes."""
+    before = ctypes.CDLL
+    device, count, major, minor = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_int(), ctypes.c_int()
+    name, found = ctypes.create_string_buffer(96), _Memory()
+    with fxmem.record("rtx3080") as recorded:
+        kept = torch.empty(1 << 20, device="cuda")
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        codes = [
+            library.nvmlInit_v2(),
+            library.nvmlDeviceGetCount_v2(ctypes.byref(count)),
+            library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(0), ctypes.byref(device)),
+            library.nvmlDeviceGetName(device, name, ctypes.c_uint(96)),
+            library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(found)),
+            library.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.pointer(minor)),
+        ]
+        reserved = torch.cuda.memory_reserved()
+        assert ctypes.CDLL(None) is not library
+    del kept
+    assert codes == [0] * 6
+    assert (count.value, major.value, minor.value) == (1, 8, 6)
+    assert name.value == b"NVIDIA GeForce RTX 3080"
+    assert (found.used, found.total) == (reserved, recorded.profile.target.memory_bytes)
+    assert found.total - found.used == found.free
+    assert not hasattr(library, "nvmlDeviceSetPowerManagementLimit")
+    assert [each.what for each in recorded.made_up] == ["libnvidia-ml: of the pretended card"]
+    assert ctypes.CDLL is before

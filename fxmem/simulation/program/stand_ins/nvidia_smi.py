@@ -14,9 +14,9 @@ from fxmem.records.profile import Target
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.program.card_memory import CardMemory
 from fxmem.simulation.program.sandbox.network import command_words
+from fxmem.simulation.program.stand_ins.nvml import DRIVER, UUID
 
 _NAME: Final = "nvidia-smi"
-_UUID: Final = "GPU-00000000-0000-0000-0000-000000000000"
 _UNKNOWN: Final = "[N/A]"
 _MIB: Final = 1 << 20
 
@@ -44,13 +44,13 @@ def _answer(options: Sequence[str], target: Target, memory: CardMemory) -> str:
     name, total = target.full_name or target.name, (target.memory_bytes or 0) // _MIB
     used = memory.stats().reserved_bytes.current // _MIB
     if {"-L", "--list-gpus"} & set(options):
-        return f"GPU 0: {name} (UUID: {_UUID})\n"
+        return f"GPU 0: {name} (UUID: {UUID})\n"
     values = {
         **dict.fromkeys(("name", "gpu_name"), name),
-        **dict.fromkeys(("uuid", "gpu_uuid"), _UUID),
+        **dict.fromkeys(("uuid", "gpu_uuid"), UUID),
         "count": "1",
         "index": "0",
-        "driver_version": "580.65.06",  # the first of CUDA 13.0
+        "driver_version": DRIVER,
         "compute_cap": "{}.{}".format(*target.capability or (0, 0)),
         "memory.total": f"{total} MiB",
         "memory.used": f"{used} MiB",
