@@ -183,13 +183,17 @@ def test_a_program_traces_itself() -> None:
     assert any(each.what == "make_fx: the code as it was written" for each in recorded.made_up)
 
 
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_scripted_code_runs() -> None:
-    @torch.jit.script
-    def scale(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x, x) * 2
-
     def script(net: nn.Module, x: torch.Tensor) -> Any:
+        @torch.jit.script
+        def scale(x: torch.Tensor) -> torch.Tensor:
+            return double(nn.functional.linear(x, x))  # found by its name, where this is written
+
         module = torch.jit.script(nn.Sequential(nn.Linear(64, 8), nn.ReLU())).cuda()
         module(x).sum().backward()
         return scale(x).shape

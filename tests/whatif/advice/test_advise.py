@@ -104,9 +104,9 @@ def test_a_step_that_keeps_its_budget_needs_nothing_and_one_that_never_can_is_to
     assert fxmem.advise(analysis, budget="1GiB", plans=False).together is None
 
     seen: list[Any] = []
-    analyze_step, the_loss_of_torch = variant.analyze_step, F.cross_entropy
+    analyze_request, the_loss_of_torch = variant.analyze_request, F.cross_entropy
 
-    def recorded(model: nn.Module, request: StepRequest) -> Analysis:
+    def recorded(model: nn.Module, request: StepRequest) -> Any:
         parameters = tuple((p.dtype, p.requires_grad) for p in model.parameters())
         inputs = tuple((x.shape, x.dtype) for x in request.args)
         rest = {
@@ -115,9 +115,9 @@ def test_a_step_that_keeps_its_budget_needs_nothing_and_one_that_never_can_is_to
             if field.name not in ("args", "kwargs")
         }
         seen.append((str(model), parameters, inputs, repr(rest), F.cross_entropy is the_loss_of_torch))
-        return analyze_step(model, request)
+        return analyze_request(model, request)
 
-    monkeypatch.setattr(variant, "analyze_step", recorded)
+    monkeypatch.setattr(variant, "analyze_request", recorded)
     hopeless = fxmem.advise(analysis, budget="1MiB", plans=False)
     assert hopeless.together is None
     assert "no set of these changes keeps the budget" in advice_reporting.table(hopeless)

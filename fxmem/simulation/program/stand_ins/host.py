@@ -75,12 +75,12 @@ def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
 
         return trace_or_keep
 
-    def script(original: Callable[..., Any], obj: Any, *args: Any, **kwargs: Any) -> Any:
+    def script(original: Callable[..., Any], obj: Any, *args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
         if isinstance(obj, torch.nn.Module):  # a compiled one's parameters cannot become those of a pretended card
             notes.note("answered", "torch.jit.script: the module as it was written")
             return obj
         with torch_programs.functions_to_script():
-            return original(obj, *args, **kwargs)
+            return original(obj, *args, _frames_up=_frames_up + 2, **kwargs)  # names are those of its caller
 
     yield torch_common.wrap(torch.jit, "trace", trace)
     yield torch_common.wrap(torch.jit, "script", script)
