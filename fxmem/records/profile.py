@@ -489,6 +489,17 @@ class ProcessBytes(Record):
         return min(max(nbytes, self.low), self.high)
 
 
+class MeasuredPhase(Record):
+    """The caching allocator's largest values within one phase, each at its own moment."""
+
+    phase: Phase
+    requested_bytes: Bytes
+    allocated_bytes: Bytes
+    active_bytes: Bytes
+    """Blocks in use, those included that wait for another stream before they can be used again."""
+    reserved_bytes: Bytes
+
+
 class Peak(Viewed, Record):
     """The moment of the step with the most bytes alive (the first, if several tie)."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fxmem.records.profile import Bytes, Kind, MadeUp, Mapped, Peak, Phase, Record, Round, Step
+from fxmem.records.profile import Bytes, Kind, MadeUp, Mapped, MeasuredPhase, Peak, Phase, Record, Round, Step
 
 VALIDATION_SCHEMA_VERSION = "1"
 
@@ -65,17 +65,6 @@ class MeasuredOp(Record):
     """The most scratch alive at once, of all calls."""
     at_peak_bytes: Bytes = 0
     """Scratch of it alive at the measured peak."""
-
-
-class MeasuredPhase(Record):
-    """The caching allocator's largest values within one phase, each at its own moment."""
-
-    phase: Phase
-    requested_bytes: Bytes
-    allocated_bytes: Bytes
-    active_bytes: Bytes
-    """Blocks in use, those included that wait for another stream before they can be used again."""
-    reserved_bytes: Bytes
 
 
 class Measurement(Record):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxmem.errors import UsageError
 from fxmem.hardware import step_time
-from fxmem.memory import allocator, report_reader
+from fxmem.memory import allocator
 from fxmem.memory.budget import Budget, MemoryFit, peak_in_memory
 from fxmem.records.files import write_text
 from fxmem.records.profile import Peak, Profile, Report, StepTime, Target, Timeline
@@ -145,6 +145,8 @@ class ReportedStep(ProfiledStep):
     @functools.cached_property
     def timeline(self) -> Timeline:
         """Bytes alive at every moment; the peak is the report's."""
+        from fxmem.memory import report_reader  # with the records of plans, which no analysis needs
+
         return report_reader.timeline(self.profile)
 
     def report(self) -> Report:

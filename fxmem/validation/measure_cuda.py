@@ -29,8 +29,8 @@ from fxmem._torch.common import tree_map_only
 from fxmem._torch.cuda import AllocatorLog, drop_cublas_workspaces
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.profile import Kind, Phase, Step, Target
-from fxmem.records.validation import Machine, MeasuredPhase, Measurement
+from fxmem.records.profile import Kind, MeasuredPhase, Phase, Step, Target
+from fxmem.records.validation import Machine, Measurement
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import describe, make_optimizer, run_step

@@ -15,7 +15,7 @@ from fxmem.errors import UsageError
 from fxmem.memory import liveness
 from fxmem.memory.allocator import AllocatorSettings, read_settings, replay, trace_step
 from fxmem.memory.log_diff import first_differences, predicted_events
-from fxmem.records.profile import Kind, Peak, Phase, ProcessBytes, Profile, Storage
+from fxmem.records.profile import Kind, MeasuredPhase, Peak, Phase, ProcessBytes, Profile, Storage
 from fxmem.records.validation import (
     ComparedPhase,
     ComparedQuantity,
@@ -23,7 +23,6 @@ from fxmem.records.validation import (
     ComparedShare,
     Difference,
     LogSide,
-    MeasuredPhase,
     Measurement,
     Quantity,
     Verdict,

@@ -9,8 +9,7 @@ from fxmem.memory.allocator.caching_allocator import CachingAllocator
 from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from fxmem.memory.allocator.stats import OutOfMemory
 from fxmem.memory.allocator.training_loop import PEAKS, Shortage, TrainingLoop
-from fxmem.records.profile import Profile
-from fxmem.records.validation import MeasuredPhase
+from fxmem.records.profile import MeasuredPhase, Profile
 
 
 @dataclass(frozen=True)

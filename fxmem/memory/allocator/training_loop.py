@@ -10,8 +10,7 @@ from typing import Final
 from fxmem.memory.allocator.caching_allocator import CachingAllocator
 from fxmem.memory.allocator.stats import OutOfMemory
 from fxmem.records.names import GRAPH_INPUT
-from fxmem.records.profile import Kind, Phase, PhaseSpan, Profile, Storage
-from fxmem.records.validation import MeasuredPhase
+from fxmem.records.profile import Kind, MeasuredPhase, Phase, PhaseSpan, Profile, Storage
 
 
 @dataclass(frozen=True)
