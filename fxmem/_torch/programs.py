@@ -1,5 +1,5 @@
 """Private names of torch that a whole program meets on its way to a card: tensors that change place under their own
-name, data loaders, lists of types that torch compares with.
+name, classes of tensors, tracing and scripting, data loaders, lists of types that torch compares with.
 
 Checked on torch 2.11.
 """

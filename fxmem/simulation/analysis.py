@@ -189,7 +189,8 @@ def read_request(
     Raises:
         UsageError: an argument that cannot be understood.
     """
-    fields = [field.name for field in dataclasses.fields(StepRequest)]
+    own = ("args", "kwargs", "notes")  # of the inputs
+    fields = [field.name for field in dataclasses.fields(StepRequest) if field.name not in own]
     for name in options.keys() - fields:
         raise unknown_name("an option of fxmem.analyze", name, [*fields, "loss", "compile"])
     batch = read_batch(inputs)

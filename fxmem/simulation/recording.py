@@ -44,7 +44,7 @@ from fxmem.simulation.observe.fx_tracer import ProgramTracer
 from fxmem.simulation.observe.node_ledger import NodeLedger
 from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.observe.op_cache import CHECK, OpCache
-from fxmem.simulation.observe.op_recorder import Dispatch, OpRecorder
+from fxmem.simulation.observe.op_recorder import OpRecorder, Route
 from fxmem.simulation.op_inspector import OpInspector
 from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.ranks.collectives import Collectives
@@ -103,7 +103,7 @@ class Subject(Observer):
 
     compiles_whole = True
     """Whether all of it is compiled in a run of its own, where it is compiled."""
-    parts: Sequence[Dispatch] = ()
+    route: Route | None = None
     """What sees each operator before the recorder does."""
 
     def __init__(self, values: Values) -> None:
@@ -294,7 +294,7 @@ class Recording(Observer):
         cache = OpCache(self.fakes, os.environ.get(CHECK, ""), context)
         inspector = OpInspector(self.collector, self.collectives, self.fakes, self.device.type)
         self.recorder = self.compilation.make_recorder(
-            self.log, self.fakes, inspector.inspect, self, cache, subject.values, subject.parts
+            self.log, self.fakes, inspector.inspect, self, cache, subject.values, subject.route
         )
         self.stop_rule = StopRule()
         """What a generation is answered where it asks whether its sequences have ended."""

@@ -149,7 +149,9 @@ def measure_curve(
         start: the size of a program that is tried first.
     """
     if isinstance(step, ProgramStep):
-        if goal != "memory" or change is not None:
+        if change is not None:
+            raise UsageError("expected no change of a program: it makes its checkpoints itself")
+        if goal != "memory":
             what = "a program" if step.program.varied else "a function"
             raise UsageError(f"expected goal='memory' for {what}: which part of its time the size changes is not known")
         target = step.program.target

@@ -83,19 +83,19 @@ def plan(
         analysis = program_step(analysis, **options)
     elif options:
         raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
-    surveyed = functools.cache(functools.partial(survey, analysis)) if isinstance(analysis, Analysis) else None
-
-    def open_search(step: ProfiledStep) -> PlanSearch:
-        found = _open_search(
-            step, strategy, application, tell, regions_only=regions_only, host_memory=host_memory, surveyed=surveyed
-        )
-        return replace(found, budget=limit)
-
-    limit, asked = None, None if budget is None else parse_budget(budget)
+    asked = None if budget is None else parse_budget(budget)
+    open_search = functools.partial(
+        _open_search,
+        strategy=strategy,
+        application=application,
+        tell=tell,
+        regions_only=regions_only,
+        host_memory=host_memory,
+        surveyed=functools.cache(functools.partial(survey, analysis)) if isinstance(analysis, Analysis) else None,
+    )
     search = open_search(analysis)
     if asked is not None:
-        limit = asked.resolve(analysis.peak.counted_bytes)
-        search = replace(search, budget=limit)
+        search = replace(search, budget=asked.resolve(analysis.peak.counted_bytes))
     if isinstance(analysis, Analysis):
         return search.run(functools.partial(remedies.describe, analysis, search, open_search))
     return estimate.name_in_model(search.run())

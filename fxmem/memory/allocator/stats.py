@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fxmem.errors import ExceededError
 from fxmem.records.profile import Bytes, Record
@@ -65,6 +66,39 @@ class Segment(Record):
     def size(self) -> int:
         """Bytes."""
         return sum(block.size for block in self.blocks)
+
+    def describe(self, frames: list[Any], frames_of: Callable[[int], list[Any]]) -> dict[str, Any]:
+        """The segment as `torch.cuda.memory._snapshot` has it (torch 2.11).
+
+        Args:
+            frames: where it was asked of the driver.
+            frames_of: where the block at an address was asked for.
+        """
+        live = [block for block in self.blocks if block.requested_bytes is not None]
+        allocated = sum(block.size for block in live)
+        return {
+            "device": 0,
+            "address": self.address,
+            "total_size": self.size,
+            "stream": self.stream,
+            "segment_type": "large" if self.large else "small",
+            "allocated_size": allocated,
+            "active_size": allocated,
+            "requested_size": sum(block.requested_bytes or 0 for block in live),
+            "segment_pool_id": (0, 0),
+            "is_expandable": self.expandable,
+            "frames": frames,
+            "blocks": [
+                {
+                    "address": block.address,
+                    "size": block.size,
+                    "requested_size": block.requested_bytes or 0,
+                    "state": "inactive" if block.requested_bytes is None else "active_allocated",
+                    "frames": [] if block.requested_bytes is None else frames_of(block.address),
+                }
+                for block in self.blocks
+            ],
+        }
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 A softmax sums to one, an index is below its bound, a sort's places are all there, a count and a norm are not zero, a
 mask lets something through, a square matrix is symmetric and positive-definite; every other fraction is between a half
-and one and a half, no two alike. `note` keeps with a tensor what its operator says of it, through views, casts and
+and one and a half. `note` keeps with a tensor what its operator says of it, through views, casts and
 copies; `make` gives the numbers.
 
 A truth that is read by itself is no mask: it decides the way that the program goes on, and is `False`
@@ -35,12 +35,12 @@ class Meaning(enum.Enum):
     COUNT = "of what is there"
 
 
-def note(func: Any, args: tuple[Any, ...], result: Any) -> None:
+def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """After an operator ran on fakes: keep what its result means."""
     if func in _PASSED_ON:
         if (found := getattr(args[0], _MEANING, None)) is not None and isinstance(result, torch.Tensor):
             setattr(result, _MEANING, found)
-    elif (rule := _RULES.get(func)) is not None and (meaning := rule(*args)) is not None:
+    elif (rule := _RULES.get(func)) is not None and (meaning := rule(*args, **kwargs)) is not None:
         setattr(result if isinstance(result, torch.Tensor) else result[1], _MEANING, meaning)
 
 
@@ -51,32 +51,32 @@ def find_bound(tensor: torch.Tensor) -> int | None:
 
 
 def make_number(tensor: torch.Tensor) -> float | int | None:
-    """The number of a tensor of one element, where something is known of it."""
+    """The number of a tensor of one element, where something is known of it; a truth is none."""
     meaning, size = getattr(tensor, _MEANING, (None, 0))
-    numbers: dict[Meaning | None, float] = {
-        Meaning.PROBABILITY: 1 / max(size, 1),
-        Meaning.FRACTION: 0.5,
-        Meaning.COUNT: 1,
-    }
-    return numbers.get(meaning)
+    if tensor.dtype.is_floating_point:
+        fractions: dict[Meaning | None, float] = {Meaning.PROBABILITY: 1 / max(size, 1), Meaning.FRACTION: 0.5}
+        return 1.0 if meaning is Meaning.COUNT else fractions.get(meaning)
+    return 1 if meaning is Meaning.COUNT and tensor.dtype is not torch.bool else None
 
 
 def make(fake: torch.Tensor) -> torch.Tensor:
     """A real tensor of the same shape and dtype on the host; not to be called where fakes are made."""
     shape, dtype = tuple(fake.shape), fake.dtype
     meaning, size = getattr(fake, _MEANING, (None, 0))
-    if math.prod(shape) > MOST:
+    if not 0 < math.prod(shape) <= MOST:
         return torch.zeros(shape, dtype=dtype)
-    if meaning is Meaning.PROBABILITY:
-        return _share_out(shape, size, dtype)
-    if meaning is Meaning.PLACE and shape:
-        return (torch.arange(shape[-1]) % max(size, 1)).to(dtype).expand(shape).clone()
-    if meaning in (Meaning.FRACTION, Meaning.COUNT):
-        return torch.full(shape, 0.5 if meaning is Meaning.FRACTION else 1, dtype=dtype)
     if dtype is torch.bool:
         return torch.full(shape, bool(shape))
+    if meaning is Meaning.COUNT:
+        return torch.ones(shape, dtype=dtype)
+    if meaning is Meaning.PLACE and shape:
+        return (torch.arange(shape[-1]) % size).to(dtype).expand(shape).clone()
     if not (dtype.is_floating_point or dtype.is_complex):
         return torch.zeros(shape, dtype=dtype)
+    if meaning is Meaning.PROBABILITY and dtype.is_floating_point:
+        return _share_out(shape, size, dtype)
+    if meaning is Meaning.FRACTION:
+        return torch.full(shape, 0.5, dtype=dtype)
     numbers = torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.5
     if len(shape) > 1 and shape[-1] == shape[-2] > 1:
         numbers = (numbers + numbers.mT) / (2 * shape[-1]) + torch.eye(shape[-1])
@@ -84,35 +84,44 @@ def make(fake: torch.Tensor) -> torch.Tensor:
 
 
 def _share_out(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Probabilities along the last dimension of `count`, whose sum is one to the bit."""
-    parts = 1 << (7 if torch.finfo(dtype).eps > 1e-3 else 20)
-    numbers = torch.full(shape, (parts // count) / parts if count <= parts else 1 / count, dtype=dtype)
-    for dim in reversed(range(len(shape))):
-        if shape[dim] == count and count <= parts:
-            numbers.narrow(dim, 0, 1).add_((parts % count) / parts)
-            break
+    """Probabilities along the last dimension of `count`.
+
+    Each is so many of parts that the dtype has no rounding for, and the first has what is left over: the sum is one to
+    the bit, unless there are fewer parts than probabilities.
+    """
+    parts = min(round(1 / torch.finfo(dtype).eps), MOST)
+    if count > parts:
+        return torch.full(shape, 1 / count, dtype=dtype)
+    numbers = torch.full(shape, parts // count / parts, dtype=dtype)
+    dim = next((dim for dim in reversed(range(len(shape))) if shape[dim] == count), None)
+    if dim is not None:
+        numbers.narrow(dim, 0, 1).add_(parts % count / parts)
     return numbers
 
 
-def _probabilities(tensor: torch.Tensor, dim: int, *_: Any) -> tuple[Meaning, int]:
+def _probabilities(tensor: torch.Tensor, dim: int, *_: Any, **__: Any) -> tuple[Meaning, int]:
     return Meaning.PROBABILITY, tensor.shape[dim] if tensor.dim() else 1
 
 
-def _indices(tensor: torch.Tensor, dim: int | None = None, *_: Any) -> tuple[Meaning, int]:
+def _indices(tensor: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> tuple[Meaning, int]:
     return Meaning.INDEX, tensor.numel() if dim is None or not tensor.dim() else tensor.shape[dim]
 
 
-def _places(tensor: torch.Tensor, *arguments: Any) -> tuple[Meaning, int]:
-    numbers = [each for each in arguments if isinstance(each, int) and not isinstance(each, bool)]
-    return Meaning.PLACE, tensor.shape[numbers[-1] if numbers else -1] if tensor.dim() else 1
+def _places(tensor: torch.Tensor, dim: int = -1, *_: Any, **__: Any) -> tuple[Meaning, int]:
+    return Meaning.PLACE, tensor.shape[dim] if tensor.dim() else 1
 
 
-def _draws(tensor: torch.Tensor, count: int, replacement: bool = False, *_: Any) -> tuple[Meaning, int]:
+def _draws(tensor: torch.Tensor, count: int, replacement: bool = False, **_: Any) -> tuple[Meaning, int]:
     return Meaning.INDEX if replacement else Meaning.PLACE, tensor.shape[-1]
 
 
-def _count(tensor: torch.Tensor, *_: Any) -> tuple[Meaning, int] | None:
+def _count(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Meaning, int] | None:
     return (Meaning.COUNT, 0) if tensor.dtype is torch.bool else None
+
+
+def _root(tensor: torch.Tensor, **_: Any) -> tuple[Meaning, int] | None:
+    """The gradient that backward begins with is one."""
+    return None if tensor.dim() else (Meaning.COUNT, 0)
 
 
 _RULES: Final[dict[Any, Callable[..., tuple[Meaning, int] | None]]] = {
@@ -120,14 +129,12 @@ _RULES: Final[dict[Any, Callable[..., tuple[Meaning, int] | None]]] = {
     aten.sigmoid.default: lambda tensor: (Meaning.FRACTION, 0),
     **dict.fromkeys((aten.argmax.default, aten.argmin.default), _indices),
     **dict.fromkeys((aten.max.dim, aten.min.dim), _indices),
-    **dict.fromkeys((aten.sort.default, aten.sort.stable), lambda tensor, *rest, **_: _places(tensor, *rest)),
+    **dict.fromkeys((aten.sort.default, aten.sort.stable), _places),
     aten.topk.default: lambda tensor, k, dim=-1, *_: _places(tensor, dim),
     aten.multinomial.default: _draws,
-    aten.randperm.default: lambda count, *_: (Meaning.PLACE, count),
-    aten.randint.default: lambda high, *_: (Meaning.INDEX, high),
-    aten.ones_like.default: lambda tensor, *_: (
-        None if tensor.dim() else (Meaning.COUNT, 0)
-    ),  # what backward begins with
+    aten.randperm.default: lambda count, **_: (Meaning.PLACE, count),
+    aten.randint.default: lambda high, *_, **__: (Meaning.INDEX, high),
+    aten.ones_like.default: _root,
     **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default), _count),
 }
 """What an operator says of its result; of several, of the second."""

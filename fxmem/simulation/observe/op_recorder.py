@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -78,20 +78,8 @@ Run = Callable[[Any, Any, tuple[Any, ...], dict[str, Any], types.FrameType], Any
 """Runs an operator: what it is, the types it is called for, its arguments, and the frame that calls it."""
 
 
-class Dispatch(Protocol):
-    """A part of a recording that decides how an operator runs, before the recorder does."""
-
-    def run(
-        self,
-        recorder: OpRecorder,
-        run: Run,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        caller: types.FrameType,
-    ) -> Any:
-        """Run the operator, as a rule by `run`, which is what else the recorder does with it."""
+Route = Callable[..., Any]
+"""Decides how an operator runs, before the recorder does: called with the recorder and its own `Run`, then as that."""
 
 
 class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
@@ -104,7 +92,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         observer: told of each op that has hidden memory.
         cache: of calls in this mode.
         values: answers where an op needs values.
-        parts: of the recording, which see each op first, the last one before the others.
+        route: of what is recorded, which sees each op first; None where all of it runs on fakes.
     """
 
     is_of_program = False
@@ -117,7 +105,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         observer: Observer,
         cache: OpCache,
         values: Values,
-        parts: Sequence[Dispatch] = (),
+        route: Route | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
@@ -130,8 +118,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self.newest_node = -1
         """Number of the newest node of autograd when an op ran last."""
         self._run_op: Run = self._record
-        for part in parts:
-            self._run_op = functools.partial(part.run, self, self._run_op)
+        if route is not None:
+            self._run_op = functools.partial(route, self, self._record)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -161,7 +149,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         begin = self._log.tick
         result, replay = self._run_or_replay(op, args, kwargs)
         if op.says_what_it_makes:
-            plausible.note(func, args, result)
+            plausible.note(func, args, kwargs, result)
         if not self._log.setting_up:
             self._note_op(op, args, kwargs, result, replay, begin)
         return result

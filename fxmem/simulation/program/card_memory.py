@@ -148,13 +148,13 @@ class CardMemory(Observer):
             return
         before, raises = dict(vars(self)), self._raises
         self._start(self._allocator.capacity_bytes)
-        self._raises = True
+        self._raises, self.on_block = True, None
         try:
             for act in self._history:
                 act()
         except torch.cuda.OutOfMemoryError:
             vars(self).update(before)
-        self._raises = raises
+        self._raises, self.on_block = raises, before["on_block"]
 
     # --- the blocks ---------------------------------------------------------------------------------------------------
 

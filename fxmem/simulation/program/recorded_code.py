@@ -72,7 +72,7 @@ class RecordedCode(Subject):
         self._thread = CardThread()
         self.memory = CardMemory(target, os.environ, raises=raises) if on_card else None
         self._border = Border(self.memory)
-        self.parts = (self._border,)
+        self.route = self._border.run
         self._live = LiveBytes()
         self.roots = Roots(prepare)
         self.rounds = Rounds(self.roots, self._live, self.memory, enough=enough, max_operators=max_operators)

@@ -53,7 +53,7 @@ def _describe_optimizer(
     if fixed <= limit:
         forms.append({"the same optimizer within backward (fxmem.release_gradients)": in_backward(spec)})
     for words, varied in filter(None, (_vary_optimizer(analysis, search, each) for each in forms)):
-        found = replace(open_search(varied), tell=lambda _: None).find_any()
+        found = replace(open_search(varied), budget=search.budget, tell=lambda _: None).find_any()
         if found is not None:
             how = "a plan with " if found.regions else ""
             return f"; {how}{words} takes {format_bytes(found.peak_bytes)}, which is within it"

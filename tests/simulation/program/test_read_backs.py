@@ -73,6 +73,22 @@ def order(net: nn.Module, x: torch.Tensor) -> Any:
     return best
 
 
+def order_columns(net: nn.Module, x: torch.Tensor) -> Any:
+    turned = net(x).t()
+    assert int(turned.argsort(dim=0).cpu().max()) < 10
+    assert int(turned.sort(dim=0, stable=True).indices.cpu().max()) < 10
+    return turned.topk(2, dim=0).indices.cpu()
+
+
+def cast(net: nn.Module, x: torch.Tensor) -> Any:
+    p = net(x).softmax(-1)
+    assert (p.half().cpu().sum(-1) == 1).all()
+    assert p.long().cpu().dtype is torch.int64
+    assert type(p[0, 0].long().item() + 0) is not float
+    assert (net(x) > 0).sum().bool().item() is False
+    return net(x).sigmoid().mul(255).byte().cpu(), net(x)[:, :0].softmax(-1).cpu()
+
+
 def correlate(net: nn.Module, x: torch.Tensor) -> Any:
     table = np.corrcoef(net(x).detach().cpu().numpy(), rowvar=False)
     assert np.isfinite(table).all()
@@ -108,6 +124,8 @@ def write_and_read(net: nn.Module, x: torch.Tensor) -> Any:
         divide_by_norms,
         factorise,
         order,
+        order_columns,
+        cast,
         correlate,
         count_classes,
         compare,
@@ -258,6 +276,21 @@ def test_a_program_sets_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
         reserved[setting] = recorded.peak.reserved_bytes
         assert recorded.environ["PYTORCH_CUDA_ALLOC_CONF"] == setting
     assert reserved["expandable_segments:True"] < reserved["expandable_segments:False"]
+
+
+def test_a_history_is_written_once() -> None:
+    """cuDNN is asked when the first round is over, and all is allocated anew with its workspaces."""
+    with fxmem.record("rtx3080"):
+        net = nn.Conv2d(3, 8, 3).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        torch.cuda.memory._record_memory_history()
+        for _ in range(2):
+            net(torch.randn(4, 3, 33, 33, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        [trace] = torch.cuda.memory._snapshot()["device_traces"]
+    batch = 4 * 4 * 3 * 33 * 33
+    assert sum(each["size"] == batch and each["action"] == "alloc" for each in trace) == 2
 
 
 def test_a_program_writes_a_snapshot(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from fxmem.memory.allocator import AllocatorSettings, RecordedStep, Segment, trace_step
+from fxmem.memory.allocator import AllocatorSettings, RecordedStep, trace_step
 from fxmem.records.profile import Kind, Profile, Timeline
 from fxmem.records.units import printable
 from fxmem.show.export import register
@@ -44,7 +44,10 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     step = trace_step(profile, settings)
     stacks = _Stacks(profile)
     content = {
-        "segments": [_segment(segment, step, stacks) for segment in step.segments_after],
+        "segments": [
+            segment.describe(stacks.segment, lambda address: stacks.storage(step.owners_after[address]))
+            for segment in step.segments_after
+        ],
         "device_traces": [[*_before(step, stacks), *_step_trace(step, stacks)]],
         "allocator_settings": {"PREDICTED": _note(profile, timeline, step), **settings.model_dump(mode="json")},
         "external_annotations": [],
@@ -132,34 +135,6 @@ def _event(
 ) -> dict[str, Any]:
     event = {"action": action, "addr": address, "size": size, "stream": stream, "frames": frames}
     return event if category is None else {**event, "category": category}
-
-
-def _segment(segment: Segment, step: RecordedStep, stacks: _Stacks) -> dict[str, Any]:
-    live = [block for block in segment.blocks if block.requested_bytes is not None]
-    allocated = sum(block.size for block in live)
-    return {
-        "device": 0,
-        "address": segment.address,
-        "total_size": segment.size,
-        "stream": segment.stream,
-        "segment_type": "large" if segment.large else "small",
-        "allocated_size": allocated,
-        "active_size": allocated,
-        "requested_size": sum(block.requested_bytes or 0 for block in live),
-        "segment_pool_id": (0, 0),
-        "is_expandable": segment.expandable,
-        "frames": stacks.segment,
-        "blocks": [
-            {
-                "address": block.address,
-                "size": block.size,
-                "requested_size": block.requested_bytes or 0,
-                "state": "inactive" if block.requested_bytes is None else "active_allocated",
-                "frames": [] if block.requested_bytes is None else stacks.storage(step.owners_after[block.address]),
-            }
-            for block in segment.blocks
-        ],
-    }
 
 
 register("memory-viz", write, binary=True)

@@ -1,7 +1,9 @@
 """The history of a pretended card's memory, as `torch.cuda.memory._record_memory_history` keeps it, and its snapshot.
 
 Format: the `Snapshot` of `torch.cuda.memory._snapshot` (torch 2.11), which pytorch.org/memory_viz and `fxmem validate
---snapshot` read. Frames are the program's own; events have no time, since nothing was run.
+--snapshot` read. Frames are the program's own; events have no time, since nothing was run. cuDNN is asked for its
+workspaces when the first round is over: until then they are not in the history, and what is freed later may lie
+elsewhere than where it was allocated.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import sys
 from collections import deque
 from typing import Any
 
-from fxmem.memory.allocator import Segment
 from fxmem.simulation.program.card_memory import CardMemory
 from fxmem.simulation.source_lines import user_frame
 
@@ -42,7 +43,7 @@ class MemoryHistory:
         """`_snapshot`: the state now, and the history."""
         self._memory.run_operator()
         return {
-            "segments": [self._describe(segment) for segment in self._memory.segments()],
+            "segments": [each.describe([], self._find_frames) for each in self._memory.segments()],
             "device_traces": [list(self._events)],
             "allocator_settings": {"PREDICTED": "by fxmem; no GPU was used"},
             "external_annotations": [],
@@ -53,6 +54,9 @@ class MemoryHistory:
         with open(filename, "wb") as file:
             pickle.dump(self.snapshot(), file, protocol=4)
 
+    def _find_frames(self, address: int) -> Frames:
+        return self._frames.get(address, [])
+
     def _note(self, action: str, address: int, nbytes: int, stream: int) -> None:
         frames = _list_frames()
         if action == "alloc":
@@ -61,33 +65,6 @@ class MemoryHistory:
         for each in actions:
             event = {"action": each, "addr": address, "size": nbytes, "stream": stream, "frames": frames, "time_us": 0}
             self._events.append(event)
-
-    def _describe(self, segment: Segment) -> dict[str, Any]:
-        live = [block for block in segment.blocks if block.requested_bytes is not None]
-        allocated = sum(block.size for block in live)
-        return {
-            "device": 0,
-            "address": segment.address,
-            "total_size": segment.size,
-            "stream": segment.stream,
-            "segment_type": "large" if segment.large else "small",
-            "allocated_size": allocated,
-            "active_size": allocated,
-            "requested_size": sum(block.requested_bytes or 0 for block in live),
-            "segment_pool_id": (0, 0),
-            "is_expandable": segment.expandable,
-            "frames": [],
-            "blocks": [
-                {
-                    "address": block.address,
-                    "size": block.size,
-                    "requested_size": block.requested_bytes or 0,
-                    "state": "inactive" if block.requested_bytes is None else "active_allocated",
-                    "frames": [] if block.requested_bytes is None else self._frames.get(block.address, []),
-                }
-                for block in segment.blocks
-            ],
-        }
 
 
 def _list_frames() -> Frames:
