@@ -1,0 +1,319 @@
+"""What a card does with torch's operators, with programs of many kinds and with whole scripts: measured once, held ever
+after.
+
+    python -m benchmarks.accuracy.card_runs --measure     where a card is: under six minutes on a data-centre card
+      --dry-run                                           the same road on the CPU, a few of each, to see that it runs
+    python -m benchmarks.accuracy.card_runs [FILE]        anywhere: predict what the file has, print where it differs
+
+Three kinds, each in worker processes side by side:
+
+- `operator`: every operator of torch's own list (`benchmarks.programs.operators`), forward and backward.
+- `program`: every program of `benchmarks.programs.program_cases`.
+- `script`: every script of `card_programs`, whole, in a process of its own. What it prints is kept, and the log of the
+  card's allocator, each entry with the line of the script that it comes from. In the prediction the same happens under
+  `fxmem run`: both print what `torch.cuda` says of the memory, and both dump the log.
+
+The result is one file under `benchmarks/results/gpu`, named after the card and the day; what is in it is not measured
+again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import gzip
+import json
+import os
+import pickle
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from benchmarks import RESULTS
+
+SCRIPTS = Path(__file__).parent / "card_programs"
+RUN = ("-m", "benchmarks.accuracy.card_runs")
+ALONE = "alone_"
+"""Scripts of such a name want the whole card."""
+CHUNK = 24
+"""Operators or programs that one process measures."""
+LIMIT_S = 210
+MOST_EVENTS = 1_000_000
+LOGGED = {"alloc", "free_requested", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom"}
+"""Entries of the allocator's log that are kept."""
+
+
+# --- one process ------------------------------------------------------------------------------------------------------
+
+
+def measure(kind: str, names: Sequence[str], out: Path, *, dry_run: bool) -> None:
+    """Measure operators or programs, one after another; each is a line of the file."""
+    import torch
+
+    from fxmem.validation.measure_cpu import measure_cpu
+    from fxmem.validation.measure_cuda import measure_cuda
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with out.open("a") as file:
+        for name in names:
+            for mode, make in steps(kind, name):
+                row: dict[str, Any] = {"kind": kind, "name": name, "mode": mode}
+                try:
+                    model, request = make()
+                    found = (measure_cpu if dry_run else measure_cuda)(model, request, steps=3)
+                    row |= found.model_dump(mode="json", exclude={"machine", "step", "process_bytes"})
+                except Exception as error:
+                    row["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+                print(json.dumps(row), file=file, flush=True)
+                if "CUDA error" in row.get("error", ""):  # nothing runs in this process any more
+                    return
+
+
+def steps(kind: str, name: str, target: Any = "cpu") -> Iterator[tuple[str, Any]]:
+    """By mode, what makes a model and the step it runs."""
+    import torch
+
+    from fxmem.simulation.request import StepRequest
+
+    if kind == "program":
+        from benchmarks.programs.program_cases import PROGRAMS
+
+        def make_program(mode: str) -> tuple[Any, StepRequest]:
+            torch.manual_seed(0)
+            case = PROGRAMS[name]()
+            train = mode == "train"
+            settings: Any = {"mode": mode, "precision": case.precision, "target": target, "name": name}
+            training: Any = {"optimizer": case.optimizer, "loss": case.loss} if train else {"optimizer": None}
+            return case.model.train(train), StepRequest(args=case.inputs, **settings, **training)
+
+        for mode in PROGRAMS[name]().modes:
+            yield mode, lambda mode=mode: make_program(mode)
+        return
+    from benchmarks.programs.operators import MODES, Operator, full_name, gradient_of_ones, operators, sample
+
+    info = next(each for each in operators() if full_name(each) == name)
+
+    def make_operator(mode: str) -> tuple[Any, StepRequest]:
+        train = mode == "train"
+        arguments = sample(info, train)
+        if arguments is None:
+            raise ValueError("torch has no sample")
+        torch.manual_seed(0)
+        loss = gradient_of_ones if train else None
+        settings: Any = {"mode": mode, "loss": loss, "optimizer": None, "target": target, "name": name}
+        return Operator(info.op, arguments).train(train), StepRequest(**settings)
+
+    for mode in MODES:
+        if mode == "infer" or info.supports_autograd:
+            yield mode, lambda mode=mode: make_operator(mode)
+
+
+def record_script(script: str, dump: str) -> None:
+    """Run a script as a program with the allocator's log kept; on a card, and as well on a pretended one."""
+    import torch
+
+    torch.cuda.init()
+    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MOST_EVENTS)
+    sys.argv = [script]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        found = torch.cuda.memory._snapshot()
+        events = []
+        for entry in found["device_traces"][0]:
+            if entry["action"] in LOGGED:
+                lines = [each["line"] for each in entry["frames"] if each["filename"] == script]
+                events.append([entry["action"], entry["size"], lines[0] if lines else 0])
+        statistics = {key: value for key, value in torch.cuda.memory_stats().items() if value}
+        host = getattr(torch.cuda, "host_memory_stats", dict)() if torch.cuda.is_available() else {}
+        with open(dump, "wb") as file:
+            pickle.dump({"events": events, "statistics": dict(statistics), "host": dict(host)}, file)
+
+
+# --- all of them, on a card -------------------------------------------------------------------------------------------
+
+
+def _child(arguments: Sequence[str], limit_s: float) -> tuple[int | None, str, str]:
+    """Exit code (None if it took too long), standard output, standard error."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), *sys.path)))
+    command = [sys.executable, *RUN, *arguments]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, env=environ, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
+        try:
+            code: int | None = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code = None
+        for file in (out, err):
+            file.seek(0)
+        return code, out.read(), err.read()
+
+
+def _measure_chunk(kind: str, names: Sequence[str], end: float, dry_run: bool) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    left = list(names)
+    while left and time.monotonic() < end - 15:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder, "rows")
+            limit = min(LIMIT_S, end - time.monotonic())
+            said = _child(["--one", kind, "--names", *left, "--answer", str(out), *["--dry-run"] * dry_run], limit)
+            new = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+        rows += new
+        done = {row["name"] for row in new}
+        if not new:
+            rows.append({"kind": kind, "name": left[0], "mode": "", "error": f"exit {said[0]}: {said[2][-200:]}"})
+            done = {left[0]}
+        left = [name for name in left if name not in done]
+    return rows
+
+
+def _measure_script(name: str, end: float) -> list[dict[str, Any]]:
+    if time.monotonic() > end - 20:
+        return []
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        dump = Path(folder, "dump.pickle")
+        arguments = ["--one", "script", "--names", str(SCRIPTS / f"{name}.py"), "--answer", str(dump)]
+        code, out, err = _child(arguments, min(LIMIT_S, end - began))
+        row: dict[str, Any] = {"kind": "script", "name": name, "mode": "", "exit_code": code, "printed": out}
+        if code != 0:
+            row["error"] = err[-1500:]
+        if dump.exists():
+            row |= pickle.loads(dump.read_bytes())
+    return [{**row, "seconds": round(time.monotonic() - began, 1)}]
+
+
+def measure_all(asked: argparse.Namespace) -> int:
+    """Measure what is asked for and not in the file yet."""
+    import torch
+
+    from benchmarks.programs.operators import full_name, operators
+    from benchmarks.programs.program_cases import PROGRAMS
+    from fxmem.validation.measure_cpu import cpu_machine
+    from fxmem.validation.measure_cuda import card_machine
+
+    end = time.monotonic() + 60 * asked.minutes
+    machine = cpu_machine() if asked.dry_run else card_machine()
+    card = "dry-run" if asked.dry_run else machine.name.lower().replace("nvidia ", "").split()[0]
+    path = asked.out / f"{card}-runs-{datetime.date.today()}.json.gz"
+    rows = read(path)["rows"] if path.is_file() else []
+    done = {(row["kind"], row["name"]) for row in rows}
+    everything = {
+        "script": sorted(each.stem for each in SCRIPTS.glob("*.py")),
+        "program": list(PROGRAMS),
+        "operator": [full_name(info) for info in operators()],
+    }
+    if asked.dry_run:
+        everything = {"script": [], **{kind: names[:6] for kind, names in everything.items() if kind != "script"}}
+    todo = {
+        kind: [name for name in names if asked.only in f"{kind}/{name}" and (kind, name) not in done]
+        for kind, names in everything.items()
+    }
+    about = {
+        "machine": machine.model_dump(mode="json"),
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "packages": _versions(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+    def keep(new: list[dict[str, Any]]) -> None:
+        rows.extend(new)
+        for row in new:
+            if "error" in row:
+                print(row["kind"], row["name"], row["mode"], row["error"][-160:].replace("\n", " "), flush=True)
+        asked.out.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        text = json.dumps({"about": about, "rows": rows}, separators=(",", ":"))
+        part.write_bytes(gzip.compress(text.encode(), compresslevel=6, mtime=0))
+        part.replace(path)
+
+    for name in [name for name in todo["script"] if name.startswith(ALONE)]:
+        keep(_measure_script(name, end))
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        futures = [pool.submit(_measure_script, name, end) for name in todo["script"] if not name.startswith(ALONE)]
+        for kind in ("operator", "program"):
+            for begin in range(0, len(todo[kind]), CHUNK):
+                names = todo[kind][begin : begin + CHUNK]
+                futures.append(pool.submit(_measure_chunk, kind, names, end, asked.dry_run))
+        gathered: list[dict[str, Any]] = []
+        for number, future in enumerate(as_completed(futures), 1):
+            gathered += future.result()
+            if number % 8 == 0 or number == len(futures):
+                keep(gathered)
+                gathered = []
+    failed = sum("error" in row for row in rows)
+    print(f"{path}: {len(rows)} rows, {failed} with an error; {60 * asked.minutes - (end - time.monotonic()):.0f} s")
+    return 0
+
+
+def _versions() -> dict[str, str]:
+    import importlib.metadata
+
+    wanted = "torchvision timm transformers accelerate lightning peft triton nvidia-cudnn-cu13 nvidia-cublas deepspeed torchao"
+    found = {}
+    for name in wanted.split():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def read(path: Path) -> Any:
+    """What a file of measurements says."""
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+# --- predicting, anywhere ---------------------------------------------------------------------------------------------
+
+
+def latest() -> Path:
+    """The newest file that is kept. Raises FileNotFoundError without one."""
+    found = sorted((RESULTS / "gpu").glob("*-runs-*.json.gz"))
+    if not found:
+        raise FileNotFoundError("expected a file of measurements in benchmarks/results/gpu; --measure makes one")
+    return found[-1]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, or predict."""
+    asked = _parse(arguments)
+    if asked.one == "script":
+        record_script(asked.names[0], str(asked.answer))
+        return 0
+    if asked.one:
+        measure(asked.one, asked.names, asked.answer, dry_run=asked.dry_run)
+        return 0
+    if asked.measure or asked.dry_run:
+        return measure_all(asked)
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure programs on this machine's card, or hold predictions to it.")
+    parser.add_argument("file", nargs="?", type=Path, help="measurements to hold predictions to; default the newest")
+    parser.add_argument("--measure", action="store_true", help="measure on this machine's card")
+    parser.add_argument("--only", default="", metavar="TEXT", help="of KIND/NAME, what contains this")
+    parser.add_argument("--jobs", type=int, default=10, help="processes side by side where it is measured (default 10)")
+    parser.add_argument("--minutes", type=float, default=6, help="time for all of the measurement (default 6)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu", metavar="DIR", help="where the file goes")
+    parser.add_argument("--dry-run", action="store_true", help="a few operators and programs on the CPU")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--names", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
