@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import gzip
 import json
 import os
@@ -99,9 +100,9 @@ def steps(kind: str, name: str, target: Any = "cpu") -> Iterator[tuple[str, Any]
         for mode in PROGRAMS[name]().modes:
             yield mode, lambda mode=mode: make_program(mode)
         return
-    from benchmarks.programs.operators import MODES, Operator, full_name, gradient_of_ones, operators, sample
+    from benchmarks.programs.operators import MODES, Operator, gradient_of_ones, sample
 
-    info = next(each for each in operators() if full_name(each) == name)
+    info = _operators()[name]
 
     def make_operator(mode: str) -> tuple[Any, StepRequest]:
         train = mode == "train"
@@ -118,6 +119,13 @@ def steps(kind: str, name: str, target: Any = "cpu") -> Iterator[tuple[str, Any]
             yield mode, lambda mode=mode: make_operator(mode)
 
 
+@functools.cache
+def _operators() -> dict[str, Any]:
+    from benchmarks.programs.operators import full_name, operators
+
+    return {full_name(info): info for info in operators()}
+
+
 def record_script(script: str, dump: str) -> None:
     """Run a script as a program with the allocator's log kept; on a card, and as well on a pretended one."""
     import torch
@@ -132,7 +140,7 @@ def record_script(script: str, dump: str) -> None:
         events = []
         for entry in found["device_traces"][0]:
             if entry["action"] in LOGGED:
-                lines = [each["line"] for each in entry["frames"] if each["filename"] == script]
+                lines = [each["line"] for each in entry.get("frames", ()) if each["filename"] == script]
                 events.append([entry["action"], entry["size"], lines[0] if lines else 0])
         statistics = {key: value for key, value in torch.cuda.memory_stats().items() if value}
         host = getattr(torch.cuda, "host_memory_stats", dict)() if torch.cuda.is_available() else {}
@@ -199,7 +207,6 @@ def measure_all(asked: argparse.Namespace) -> int:
     """Measure what is asked for and not in the file yet."""
     import torch
 
-    from benchmarks.programs.operators import full_name, operators
     from benchmarks.programs.program_cases import PROGRAMS
     from fxmem.validation.measure_cpu import cpu_machine
     from fxmem.validation.measure_cuda import card_machine
@@ -213,7 +220,7 @@ def measure_all(asked: argparse.Namespace) -> int:
     everything = {
         "script": sorted(each.stem for each in SCRIPTS.glob("*.py")),
         "program": list(PROGRAMS),
-        "operator": [full_name(info) for info in operators()],
+        "operator": list(_operators()),
     }
     if asked.dry_run:
         everything = {"script": [], **{kind: names[:6] for kind, names in everything.items() if kind != "script"}}
@@ -244,7 +251,7 @@ def measure_all(asked: argparse.Namespace) -> int:
         keep(_measure_script(name, end))
     with ThreadPoolExecutor(asked.jobs) as pool:
         futures = [pool.submit(_measure_script, name, end) for name in todo["script"] if not name.startswith(ALONE)]
-        for kind in ("operator", "program"):
+        for kind in ("program", "operator"):
             for begin in range(0, len(todo[kind]), CHUNK):
                 names = todo[kind][begin : begin + CHUNK]
                 futures.append(pool.submit(_measure_chunk, kind, names, end, asked.dry_run))
