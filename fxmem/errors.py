@@ -21,6 +21,10 @@ class AnalysisError(FxmemError):
     exit_code = 1
 
 
+class NoKernelError(AnalysisError, RuntimeError):
+    """No kernel of the card's runs a call (exit 1). A program may catch torch's `RuntimeError` and try another way."""
+
+
 class UsageError(FxmemError):
     """An option, spec, model, target, unit or file that cannot be understood (exit 2)."""
 

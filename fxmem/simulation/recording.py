@@ -308,7 +308,7 @@ class Recording(Observer):
         self.root = root
         self.classes = {name: type(module) for name, module in root.named_modules()}
         self.tracer: Any = self.compilation.make_tracer(root)
-        self.engine = AutogradEngine(self.nodes, self, self.compilation.streams)
+        self.engine = AutogradEngine(self.nodes, self, self.compilation.streams, on_card=self.target.device == "cuda")
         self.compilation.attach()
 
     def begin(self) -> None:

@@ -120,11 +120,12 @@ def _efficient_backward(call: Call) -> Events:
     if dtype == "float32":
         product, unordered = (batch, queries, heads, value_size), (batch, queries, heads)
         scratch = _floats([("grad_output * output", product), ("delta, unordered", unordered)])
-        delta = (*scratch, *delta, *free(*(event.name for event in scratch)))
+        delta = (*scratch, *delta, *free(*(event.name for event in reversed(scratch))))
     kernel = _backward_kernel(max(head_size, value_size), dtype, _probability(call, 9) > 0, call.card)
     sizes = (batch, heads, queries, keys, head_size, value_size)
     workspace = None if kernel is None else kernel.workspace_bytes(*sizes, call.platform.deterministic)
-    return *copy, *_grads(), *delta, *(() if workspace == 0 else (alloc("workspace", workspace),))
+    buffer = () if workspace == 0 else (alloc("workspace", workspace),)
+    return *copy, *_grads(), *delta, *buffer, *free("delta")  # declared after the workspace, which it goes before
 
 
 def _cudnn(call: Call) -> Events:

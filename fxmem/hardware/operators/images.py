@@ -41,9 +41,10 @@ def _window_elements(whole: Sequence[int], windows: Sequence[int]) -> int:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def _im2col(call: Call) -> Events:
+def _im2col(call: Call) -> Events | None:
     """`im2col_cpu`, `im2col_cuda`: the result begins as large as the input, and is there beside the one it grows to."""
-    return alloc("result before it grows", call.layout().nbytes), output("result")
+    before = call.layout().nbytes
+    return (alloc("result before it grows", before), output("result")) if call.made.nbytes > before else None
 
 
 def _upsample(taps: int) -> ScratchRule:
@@ -118,7 +119,7 @@ ROWS = {
     },
     "Im2Col.cpp, Col2Im.cpp, cuda/Im2Col.cu, cuda/Col2Im.cu, UnfoldBackward.cpp": {
         "im2col": Operator(0, scratch=_im2col),
-        "col2im": _ADDED_DENSE,
+        "col2im": Operator((1, 0), copies=((), (0,))),
         "unfold_backward": _ADDED,
     },
     "UpSample*.cpp, cpu/UpSampleKernel.cpp": {

@@ -132,7 +132,7 @@ class _Log:
                 self.end(buffers.pop(event.name))
         self.keep(op.end)
         end = op.end + self.shift
-        for buffer in buffers.values():
+        for buffer in reversed(buffers.values()):
             self.end(buffer)
         return begin, end
 

@@ -11,9 +11,8 @@ Inside `target_kernels(target)` and on the thread that entered it:
 - operators whose FakeTensor kernel is missing or differs from the card's return what the card's does
   (`fxmem.simulation.kernels.fake_kernels`).
 
-With a CPU target nothing changes. One thing is not as on a card: `nn.TransformerEncoderLayer` and
-`nn.MultiheadAttention` in eval mode under `no_grad` run their ordinary code, not the fused "fast path", which has no
-kernel for FakeTensors.
+With a CPU target nothing changes. In compiled code `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` run their
+ordinary code also at inference: the fused "fast path" has no kernel that a compiler could trace.
 
 What needs nothing here, because torch decides it from the fakes alone and so the same with and without a card: batch
 normalisation (cuDNN's, or the native one for bfloat16, one- and two-dimensional input, too large batches, or cuDNN off:
@@ -38,13 +37,18 @@ from torch.nn.attention import SDPBackend
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
 from fxmem._torch.compiler.inlined import outside_compiler
-from fxmem.errors import UsageError
+from fxmem.errors import NoKernelError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Assumption, Target
+from fxmem.simulation.kernels.attention.backend_rules import attention_backend
 from fxmem.simulation.kernels.attention.backends import attend
 from fxmem.simulation.kernels.attention.call import (
     DEFAULT_ORDER,
+    EFFICIENT,
+    FLASH,
+    AttentionCall,
     AttentionSettings,
+    Operand,
     order_of_this_process,
     read_settings,
 )
@@ -125,6 +129,16 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *arg
     if not _active.stack or not _is_fake_cuda(query) or query.is_nested or key.is_nested:
         return torch_kernels.SDPA(query, key, value, *args, **kwargs)  # type: ignore[no-any-return]
     return attend(_active.stack[-1].attention_settings(), query, key, value, *args, **kwargs)
+
+
+def has_fused_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the card runs flash or memory-efficient attention for these, `[batch, heads, length, size]`."""
+    operands = map(Operand.describe, (query, key, value))
+    call = AttentionCall(*operands, None, 0.0, False, False, torch.is_grad_enabled())
+    try:
+        return attention_backend(call, _active.stack[-1].attention_settings()).backend in (FLASH, EFFICIENT)
+    except NoKernelError:
+        return False
 
 
 def attend_on_card(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -245,7 +259,6 @@ def target_kernels(target: Target) -> Iterator[None]:
             yield
         return
     card = _Card(target)
-    slow = _only_here(lambda: False)
     stand_ins = [
         *((owner, name, _route(builtin)) for owner, name, builtin in torch_kernels.CALL_SITES),
         *(
@@ -264,7 +277,7 @@ def target_kernels(target: Target) -> Iterator[None]:
         for owner, name in torch_kernels.CONVOLUTION_CHOICES:
             stack.enter_context(torch_common.wrap(owner, name, functools.partial(_choose_as_half, card), here=True))
         stack.enter_context(
-            torch_common.patch(torch.backends.mha, "get_fastpath_enabled", lambda own: outside_compiler(slow(own)))
+            torch_common.patch(torch.backends.mha, "get_fastpath_enabled", outside_compiler)
         )
         stack.enter_context(torch_kernels.override_fake_kernels(FAKE_KERNELS))
         stack.enter_context(_forget_library_answers())

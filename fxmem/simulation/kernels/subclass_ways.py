@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
+from fxmem.simulation.kernels.card_emulation import has_fused_attention
 from fxmem.simulation.kernels.fake_kernels import answer_checks
 
 _aten = torch.ops.aten
@@ -83,11 +84,23 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _native_attention(
     query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, *rest: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """`native_multi_head_attention_cpu` (transformers/attention.cpp) for one tensor as query, key and value."""
+    """`native_multi_head_attention_cpu` (transformers/attention.cpp) and `native_multi_head_attention_cuda`
+    (transformers/cuda/attention.cu) for one tensor as query, key and value. A card with a fused kernel runs that.
+
+    The events of both on an H200: `program/multihead_attention` of benchmarks/accuracy/card_runs.py.
+    """
     del key, value
-    weight, _, out_weight, out_bias, *options = rest
+    weight, bias, out_weight, out_bias, *options = rest
     mask, need_weights, average = (*options, *(None, True, True)[len(options) :])[:3]
     batch, length, _ = query.shape
+    if query.is_cuda and mask is None and not need_weights and width // heads % 8 == 0:
+        whole = query.view(batch, length, heads, -1).transpose(1, 2)
+        if has_fused_attention(whole, whole, whole):
+            packed = linear(query, weight, bias).chunk(3, -1)
+            q, k, v = (each.view(batch, length, heads, -1).transpose(1, 2) for each in packed)
+            del packed
+            mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, width)
+            return linear(mixed, out_weight, out_bias), None
     projected = torch.matmul(query, weight.t())
     parts = projected.new_empty((3, batch, heads, length, width // heads))
     del projected
@@ -133,12 +146,12 @@ def _encoder_layer(source: Tensor, width: int, heads: int, *rest: Any) -> Tensor
 
 
 def takes_own_kernels(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Make `has_torch_function` false for fakes of the CPU. These modules then take their own kernels."""
+    """Make `has_torch_function` false for fakes. These modules then take their own kernels."""
     code = nn.MultiheadAttention.forward.__code__, nn.TransformerEncoderLayer.forward.__code__
 
     def has_torch_function(tensors: Any) -> bool:
         ours = sys._getframe(1).f_code in code
-        if ours and all(map(_is_on_cpu, tensors)):
+        if ours and all(type(each) is torch_common.FakeTensor for each in tensors):
             return False
         return original(tensors)
 

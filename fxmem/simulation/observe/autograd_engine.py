@@ -28,7 +28,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.kernels.streams import Streams
 from fxmem.simulation.observe.backward_hooks import BackwardHooks
-from fxmem.simulation.observe.graph_task import GraphTask, fit_gradient
+from fxmem.simulation.observe.graph_task import GraphTask, NodeClock, fit_gradient
 from fxmem.simulation.observe.leaf_gradients import accumulate_gradient
 from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.observe.plain_formulas import FORMULAS
@@ -58,10 +58,19 @@ class AutogradEngine:
         observer: of saved tensors and nodes.
         program: of backwards, and of what these call of the program.
         streams: of the card, if there is one.
+        on_card: whether backward runs in a thread of its own, as it does on a card.
     """
 
-    def __init__(self, observer: Observer, program: Observer | None = None, streams: Streams | None = None) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        program: Observer | None = None,
+        streams: Streams | None = None,
+        *,
+        on_card: bool = False,
+    ) -> None:
         self._observer = observer
+        self._clock, self._on_card = NodeClock(), on_card
         self._program = program or Observer()
         self._streams = streams or Streams()
         self._saved = SavedTensors(observer, self._program)
@@ -141,12 +150,12 @@ class AutogradEngine:
     ) -> tuple[torch.Tensor | None, ...]:
         """Accumulate gradients into the leaves, or return those of `inputs`: `torch._C._EngineBase.run_backward`."""
         with self._program.observe_backward(roots, accumulates=accumulate_grad):
-            task = GraphTask(roots, inputs, accumulate_grad=accumulate_grad)
+            task = GraphTask(roots, inputs, accumulate_grad=accumulate_grad, made_at=self._clock.read)
             if not accumulate_grad and not allow_unreachable:
                 task.check_inputs_are_used()
             task.start(gradients)
             self.keeps_graph = retain_graph
-            with self._current_task(task), torch.set_grad_enabled(create_graph):
+            with self._current_task(task), self._thread_of_backward(), torch.set_grad_enabled(create_graph):
                 walk = functools.partial(self._walk, task, retain_graph, create_graph)
                 with self._streams.keep():
                     if inputs or len(self._tasks) > 1:  # what another backward leaves out must not count here
@@ -174,6 +183,14 @@ class AutogradEngine:
             results = self._evaluate(node, received, retain_graph=retain_graph)
             del received
             task.deliver(node, results)
+
+    @contextlib.contextmanager
+    def _thread_of_backward(self) -> Iterator[None]:
+        """On a card, nodes are made by another thread inside."""
+        begin, is_outermost = torch_autograd.next_sequence_number(), len(self._tasks) == 1
+        yield
+        if self._on_card and is_outermost:
+            self._clock.note_backward(begin, torch_autograd.next_sequence_number())
 
     @contextlib.contextmanager
     def _current_task(self, task: GraphTask) -> Iterator[None]:

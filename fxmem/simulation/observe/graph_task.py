@@ -1,8 +1,8 @@
 """`GraphTask`: one call of backward as the nodes that run, in their order, and the gradients each receives.
 
 The rules, with their source in torch/csrc/autograd:
-- Order (engine.cpp, `CompareNodeTaskTime`): among the nodes whose gradients are complete, the one that forward made
-  last runs first; `AccumulateGrad` before all.
+- Order (engine.cpp, `CompareNodeTaskTime`): among the nodes whose gradients are complete, the one that was made last
+  runs first, by the count of the thread that made it (`NodeClock`); `AccumulateGrad` before all.
 - The second gradient for an input is added in place when the first is dense and has no other owner (input_buffer.cpp,
   `can_accumulate_inplace`), into a new tensor otherwise. Sparse gradients, those that a transform of torch.func wraps
   and zeros without memory are always added out of place.
@@ -10,9 +10,10 @@ The rules, with their source in torch/csrc/autograd:
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,42 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.observe.leaf_gradients import is_dense
 
 
+class NodeClock:
+    """When each node was made, by the thread that makes it.
+
+    Each thread counts its own nodes (`at::sequence_number`, thread-local). On a card backward runs in a thread of its
+    own, so what `create_graph` makes there is counted apart: backward of a backward takes the nodes in another order
+    than on the CPU, where one thread makes all. Here one thread makes all as well, and this counts for two, both from
+    where it begins: a process of the program's own begins so.
+    """
+
+    def __init__(self) -> None:
+        self._first = torch_autograd.next_sequence_number()
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        self._before: list[int] = []
+        """Nodes that earlier backwards made, by backward."""
+
+    def note_backward(self, begin: int, end: int) -> None:
+        """The nodes of these numbers, the last left out, were made by a backward."""
+        if begin < end:
+            made = self._before[-1] + self._ends[-1] - self._begins[-1] if self._begins else 0
+            self._begins.append(begin)
+            self._ends.append(end)
+            self._before.append(made)
+
+    def read(self, node: Any) -> int:
+        """What its thread had counted when a node was made."""
+        number = torch_autograd.sequence_number(node)
+        if torch_autograd.is_accumulate_grad(node):
+            return number
+        at = bisect.bisect_right(self._begins, number) - 1
+        if at < 0:
+            return number - self._first
+        begin, end, before = self._begins[at], self._ends[at], self._before[at]
+        return before + number - begin if number < end else number - self._first - before - (end - begin)
+
+
 class GraphTask:
     """The nodes between the roots and the leaves, or the inputs whose gradients are captured.
 
@@ -29,9 +66,18 @@ class GraphTask:
         roots: tensors or gradient edges where backward starts.
         inputs: tensors or gradient edges whose gradients are captured; without any, every node runs.
         accumulate_grad: whether gradients go into the leaves' `.grad` rather than into `captured`.
+        made_at: when a node was made.
     """
 
-    def __init__(self, roots: Sequence[Any], inputs: Sequence[Any], *, accumulate_grad: bool) -> None:
+    def __init__(
+        self,
+        roots: Sequence[Any],
+        inputs: Sequence[Any],
+        *,
+        accumulate_grad: bool,
+        made_at: Callable[[Any], int] = torch_autograd.sequence_number,
+    ) -> None:
+        self._made_at = made_at
         self._roots = [_find_edge(root) for root in roots]
         self._captures = {_find_edge(tensor): position for position, tensor in enumerate(inputs)}
         self._accumulate_grad = accumulate_grad
@@ -139,7 +185,7 @@ class GraphTask:
         results.clear()
 
     def _push(self, node: Any) -> None:
-        heapq.heappush(self._ready, (-torch_autograd.sequence_number(node), self._pushed, node))
+        heapq.heappush(self._ready, (-self._made_at(node), self._pushed, node))
         self._pushed += 1
 
     def _add(self, node: Any, index: int, gradient: torch.Tensor | None) -> bool:

@@ -44,7 +44,7 @@ class CardMemory(Observer):
         """Allocated and reserved bytes with the request that was refused last; None where none was."""
         self._target = target
         self.environ = environ
-        """As it was when the program first asked for memory: it may set it until then."""
+        """As it was when the program first initialised CUDA: it may set it until then."""
         self._settings = read_settings(environ)
         self._raises = raises
         self._is_untouched = True
@@ -181,7 +181,7 @@ class CardMemory(Observer):
                 self._give_back(self._address.pop(storage))
             raise
         finally:
-            for address in own.values():
+            for address in reversed(own.values()):
                 self._give_back(address)
 
     def _take(self, request: _Request | None) -> None:
@@ -220,6 +220,12 @@ class CardMemory(Observer):
         self.run_operator()
         return self._allocator.stats()
 
+    def initialize(self) -> None:
+        """CUDA is initialised: the allocator's settings are read, and what the program sets later comes too late, as on a
+        card (seen on an H200)."""
+        if self._is_untouched:
+            self._read_settings()
+
     def _read_settings(self) -> None:
         self._is_untouched, self.environ = False, dict(self.environ)
         settings = read_settings(self.environ)
@@ -237,8 +243,7 @@ class CardMemory(Observer):
         return self._allocator.snapshot()
 
     def _malloc(self, nbytes: int, stream: int) -> int:
-        if self._is_untouched:
-            self._read_settings()
+        self.initialize()
         allocator = self._allocator
         try:
             before = allocator.reserved_bytes
@@ -334,6 +339,7 @@ def memory_answers(memory: CardMemory) -> Answers:
         return lambda *_, **__: int(getattr(getattr(memory.stats(), name), which))
 
     def mem_get_info(*_: Any, **__: Any) -> tuple[int, int]:
+        memory.initialize()
         return memory.total_bytes - memory.stats().reserved_bytes.current, memory.total_bytes
 
     def memory_stats(*_: Any, **__: Any) -> dict[str, Any]:

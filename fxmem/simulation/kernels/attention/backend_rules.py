@@ -23,7 +23,7 @@ from typing import Final
 import torch
 from torch.nn.attention import SDPBackend
 
-from fxmem.errors import AnalysisError
+from fxmem.errors import NoKernelError
 from fxmem.simulation.kernels.attention.call import (
     CUDNN,
     EFFICIENT,
@@ -41,7 +41,7 @@ def attention_backend(call: AttentionCall, settings: AttentionSettings) -> Backe
     """The first backend in the order whose rules the call meets (`select_sdp_backend`).
 
     Raises:
-        AnalysisError: no enabled backend can run this call, where torch would raise too.
+        NoKernelError: no enabled backend can run this call, where torch would raise too.
     """
     if settings.torch_version >= (2, 14):
         call = _add_batch(call)
@@ -51,8 +51,8 @@ def attention_backend(call: AttentionCall, settings: AttentionSettings) -> Backe
         if refusal is None:
             return BackendChoice(backend, "; ".join([*refusals, f"{name} runs"]))
         refusals.append(f"{name}: {refusal}")
-    raise AnalysisError(
-        f"expected an attention kernel that can run this call on {_sm(settings)}; none of those enabled can: "
+    raise NoKernelError(
+        f"No available kernel. Aborting execution.\nexpected an attention kernel that can run this call on {_sm(settings)}; none of those enabled can: "
         f"{'; '.join(refusals)}. Allow another with torch.nn.attention.sdpa_kernel, or change the call."
     )
 

@@ -95,8 +95,13 @@ def convert(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False)
 def stand_ins(memory: CardMemory, capability: tuple[int, int], thread: CardThread) -> torch_common.Patches:
     """The patches that put everything in place, for `contextlib.ExitStack`."""
     cuda, answers, history = torch.cuda, memory_answers(memory), MemoryHistory(memory)
+
+    def initialize() -> None:
+        thread.require()
+        memory.initialize()
+
     places: tuple[tuple[Any, dict[str, Any]], ...] = (
-        (cuda, {**answers, **_quiet(capability), **TENSOR_TYPES, "_lazy_init": thread.require}),
+        (cuda, {**answers, **_quiet(capability), **TENSOR_TYPES, **dict.fromkeys(("init", "_lazy_init"), initialize)}),
         (
             cuda.memory,
             {
@@ -131,7 +136,7 @@ def _nullcontext(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
 
 def _quiet(capability: tuple[int, int]) -> dict[str, Any]:
     """By name in `torch.cuda`, what reaches for the driver and changes no byte."""
-    silent = "init _lazy_call manual_seed manual_seed_all seed seed_all ipc_collect set_sync_debug_mode _sleep".split()
+    silent = "_lazy_call manual_seed manual_seed_all seed seed_all ipc_collect set_sync_debug_mode _sleep".split()
     return {
         **dict.fromkeys(silent, _nothing),
         "CUDAGraph": _NoGraph,
