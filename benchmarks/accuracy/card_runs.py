@@ -3,7 +3,8 @@ after.
 
     python -m benchmarks.accuracy.card_runs --measure     where a card is: under six minutes on a data-centre card
       --dry-run                                           the same road on the CPU, a few of each, to see that it runs
-    python -m benchmarks.accuracy.card_runs [FILE]        anywhere: predict what the file has, print where it differs
+    python -m benchmarks.accuracy.card_runs [FILE]        anywhere: predict what the file has, print where it differs;
+      --only operator/sort                                of KIND/NAME, what contains this
 
 Three kinds, each in worker processes side by side:
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import functools
 import gzip
@@ -34,12 +36,15 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from benchmarks import RESULTS
+from fxmem.records.profile import Phase, Target
+from fxmem.records.validation import Difference
+from fxmem.show.text.verdict import describe_difference
 
 SCRIPTS = Path(__file__).parent / "card_programs"
 RUN = ("-m", "benchmarks.accuracy.card_runs")
@@ -269,7 +274,8 @@ def measure_all(asked: argparse.Namespace) -> int:
 def _versions() -> dict[str, str]:
     import importlib.metadata
 
-    wanted = "torchvision timm transformers accelerate lightning peft triton nvidia-cudnn-cu13 nvidia-cublas deepspeed torchao"
+    wanted = """torchvision timm transformers accelerate lightning peft triton nvidia-cudnn-cu13 nvidia-cublas deepspeed
+        torchao"""
     found = {}
     for name in wanted.split():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -285,12 +291,164 @@ def read(path: Path) -> Any:
 # --- predicting, anywhere ---------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """An operator or a program, predicted beside what the card did."""
+
+    kind: str
+    name: str
+    mode: str
+    predicted: int = 0
+    """The largest requested bytes beyond what is there before the step."""
+    measured: int = 0
+    total: int = 0
+    """Measured, with what is there before the step."""
+    differences: tuple[Difference, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """What the prediction says it does not know of memory."""
+    is_bound: bool = False
+    """Whether a shape hangs on data and is taken at its largest."""
+    refused: str = ""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both logs have the same blocks for the same time."""
+        return not self.refused and not self.differences and self.predicted == self.measured
+
+    @property
+    def error(self) -> float:
+        """Of the peak."""
+        return (self.predicted - self.measured) / max(1, self.total)
+
+
+def hold(row: Mapping[str, Any], card: Target) -> Held:
+    """Predict a measured operator or program for the card."""
+    from fxmem.memory.log_diff import first_differences, predicted_events
+    from fxmem.simulation.analysis import analyze_step
+
+    names = row["kind"], row["name"], row["mode"]
+    try:
+        model, request = next(make for mode, make in steps(row["kind"], row["name"], card) if mode == row["mode"])()
+        analysis = analyze_step(model, request)
+    except Exception as error:
+        return Held(*names, refused=f"{type(error).__name__}: {' '.join(str(error).split())}"[:200])
+    profile = analysis.profile
+    before = sum(storage.nbytes for storage in profile.storages if storage.birth == 0)
+    by_phase = {Phase(phase): count for phase, count in row["events_by_phase"].items()}
+    return Held(
+        *names,
+        predicted=analysis.peak.requested_bytes - before,
+        measured=row["peak_bytes"] - row["resident_bytes"],
+        total=row["peak_bytes"],
+        differences=first_differences(predicted_events(profile), row["events"], by_phase),
+        unknown=tuple(unknown.what for unknown in profile.unknowns if unknown.topic == "memory"),
+        is_bound=any("largest" in assumption.text for assumption in profile.assumptions),
+    )
+
+
+def run_script(name: str, card: Target) -> tuple[list[str], str]:
+    """The lines that a script prints under `fxmem run`, and how it ended."""
+    compiles = ["--compile", "as-is"] if name.startswith("compile_") else []
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, "card.json")
+        target.write_text(card.model_dump_json())
+        arguments = ["--one", "script", "--names", str(SCRIPTS / f"{name}.py"), "--answer", str(Path(folder, "dump"))]
+        command = ["run", "--target", str(target), "--until", "end", *compiles, *RUN, *arguments]
+        done = subprocess.run([sys.executable, "-m", "fxmem", *command], capture_output=True, text=True, check=False)
+    last = done.stderr.strip().splitlines()[-1:]
+    return done.stderr.splitlines(), "" if done.returncode == 0 else " ".join(last)
+
+
+def hold_script(row: Mapping[str, Any], card: Target) -> tuple[int, list[str], str]:
+    """Of a script: how many lines with a number of bytes it printed on the card, those that the prediction does not
+    print, and how this ended."""
+    wanted = [line for line in row["printed"].splitlines() if any(word.isdigit() for word in line.split())]
+    printed, ending = run_script(row["name"], card)
+    left = Counter(printed)
+    missing = []
+    for line in wanted:
+        if left[line]:
+            left[line] -= 1
+        else:
+            missing.append(line)
+    return len(wanted), missing, ending
+
+
+def card_of(document: Mapping[str, Any]) -> Target:
+    """The card that was measured."""
+    from fxmem.validation.measure_cuda import card_target
+
+    machine = document["about"]["machine"]
+    return card_target(machine["name"], tuple(machine["capability"]), machine["memory_bytes"])
+
+
 def latest() -> Path:
     """The newest file that is kept. Raises FileNotFoundError without one."""
     found = sorted((RESULTS / "gpu").glob("*-runs-*.json.gz"))
     if not found:
         raise FileNotFoundError("expected a file of measurements in benchmarks/results/gpu; --measure makes one")
     return found[-1]
+
+
+def report(held: Sequence[Held], scripts: Sequence[tuple[str, int, list[str], str]], name: str) -> Iterator[str]:
+    """What was found, in Markdown."""
+    yield f"# Operators, programs and scripts beside a card: {name}, predicted on {datetime.date.today()}"
+    yield ""
+    yield "Equal: the same blocks for the same time. Peaks are requested bytes beyond what is there before the step."
+    yield ""
+    yield "| what | runs | equal, block by block | peak equal | within 1 % | refused |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for kind in ("operator", "program"):
+        of_kind = [each for each in held if each.kind == kind]
+        ran = [each for each in of_kind if not each.refused]
+        if not of_kind:
+            continue
+        equal, same = sum(each.is_equal for each in ran), sum(each.predicted == each.measured for each in ran)
+        near = sum(abs(each.error) <= 0.01 for each in ran)
+        yield f"| {kind}s | {len(of_kind)} | {equal} | {same} | {near} | {len(of_kind) - len(ran)} |"
+    if scripts:
+        yield from ("", "| script | lines of bytes | printed alike | first that differs |", "|---|---:|---:|---|")
+        for script, count, missing, ending in scripts:
+            first = f"`{missing[0][:70]}`" if missing else ""
+            yield f"| {script} | {count} | {count - len(missing)} | {first}{f' ({ending[:80]})' if ending else ''} |"
+    far = sorted((each for each in held if not each.refused and each.error), key=lambda each: -abs(each.error))
+    if far:
+        yield from (
+            "",
+            "| run | peak off | of it unknown or a bound | first block that differs |",
+            "|---|---:|---|---|",
+        )
+    for each in far:
+        why = "unknown" if each.unknown else "bound" if each.is_bound else ""
+        first = describe_difference(each.differences[0]) if each.differences else ""
+        yield f"| {each.kind}/{each.name} {each.mode} | {each.error:+.2%} | {why} | {first} |"
+    refused = [each for each in held if each.refused]
+    if refused:
+        yield from ("", "Refused:", "", *(f"- {each.kind}/{each.name} {each.mode}: {each.refused}" for each in refused))
+
+
+def hold_all(asked: argparse.Namespace) -> int:
+    """Predict all of a file, and print the table."""
+    import torch
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    path = asked.file or latest()
+    document = read(path)
+    card = card_of(document)
+    rows = [row for row in document["rows"] if asked.only in f"{row['kind']}/{row['name']}" and "error" not in row]
+    held, scripts = [], []
+    for row in rows:
+        if row["kind"] == "script":
+            scripts.append((row["name"], *hold_script(row, card)))
+            print(*scripts[-1][:2], len(scripts[-1][2]), file=sys.stderr, flush=True)
+        else:
+            held.append(hold(row, card))
+    lines = list(report(held, scripts, path.name.removesuffix(".json.gz")))
+    print("\n".join(lines))
+    if not asked.only:
+        (RESULTS / f"card-runs-{datetime.date.today()}.md").write_text("\n".join(lines) + "\n")
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -304,7 +462,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if asked.measure or asked.dry_run:
         return measure_all(asked)
-    return 0
+    return hold_all(asked)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -7,7 +7,7 @@ model = nn.Linear(4096, 4096).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 kept = []
 try:
-    for step in range(1000):
+    for step in range(1000):  # noqa: B007 (said when memory is out)
         out = model(torch.randn(32768, 4096, device="cuda"))
         out.sum().backward()
         optimizer.step()

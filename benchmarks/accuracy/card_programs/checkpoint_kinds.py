@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 
 class Block(nn.Module):
@@ -45,8 +46,6 @@ class Decoder(nn.Module):
         """One block."""
         return block(x)
 
-
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 blocks = nn.Sequential(*[Block() for _ in range(6)]).cuda()
 x = torch.randn(4, 1024, 768, device="cuda", requires_grad=True)

@@ -1,7 +1,6 @@
 """A mixture of experts by hand, each over the tokens that are sent to it; and one grouped product for all."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 torch.manual_seed(0)
@@ -37,7 +36,7 @@ for step in range(3):
     print(step, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), torch.cuda.memory_allocated())
 weights = nn.Parameter(torch.randn(8, 1024, 4096, device="cuda", dtype=torch.bfloat16))
 ends = torch.arange(512, 4097, 512, device="cuda", dtype=torch.int32)
-for step in range(2):
+for _ in range(2):
     torch.cuda.reset_peak_memory_stats()
     x = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)
     torch._grouped_mm(x, weights, offs=ends).float().square().mean().backward()

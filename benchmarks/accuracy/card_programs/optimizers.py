@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import nn, optim
 
 
 class Block(nn.Module):
@@ -45,8 +45,6 @@ class Decoder(nn.Module):
         """One block."""
         return block(x)
 
-
-import torch.optim as optim
 
 kinds = {
     "sgd": lambda p: optim.SGD(p, lr=1e-3),

@@ -124,8 +124,7 @@ def _efficient_backward(call: Call) -> Events:
     kernel = _backward_kernel(max(head_size, value_size), dtype, _probability(call, 9) > 0, call.card)
     sizes = (batch, heads, queries, keys, head_size, value_size)
     workspace = None if kernel is None else kernel.workspace_bytes(*sizes, call.platform.deterministic)
-    buffer = () if workspace == 0 else (alloc("workspace", workspace),)
-    return *copy, *_grads(), *delta, *buffer, *free("delta")  # declared after the workspace, which it goes before
+    return *copy, *_grads(), *delta, *(() if workspace == 0 else (alloc("workspace", workspace),))
 
 
 def _cudnn(call: Call) -> Events:

@@ -1,17 +1,21 @@
 """Reading and writing by index or mask, embeddings, sorting and searching.
 
-Temporary storage of CUB (sorting, scanning) is a few bytes per index, decided inside CUB: where it is not at the peak
-it is left out, where it would be the peak it is a buffer of unknown size.
+What CUB takes for itself is known of sorting (`fxmem.hardware.cub`); of scans and selections it is some kilobytes, and
+left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import ceil, log, log2, prod
+from typing import Any
 
+from fxmem.hardware.cub import radix_sort_bytes
 from fxmem.hardware.hidden_memory import Events, alloc, free, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, count_factors, layouts_among, undetermined
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, broadcast_numel, is_tensor, read_layout
+
+_SORT = "CUB's temporary storage"
 
 # --- FLOPs ------------------------------------------------------------------------------------------------------------
 
@@ -53,7 +57,8 @@ def _embedding_backward_on_card(call: Call) -> Events:
         alloc("sorted indices", count * index_bytes),
         alloc("original positions", count * index_bytes),
         alloc("range", count * index_bytes),
-        *free("range"),
+        alloc(_SORT, radix_sort_bytes(count, index_bytes, index_bytes)),
+        *free(_SORT, "range"),
         output("grad_weight"),
         alloc("segment offsets", count * index_bytes),
         alloc("number of segments", 8),
@@ -86,7 +91,8 @@ def _index_put_on_card(call: Call) -> Events | None:
     """
     if not (call.platform.deterministic or call.argument(3)):
         return None  # the one that does not accumulate sorts nothing
-    nbytes = max(read_layout(index).numel for index in call.args[1] if index is not None) * 8
+    count = max(read_layout(index).numel for index in call.args[1] if index is not None)
+    nbytes, bits = count * 8, _largest_index(call.layout(0), call.args[1]).bit_length()
     return (
         alloc("index within bounds", nbytes),
         alloc("linear index", nbytes),
@@ -94,7 +100,18 @@ def _index_put_on_card(call: Call) -> Events | None:
         alloc("sorted indices", nbytes),
         alloc("original positions", nbytes),
         alloc("range", nbytes),
+        alloc(_SORT, radix_sort_bytes(count, 8, 8, bits)),
+        *free(_SORT),
     )
+
+
+def _largest_index(target: TensorLayout, indices: Sequence[Any]) -> int:
+    """The largest linear index into the slices that indices pick (`largestIndex`, by which bits are counted)."""
+    taken = [number for number, index in enumerate(indices) if index is not None]
+    others = [size for number, size in enumerate(target.shape) if number not in taken]
+    adjacent = taken == list(range(taken[0], taken[-1] + 1))
+    slice_size = prod(target.shape[taken[-1] + 1 :] if adjacent else others)
+    return (target.numel - 1) // max(1, slice_size)
 
 
 def _scatter_reduce(call: Call) -> Events | None:
@@ -118,10 +135,10 @@ def _masked_select_on_cpu(call: Call) -> Events:
 def _sort_on_card(call: Call) -> Events:
     """`sort_cuda_kernel` (Sort.cpp, Sort.h) and `do_launch_stable_sort_kernel` (SortStable.cu).
 
-    Rows of up to 4096 are sorted in place in the results; the positions come from a range. CUB sorts longer ones and
-    keeps values and positions a second time; from 128 rows on all rows have their positions, and CUB's own 512 bytes
-    beside them are what published runs left over. Fewer rows are sorted as one, with the number of the row beside each
-    position, where what CUB takes is unknown.
+    Rows of up to 4096 are sorted in place in the results; the positions come from a range. CUB sorts longer ones, one
+    row or very long rows by digits, and keeps values and positions a second time. From 128 rows on all rows have their
+    positions, and CUB's own 512 bytes beside them are what published runs left over. Fewer rows are sorted as one, with
+    the number of the row beside each position, where what CUB takes is unknown.
 
     The overload with `stable` has its dimension by keyword, which is not seen here; nearly everybody sorts along the
     last.
@@ -134,10 +151,10 @@ def _sort_on_card(call: Call) -> Events:
         return *results, alloc("range", length * 8), *free("range")
     rows = total // length
     if rows == 1 or length >= 1_000_000:
-        return *results, alloc("positions", length * 8), alloc("CUB's buffers", None)
+        return *results, alloc("positions", length * 8), alloc(_SORT, radix_sort_bytes(length, item, 8))
     if rows < 128:
         named = (alloc(f"rows and positions{state}", total * 8) for state in ("", ", sorted"))
-        return *results, *named, alloc("CUB's buffers", None)
+        return *results, *named, alloc(_SORT, None)
     return *results, alloc("positions", total * 8), alloc("CUB's values and positions", total * (8 + item) + 512)
 
 
@@ -171,6 +188,49 @@ def _median_on_cpu(call: Call) -> Events | None:
     if is_tensor(call.result):
         return alloc("partitioned values", call.layout().nbytes), output("median")
     return None
+
+
+def _median_on_card(call: Call) -> Events | None:
+    """`median_impl` (cuda/Sorting.cpp): all numbers are sorted with their positions; with a dimension nothing is."""
+    if not is_tensor(call.result):
+        return None
+    source = call.layout()
+    return (
+        alloc("sorted values", source.nbytes),
+        alloc("sorted positions", 8 * source.numel),
+        alloc("positions", 8 * source.numel),
+        alloc(_SORT, radix_sort_bytes(source.numel, ITEM_BYTES[source.dtype], 8)),
+        *free(_SORT, "positions"),
+        output("median"),
+    )
+
+
+def _unique_on_card(call: Call) -> Events:
+    """`unique_cuda_template` (cuda/UniqueCub.cu): numbers are sorted; for places and counts with their positions."""
+    source = call.layout()
+    count, item = source.numel, ITEM_BYTES[source.dtype]
+    sorted_values = alloc("sorted values", source.nbytes)
+    if not call.argument(2) and not call.argument(3):
+        return sorted_values, alloc(_SORT, radix_sort_bytes(count, item)), *free(_SORT)
+    positions = alloc("sorted positions", 8 * count), alloc("positions", 8 * count)
+    return sorted_values, *positions, alloc(_SORT, radix_sort_bytes(count, item, 8)), *free(_SORT, "positions")
+
+
+def _permutation_on_card(call: Call) -> Events:
+    """`randperm_out_cuda` (cuda/Randperm.cu): random keys are sorted with their places, by so many bits that hardly two
+    are equal."""
+    count = call.made.numel
+    bits = min(64, ceil(log2(count - (6 * count**2 + 1) / (12 * log(0.9))))) if count else 0
+    item = 8 if bits > 32 else 4
+    return (
+        output("permutation"),
+        alloc("number of the generator", 8),
+        *free("number of the generator"),
+        alloc("places", 8 * count),
+        alloc("keys", item * count),
+        alloc("sorted keys", item * count),
+        alloc(_SORT, radix_sort_bytes(count, item, 8, bits)),
+    )
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
@@ -213,11 +273,13 @@ ROWS = {
         "sort": Operator(0, cuda=_sort_on_card, cpu=_sort_on_cpu),
         "topk": Operator(0, cuda=_topk_on_card),
         "kthvalue": Operator(0, cpu=_kth_value_on_cpu),
-        "median nanmedian": Operator(0, cpu=_median_on_cpu),
+        "median nanmedian": Operator(0, cpu=_median_on_cpu, cuda=_median_on_card),
         "argsort mode": Operator(0),
     },
     "Unique.cpp, cuda/Unique.cu, Bucketization.cpp, TensorCompare.cpp": {
-        "unique_dim _unique2 bucketize searchsorted": Operator(0),
+        "unique_dim bucketize searchsorted": Operator(0),
+        "_unique2": Operator(0, cuda=_unique_on_card),
+        "randperm": Operator(0, cuda=_permutation_on_card),
         "_unique isin": Operator(scratch=undetermined),
     },
 }

@@ -63,7 +63,7 @@ ROWS = {
     },
     "Distributions.cpp, TensorFactories.cpp": {
         "rand rand_like randn randn_like": _MAKES,
-        """randint randint_like randperm bernoulli cauchy exponential geometric log_normal normal random
+        """randint randint_like bernoulli cauchy exponential geometric log_normal normal random
         uniform""": _MOVES,
         "multinomial": Operator(0, scratch=undetermined),
     },

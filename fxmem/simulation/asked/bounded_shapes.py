@@ -61,7 +61,9 @@ def _index(note: Note, tensor: torch.Tensor, indices: list[torch.Tensor | None])
 def _unique(note: Note, tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, str]:
     classes = plausible.find_bound(tensor)
     count, device = min(tensor.numel(), classes or tensor.numel()), tensor.device
-    values = torch.empty(count, dtype=tensor.dtype, device=device)
+    # On a card the result is as large as the input before it shrinks, and a storage does not shrink.
+    values = torch.empty(tensor.numel() if device.type == "cuda" else count, dtype=tensor.dtype, device=device)
+    values = values.resize_(count)
     inverse = torch.empty(tensor.shape, dtype=torch.int64, device=device)
     return (values, inverse, torch.empty(count, dtype=torch.int64, device=device)), "unique: no two elements equal"
 

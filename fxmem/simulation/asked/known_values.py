@@ -240,6 +240,10 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         setattr(result, VALUE, value)
 
 
+_SHRINK: Final = (aten._unique2.default, aten.unique_consecutive.default)
+"""Operators whose results are as large as their argument on a card before they shrink; a storage does not shrink."""
+
+
 def recover(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: torch_common.FakeTensorMode, note: Note
 ) -> tuple[bool, Any]:
@@ -254,14 +258,17 @@ def recover(
     value = _compute(func, args, kwargs)
     if value is None:
         return _select_masked(func, args, mode, note)
-    if not isinstance(value, torch.Tensor):
-        return True, value
-    return True, _fake(value, mode, next(iter(torch_common.iterate_tensors(args))).device)
+    device = next(iter(torch_common.iterate_tensors(args))).device
+    room = args[0].numel() if func in _SHRINK and device.type == "cuda" else 0
+    return True, torch_common.tree_map_only(torch.Tensor, lambda each: _fake(each, mode, device, room), value)
 
 
-def _fake(value: torch.Tensor, mode: torch_common.FakeTensorMode, device: torch.device) -> torch.Tensor:
+def _fake(value: torch.Tensor, mode: torch_common.FakeTensorMode, device: torch.device, room: int = 0) -> torch.Tensor:
+    """A fake with this value, in a storage that has room for so many numbers."""
     with mode:
         fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+        if room > value.numel() > 0:
+            fake = torch.empty(room, dtype=value.dtype, device=device).resize_(value.shape)
     setattr(fake, VALUE, value)
     return fake
 

@@ -276,9 +276,7 @@ def target_kernels(target: Target) -> Iterator[None]:
             stack.enter_context(torch_common.patch(owner, name, _only_here(stand_in)))
         for owner, name in torch_kernels.CONVOLUTION_CHOICES:
             stack.enter_context(torch_common.wrap(owner, name, functools.partial(_choose_as_half, card), here=True))
-        stack.enter_context(
-            torch_common.patch(torch.backends.mha, "get_fastpath_enabled", outside_compiler)
-        )
+        stack.enter_context(torch_common.patch(torch.backends.mha, "get_fastpath_enabled", outside_compiler))
         stack.enter_context(torch_kernels.override_fake_kernels(FAKE_KERNELS))
         stack.enter_context(_forget_library_answers())
         _active.stack.append(card)

@@ -221,8 +221,9 @@ class CardMemory(Observer):
         return self._allocator.stats()
 
     def initialize(self) -> None:
-        """CUDA is initialised: the allocator's settings are read, and what the program sets later comes too late, as on a
-        card (seen on an H200)."""
+        """CUDA is initialised: the allocator's settings are read, and what the program sets later comes too late.
+
+        So it was on an H200."""
         if self._is_untouched:
             self._read_settings()
 

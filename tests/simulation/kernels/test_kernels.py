@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+import fxmem
 from fxmem._torch.common import TORCH_VERSION
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware.catalogue import target
@@ -502,11 +503,22 @@ def test_multi_head_attention_and_encoder_layers_take_the_same_way() -> None:
     with on(A100):
         layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, device="cuda")
         x = cuda(2, 10, 64, dtype=FP32)
-        for training in (True, False):
-            layer.train(training)
-            with Ops() as ops, torch.no_grad():
-                assert layer(x).shape == x.shape
-            assert attention_ops(ops) == ["aten._scaled_dot_product_efficient_attention.default"]
+        with Ops() as ops, torch.no_grad():
+            assert layer(x).shape == x.shape
+        assert attention_ops(ops) == ["aten._scaled_dot_product_efficient_attention.default"]
+
+
+def test_attention_of_inference_takes_kernels_of_its_own() -> None:
+    """The blocks of an H200: the packed product, the attention, the projection; with weights, the way by hand."""
+    made = {}
+    for needs_weights in (False, True):
+        attention = nn.MultiheadAttention(128, 4, batch_first=True).eval()
+        x = torch.zeros(8, 64, 128)
+        inputs = {"query": x, "key": x, "value": x, "need_weights": needs_weights}
+        found = fxmem.analyze(attention, inputs, mode="infer", target="h200")
+        made[needs_weights] = [storage.nbytes for storage in found.profile.storages if storage.birth]
+    assert made[False] == [786_432, 262_144, 262_144]
+    assert made[True][:3] == [786_432, 786_432, 524_288]
 
 
 # --- the context ------------------------------------------------------------------------------------------------------

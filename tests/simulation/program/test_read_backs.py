@@ -278,6 +278,41 @@ def test_a_program_sets_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reserved["expandable_segments:True"] < reserved["expandable_segments:False"]
 
 
+def test_settings_after_cuda_is_initialised_come_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on an H200: what a script sets after `torch.cuda.init()` changes nothing."""
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    with fxmem.record("rtx3080") as recorded:
+        torch.cuda.init()
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        kept = torch.empty(1 << 20, device="cuda")
+    del kept
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in recorded.environ
+
+
+def test_a_program_tries_another_kernel_of_attention() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with fxmem.record("h100"):
+        q = torch.randn(2, 4, 64, 64, device="cuda", dtype=torch.bfloat16)
+        mask = torch.zeros(64, 64, device="cuda", dtype=torch.bfloat16)
+        with pytest.raises(RuntimeError, match="No available kernel"), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        assert torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).shape == q.shape
+
+
+def test_known_results_of_several_tensors_are_on_the_card() -> None:
+    with fxmem.record("h100"):
+        ids = torch.arange(1 << 16, device="cuda") % 1000
+        before = torch.cuda.memory_allocated()
+        values, counts = ids.unique_consecutive(return_counts=True)
+        assert (values.device.type, len(values), len(counts)) == ("cuda", 1 << 16, 1 << 16)
+        assert torch.cuda.memory_allocated() - before == 2 * 8 << 16
+        few = ids.unique()
+        # The result is as large as what it is of, before it shrinks (seen on an H200).
+        assert torch.cuda.memory_allocated() - before == 3 * 8 << 16
+        assert len(few) == 1000
+
+
 def test_a_history_is_written_once() -> None:
     """cuDNN is asked when the first round is over, and all is allocated anew with its workspaces."""
     with fxmem.record("rtx3080"):

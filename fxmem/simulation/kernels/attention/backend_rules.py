@@ -52,7 +52,8 @@ def attention_backend(call: AttentionCall, settings: AttentionSettings) -> Backe
             return BackendChoice(backend, "; ".join([*refusals, f"{name} runs"]))
         refusals.append(f"{name}: {refusal}")
     raise NoKernelError(
-        f"No available kernel. Aborting execution.\nexpected an attention kernel that can run this call on {_sm(settings)}; none of those enabled can: "
+        "No available kernel. Aborting execution.\n"
+        f"expected an attention kernel that can run this call on {_sm(settings)}; none of those enabled can: "
         f"{'; '.join(refusals)}. Allow another with torch.nn.attention.sdpa_kernel, or change the call."
     )
 
