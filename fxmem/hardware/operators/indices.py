@@ -145,17 +145,22 @@ def _sort_on_card(call: Call) -> Events:
     """
     source, dim = call.layout(), call.argument(1)
     length = prod(source.shape[dim if isinstance(dim, int) else -1 :][:1])
+    return output("values"), output("indices"), *_sort_scratch(source, length)
+
+
+def _sort_scratch(source: TensorLayout, length: int) -> Events:
+    """Beside the results of `_sort_on_card`, for rows of that length."""
     total, item = source.numel, ITEM_BYTES[source.dtype]
-    results = (output("values"), output("indices"))
     if length <= 4096:
-        return *results, alloc("range", length * 8), *free("range")
+        return alloc("range", length * 8), *free("range")
     rows = total // length
     if rows == 1 or length >= 1_000_000:
-        return *results, alloc("positions", length * 8), alloc(_SORT, radix_sort_bytes(length, item, 8))
+        positions, sort = alloc("positions", length * 8), alloc(_SORT, radix_sort_bytes(length, item, 8))
+        return positions, sort, *free(_SORT, "positions")
     if rows < 128:
         named = (alloc(f"rows and positions{state}", total * 8) for state in ("", ", sorted"))
-        return *results, *named, alloc(_SORT, None)
-    return *results, alloc("positions", total * 8), alloc("CUB's values and positions", total * (8 + item) + 512)
+        return *named, alloc(_SORT, None)
+    return alloc("positions", total * 8), alloc("CUB's values and positions", total * (8 + item) + 512)
 
 
 def _sort_on_cpu(call: Call) -> Events | None:
@@ -195,14 +200,8 @@ def _median_on_card(call: Call) -> Events | None:
     if not is_tensor(call.result):
         return None
     source = call.layout()
-    return (
-        alloc("sorted values", source.nbytes),
-        alloc("sorted positions", 8 * source.numel),
-        alloc("positions", 8 * source.numel),
-        alloc(_SORT, radix_sort_bytes(source.numel, ITEM_BYTES[source.dtype], 8)),
-        *free(_SORT, "positions"),
-        output("median"),
-    )
+    values, positions = alloc("sorted values", source.nbytes), alloc("sorted positions", 8 * source.numel)
+    return values, positions, *_sort_scratch(source, source.numel), output("median")
 
 
 def _unique_on_card(call: Call) -> Events:

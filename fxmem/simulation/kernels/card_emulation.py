@@ -133,8 +133,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *arg
 
 def has_fused_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether the card runs flash or memory-efficient attention for these, `[batch, heads, length, size]`."""
-    operands = map(Operand.describe, (query, key, value))
-    call = AttentionCall(*operands, None, 0.0, False, False, torch.is_grad_enabled())
+    q, k, v = map(Operand.describe, (query, key, value))
+    call = AttentionCall(q, k, v, None, 0.0, False, False, torch.is_grad_enabled())
     try:
         return attention_backend(call, _active.stack[-1].attention_settings()).backend in (FLASH, EFFICIENT)
     except NoKernelError:
