@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import runpy
 from typing import Any
 
 import pytest
+import torch
 
+import fxmem
 from benchmarks.accuracy import card_runs
 from fxmem.simulation.observe.graph_task import NodeClock
 from tests.benchmarks import on_measured_release
@@ -73,3 +76,14 @@ def test_scripts_print_what_they_printed_on_the_card(name: str) -> None:
     count, missing, ending = card_runs.hold_script(row, card_runs.card_of(document()))
     assert count >= 4
     assert (missing, ending) == ([], "")
+
+
+@pytest.mark.parametrize("name", ["leak_outputs", "cached_given_back", "halve_batch"])
+def test_every_statistic_of_the_allocator_is_the_card_s(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    row = next(row for row in document()["rows"] if (row["kind"], row["name"]) == ("script", name))
+    with fxmem.record(card_runs.card_of(document())):
+        runpy.run_path(str(card_runs.SCRIPTS / f"{name}.py"))
+        found = {key: value for key, value in torch.cuda.memory_stats().items() if value}
+    assert len(found) > 90
+    assert found == row["statistics"]
+    assert capsys.readouterr().out == row["printed"]

@@ -26,5 +26,6 @@ from fxmem.memory.allocator.replay import replay as replay
 from fxmem.memory.allocator.settings import DEFAULT_SETTINGS as DEFAULT_SETTINGS
 from fxmem.memory.allocator.settings import AllocatorSettings as AllocatorSettings
 from fxmem.memory.allocator.stats import OutOfMemory as OutOfMemory
+from fxmem.memory.allocator.stats import PoolCounts as PoolCounts
 from fxmem.memory.allocator.stats import Segment as Segment
 from fxmem.memory.allocator.stats import Stats as Stats

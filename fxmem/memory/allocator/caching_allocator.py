@@ -31,7 +31,7 @@ from fxmem.memory.allocator.settings import (
     AllocatorSettings,
     round_up,
 )
-from fxmem.memory.allocator.stats import BlockView, OutOfMemory, Segment, Stat, Stats
+from fxmem.memory.allocator.stats import BlockView, OutOfMemory, PoolCounts, Segment, Stat, Stats
 
 _ALIGNMENT: Final = 2 << 20
 _FIRST_ADDRESS: Final = 1 << 40
@@ -81,6 +81,10 @@ class CachingAllocator:
         self._segments = 0
         self._retries = 0
         self._ooms = 0
+        self.emptied = 0
+        """How often all cached segments were given back."""
+        self.counts: PoolCounts | None = None
+        """What else is counted, where somebody asks; it takes time."""
         self._next_address = _FIRST_ADDRESS
         self._round_size = functools.lru_cache(maxsize=1 << 12)(settings.round_size)
 
@@ -128,17 +132,23 @@ class CachingAllocator:
         block.live = False
         self._allocated.current -= block.size  # what goes down is no peak
         self._requested.current -= block.requested
+        size, merged = block.size, 0
         if (before := block.prev) is not None and not before.live:
             self._merge(block, before)
+            merged += 1
         if (after := block.next) is not None and not after.live:
             self._merge(block, after)
+            merged += 1
         block.pool.insert(block)
+        if self.counts is not None:
+            self._count_freed(self.counts, block, size, merged)
 
     def empty_cache(self) -> None:
         """Return every segment without a live block to the driver. Expandable segments return every free page.
 
         Source: `emptyCache`, `release_cached_blocks`, `release_blocks`.
         """
+        self.emptied += 1
         for pool in self._pools.values():
             for block in pool:
                 if block.range is not None:
@@ -150,6 +160,8 @@ class CachingAllocator:
         """Let every peak begin anew at the current value. Source: `resetPeakStats`."""
         for stat in (self._requested, self._allocated, self._reserved):
             stat.peak = stat.current
+        if self.counts is not None:
+            self.counts.reset_peaks()
 
     def stats(self) -> Stats:
         """Bytes and counts since the allocator was made. Source: `getStats`."""
@@ -229,6 +241,8 @@ class CachingAllocator:
         else:
             limit = self.settings.max_split_bytes
             split = rest > SMALL_SIZE and (limit is None or size < limit)
+        if self.counts is not None:
+            self._count_taken(self.counts, block, size if split else block.size, nbytes)
         if split:
             front = Block(block.pool, block.address, size, of=block.range)
             block.address += size
@@ -242,6 +256,29 @@ class CachingAllocator:
         self._allocated.add(block.size)
         self._requested.add(nbytes)
         return block.address
+
+    def _count_taken(self, counts: PoolCounts, block: Block, size: int, nbytes: int) -> None:
+        """A block of `size` is handed out of a free one. Source: `alloc_found_block`."""
+        small, rest = block.pool.small, block.size - size
+        for kind in ("allocation", "active"):
+            counts.add_sized(kind, size, small=small)
+        counts.add("requested_bytes", nbytes, small=small)
+        if block.range is None and block.split:
+            counts.add("inactive_split_bytes", -size, small=small)
+            if not rest:
+                counts.add("inactive_split", -1, small=small)
+        elif block.range is None and rest:
+            counts.add_sized("inactive_split", rest, small=small)
+
+    def _count_freed(self, counts: PoolCounts, block: Block, size: int, merged: int) -> None:
+        """A block of `size` is given back and has merged with so many neighbours. Source: `free_block`."""
+        small = block.pool.small
+        for kind in ("allocation", "active"):
+            counts.add_sized(kind, -size, small=small)
+        counts.add("requested_bytes", -block.requested, small=small)
+        if block.range is None:
+            counts.add("inactive_split", block.split - merged, small=small)
+            counts.add("inactive_split_bytes", size - (0 if block.split else block.size), small=small)
 
     def _merge(self, block: Block, other: Block | None) -> None:
         """Absorb a free neighbour in the same state of mapping. Source: `try_merge_blocks`."""
@@ -281,6 +318,8 @@ class CachingAllocator:
         if not self._driver_gives(segment):
             return None
         self._segments += 1
+        if self.counts is not None:
+            self.counts.add_sized("segment", segment, small=pool.small)
         return Block(pool, self._new_addresses(segment), segment)
 
     def _driver_gives(self, nbytes: int) -> bool:
@@ -336,6 +375,8 @@ class CachingAllocator:
         if not self._driver_gives(mapped):
             return False
         pool = block.pool
+        if self.counts is not None:
+            self.counts.add("reserved_bytes", mapped, small=pool.small)
         pool.remove(block)
         if mapped < block.size:
             rest = Block(pool, block.address + mapped, block.size - mapped, of=block.range, mapped=False)
@@ -355,6 +396,8 @@ class CachingAllocator:
         block.pool.remove(block)
         self._reserved.add(-block.size)
         self._segments -= 1
+        if self.counts is not None:
+            self.counts.add_sized("segment", -block.size, small=block.pool.small)
 
     def _unmap(self, block: Block) -> None:
         """Give the pages back that lie wholly in a free block. Source: `unmap_block`, `release_expandable_segment`."""
@@ -379,6 +422,8 @@ class CachingAllocator:
         if block.split:
             pool.insert(block)
         self._reserved.add(begin - end)
+        if self.counts is not None:
+            self.counts.add("reserved_bytes", begin - end, small=pool.small)
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
         """Release one oversize block that suffices, else the largest ones until they do. True if enough was freed.

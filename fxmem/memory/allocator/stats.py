@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fxmem.errors import ExceededError
 from fxmem.records.profile import Bytes, Record
@@ -39,6 +39,55 @@ class Stats(NamedTuple):
     alloc_retries: int
     """How often cached segments had to be given back before a request was tried again."""
     ooms: int
+
+
+_POOLS: Final = "all", "small_pool", "large_pool"
+_BYTES: Final = {
+    "allocation": "allocated_bytes",
+    "active": "active_bytes",
+    "inactive_split": "inactive_split_bytes",
+    "segment": "reserved_bytes",
+}
+"""Of what is counted, by what name its bytes are."""
+
+
+class PoolCounts:
+    """What `torch.cuda.memory_stats` counts by pool: what is there now and at most, what came and what went.
+
+    Source: `DeviceStats` of c10/core/CachingDeviceAllocator.h and its updates in CUDACachingAllocator.cpp (torch 2.11).
+    """
+
+    def __init__(self) -> None:
+        self._counts = {
+            (kind, pool): [0, 0, 0, 0] for kind in (*_BYTES, *_BYTES.values(), "requested_bytes") for pool in _POOLS
+        }
+
+    def add(self, kind: str, amount: int, *, small: bool) -> None:
+        """One kind goes up by `amount`, or down where it is negative."""
+        for pool in ("all", "small_pool" if small else "large_pool"):
+            count = self._counts[kind, pool]
+            count[0] += amount
+            count[1] = max(count[:2])
+            count[2 if amount > 0 else 3] += abs(amount)
+
+    def add_sized(self, kind: str, nbytes: int, *, small: bool) -> None:
+        """One more of a kind, of so many bytes, or one less where they are negative."""
+        self.add(kind, 1 if nbytes > 0 else -1, small=small)
+        self.add(_BYTES[kind], nbytes, small=small)
+
+    def reset_peaks(self) -> None:
+        """Let every peak begin anew at the current value."""
+        for count in self._counts.values():
+            count[1] = count[0]
+
+    def flatten(self) -> dict[str, int]:
+        """By torch's names: `active.all.current`."""
+        names = ("current", "peak", "allocated", "freed")
+        return {
+            f"{kind}.{pool}.{name}": value
+            for (kind, pool), count in self._counts.items()
+            for name, value in zip(names, count, strict=True)
+        }
 
 
 class BlockView(Record):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, conv_workspaces
-from fxmem.memory.allocator import CachingAllocator, OutOfMemory, Segment, Stats, read_settings
+from fxmem.memory.allocator import CachingAllocator, OutOfMemory, PoolCounts, Segment, Stats, read_settings
 from fxmem.records.profile import Phase, Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.kernel_settings import chosen_cudnn
@@ -60,6 +60,7 @@ class CardMemory(Observer):
         """Begin with an empty card."""
         device_bytes = self._target.memory_bytes
         self._allocator = CachingAllocator(self._settings, capacity_bytes=capacity_bytes, device_bytes=device_bytes)
+        self._allocator.counts = PoolCounts()
         self.highest_requested = self.highest_allocated = self.highest_reserved = 0
         """Since `clear_highest`, whatever the program does with its own peak statistics."""
         self._address: dict[int, int] = {}
@@ -215,6 +216,21 @@ class CardMemory(Observer):
         self.highest_requested = allocator.requested_bytes
         self.highest_allocated, self.highest_reserved = allocator.allocated_bytes, allocator.reserved_bytes
 
+    def counts(self) -> dict[str, int]:
+        """What `torch.cuda.memory_stats` says, by its names."""
+        stats, settings = self.stats(), self._settings
+        found = {} if self._allocator.counts is None else self._allocator.counts.flatten()
+        limit = settings.max_split_bytes
+        return {
+            **found,
+            "num_alloc_retries": stats.alloc_retries,
+            "num_ooms": stats.ooms,
+            "num_device_alloc": found.get("segment.all.allocated", 0),
+            "num_device_free": found.get("segment.all.freed", 0),
+            "num_sync_all_streams": self._allocator.emptied,
+            "max_split_size": -1 if limit is None else limit,
+        }
+
     def stats(self) -> Stats:
         """Bytes and counts now."""
         self.run_operator()
@@ -343,12 +359,6 @@ def memory_answers(memory: CardMemory) -> Answers:
         memory.initialize()
         return memory.total_bytes - memory.stats().reserved_bytes.current, memory.total_bytes
 
-    def memory_stats(*_: Any, **__: Any) -> dict[str, Any]:
-        stats = memory.stats()
-        kinds, whiches = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes"), ("current", "peak")
-        found = {f"{kind}.all.{which}": getattr(getattr(stats, kind), which) for kind in kinds for which in whiches}
-        return {**found, "num_alloc_retries": stats.alloc_retries, "num_ooms": stats.ooms}
-
     def memory_summary(*_: Any, **__: Any) -> str:
         stats = memory.stats()
         rows = (("Allocated memory", stats.allocated_bytes), ("Reserved memory", stats.reserved_bytes))
@@ -361,7 +371,7 @@ def memory_answers(memory: CardMemory) -> Answers:
         "max_memory_allocated": gauge("allocated_bytes", "peak"),
         "memory_reserved": gauge("reserved_bytes", "current"),
         "max_memory_reserved": gauge("reserved_bytes", "peak"),
-        "memory_stats": memory_stats,
+        "memory_stats": lambda *_, **__: memory.counts(),
         "memory_summary": memory_summary,
         "mem_get_info": mem_get_info,
         "set_per_process_memory_fraction": lambda fraction, device=None: memory.set_fraction(fraction),
