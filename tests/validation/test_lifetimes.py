@@ -1,0 +1,55 @@
+"""How long a program's tensors live, held to real runs on the CPU to the byte."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fxmem.validation.validate import validate
+
+LARGE = 64, 1024
+
+
+class SharedStorage(nn.Module):
+    """Reads a storage by another tensor, after its buffer has got a new one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(128, 512))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shared = torch.empty(0)
+        shared.set_(self.table.untyped_storage(), 0, (128, 512), (512, 1))
+        self.table.data = self.table.data * 1.0
+        return x @ shared
+
+
+class GivenAway(nn.Module):
+    """Gives a temporary to a function of torch in Python, which frees it as it assigns to its argument."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(LARGE))
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.name == "gaussian_nll_loss":
+            return F.gaussian_nll_loss(self.scale, x, (x * x).detach() + 0.1, full=True)
+        return torch.stft(input=self.scale * x, n_fft=32, hop_length=512, return_complex=True).abs().sum()
+
+
+def test_a_shared_storage_is_freed_with_its_last_tensor() -> None:
+    found = validate(SharedStorage, torch.randn(300, 128), mode="infer", tolerance=0)
+    assert found.within_tolerance
+
+
+@pytest.mark.parametrize("name", ["gaussian_nll_loss", "stft"])
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_function_frees_the_argument_it_assigns_to(name: str, mode: str) -> None:
+    options = {"loss": torch.sum, "optimizer": None} if mode == "train" else {}
+    found = validate(functools.partial(GivenAway, name), torch.randn(LARGE), mode=mode, tolerance=2e-5, **options)
+    assert found.within_tolerance
