@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
+import gc
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+import fxmem
+from fxmem._torch import profiler as torch_profiler
+from fxmem.validation.measure_cpu import quiet_profiler, without_garbage
+from fxmem.validation.profiler_log import live_bytes, read_events
 from fxmem.validation.validate import validate
 
 LARGE = 64, 1024
@@ -53,3 +59,25 @@ def test_a_function_frees_the_argument_it_assigns_to(name: str, mode: str) -> No
     options = {"loss": torch.sum, "optimizer": None} if mode == "train" else {}
     found = validate(functools.partial(GivenAway, name), torch.randn(LARGE), mode=mode, tolerance=2e-5, **options)
     assert found.within_tolerance
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_program_keeps_the_generators_state_of_each_region(use_reentrant: bool) -> None:
+    def train() -> None:
+        blocks = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4))
+        optimizer = torch.optim.SGD(blocks.parameters(), momentum=0.9)
+        for _ in range(3):
+            x = torch.randn(30, 32, requires_grad=True)
+            for block in blocks:
+                x = checkpoint(block, x, use_reentrant=use_reentrant)
+            x.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            gc.collect()
+
+    train()  # torch imports what it needs
+    with without_garbage(), quiet_profiler(), torch_profiler.profiler() as profiled:
+        train()
+    with fxmem.record("cpu") as recorded:
+        train()
+    assert max(each.requested_bytes for each in recorded.rounds) == max(live_bytes(0, read_events(profiled), {}))
