@@ -38,6 +38,8 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
     yield from _loss(run)
     if run.recording.ran_compiled:
         yield "model", COMPILED
+    if run.recording.ran_scripted and run.recording.target.device == "cuda":
+        yield "model", "TorchScript fuses no kernels; where it does on a card, temporaries within them are not allocated"
     yield from _compiled_step(run.step.compiled)
     yield from _optimizer(run)
     called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}

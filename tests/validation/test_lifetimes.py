@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -81,3 +84,57 @@ def test_a_program_keeps_the_generators_state_of_each_region(use_reentrant: bool
     with fxmem.record("cpu") as recorded:
         train()
     assert max(each.requested_bytes for each in recorded.rounds) == max(live_bytes(0, read_events(profiled), {}))
+
+
+@pytest.fixture
+def scripted() -> Iterator[Any]:
+    """A function that TorchScript differentiates block by block."""
+    with warnings.catch_warnings(action="ignore"):
+        yield torch.jit.script(repeat_sine)
+
+
+def repeat_sine(x: Tensor, count: int) -> Tensor:
+    for _ in range(count):
+        x = x.sin() * x + 1
+    return x
+
+
+def calls(function: Any) -> nn.Module:
+    """A module that calls a function of TorchScript, which cannot be one of its attributes: nothing copies one."""
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 64)
+
+        def forward(self, x: Tensor) -> Any:
+            return function(self.layer(x), 3)
+
+    return Calls()
+
+
+def test_a_scripted_function_keeps_what_it_keeps_after_its_first_runs(scripted: Any) -> None:
+    batch = torch.randn(30, 32)
+    found = validate(lambda: calls(scripted), batch, optimizer=None, tolerance=0)
+    assert found.within_tolerance
+    scripted(batch, 2)  # it learns that nothing needs a gradient
+    scripted(batch, 2)
+    again = fxmem.analyze(calls(scripted), batch, optimizer=None, target="cpu")
+    assert again.peak.requested_bytes == found.predicted.requested_bytes
+    assert scripted(batch.requires_grad_(), 2).grad_fn.name() == "AddBackward1"  # as in a new process
+
+
+def test_a_scripted_function_runs_on_a_card_more_than_once(scripted: Any) -> None:
+    batch = torch.randn(30, 32)
+    first, second = (fxmem.analyze(calls(scripted), batch, optimizer=None, target="h100") for _ in range(2))
+    assert first.peak == second.peak
+    assert any("TorchScript" in each.text for each in first.profile.assumptions)
+    with fxmem.record("h100", steps=4) as recorded:
+        model = calls(scripted).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        while True:
+            model(batch.cuda()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert recorded.rounds[2].requested_bytes == recorded.rounds[3].requested_bytes
+    assert torch._C._jit_texpr_fuser_enabled()  # as it was
