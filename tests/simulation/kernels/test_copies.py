@@ -77,7 +77,7 @@ class Segments(nn.Module):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("reduce", ["sum", "max"])
 def test_segments_are_copied_as_in_a_real_run(reduce: str, transposed: bool) -> None:
-    found = validate(lambda: Segments(reduce, transposed=transposed), optimizer=None, tolerance=0)
+    found = validate(lambda: Segments(reduce, transposed=transposed), (), optimizer=None, tolerance=0)
     assert found.within_tolerance
     assert found.predicted.by_kind[Kind.WORKSPACE] == (3 + 60 * transposed) * 50 * 4
 

@@ -383,26 +383,27 @@ def test_a_cast_root_gradient_lives_until_backward_ends():
 def test_a_gradient_has_the_strides_of_its_leaf(transposed):
     def program():
         leaf = torch.randn(4, 3).t().requires_grad_() if transposed else torch.randn(3, 4, requires_grad=True)
-        (leaf.t() * torch.ones(4, 3) if not transposed else leaf * torch.ones(3, 4)).exp().sum().backward()
+        (leaf if transposed else leaf.t()).contiguous().exp().sum().backward()
         return leaf.grad.stride()
 
     expected, found = on_both_engines(program)
     assert found == expected == ((1, 3) if transposed else (4, 1))
 
 
-def test_a_gradient_with_a_graph_is_the_leafs_own():
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_gradient_with_a_graph_is_a_copy_in_the_leafs_layout(transposed):
     def program():
         came = []
-        leaf = torch.randn(3, requires_grad=True)
+        leaf = torch.randn(3, 4, requires_grad=True)
         leaf.register_hook(lambda gradient: came.append(gradient.data_ptr()))
-        leaf.pow(3).sum().backward(create_graph=True)
-        return leaf.grad.data_ptr() in came, type(leaf.grad.grad_fn).__name__
+        (leaf.t().contiguous() if transposed else leaf).pow(3).sum().backward(create_graph=True)
+        return leaf.grad.data_ptr() in came, type(leaf.grad.grad_fn).__name__, leaf.grad.stride()
 
     expected = program()
     engine = AutogradEngine(Watching())
     with engine.route(lambda cls, args, apply: apply(*args)), _Methods(engine):
         found = program()
-    assert found == expected == (False, "CloneBackward0")
+    assert found == expected == (False, "CopyBackwards", (4, 1))
 
 
 def test_everything_is_put_back_after_an_error():
