@@ -90,6 +90,12 @@ def multiply_into_what_is_too_small(h: Tensor) -> Tensor:
     return out
 
 
+def find_the_largest_into_what_is_too_small(h: Tensor) -> Tensor:
+    values, places = torch.empty(3), torch.empty(0, dtype=torch.int64)
+    torch.topk(h, 64, out=(values, places))
+    return values
+
+
 @pytest.mark.parametrize(
     "change", [put_in_columns, put_in_a_flat_view, put_in_rows, add_to_a_view_of_a_view, add_to_a_slice_of_a_view]
 )
@@ -103,7 +109,7 @@ def test_what_is_written_is_differentiated_as_in_a_real_run(change: Callable[[Te
     "change",
     [
         *(grow_a_tensor, grow_the_result, grow_and_go_on, give_memory_back_meanwhile),
-        *(add_into_what_is_too_small, multiply_into_what_is_too_small),
+        *(add_into_what_is_too_small, multiply_into_what_is_too_small, find_the_largest_into_what_is_too_small),
     ],
 )
 def test_a_storage_grows_as_in_a_real_run(change: Callable[[Tensor], Tensor]) -> None:
