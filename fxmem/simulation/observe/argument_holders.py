@@ -55,7 +55,7 @@ def call_unheld(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 def _drop(frame: types.FrameType, code: types.CodeType) -> None:
     """Set what holds arguments in a frame to None; in a run of `code`, all it has."""
     variables = frame.f_locals
-    variables.update(dict.fromkeys(set(variables) if frame.f_code is code else _HELD_AS & variables.keys()))
+    variables.update(dict.fromkeys(set(variables) if frame.f_code is code else _HELD_AS.intersection(variables)))
     if sys.version_info < (3, 13):  # from there on `f_locals` writes through (PEP 667)
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
