@@ -30,10 +30,18 @@ def assigns_to_a_tensor(function: Any) -> bool:
     """Whether a function in Python assigns to one of its own arguments that may be a tensor."""
     if not isinstance(function, types.FunctionType):
         return False
-    tensors = {name for name, kind in function.__annotations__.items() if "Tensor" in str(kind)}
-    stored = (each.argval for each in dis.get_instructions(function.__code__) if each.opname == "STORE_FAST")
     code = function.__code__
-    return not tensors.intersection(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]).isdisjoint(stored)
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    tensors = {name for name in arguments if "Tensor" in str(function.__annotations__.get(name))}
+    return any(not tensors.isdisjoint(_find_stored(each)) for each in dis.get_instructions(code))
+
+
+def _find_stored(instruction: dis.Instruction) -> list[str]:
+    """The variables that an instruction stores to; since Python 3.13 one may be of two, such as `STORE_FAST_LOAD_FAST`."""
+    if not instruction.opname.startswith("STORE_FAST"):
+        return []
+    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+    return [name for part, name in zip(instruction.opname.split("_FAST"), names, strict=False) if "STORE" in part]
 
 
 def call_unheld(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
