@@ -37,7 +37,7 @@ def assigns_to_a_tensor(function: Any) -> bool:
 
 
 def _find_stored(instruction: dis.Instruction) -> list[str]:
-    """The variables that an instruction stores to; since Python 3.13 one may be of two, such as `STORE_FAST_LOAD_FAST`."""
+    """The variables that an instruction stores to; of Python 3.13 on are some of two, as `STORE_FAST_LOAD_FAST`."""
     if not instruction.opname.startswith("STORE_FAST"):
         return []
     names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
