@@ -390,6 +390,7 @@ def test_a_gradient_has_the_strides_of_its_leaf(transposed):
     assert found == expected == ((1, 3) if transposed else (4, 1))
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_gradient_with_a_graph_is_a_copy_in_the_leafs_layout(transposed):
     def program():
