@@ -38,6 +38,8 @@ MODULES = {
         "simulation/observe/test_inplace_nodes.py",
     ],
     "simulation/observe/graph_task.py": ["simulation/observe/test_autograd_engine.py"],
+    "simulation/observe/leaf_gradients.py": ["simulation/observe/test_autograd_engine.py"],
+    "planning/lookups.py": ["planning"],
     **{
         f"hardware/operators/{family}.py": ["hardware", "simulation/flops", *more]
         for family, more in {

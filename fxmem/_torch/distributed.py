@@ -105,7 +105,7 @@ def fakes_are_sharded() -> AbstractContextManager[None]:
     from fxmem._torch import fsdp  # imports both generations of it, which takes long
 
     changes = _layouts_checked_once(), _real_meshes(), _unseen_propagation(), fsdp.fakes_are_sharded()
-    return nested(group_of_its_own(), *changes, _stages_ask(), _stages_release())
+    return nested(group_of_its_own(), *changes, _stages_ask(), _stages_release(), _sends_keep())
 
 
 def default_device(device: torch.device) -> AbstractContextManager[None]:
@@ -238,6 +238,37 @@ def _stages_release() -> AbstractContextManager[None]:
         return original(self, _REAL if type(output) is FakeTensor else output)
 
     return wrap(stage._PipelineStageBase, "_output_slot_is_releasable", is_releasable)
+
+
+class _Sent:
+    """The work of a send, which keeps what it sends until it has been waited for."""
+
+    def __init__(self, work: Any, tensors: Any) -> None:
+        self._work = work
+        self._tensors = tensors
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait, and let go of the tensors."""
+        self._tensors = None
+        return self._work.wait(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def _sends_keep() -> AbstractContextManager[None]:
+    """What is sent is kept until the send has been waited for. Schedules that interleave stages wait at a step's end.
+
+    NCCL's work does so (`stashed_for_allocator_safety_` of ProcessGroupNCCL.cpp, since 2.8); a fake group's keeps
+    nothing.
+    """
+    if not dist.is_available():
+        return contextlib.nullcontext()
+
+    def send(original: Callable[..., Any], group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return _Sent(original(group, tensors, *args, **kwargs), tensors)
+
+    return wrap(dist.ProcessGroup, "send", send)
 
 
 def observe_resizes(on_resize: Callable[[Any, int, int], None]) -> AbstractContextManager[None]:

@@ -6,9 +6,10 @@ A *wrapper* is a tensor whose memory is that of the tensors inside it: a subclas
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -133,3 +134,31 @@ def run_compiled_as_eager(on_call: Callable[[], None]) -> AbstractContextManager
     if (compiled := sys.modules.get("torch._dynamo.eval_frame")) is not None:
         changes.append(wrap(compiled, "_callback_from_stance", choose_stance, here=True))
     return nested(*changes)
+
+
+@contextlib.contextmanager
+def observe_scripted(on_call: Callable[[], None]) -> Iterator[None]:
+    """Call `on_call()` when this thread calls a function that `torch.jit.script` or `trace` has compiled.
+
+    Each begins as in a new process, and is left so: what its interpreter learns in a run decides what the next ones
+    keep (`ScriptFunction._debug_flush_compilation_cache`, since 1.8). Nothing is fused on a card (`torch._C`'s
+    `_jit_texpr_fuser_enabled`, since 1.7): the kernels that a fuser makes cannot run on fakes.
+    """
+    scripted, called = torch.jit.ScriptFunction, dict[int, Any]()
+
+    def call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(function) not in called:
+            function._debug_flush_compilation_cache()
+            called[id(function)] = function
+        on_call()
+        return original(function, *args, **kwargs)
+
+    fuses = torch._C._jit_texpr_fuser_enabled()
+    torch._C._jit_set_texpr_fuser_enabled(False)
+    try:
+        with wrap(scripted, "__call__", call, here=True):
+            yield
+    finally:
+        torch._C._jit_set_texpr_fuser_enabled(fuses)
+        for function in called.values():
+            function._debug_flush_compilation_cache()

@@ -18,7 +18,7 @@ from fxmem.simulation.asked import stop_rule
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.model.accepted_models import COMPILED
 from fxmem.simulation.observe.event_log import StepLog
-from fxmem.simulation.recording import FinishedRun
+from fxmem.simulation.recording import FinishedRun, Recording
 
 _Said = tuple[str, str]
 """A topic and a sentence."""
@@ -36,8 +36,12 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
     values, log = run.recording.subject.values, run.log
     yield from _program_step(run) if run.is_program else _template_step(run)
     yield from _loss(run)
-    if run.recording.ran_compiled:
-        yield "model", COMPILED
+    yield from _compiled_functions(run.recording)
+    if run.recording.ran_scripted and run.recording.target.device == "cuda":
+        yield (
+            "model",
+            "TorchScript fuses no kernels; where it does on a card, temporaries within them are not allocated",
+        )
     yield from _compiled_step(run.step.compiled)
     yield from _optimizer(run)
     called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}
@@ -85,6 +89,17 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
     if (of_release := release_assumption(torch.__version__)) is not None:
         yield "torch", of_release
     yield from _card(run.recording.target, run.step)
+
+
+def _compiled_functions(recording: Recording) -> Iterator[_Said]:
+    """What is taken for granted of what runs without a compiler's kernels."""
+    if recording.ran_compiled:
+        yield "model", COMPILED
+    if recording.ran_scripted and recording.target.device == "cuda":
+        yield (
+            "model",
+            "TorchScript fuses no kernels; where it does on a card, temporaries within them are not allocated",
+        )
 
 
 def _ranks(run: FinishedRun) -> Iterator[_Said]:

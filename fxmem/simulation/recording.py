@@ -302,6 +302,8 @@ class Recording(Observer):
         """Whether the program called something compiled that ran as eager code."""
         self.traces_itself = False
         """Whether the program traced a function with make_fx."""
+        self.ran_scripted = False
+        """Whether the program called a function that TorchScript has compiled."""
 
     def attach(self, root: torch.nn.Module) -> None:
         """Trace the calls and the backward of this module."""
@@ -323,9 +325,15 @@ class Recording(Observer):
         self.tracer.restart()
         self.compilation.restart()
 
-    def has_left_over(self) -> bool:
-        """Whether something that the last round allocated is still alive."""
-        return any(self.log.storages[index].birth > 0 for index in self.log.alive())
+    def count_runs(self) -> int:
+        """How many runs a step that has run once still wants, until it is like those that follow.
+
+        One where something that it allocated is still alive. TorchScript runs a function unchanged first, then as it is
+        optimized for what came; what comes otherwise is a function of its own to it.
+        """
+        if self.ran_scripted:
+            return 2
+        return int(any(self.log.storages[index].birth > 0 for index in self.log.alive()))
 
     # --- what the program runs inside ---------------------------------------------------------------------------------
 
@@ -385,6 +393,7 @@ class Recording(Observer):
             self.tracer.observe_calls(),
             compiled,
             torch_wrappers.observe_traces(self.on_trace),
+            torch_wrappers.observe_scripted(self.on_scripted_call),
             torch_triton.observe_launches(self.on_launch),
             torch_distributed.observe_resizes(self.log.resize),
             torch_common.patch(torch, "clear_autocast_cache", self.log.free_in_order),
@@ -410,6 +419,10 @@ class Recording(Observer):
     def on_compiled_call(self) -> None:
         """The program calls compiled code."""
         self.subject.on_compiled_call()
+
+    def on_scripted_call(self) -> None:
+        """The program calls a function that TorchScript has compiled."""
+        self.ran_scripted = True
 
     def on_trace(self) -> None:
         """The program traces a function with make_fx."""

@@ -65,8 +65,8 @@ def trace_step(
                 step.run()
                 progress("running the compiled step on fake tensors")
             step.run()
-            if recording.has_left_over():
-                progress("running it again: the first step left tensors behind")
+            for _ in range(recording.count_runs()):
+                progress("running it again: the first step is not like the next")
                 step.run()
         progress("accounting")
         profile, tracer = build_profile(recording), recording.tracer
@@ -78,7 +78,7 @@ def trace_step(
 def repeat_forward(model: torch.nn.Module, request: StepRequest) -> None:
     """Run forward and loss alone, as `trace_step` does, for what observes `model` itself.
 
-    As there they run a second time where the first leaves tensors behind. Neither of compiled code nor of a rank.
+    As there they run again where the first run is not like the next. Neither of compiled code nor of a rank.
     """
     step = ModelStep(request)
     recording = make_recording(request.resolved_target, step)
@@ -89,7 +89,7 @@ def repeat_forward(model: torch.nn.Module, request: StepRequest) -> None:
         recording.tracer.write_no_graph()
         with recording.environment():
             step.run_forward()
-            if recording.has_left_over():
+            for _ in range(recording.count_runs()):
                 step.run_forward()
 
 

@@ -434,6 +434,10 @@ ALLOWED = {
         "compile",
     ): "the graph of the user's own model, as torch.fx writes it; of a plan only names that are nodes of that graph",
     ("checkpointing/fx_rewrite.py", "exec"): "the same",
+    (
+        "simulation/observe/argument_holders.py",
+        "eval",
+    ): "a call of a torch function with as many arguments as it is given",
     ("cli/step.py", "importlib.util.find_spec"): "whether torch is installed",
     ("show/export/formats/memory_viz.py", "pickle.dumps"): "written for PyTorch's viewer, never read",
     ("simulation/program/stand_ins/memory_history.py", "pickle.dump"): "the same, where a program asks for it",

@@ -382,6 +382,21 @@ def test_expandable_segments_grow_and_shrink_in_place() -> None:
     assert sizes_of(allocator) == [[(25 * MIB, True), (20 * MIB, True), (15 * MIB, False)]]
 
 
+def test_a_memory_fraction_bounds_expandable_segments_by_what_is_asked() -> None:
+    """`alloc_block` compares what is reserved and the request's own segment; pages are mapped after that."""
+    settings = AllocatorSettings.from_string("expandable_segments:True,per_process_memory_fraction:0.5")
+    allocator = CachingAllocator(settings, capacity_bytes=100 * MIB)
+    allocator.malloc(25 * MIB)
+    assert allocator.reserved_bytes == 40 * MIB
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(16 * MIB)  # one more than the 15 MiB that are there
+    allocator.malloc(15 * MIB)
+    assert allocator.reserved_bytes == 40 * MIB
+    tight = CachingAllocator(settings, capacity_bytes=100 * MIB)
+    tight.malloc(45 * MIB)
+    assert tight.reserved_bytes == 60 * MIB  # of the 50 MiB that it may have
+
+
 def test_room_to_grow_is_kept_for_last() -> None:
     """12 MiB fit more closely into the last 15 MiB, but those can grow: the 18 MiB in the middle serve them."""
     allocator = CachingAllocator(AllocatorSettings.from_string("expandable_segments:True"), capacity_bytes=100 * MIB)

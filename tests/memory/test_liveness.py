@@ -14,6 +14,7 @@ from fxmem.memory.liveness import (
     live_bytes,
     node_live_bytes,
     node_scratch_bytes,
+    peak_in_phase,
     peak_without_scratch_bytes,
     timeline,
 )
@@ -149,6 +150,18 @@ def test_first_of_equal_peaks_and_equal_sizes_in_index_order() -> None:
     assert result.live_bytes == (31, 0, 62, 0)
     assert (result.peak.tick, result.alive) == (2, (0, 3, 2))
     assert timeline(make_profile(ticks=3, storages=[storage(31, 0, 1), storage(31, 2, 3)])).peak.tick == 0
+
+
+def test_first_of_equal_moments_of_a_phase() -> None:
+    phases = [
+        PhaseSpan(phase=Phase.FORWARD, begin=0, end=2, first_op=0, last_op=0),
+        PhaseSpan(phase=Phase.OPTIMIZER, begin=2, end=6, first_op=0, last_op=0),
+    ]
+    kept = [storage(97, 0, 1), storage(31, 3, 4), storage(31, 5, 6, Kind.WORKSPACE)]
+    peak = peak_in_phase(make_profile(ticks=6, phases=phases, storages=kept), Phase.OPTIMIZER)
+    assert peak is not None
+    assert (peak.tick, peak.requested_bytes, peak.by_kind) == (3, 31, {Kind.TEMPORARY: 31})
+    assert peak_in_phase(make_profile(ticks=6, phases=phases[:1], storages=kept), Phase.OPTIMIZER) is None
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,21 @@ def grow_the_result(h: Tensor) -> Tensor:
     return h.resize_(600, 600)
 
 
+def grow_and_go_on(h: Tensor) -> Tensor:
+    """Most is there when what the tensor had before is gone."""
+    return h.resize_(600, 600).sin().cos()
+
+
+def give_memory_back_meanwhile(h: Tensor) -> Tensor:
+    """Most is there while the storage has none."""
+    made, storage = h.sin(), h.untyped_storage()
+    nbytes = storage.nbytes()
+    storage.resize_(0)
+    more = made.cos() * made.tan()
+    storage.resize_(nbytes)
+    return h.copy_(made + more)
+
+
 def add_into_what_is_too_small(h: Tensor) -> Tensor:
     out = torch.empty(3)
     torch.add(h, 1, out=out)
@@ -75,6 +90,12 @@ def multiply_into_what_is_too_small(h: Tensor) -> Tensor:
     return out
 
 
+def find_the_largest_into_what_is_too_small(h: Tensor) -> Tensor:
+    values, places = torch.empty(3), torch.empty(0, dtype=torch.int64)
+    torch.topk(h, 64, out=(values, places))
+    return values
+
+
 @pytest.mark.parametrize(
     "change", [put_in_columns, put_in_a_flat_view, put_in_rows, add_to_a_view_of_a_view, add_to_a_slice_of_a_view]
 )
@@ -85,7 +106,11 @@ def test_what_is_written_is_differentiated_as_in_a_real_run(change: Callable[[Te
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")
 @pytest.mark.parametrize(
-    "change", [grow_a_tensor, grow_the_result, add_into_what_is_too_small, multiply_into_what_is_too_small]
+    "change",
+    [
+        *(grow_a_tensor, grow_the_result, grow_and_go_on, give_memory_back_meanwhile),
+        *(add_into_what_is_too_small, multiply_into_what_is_too_small, find_the_largest_into_what_is_too_small),
+    ],
 )
 def test_a_storage_grows_as_in_a_real_run(change: Callable[[Tensor], Tensor]) -> None:
     found = validate(lambda: Net(change, False), torch.randn(300, 64), mode="infer", tolerance=1e-4)

@@ -223,5 +223,10 @@ ROWS = {
         "linalg_vector_norm": Operator(lambda c: _norm_flops(c.read, c.made, c.ord), cuda=_in_parts(position=2)),
         "norm": Operator(lambda c: _norm_flops(c.read, c.made, c.p if hasattr(c, "p") else c.ord)),
     },
+    # On a card the offsets of segments whose lengths are given are left out: a number for each.
+    "SegmentReduce.cpp": {
+        "segment_reduce": Operator(copies=((0,), ())),
+        "_segment_reduce_backward": Operator(copies=((0, 1, 2), ())),
+    },
     "cuda/ForeachReduceOp.cu": {"_foreach_norm": Operator(cuda=_foreach_norm)},
 }

@@ -226,8 +226,9 @@ def _get_fake_state(get: Callable[[], Tensor]) -> Tensor:
     state = get()
     with torch_common.pause_observers():
         counted = torch.empty(state.shape, dtype=state.dtype, device="cpu")
-    if not isinstance(counted, torch_common.FakeTensor):
-        return state
+    if not isinstance(counted, torch_common.FakeTensor):  # a program's integers are real, and counted all the same
+        with torch_common.no_modes():
+            return counted.copy_(state)
     setattr(counted, _STATE, state)
     return counted
 

@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from fxmem._torch import checkpoint as torch_checkpoint
 from fxmem._torch import common as torch_common
 from fxmem.records.profile import ModuleCall, RecomputedRegion
+from fxmem.simulation.observe.argument_holders import assigns_to_a_tensor, call_unheld
 from fxmem.simulation.observe.fx_writer import GraphWriter, as_node, has_tensor, named_apply
 from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.source_lines import calling_line
@@ -54,6 +55,8 @@ class _TorchCall(NamedTuple):
     """Whether others are told that it was called."""
     replacement: Callable[..., Any] | None
     """What runs in its place."""
+    frees: bool
+    """Whether it may free an argument that the caller has given away."""
 
 
 class ProgramTracer(torch.fx.Tracer):
@@ -209,10 +212,12 @@ class ProgramTracer(torch.fx.Tracer):
             self._program.on_tensor_method(name, args[0])
             return result
         if self._inside or self._state not in _WATCHED:
-            return run(*args, **kwargs)
+            return call_unheld(run, args, kwargs) if known.frees else run(*args, **kwargs)
         op, target, shown = as_node(function, name, args)
         if op is None:
             return run(*args, **kwargs)
+        if known.frees:
+            return self._call(op, target, shown, kwargs, lambda: call_unheld(run, args, kwargs), frees=True)
         return self._call(op, target, shown, kwargs, lambda: run(*args, **kwargs))
 
     def _know(self, function: Any) -> _TorchCall:
@@ -224,15 +229,27 @@ class ProgramTracer(torch.fx.Tracer):
         replacement, is_metadata = self._program.find_replacement(function), name in _METADATA_METHODS
         if name == "__get__" and type(attribute) is types.GetSetDescriptorType:
             is_metadata = attribute.__name__ in _METADATA_ATTRIBUTES and replacement is None
-        known = _TorchCall(is_metadata, name in ("register_hook", "retain_grad"), replacement)
+        frees = replacement is None and assigns_to_a_tensor(function)
+        known = _TorchCall(is_metadata, name in ("register_hook", "retain_grad"), replacement, frees)
         with contextlib.suppress(TypeError):
             self._torch_calls[function] = known
         return known
 
-    def _call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
-        """Run one leaf call and, if it made or changed a tensor, write it down."""
+    def _call(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run: Callable[[], Any],
+        *,
+        frees: bool = False,
+    ) -> Any:
+        """Run one leaf call and, if it made or changed a tensor, write it down; of one that `frees` its arguments, what
+        these are is written first."""
         if self._state != "tracing":
             return self._repeat_call(op, target, run)
+        lifted = self.writer.lift(args, kwargs) if frees else None
         first_op = self._observer.op_count()
         self._observer.on_call(len(self.nodes))
         self._inside += 1
@@ -241,7 +258,7 @@ class ProgramTracer(torch.fx.Tracer):
             if self._observer.op_count() == first_op and not has_tensor(result):
                 return result
             # Written only now, so that asking a tensor for its shape leaves no trace of the tensor.
-            index = self.writer.call(op, target, args, kwargs, result, calling_line())
+            index = self.writer.call(op, target, lifted or self.writer.lift(args, kwargs), result, calling_line())
         finally:
             self._inside -= 1
         self._observer.on_result(index, first_op, result)

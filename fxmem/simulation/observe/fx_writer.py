@@ -101,17 +101,20 @@ class GraphWriter:
             node.meta["tensor_meta"] = self._tensor_meta(value)
         self._returned(index, value)
 
+    def lift(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A call's arguments as those of its node; what has no node yet gets one."""
+        return self._lift(args), self._lift(kwargs)
+
     def call(
         self,
         op: str,
         target: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        lifted: tuple[tuple[Any, ...], dict[str, Any]],
         result: Any,
         source: SourceLine | None,
     ) -> int:
-        """Write down a call that returned `result`; the node's index."""
-        node = self.graph.create_node(op, target, self._lift(args), self._lift(kwargs))
+        """Write down a call, of arguments that `lift` returned, whose result is `result`; the node's index."""
+        node = self.graph.create_node(op, target, *lifted)
         index = self._append(node, source)
         if target is not operator.setitem:
             self._bind(node, result)

@@ -27,8 +27,6 @@ def accumulate_gradient(leaf: torch.Tensor, received: list[Any], *, create_graph
         not create_graph and _obeys_layout(received[0], leaf) and is_sole_owner(received, 0, storage=False)
     ):
         leaf.grad = received[0].detach()
-    elif create_graph:
-        leaf.grad = received[0].clone()
     else:
         strides = leaf.stride() if is_dense(leaf) else contiguous_strides(leaf.shape)
         made = torch.empty_strided(leaf.shape, strides, dtype=received[0].dtype, device=received[0].device)

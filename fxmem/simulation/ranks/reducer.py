@@ -36,6 +36,8 @@ class Replica(torch.nn.Module):
         bucket_cap_mb: float | None = None,
         gradient_as_bucket_view: bool = False,
         process_group: Any = None,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
         **__: Any,
     ) -> None:
         super().__init__()
@@ -53,6 +55,12 @@ class Replica(torch.nn.Module):
             self._members.append(members)
             first = members[0]
             self._buckets.append(torch.empty(offsets[-1], dtype=first.dtype, device=first.device))
+        self._used: list[torch.Tensor] = []
+        """Which parameters this rank has used, and any rank: a number for each (`initialize_local_used_map`)."""
+        self._reduces_used = find_unused_parameters and not static_graph
+        if find_unused_parameters or static_graph:
+            devices = torch.device("cpu"), parameters[0].device
+            self._used = [torch.zeros(len(parameters), dtype=torch.int32, device=device) for device in devices]
         self._missing = [len(members) for members in self._members]
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
@@ -89,6 +97,11 @@ class Replica(torch.nn.Module):
             return
         self._missing[bucket] = len(self._members[bucket])
         torch.distributed.all_reduce(self._buckets[bucket], group=self._group, async_op=True)
+        if self._used and bucket == len(self._buckets) - 1:  # with the last, which they are reduced after
+            self._used[1].copy_(self._used[0])
+            if self._reduces_used:
+                torch.distributed.all_reduce(self._used[1], group=self._group, async_op=True)
+            self._used[0].zero_()
         for member in self._members[bucket] if not self._views else ():
             if member.grad is not None:
                 member.grad.copy_(self._slot(member))

@@ -61,6 +61,27 @@ def test_on_the_cpu_the_copies_are_those_of_a_real_run(
     assert found.predicted.by_kind[Kind.WORKSPACE] == copied
 
 
+class Segments(nn.Module):
+    """Reduces rows in segments; their gradient is one number seen from everywhere."""
+
+    def __init__(self, reduce: str, *, transposed: bool) -> None:
+        super().__init__()
+        self.reduce = reduce
+        self.rows = nn.Parameter(torch.ones(50, 60).t() if transposed else torch.ones(60, 50))
+        self.register_buffer("lengths", torch.tensor([10, 20, 30]))
+
+    def forward(self) -> torch.Tensor:
+        return torch.segment_reduce(self.rows, self.reduce, lengths=self.lengths, unsafe=True)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+def test_segments_are_copied_as_in_a_real_run(reduce: str, transposed: bool) -> None:
+    found = validate(lambda: Segments(reduce, transposed=transposed), (), optimizer=None, tolerance=0)
+    assert found.within_tolerance
+    assert found.predicted.by_kind[Kind.WORKSPACE] == (3 + 60 * transposed) * 50 * 4
+
+
 def test_on_a_card_the_copies_stand_where_its_kernels_make_them() -> None:
     """SoftMax.cu: after the result. layer_norm_kernel.cu: the input before the results, the gradient after them."""
     profile = analyze(Language(), TOKENS, target="h100").profile

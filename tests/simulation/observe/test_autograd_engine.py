@@ -2,6 +2,7 @@
 
 import copy
 import weakref
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -289,6 +290,121 @@ def test_second_gradient_is_added_in_place():
         with See():
             loss.backward()
     assert storages == {torch.ops.aten.add_.Tensor}
+
+
+def on_both_engines(program):
+    """What a program returns on the C++ engine, and on ours."""
+    expected = program()
+    with AutogradEngine(Watching()).route(lambda cls, args, apply: apply(*args)):
+        return expected, program()
+
+
+class Cross(torch.autograd.Function):
+    """Adds two tensors; notes the order in which the gradients it returns are freed."""
+
+    freed: ClassVar[list[str]] = []
+
+    @staticmethod
+    def forward(ctx, a, b):
+        return a + b
+
+    @staticmethod
+    def backward(ctx, gradient):
+        first, second = gradient * 2, gradient * 3
+        weakref.finalize(first, Cross.freed.append, "first")
+        weakref.finalize(second, Cross.freed.append, "second")
+        return first, second
+
+
+def test_what_was_added_to_other_gradients_is_freed_first_to_last():
+    def program():
+        Cross.freed.clear()
+        a, b = (torch.randn(3, requires_grad=True).sin() for _ in range(2))
+        crossed = Cross.apply(a, b)
+        (crossed.sum() + (a * 2).sum() + (b * 3).sum()).backward()
+        return list(Cross.freed)
+
+    expected, found = on_both_engines(program)
+    assert found == expected == ["first", "second"]
+
+
+def test_a_gradient_with_a_graph_is_added_out_of_place():
+    def program():
+        added = set()
+
+        class See(torch.utils._python_dispatch.TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                if func in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor):
+                    added.add(func)
+                return func(*args, **(kwargs or {}))
+
+        hidden = torch.randn(3, requires_grad=True).sin()
+        loss = (hidden.exp() * hidden.cos()).sum()
+        with See():
+            torch.autograd.grad(loss, hidden, create_graph=True)
+        return added
+
+    expected, found = on_both_engines(program)
+    assert found == expected == {torch.ops.aten.add.Tensor}
+
+
+class Root(torch.autograd.Function):
+    """Remembers the gradient that it received."""
+
+    received: ClassVar[list[Any]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Root.received[:] = [weakref.ref(gradient)]
+        return gradient * 2
+
+
+def test_a_cast_root_gradient_lives_until_backward_ends():
+    def program():
+        alive = []
+        x = torch.randn(3, requires_grad=True)
+        x.register_hook(lambda _: alive.append(Root.received[0]() is not None))
+        y = Root.apply(x.sin())
+        torch.autograd.backward(y, torch.ones(3, dtype=torch.float64))
+        return *alive, Root.received[0]() is not None
+
+    expected = program()
+    engine = AutogradEngine(Watching())
+    with engine.route(lambda cls, args, apply: apply(*args)), _Methods(engine):
+        found = program()
+    assert found == expected == (True, False)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_gradient_has_the_strides_of_its_leaf(transposed):
+    def program():
+        leaf = torch.randn(4, 3).t().requires_grad_() if transposed else torch.randn(3, 4, requires_grad=True)
+        (leaf if transposed else leaf.t()).contiguous().exp().sum().backward()
+        return leaf.grad.stride()
+
+    expected, found = on_both_engines(program)
+    assert found == expected == ((1, 3) if transposed else (4, 1))
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_gradient_with_a_graph_is_a_copy_in_the_leafs_layout(transposed):
+    def program():
+        came = []
+        leaf = torch.randn(3, 4, requires_grad=True)
+        leaf.register_hook(lambda gradient: came.append(gradient.data_ptr()))
+        (leaf.t().contiguous() if transposed else leaf).pow(3).sum().backward(create_graph=True)
+        return leaf.grad.data_ptr() in came, type(leaf.grad.grad_fn).__name__, leaf.grad.stride()
+
+    expected = program()
+    engine = AutogradEngine(Watching())
+    with engine.route(lambda cls, args, apply: apply(*args)), _Methods(engine):
+        found = program()
+    assert found == expected == (False, "CopyBackwards", (4, 1))
 
 
 def test_everything_is_put_back_after_an_error():

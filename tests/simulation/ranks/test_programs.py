@@ -12,11 +12,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import fxmem
+from fxmem._torch import profiler as torch_profiler
 from fxmem.cli.verbs import plan as plan_verb
 from fxmem.cli.verbs import run as run_verb
 from fxmem.errors import UsageError
 from fxmem.memory.report_reader import load_report
 from fxmem.records.profile import Kind
+from fxmem.validation.measure_cpu import quiet_profiler
+from fxmem.validation.profiler_log import read_events
 from tests.sharded_models import Llama, fsdp, loss, tokens
 from tests.verbs import called
 
@@ -174,3 +177,28 @@ def test_replicas_have_gradient_buckets(views: bool) -> None:
     more = analysis.peak.requested_bytes - alone.peak.requested_bytes
     assert (0 < more < whole) if views else more == whole
     assert nn.parallel.DistributedDataParallel.__module__ == "torch.nn.parallel.distributed"
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+def test_replicas_keep_maps_of_used_parameters(options: dict[str, bool]) -> None:
+    """Held to what the real reducer allocates as it is made."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(10, 13), nn.Linear(13, 7), nn.Linear(7, 1))
+
+    count = 6
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with quiet_profiler(), torch_profiler.profiler() as profiled:
+            DistributedDataParallel(make(), **options)
+    finally:
+        torch.distributed.destroy_process_group()
+    maps = [each for each in read_events(profiled) if each.nbytes == 4 * count]
+    assert len(maps) == (2 if options else 0)
+
+    def replicate(model: nn.Module) -> nn.Module:
+        return nn.parallel.DistributedDataParallel(model, **options)
+
+    for target, kept in (("cpu", len(maps)), ("h100", len(maps) // 2)):  # one of them is the host's
+        analysis = fxmem.analyze(make, torch.ones(2, 10), target=target, ranks=2, parallelize=replicate)
+        assert sum(each.nbytes == 4 * count for each in analysis.profile.storages if not each.birth) == kept

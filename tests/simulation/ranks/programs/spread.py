@@ -30,12 +30,12 @@ batch = torch.zeros(BATCH, SEQUENCE, dtype=torch.int64)
 class Stage(nn.Module):
     """A block, with the embedding before the first and the logits after the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int, stages: int) -> None:
         super().__init__()
         whole = Llama(1)
         self.block = whole.layers[0]
-        self.embedding = whole.embedding if rank == 0 else None
-        self.output = whole.output if rank == world - 1 else None
+        self.embedding = whole.embedding if index == 0 else None
+        self.output = whole.output if index == stages - 1 else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The next stage's input."""
@@ -65,16 +65,21 @@ def train_stages(schedule: Any, parameters: Any) -> None:
         time.sleep(PAUSE)
 
 
-if kind in ("1f1b", "gpipe"):
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+if kind in ("1f1b", "gpipe", "interleaved"):
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
     def stage_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Cross-entropy."""
         return nn.functional.cross_entropy(logits.view(-1, VOCABULARY), target.view(-1))
 
-    stage = PipelineStage(Stage(), rank, world, torch.device("cpu"))
-    made = Schedule1F1B if kind == "1f1b" else ScheduleGPipe
-    train_stages(made(stage, 4, loss_fn=stage_loss), stage.submod.parameters())
+    count = world * (2 if kind == "interleaved" else 1)
+    numbers = range(rank, count, world)
+    stages = [PipelineStage(Stage(each, count), each, count, torch.device("cpu")) for each in numbers]
+    if kind == "interleaved":
+        schedule: Any = ScheduleInterleaved1F1B(stages, 4, loss_fn=stage_loss)
+    else:
+        schedule = (Schedule1F1B if kind == "1f1b" else ScheduleGPipe)(stages[0], 4, loss_fn=stage_loss)
+    train_stages(schedule, [each for stage in stages for each in stage.submod.parameters()])
 elif kind == "ddp":
     train(nn.parallel.DistributedDataParallel(Llama()))
 elif kind == "zero-1":
