@@ -86,10 +86,14 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     ranks, rank = read_ranks(options)
     card = catalogue.target(options.target)
     require_torch()
-    from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, launch_apart
+    from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, find_started, launch_apart
 
+    program = find_started(Launch(options.program, tuple(options.arguments), options.m, ranks, rank))
+    if program.launcher:
+        alone = "the first runs here, alone; --ranks N runs it as one of N"
+        say(f"{program.launcher}: {alone if program.ranks is None else f'run as with --ranks {program.ranks}'}")
     step = launch_apart(
-        Launch(options.program, tuple(options.arguments), options.m, ranks, rank),
+        program,
         card,
         RunSettings(options.steps, options.until, options.oom, options.max_operators, options.compile, watch=_watch),
         IsolationSettings(options.write, options.network, options.keep_files),
