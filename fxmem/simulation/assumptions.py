@@ -92,8 +92,8 @@ def _ranks(run: FinishedRun) -> Iterator[_Said]:
     world = run.recording.collectives.world
     if world is not None:
         text = (
-            f"rank {world.rank} of {world.size}, {min(world.per_machine, world.size)} to a machine; collectives take no "
-            f"memory of their own, and no time in the step's estimate"
+            f"rank {world.rank} of {world.size}, {min(world.per_machine, world.size)} to a machine; collectives take "
+            f"no memory of their own, and no time in the step's estimate"
         )
         yield "ranks", text
 

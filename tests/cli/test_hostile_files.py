@@ -457,7 +457,7 @@ ALLOWED = {
         "the program that the command line of `fxmem run` names",
     ),
     ("simulation/program/stand_ins/checkpoints.py", "importlib.import_module"): "safetensors, where it is installed",
-    ("simulation/program/command.py", "importlib.import_module"): "torchrun and accelerate, which that line may name",
+    ("simulation/program/launchers.py", "importlib.import_module"): "torchrun and accelerate, which that line may name",
     **dict.fromkeys(
         (("simulation/program/stand_ins/checkpoints.py", f"pickle.{name}") for name in ("Pickler", "Unpickler")),
         "what the program itself saves and loads, in memory",

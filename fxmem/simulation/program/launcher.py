@@ -18,7 +18,7 @@ import torch
 
 import fxmem
 from fxmem._torch import common as torch_common
-from fxmem.errors import FxmemError, UsageError
+from fxmem.errors import FxmemError
 from fxmem.records.parts import CompileSettings
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Report, Target

@@ -14,7 +14,6 @@ import importlib
 import io
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
