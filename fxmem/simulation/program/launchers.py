@@ -35,11 +35,14 @@ def find_started(program: Launch) -> Launch:
     """
     while (read := _find_launcher(program)) is not None:
         started = read(program)
-        given = {} if program.ranks is None else {"ranks": program.ranks, "rank": program.rank}
-        variables = (*program.environment, *started.environment)
-        launcher = started.launcher or program.launcher
-        started = dataclasses.replace(started, environment=variables, launcher=launcher, **given)
-        program = dataclasses.replace(started, typed=program.command)
+        program = dataclasses.replace(
+            started,
+            ranks=started.ranks if program.ranks is None else program.ranks,
+            rank=program.rank,
+            environment=(*program.environment, *started.environment),
+            launcher=started.launcher or program.launcher,
+            typed=program.command,
+        )
     return program
 
 
@@ -190,9 +193,10 @@ class _Options(argparse.ArgumentParser):
 
     def __init__(self, name: str, values: str, flags: str = "") -> None:
         super().__init__(prog=name, add_help=False, usage="")
-        for names, settings in ((values, {"default": ""}), (flags, {"action": "store_true"})):
-            for each in names.split():
-                self.add_argument(*each.split("|"), **settings)
+        for each in values.split():
+            self.add_argument(*each.split("|"), default="")
+        for each in flags.split():
+            self.add_argument(*each.split("|"), action="store_true")
         self.add_argument("script")
 
 
