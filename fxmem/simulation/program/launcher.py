@@ -192,7 +192,8 @@ class _RankFailedError(Exception):
 def _run_recorded(program: Launch, recorded: RecordedProgram, world: World | None, settings: RunSettings) -> bool:
     """Run a program as the rank of a world; whether it ended with an error of its own."""
     try:
-        with settings.watch(recorded), contextlib.nullcontext() if world is None else _forget_modules(program):
+        apart = contextlib.nullcontext() if world is None else _forget_modules(program)
+        with settings.watch(recorded), apart, _on_its_way_out(recorded):
             run_as_main(program, recorded.note_answer, {} if world is None else world.variables)
     except (Enough, KeyboardInterrupt, FxmemError):
         raise
@@ -208,6 +209,18 @@ def _run_recorded(program: Launch, recorded: RecordedProgram, world: World | Non
             recorded.note_error(f"raised {describe_end(error)}")
         return True
     return False
+
+
+@contextlib.contextmanager
+def _on_its_way_out(recorded: RecordedProgram) -> Iterator[None]:
+    """What a program does that catches its end, as by `except:`, is no end of its own."""
+    try:
+        yield
+    except (SystemExit, Exception):
+        if not recorded.is_ended:
+            raise
+    if recorded.is_ended:
+        raise Enough
 
 
 def run_as_main(

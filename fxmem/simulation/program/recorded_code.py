@@ -36,6 +36,7 @@ from fxmem.simulation.program.stand_ins.nvidia_smi import nvidia_smi_patches
 from fxmem.simulation.program.stand_ins.nvml import nvml_patches
 from fxmem.simulation.program.tensor_reads import TensorReads
 from fxmem.simulation.recording import FinishedRun, Recording, Subject, device_of
+from fxmem.simulation.round_rule import Enough
 
 
 class RecordedCode(Subject):
@@ -133,6 +134,10 @@ class RecordedCode(Subject):
                 yield
             except torch.cuda.OutOfMemoryError:
                 self.rounds.finish()
+                raise
+            except Enough:
+                if self.rounds.is_cut:
+                    self.rounds.finish()
                 raise
         self.rounds.finish()
 
@@ -269,6 +274,7 @@ class RecordedCode(Subject):
         return ProgramRun(
             ending=ending,
             failed=failed,
+            is_cut=self.rounds.is_cut,
             setup=self.rounds.setup,
             rounds=tuple(each.record for each in rounds),
             shown=0 if shown is None else shown.number,
