@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fxmem.records.profile import MadeUp, MadeUpKind
+from fxmem.simulation.asked.checks import find_passing_value
 from fxmem.simulation.source_lines import program_place
 
 
@@ -53,8 +54,11 @@ def _comparison(base: Any, name: str) -> Callable[[Any, Any], Any]:
     compare = getattr(base, f"__{name}__")
 
     def comparing(self: Any, other: Any) -> Any:
-        _note_decision(self, f"{name} {other!r}" if isinstance(other, (int, float)) else name)
-        return compare(self, other)
+        what = f"{name} {other!r}" if isinstance(other, (int, float)) else name
+        passes = find_passing_value(sys._getframe(1))
+        _note_decision(self, what if passes is None else f"{what}, as the check wants it")
+        result = compare(self, other)
+        return result if passes is None or result is NotImplemented else passes
 
     return comparing
 
@@ -77,7 +81,8 @@ _ARITHMETIC: Final = "add radd sub rsub mul rmul truediv floordiv mod pow rtrued
 def _number_class(base: type[int] | type[float]) -> Any:
     def is_true(self: Any) -> bool:
         _note_decision(self, "truth")
-        return bool(base.__bool__(self))
+        passes = find_passing_value(sys._getframe(1))
+        return bool(base.__bool__(self)) if passes is None else passes
 
     members: dict[str, Any] = {f"__{name}__": _comparison(base, name) for name in _COMPARISONS}
     members |= {f"__{name}__": _arithmetic(base, name) for name in _ARITHMETIC}

@@ -65,7 +65,7 @@ class Values:
             return result
         if func in _COMPARED and torch_common.is_same(*args[:2]):
             return True
-        if func is torch_fakes.NUMBER_OF and args[0].dtype is torch.bool:
+        if func in _COMPARED or (func is torch_fakes.NUMBER_OF and args[0].dtype is torch.bool):
             passes = self._find_condition()
             if passes is not None:
                 return passes
