@@ -5,14 +5,38 @@ A prediction is as good as these guesses are harmless, so each is noted with the
 
 from __future__ import annotations
 
+import linecache
+import re
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fxmem._torch import common as torch_common
 from fxmem.records.profile import MadeUp, MadeUpKind
 from fxmem.simulation.asked.checks import find_passing_value
-from fxmem.simulation.source_lines import program_place
+from fxmem.records.units import package_path
+from fxmem.simulation.source_lines import program_place, variables
+
+_GUESSED: Final = ("read", "decided", "shape")
+"""Kinds of notes that are about a value."""
+_OTHER_ERRORS: Final = (AttributeError, ImportError, NameError, NotImplementedError, OSError, SyntaxError, TypeError)
+"""What a value that is made up does not raise."""
+
+
+class _Guess(NamedTuple):
+    """The last guess that a program was given."""
+
+    kind: MadeUpKind
+    what: str
+    place: str
+    """Where it was read or decided by."""
+    origin: str
+    """Where it was made up."""
 
 
 class MadeUpNotes:
@@ -20,10 +44,58 @@ class MadeUpNotes:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[MadeUpKind, str, str]] = Counter()
+        self._last: _Guess | None = None
+        self._copies: Any = WeakTensorKeyDictionary()
+        """Of each tensor of the host whose numbers are made up, where that was."""
 
-    def note(self, kind: MadeUpKind, what: str) -> None:
-        """Note one guess, at the user's line that runs."""
-        self._counts[kind, what, program_place(sys._getframe(1))] += 1
+    def note(self, kind: MadeUpKind, what: str, origin: str = "") -> None:
+        """Note one guess, at the user's line that runs; `origin` is where it was made up, if elsewhere."""
+        place = program_place(sys._getframe(1))
+        self._counts[kind, what, place] += 1
+        if kind in _GUESSED:
+            self._last = _Guess(kind, what, place, origin or place)
+
+    def mark_copy(self, tensor: torch.Tensor) -> None:
+        """Remember that a tensor of the host holds numbers made up at the user's line that runs."""
+        self._copies[tensor] = program_place(sys._getframe(1))
+
+    def follow_copies(self, args: tuple[Any, ...], result: Any) -> None:
+        """After an operator ran on the host: what it computes from made-up numbers is made up, too."""
+        if not self._copies:
+            return
+        origin = next(filter(None, map(self.find_copy, torch_common.iterate_tensors(args))), "")
+        for each in torch_common.iterate_tensors(result) if origin else ():
+            self._copies[each] = origin
+
+    def find_copy(self, tensor: torch.Tensor) -> str:
+        """Where the numbers of a tensor of the host were made up; empty for one whose numbers are real."""
+        return str(self._copies.get(tensor, "")) if self._copies else ""
+
+    def explain(self, error: BaseException) -> str:
+        """Which made-up value an error may come of, in words that follow the error; empty for none.
+
+        It is one that the failing line names or reads, or else the last by which a function that fails decided.
+        """
+        frames = [] if isinstance(error, _OTHER_ERRORS) else list(traceback.walk_tb(error.__traceback__))
+        for frame, line in reversed(frames):
+            names = set(re.findall(r"[^\W\d]\w*", linecache.getline(frame.f_code.co_filename, line)))
+            for name, value in variables(frame).items() if names else ():
+                if name in names and (origin := self._find_origin(value)):
+                    return _describe(f"`{name}`", origin, "")
+        last = self._last
+        for frame, line in reversed(frames) if last is not None else ():
+            file, _, number = last.place.rpartition(":")  # type: ignore[union-attr]
+            lines = [each for _, _, each in frame.f_code.co_lines() if each]
+            is_here = package_path(frame.f_code.co_filename) == file and min(lines) <= int(number) <= max(lines)
+            if is_here and (int(number) == line or last.what not in _PLAIN):  # type: ignore[union-attr]
+                return _describe(last.what, last.origin, last.place)  # type: ignore[union-attr]
+        return ""
+
+    def _find_origin(self, value: Any) -> str:
+        """Where a number or a tensor was made up; empty where it is none that was."""
+        if isinstance(value, _Number):
+            return value.origin
+        return self.find_copy(value) if type(value) is torch.Tensor else ""
 
     @property
     def total(self) -> int:
@@ -43,11 +115,19 @@ class _Number:
     """
 
     notes: MadeUpNotes | None = None
+    origin = ""
+    """Where it was read from a tensor."""
+
+
+def _describe(what: str, origin: str, place: str) -> str:
+    """The guess that an error may come of, and what to do."""
+    read = f", read at {place}" if place not in ("", origin) else ""
+    return f"; perhaps by a made-up value: {what} at {origin}{read}; --value {origin}=VALUE gives the real one"
 
 
 def _note_decision(number: Any, what: str) -> None:
     if number.notes is not None:
-        number.notes.note("decided", what)
+        number.notes.note("decided", what, number.origin)
 
 
 def _comparison(base: Any, name: str) -> Callable[[Any, Any], Any]:
@@ -69,7 +149,7 @@ def _arithmetic(base: Any, name: str) -> Callable[[Any, Any], Any]:
 
     def computing(self: Any, other: Any) -> Any:
         number = base(1) if by_this and not base.__bool__(self) else self
-        return made_up_number(compute(number, other), self.notes)
+        return made_up_number(compute(number, other), self.notes, self.origin)
 
     return computing
 
@@ -98,11 +178,18 @@ def _number_class(base: type[int] | type[float]) -> Any:
 _CLASSES: Final = {float: _number_class(float), int: _number_class(int)}
 
 
-def made_up_number(value: Any, notes: MadeUpNotes | None) -> Any:
-    """The same number, which notes what is decided by it; what is no number as it is."""
+_PLAIN: Final = frozenset(str(dtype)[6:] for dtype in vars(torch).values() if isinstance(dtype, torch.dtype))
+"""What is noted of a single number that is read, as to print it."""
+
+
+def made_up_number(value: Any, notes: MadeUpNotes | None, origin: str = "") -> Any:
+    """The same number, which notes what is decided by it; what is no number as it is.
+
+    `origin` is where it was read; the user's line that runs if it is empty.
+    """
     cls = _CLASSES.get(type(value)) or (_CLASSES[int] if isinstance(value, _CLASSES[int]) else None)
     if cls is None:
         return value
     number = cls(value)
-    number.notes = notes
+    number.notes, number.origin = notes, origin or program_place(sys._getframe(1))
     return number

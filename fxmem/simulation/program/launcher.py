@@ -23,7 +23,6 @@ from fxmem.records.parts import CompileSettings
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Report, Target
 from fxmem.simulation.compiled.timed_answers import Answered, Answers, answer_all_ways
-from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.profiled_step import ReportedStep
 from fxmem.simulation.program.command import Launch, notebook_cells
 from fxmem.simulation.program.launchers import check_program, find_started
@@ -206,7 +205,7 @@ def _run_recorded(program: Launch, recorded: RecordedProgram, world: World | Non
         if isinstance(error, torch.cuda.OutOfMemoryError):
             recorded.note_shortage(error)
         else:
-            recorded.note_error(f"raised {describe_end(error)}")
+            recorded.note_exception(error)
         return True
     return False
 

@@ -72,7 +72,7 @@ class RecordedCode(Subject):
         on_card, device = target.device == "cuda", device_of(target)
         self._thread = CardThread()
         self.memory = CardMemory(target, os.environ, raises=raises) if on_card else None
-        self._border = Border(self.memory)
+        self._border = Border(self.memory, self.notes)
         self.route = self._border.run
         self._live = LiveBytes()
         self.roots = Roots(prepare)

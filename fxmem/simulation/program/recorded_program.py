@@ -188,6 +188,10 @@ class RecordedProgram(ProfiledStep):
         if done and most and done < most and not (self._failed or self._shortage):
             self.ending = f"ran to its end after step {done} of {most}"
 
+    def note_exception(self, error: Exception) -> None:
+        """Note what the program raised, and which made-up value it may come of."""
+        self.note_error(f"raised {describe_end(error)}{self._code.notes.explain(error)}")
+
     def note_error(self, what: str) -> None:
         """Note the error that ended the program, in words that follow its name."""
         self.ending, self._failed = what, True
@@ -352,7 +356,7 @@ def record_rank(
         except Enough:
             recorded.note_stop(settings)
         except Exception as error:
-            recorded.note_error(f"raised {describe_end(error)}")
+            recorded.note_exception(error)
             raise
 
 
