@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fxmem.cli.next_command import next_for_program
 from fxmem.cli.options import RANKS, REPORT_OUTPUT, TARGET
 from fxmem.cli.output import check_folder, check_output, write_report
-from fxmem.cli.parser import argument, flag
+from fxmem.cli.parser import argument, flag, repeatable
 from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import read_ranks, require_torch
 from fxmem.errors import UsageError
@@ -50,6 +50,12 @@ ARGUMENTS = (
         choices=(AS_IS,),
         help="compile what the program compiles, as inductor would for the target (default: run it as eager code)",
     ),
+    repeatable(
+        "--value",
+        metavar="FILE:LINE=VALUE",
+        help="the value that the program reads there, instead of a made-up one: a number, a list, true, false, or "
+        "FILE.npy, FILE.pt; may be repeated",
+    ),
     flag("--strict", "exit code 1 if the program decided anything by a number that was made up"),
     argument(
         "--max-operators",
@@ -88,6 +94,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     require_torch()
     from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, find_started, launch_apart
 
+    from fxmem.simulation.program.given_values import find_unread, read_given
+
+    given = read_given(options.value)
     program = find_started(Launch(options.program, tuple(options.arguments), options.m, ranks, rank))
     if program.launcher:
         alone = "the first runs here, alone; --ranks N runs it as one of N"
@@ -95,7 +104,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     step = launch_apart(
         program,
         card,
-        RunSettings(options.steps, options.until, options.oom, options.max_operators, options.compile, watch=_watch),
+        RunSettings(
+            options.steps, options.until, options.oom, options.max_operators, options.compile, given=given, watch=_watch
+        ),
         IsolationSettings(options.write, options.network, options.keep_files),
     )
     words = (*(["-m"] if options.m else []), options.program, *options.arguments)
@@ -105,6 +116,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if step.peak.shortage and options.oom == "raise":
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")
     run = step.profile.step.program
+    for place in find_unread(given, run):
+        say(f"--value {place}: nothing was read there that has so many numbers; `Made up` lists what is read, and where")
     decided = [each for each in (run.made_up if run else ()) if each.kind == "decided"]
     if options.strict and decided:
         say(f"the program decides by made-up numbers: {decided[0].what} at {decided[0].place or 'no line of its own'}")

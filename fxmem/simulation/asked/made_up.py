@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -18,8 +18,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fxmem._torch import common as torch_common
 from fxmem.records.profile import MadeUp, MadeUpKind
-from fxmem.simulation.asked.checks import find_passing_value
 from fxmem.records.units import package_path
+from fxmem.simulation.asked import known_values
+from fxmem.simulation.asked.checks import find_passing_value
 from fxmem.simulation.source_lines import program_place, variables
 
 _GUESSED: Final = ("read", "decided", "shape")
@@ -40,9 +41,14 @@ class _Guess(NamedTuple):
 
 
 class MadeUpNotes:
-    """The notes of one program."""
+    """The notes of one program.
 
-    def __init__(self) -> None:
+    Args:
+        given: values that the user says are read, by line (`train.py:41`).
+    """
+
+    def __init__(self, given: Mapping[str, torch.Tensor] | None = None) -> None:
+        self._given = given or {}
         self._counts: Counter[tuple[MadeUpKind, str, str]] = Counter()
         self._last: _Guess | None = None
         self._copies: Any = WeakTensorKeyDictionary()
@@ -54,6 +60,23 @@ class MadeUpNotes:
         self._counts[kind, what, place] += 1
         if kind in _GUESSED:
             self._last = _Guess(kind, what, place, origin or place)
+
+    def give(self, tensor: torch.Tensor) -> None:
+        """Attach to a tensor without values those that the user says are read at the line that runs.
+
+        One number stands for all; of more, there are as many as the tensor has.
+        """
+        if not self._given or known_values.is_known(tensor):
+            return
+        place = program_place(sys._getframe(1))
+        key = next((each for each in self._given if f"/{place}".endswith(f"/{each}")), None)
+        value = None if key is None else self._given[key]
+        if value is None or value.numel() not in (1, tensor.numel()):
+            return
+        with torch_common.no_modes(), torch_common.pause_observers():
+            many = value.reshape(tensor.shape) if value.numel() == tensor.numel() else value.reshape(())
+            known_values.attach(tensor, many.to(tensor.dtype).expand(tensor.shape).clone())
+        self.note("answered", given_note(str(key)))
 
     def mark_copy(self, tensor: torch.Tensor) -> None:
         """Remember that a tensor of the host holds numbers made up at the user's line that runs."""
@@ -78,7 +101,7 @@ class MadeUpNotes:
         """
         frames = [] if isinstance(error, _OTHER_ERRORS) else list(traceback.walk_tb(error.__traceback__))
         for frame, line in reversed(frames):
-            names = set(re.findall(r"[^\W\d]\w*", linecache.getline(frame.f_code.co_filename, line)))
+            names = _find_names(frame.f_code.co_filename, line)
             for name, value in variables(frame).items() if names else ():
                 if name in names and (origin := self._find_origin(value)):
                     return _describe(f"`{name}`", origin, "")
@@ -87,7 +110,10 @@ class MadeUpNotes:
             file, _, number = last.place.rpartition(":")  # type: ignore[union-attr]
             lines = [each for _, _, each in frame.f_code.co_lines() if each]
             is_here = package_path(frame.f_code.co_filename) == file and min(lines) <= int(number) <= max(lines)
-            if is_here and (int(number) == line or last.what not in _PLAIN):  # type: ignore[union-attr]
+            names = _find_names(frame.f_code.co_filename, line)
+            bound = _find_names(frame.f_code.co_filename, int(number), until="=")
+            is_meant = int(number) == line or last.what not in _PLAIN or names & bound  # type: ignore[union-attr]
+            if is_here and is_meant:
                 return _describe(last.what, last.origin, last.place)  # type: ignore[union-attr]
         return ""
 
@@ -119,10 +145,20 @@ class _Number:
     """Where it was read from a tensor."""
 
 
+def given_note(place: str) -> str:
+    """What is noted of a value that the user gives."""
+    return f"--value {place}"
+
+
+def _find_names(file: str, line: int, until: str = "\n") -> set[str]:
+    """The names in a line of source."""
+    return set(re.findall(r"[^\W\d]\w*", linecache.getline(file, line).partition(until)[0]))
+
+
 def _describe(what: str, origin: str, place: str) -> str:
     """The guess that an error may come of, and what to do."""
     read = f", read at {place}" if place not in ("", origin) else ""
-    return f"; perhaps by a made-up value: {what} at {origin}{read}; --value {origin}=VALUE gives the real one"
+    return f"; perhaps by a made-up value: {what} at {origin}{read}; fxmem run --value {origin}=VALUE gives a real one"
 
 
 def _note_decision(number: Any, what: str) -> None:

@@ -157,6 +157,7 @@ class Border:
 
     def _write_to_host(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """`real.copy_(fake)`."""
+        self._notes.give(fake)
         with torch_common.no_modes(), torch_common.pause_observers(), torch.no_grad():
             real.detach().copy_(self.to_host(fake).expand(real.shape))
         if not known_values.is_known(fake):
@@ -171,6 +172,7 @@ class Border:
         from_card = (_is_fake_on("cuda", each) for each in torch_common.iterate_tensors(args))
         if not _is_fake_on("cpu", result) or not any(from_card):
             return result
+        self._notes.give(result)
         with torch_common.no_modes():
             real = torch.empty_strided(tuple(result.shape), result.stride(), dtype=result.dtype)
             known = known_values.find_value(result)

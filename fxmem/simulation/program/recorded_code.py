@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,7 @@ class RecordedCode(Subject):
         max_operators: how many operators a round may have before the program is ended.
         prepare: called with name and module of each model of the program before its first call.
         isolation: what keeps its files apart; None where they are real.
+        given: values that the user says it reads, by line.
     """
 
     compiles_whole = False
@@ -64,9 +65,10 @@ class RecordedCode(Subject):
         max_operators: int = MAX_OPERATORS,
         prepare: Callable[[str, torch.nn.Module], None] | None = None,
         isolation: Isolation | None = None,
+        given: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.name = name
-        self.notes = MadeUpNotes()
+        self.notes = MadeUpNotes(given)
         self._made_up = MadeUpValues(self.notes)
         super().__init__(self._made_up)
         on_card, device = target.device == "cuda", device_of(target)

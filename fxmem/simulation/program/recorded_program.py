@@ -50,6 +50,8 @@ class RunSettings:
     """"as-is" compiles what it compiles; None runs that as eager code."""
     prepare: Callable[[str, torch.nn.Module], None] | None = None
     """Called with name and module of each of its models before the first call."""
+    given: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    """Values that it reads, by line (`train.py:41`), where they would be made up."""
     watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     """What the program runs inside."""
 
@@ -339,6 +341,7 @@ def record_rank(
         max_operators=max_operators,
         prepare=settings.prepare,
         isolation=isolation,
+        given=settings.given,
     )
     recording = make_recording(target, code, world, compiling)
     code.record(recording)

@@ -65,6 +65,7 @@ class TensorReads:
         """`FakeTensor.tolist`, which would read number by number."""
 
         def tolist(_: Any, tensor: Tensor) -> Any:
+            self._notes.give(tensor)
             return self._host(tensor, "tolist").tolist() if tensor.dim() else self._item(tensor)
 
         return torch_common.wrap(torch_common.FakeTensor, "tolist", tolist)
@@ -103,6 +104,8 @@ class TensorReads:
         """`run`, which notes that a tensor of the host is read whose numbers are made up."""
 
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(tensor, torch_common.FakeTensor):
+                self._notes.give(tensor)
             result = run(tensor, *args, **kwargs)
             if isinstance(tensor, torch_common.FakeTensor) or not (origin := self._notes.find_copy(tensor)):
                 return result
