@@ -174,7 +174,11 @@ except:
         ("plain 3", "stopped after step 3", 0),
         ("leaves 5", "stopped after step 3", 0),
         ("raises 5", "stopped after step 3", 0),
-        ("generates 5", "stopped within step 2 of 3, after 60 operators: --max-operators N of fxmem run allows more", 1),
+        (
+            "generates 5",
+            "stopped within step 2 of 3, after 60 operators: --max-operators N of fxmem run allows more",
+            1,
+        ),
     ],
 )
 def test_the_report_says_why_a_run_ended(

@@ -92,9 +92,15 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     ranks, rank = read_ranks(options)
     card = catalogue.target(options.target)
     require_torch()
-    from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, find_started, launch_apart
-
-    from fxmem.simulation.program.given_values import find_unread, read_given
+    from fxmem.simulation.program import (
+        IsolationSettings,
+        Launch,
+        RunSettings,
+        find_started,
+        find_unread,
+        launch_apart,
+        read_given,
+    )
 
     given = read_given(options.value)
     program = find_started(Launch(options.program, tuple(options.arguments), options.m, ranks, rank))
@@ -117,7 +123,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")
     run = step.profile.step.program
     for place in find_unread(given, run):
-        say(f"--value {place}: nothing was read there that has so many numbers; `Made up` lists what is read, and where")
+        say(
+            f"--value {place}: nothing was read there that has so many numbers; `Made up` lists what is read, and where"
+        )
     decided = [each for each in (run.made_up if run else ()) if each.kind == "decided"]
     if options.strict and decided:
         say(f"the program decides by made-up numbers: {decided[0].what} at {decided[0].place or 'no line of its own'}")

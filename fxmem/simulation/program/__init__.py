@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fxmem.simulation.program.command import Launch
+from fxmem.simulation.program.given_values import find_unread, read_given
 from fxmem.simulation.program.launcher import LaunchResult, launch, launch_apart, run_as_main
 from fxmem.simulation.program.launchers import check_program, find_started
 from fxmem.simulation.program.recorded_program import RecordedProgram, RunSettings, mark, mark_step, record
@@ -16,10 +17,12 @@ __all__ = [
     "RunSettings",
     "check_program",
     "find_started",
+    "find_unread",
     "launch",
     "launch_apart",
     "mark",
     "mark_step",
+    "read_given",
     "record",
     "run_as_main",
 ]

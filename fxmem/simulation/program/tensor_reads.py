@@ -53,7 +53,12 @@ class TensorReads:
         }
         # Hashed by value: torch makes these objects anew at each look.
         self._answers = {function: _of_fakes(function, answer) for function, answer in answers.items()}
-        reads = {Tensor.item: "", Tensor.numpy: "numpy", Tensor.__array__: "numpy", Tensor.tolist: "tolist"}
+        reads: dict[Any, str] = {
+            Tensor.item: "",
+            Tensor.numpy: "numpy",
+            Tensor.__array__: "numpy",
+            Tensor.tolist: "tolist",
+        }
         numbers = Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__
         for function, how in {**reads, **dict.fromkeys(numbers, "")}.items():
             self._answers[function] = self._of_copies(function, self._answers.get(function, function), how)
