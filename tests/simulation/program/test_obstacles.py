@@ -28,6 +28,7 @@ import fxmem
 from fxmem.__main__ import _unwind_on_sigterm
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
+from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.program import Launch, RunSettings, find_started, launch
 
 
@@ -180,6 +181,23 @@ def test_a_library_may_say_what_parameters_become(monkeypatch: pytest.MonkeyPatc
         patched.setattr(nn.Module, "register_parameter", register)
         model = nn.Linear(2048, 1024)  # large enough to be made without memory
     assert model.weight.is_meta
+
+
+def test_an_error_of_the_pretended_card_says_so() -> None:
+    @torch.library.custom_op("fxmem_tests::unfaked", mutates_args=())
+    def unfaked(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    with fxmem.record("h100"):
+        x = torch.zeros(8, device="cuda")
+        with pytest.raises(RuntimeError) as raised:
+            unfaked(x)
+    said = describe_end(raised.value)
+    assert "it comes of the pretended card, on which fxmem_tests::unfaked needs a fake kernel" in said
+    assert "@torch.library.register_fake('fxmem_tests::unfaked')" in said
+    lost = OSError("libcuda.so.1: cannot open shared object file")
+    assert "it comes of the pretended card, which has no driver" in describe_end(lost)
+    assert describe_end(ValueError("of its own")) == "ValueError: of its own"
 
 
 _SCRIPT = """
