@@ -27,7 +27,7 @@ _DRIVER: Final = re.compile(
     r"Found no NVIDIA driver|CUDA driver version is insufficient|libcuda\.so|No CUDA GPUs are available"
     r"|0 active drivers"
 )
-_NO_DATA: Final = re.compile(r"Cannot access data pointer|FakeTensor|data is not allocated yet")
+_NO_DATA: Final = re.compile(r"Cannot access data pointer|data is not allocated yet")
 """What torch says to those that look for a fake's memory."""
 _HIGHER_ORDER_ADVICE: Final = {
     "cond": "Call the branch that is to be analysed",

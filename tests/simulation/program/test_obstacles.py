@@ -210,6 +210,18 @@ model(torch.ones(2, 8, device="cuda")).sum().backward()
 """
 
 
+def test_a_rank_finds_its_own_card_among_those_of_its_machine() -> None:
+    with fxmem.record("h100", ranks=4, rank=3):
+        for count in (torch.cuda.device_count(), torch.accelerator.device_count()):
+            assert count >= 4
+            assert not count < 4
+            assert count == 4
+            assert list(range(count)) == [0]
+            assert 3 % count == 0
+    with fxmem.record("h100"):
+        assert torch.cuda.device_count() == torch.accelerator.device_count() == 1
+
+
 _CARDS = "as many processes as there are cards"
 
 
