@@ -124,12 +124,12 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def swap_moved(original: Callable[[Any, Any], None], t1: torch.Tensor, t2: torch.Tensor) -> None:
-    """`torch.utils.swap_tensors` that moves real tensors to a pretended card and back; `original` swaps two fakes."""
+    """`torch.utils.swap_tensors` that moves tensors to a pretended card or to meta; `original` swaps two fakes."""
     if type(t1) is FakeTensor and type(t2) is FakeTensor:
         own = _find_attributes(t1)
         original(t1, t2)
         vars(t1).update(own)
-    elif type(t1) is not type(t2) or isinstance(t1, FakeTensor) or is_wrapper(t1):
+    elif type(t1) is not type(t2) or isinstance(t1, FakeTensor) or is_wrapper(t1) or t1.device != t2.device:
         become(t1, t2)
     else:
         with torch.no_grad():

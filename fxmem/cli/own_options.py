@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from fxmem.cli.step import require_torch
 from fxmem.errors import UsageError
 
 _PARSERS: Final = re.compile(
@@ -28,8 +29,8 @@ def without_separator(words: Sequence[str]) -> list[str]:
 def check_own_options(options: argparse.Namespace, words: Sequence[str]) -> None:
     """Refuse an option of fxmem's own after a program whose source does not know it.
 
-    What a program without a source here knows, as a launcher or an installed module, is not known. `--` before the
-    program gives it all that follows.
+    Of a launcher, what counts is the program that it starts. What a program without a source here knows, as an
+    installed module, is not known. `--` before the program gives it all that follows.
 
     Args:
         options: as `words` were parsed.
@@ -43,17 +44,32 @@ def check_own_options(options: argparse.Namespace, words: Sequence[str]) -> None
     is_module = given[:1] == ["-m"] if given is not None else options.m
     program = options.program if given is None else given[is_module] if len(given) > is_module else ""
     own = {name for action in options.parser.arguments() for name in action.option_strings if name.startswith("--")}
-    for word in arguments:
+    if own.isdisjoint(word.partition("=")[0] for word in arguments):
+        return
+    started, file, further = program, _find_source(program, is_module=is_module), arguments
+    if file is None:
+        further = arguments if given is None else given[1 + is_module :]
+        started, file, further = _find_started(program, further, is_module=is_module)
+    for word in further:
         name = word.partition("=")[0]
-        if name in own and not _knows(_find_source(program, is_module=is_module), name):
+        if name in own and not _knows(file, name):
             verb = options.parser.prog.partition(" ")[2]
             flag = "-m " * is_module
             place = f"{flag}-- {program}" if given is None else f"--run -- {flag}{program}"
             raise UsageError(
                 f"expected {name} before {program if given is None else '--run'}: what follows a program is its own, "
-                f"and the source of {program} does not know {name}; to give it to the program all the same: "
+                f"and the source of {started} does not know {name}; to give it to the program all the same: "
                 f"fxmem {verb} {place} {name}"
             )
+
+
+def _find_started(program: str, arguments: Sequence[str], *, is_module: bool) -> tuple[str, Path | None, Sequence[str]]:
+    """What a launcher starts, its file and its words; None for a file that is not here."""
+    require_torch()
+    from fxmem.simulation.program import Launch, find_started
+
+    started = find_started(Launch(program, tuple(arguments), is_module))
+    return started.program, _find_source(started.program, is_module=started.is_module), started.arguments
 
 
 def _find_source(program: str, *, is_module: bool) -> Path | None:

@@ -359,6 +359,8 @@ class ProgramRun(Record):
     """How the run ended, in words."""
     failed: bool = False
     """Whether an error of the program's own ended it; that the card had no more memory is none."""
+    is_cut: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether it was ended within a step of too many operators, which may take more than is known of it."""
     setup: Round | None = None
     """What came before the first round; None where nothing ran on the target then."""
     rounds: Many[Round]

@@ -212,7 +212,7 @@ class Fit:
     keeps_budget: bool | None = None
     """None without a budget."""
     is_failed: bool = False
-    """Whether an error of its own ended the program."""
+    """Whether the program was ended by an error of its own, or within a step."""
     is_growing: bool = False
     """Whether the program takes more with each step."""
 
@@ -229,7 +229,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     certain, fitting is not.
     """
     program, growth, keeps = profile.step.program, describe_growth(profile), None
-    is_failed = program is not None and program.failed
+    is_failed = program is not None and (program.failed or program.is_cut)
     is_fitting, verdict = _compare_with_target(profile, peak)
     if is_fitting is not None:
         until = " until then" if is_failed else " so far" if growth else ""

@@ -9,7 +9,7 @@ import torch
 
 from fxmem.hardware.catalogue import size_assumption
 from fxmem.hardware.context import context_range, format_range
-from fxmem.hardware.links import NCCL_PUBLISHED, PER_MACHINE
+from fxmem.hardware.links import NCCL_PUBLISHED
 from fxmem.hardware.releases import release_assumption
 from fxmem.hardware.step_time import time_assumption
 from fxmem.records.parts import CompileRecord
@@ -107,8 +107,8 @@ def _ranks(run: FinishedRun) -> Iterator[_Said]:
     world = run.recording.collectives.world
     if world is not None:
         text = (
-            f"rank {world.rank} of {world.size}, {min(PER_MACHINE, world.size)} to a machine; collectives take no "
-            f"memory of their own, and no time in the step's estimate"
+            f"rank {world.rank} of {world.size}, {min(world.per_machine, world.size)} to a machine; collectives take "
+            f"no memory of their own, and no time in the step's estimate"
         )
         yield "ranks", text
 

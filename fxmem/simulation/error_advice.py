@@ -27,6 +27,8 @@ _DRIVER: Final = re.compile(
     r"Found no NVIDIA driver|CUDA driver version is insufficient|libcuda\.so|No CUDA GPUs are available"
     r"|0 active drivers"
 )
+_NO_DATA: Final = re.compile(r"Cannot access data pointer|data is not allocated yet")
+"""What torch says to those that look for a fake's memory."""
 _HIGHER_ORDER_ADVICE: Final = {
     "cond": "Call the branch that is to be analysed",
     "while_loop": "Write the loop in Python, with the number of rounds to be analysed",
@@ -40,12 +42,28 @@ _HIGHER_ORDER_ADVICE: Final = {
 def describe_end(error: Exception) -> str:
     """What ended a program of the user's own, in one line."""
     higher = _HIGHER_ORDER.search(str(error))
-    if higher is None:
-        return one_line(error)
-    return (
-        f"{type(error).__name__}: torch's {higher[1]} is compiled or chosen at run time; where the program compiles "
-        "what calls it, --compile as-is follows it"
-    )
+    if higher is not None:
+        return (
+            f"{type(error).__name__}: torch's {higher[1]} is compiled or chosen at run time; where the program "
+            "compiles what calls it, --compile as-is follows it"
+        )
+    return one_line(error) + _of_pretended_card(str(error))
+
+
+def _of_pretended_card(text: str) -> str:
+    """How an error comes of the card that is not there, in words that follow it; empty where it does not."""
+    operator = next((match[1] for pattern in _NO_FAKE_KERNEL if (match := pattern.search(text))), None)
+    if operator is not None and not operator.startswith("aten::"):
+        return (
+            f"; it comes of the pretended card, on which {operator} needs a fake kernel: "
+            f"@torch.library.register_fake({operator!r}) beside its definition says what it returns"
+        )
+    if _DRIVER.search(text) or _NO_DATA.search(text):
+        return (
+            "; it comes of the pretended card, which has no driver, and no memory behind its tensors: what calls CUDA "
+            "by itself, past torch, cannot run here"
+        )
+    return ""
 
 
 def explain_error(error: Exception, model: torch.nn.Module) -> AnalysisError:

@@ -26,7 +26,9 @@ _STANDARD = os.path.dirname(os.__file__) + os.sep
 _STEP = _HERE + os.path.join("simulation", "step.py")
 _NOT_THE_USERS = (_TORCH, _HERE, contextlib.__file__, functools.__file__, OWN_FILES)
 
-_CHECKING = tuple(_TORCH + name for name in ("functional.py", "nn" + os.sep, "distributions" + os.sep))
+_CHECKING = tuple(
+    _TORCH + name for name in ("functional.py", "nn" + os.sep, "distributions" + os.sep, "testing" + os.sep)
+)
 
 
 _NOT_AN_OPTIMIZERS = (_HERE, _TORCH + "_tensor.py", _TORCH + "utils" + os.sep)

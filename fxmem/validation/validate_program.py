@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from fxmem.errors import AnalysisError, UsageError
@@ -17,7 +18,7 @@ from fxmem.records.validation import (
     ProgramVerdict,
     Quantity,
 )
-from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, check_program, launch_apart
+from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, check_program, find_started, launch_apart
 from fxmem.validation.measure_cuda import card_target, require_card
 from fxmem.validation.measure_program import measure_program
 
@@ -62,8 +63,9 @@ def validate_program(
         raise UsageError(f"expected device='cpu' or 'cuda' (where a program can be measured), got {device!r}")
     if device == "cuda":
         require_card()
-    launched = Launch(program[0], tuple(program[1:]), is_module)
-    check_program(launched)
+    started = find_started(Launch(program[0], tuple(program[1:]), is_module))
+    check_program(started)
+    launched = dataclasses.replace(started, ranks=None)  # of a launcher's processes the first, alone, in both runs
     tell = progress or (lambda _: None)
     tell(f"running the program on the {'card' if device == 'cuda' else 'CPU'}")
     measured = measure_program(launched, steps=steps, device=device, compile=compile)

@@ -461,7 +461,9 @@ ALLOWED = {
         "the program that the command line of `fxmem run` names",
     ),
     ("simulation/program/stand_ins/checkpoints.py", "importlib.import_module"): "safetensors, where it is installed",
-    ("simulation/program/command.py", "importlib.import_module"): "torchrun and accelerate, which that line may name",
+    ("simulation/program/given_values.py", "np.load"): "a value that the command line gives, without pickle",
+    ("simulation/program/given_values.py", "torch.load"): "a value that the command line gives, with weights_only",
+    ("simulation/program/launchers.py", "importlib.import_module"): "torchrun and accelerate, which that line may name",
     **dict.fromkeys(
         (("simulation/program/stand_ins/checkpoints.py", f"pickle.{name}") for name in ("Pickler", "Unpickler")),
         "what the program itself saves and loads, in memory",

@@ -137,5 +137,56 @@ def last(text: str) -> str:
 
 @pytest.mark.truth
 def test_an_operator_limit_is_no_end(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--max-operators", "30", PROGRAM, "outputs"]) == 1
-    assert "stopped after 30 operators (--max-operators), before its first step was over" in capsys.readouterr().err
+    said, report = run(capsys, "--max-operators 30 grow outputs", 1)
+    assert said.startswith("not known: the program stopped within step 1 of 3, after 30 operators: --max-operators N")
+    assert "; fits until then: " in said
+    assert [each.is_whole for each in rounds_of(report)] == [False]
+
+
+_ENDINGS = """
+import sys
+import torch
+
+what, steps = sys.argv[1], int(sys.argv[2])
+net = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+try:
+    for _ in range(steps):
+        net(torch.randn(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for _ in range(100 if what == "generates" else 0):
+            net(torch.zeros(1, 64, device="cuda"))
+except:
+    print("training failed")
+    if what == "leaves":
+        sys.exit(1)
+    if what == "raises":
+        raise ValueError("failed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "ending", "code"),
+    [
+        ("plain 5", "stopped after step 3", 0),
+        ("plain 1", "ran to its end after step 1 of 3", 0),
+        ("plain 3", "stopped after step 3", 0),
+        ("leaves 5", "stopped after step 3", 0),
+        ("raises 5", "stopped after step 3", 0),
+        (
+            "generates 5",
+            "stopped within step 2 of 3, after 60 operators: --max-operators N of fxmem run allows more",
+            1,
+        ),
+    ],
+)
+def test_the_report_says_why_a_run_ended(
+    words: str, ending: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_ENDINGS)
+    assert main(["run", "--max-operators", "60", "--json", "-", str(script), *words.split()]) == code
+    program = Report.model_validate_json(capsys.readouterr().out).step.program
+    assert program is not None
+    assert (program.ending, program.failed, program.is_cut) == (ending, False, code == 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fxmem.cli.next_command import next_for_program
 from fxmem.cli.options import RANKS, REPORT_OUTPUT, TARGET
 from fxmem.cli.output import check_folder, check_output, write_report
-from fxmem.cli.parser import argument, flag
+from fxmem.cli.parser import argument, flag, repeatable
 from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import read_ranks, require_torch
 from fxmem.errors import UsageError
@@ -50,6 +50,12 @@ ARGUMENTS = (
         choices=(AS_IS,),
         help="compile what the program compiles, as inductor would for the target (default: run it as eager code)",
     ),
+    repeatable(
+        "--value",
+        metavar="FILE:LINE=VALUE",
+        help="the value that the program reads there, instead of a made-up one: a number, a list, true, false, or "
+        "FILE.npy, FILE.pt; may be repeated",
+    ),
     flag("--strict", "exit code 1 if the program decided anything by a number that was made up"),
     argument(
         "--max-operators",
@@ -86,12 +92,27 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     ranks, rank = read_ranks(options)
     card = catalogue.target(options.target)
     require_torch()
-    from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, launch_apart
+    from fxmem.simulation.program import (
+        IsolationSettings,
+        Launch,
+        RunSettings,
+        find_started,
+        find_unread,
+        launch_apart,
+        read_given,
+    )
 
+    given = read_given(options.value)
+    program = find_started(Launch(options.program, tuple(options.arguments), options.m, ranks, rank))
+    if program.launcher:
+        alone = "the first runs here, alone; --ranks N runs it as one of N"
+        say(f"{program.launcher}: {alone if program.ranks is None else f'run as with --ranks {program.ranks}'}")
     step = launch_apart(
-        Launch(options.program, tuple(options.arguments), options.m, ranks, rank),
+        program,
         card,
-        RunSettings(options.steps, options.until, options.oom, options.max_operators, options.compile, watch=_watch),
+        RunSettings(
+            options.steps, options.until, options.oom, options.max_operators, options.compile, given=given, watch=_watch
+        ),
         IsolationSettings(options.write, options.network, options.keep_files),
     )
     words = (*(["-m"] if options.m else []), options.program, *options.arguments)
@@ -101,6 +122,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if step.peak.shortage and options.oom == "raise":
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")
     run = step.profile.step.program
+    for place in find_unread(given, run):
+        say(
+            f"--value {place}: nothing was read there that has so many numbers; `Made up` lists what is read, and where"
+        )
     decided = [each for each in (run.made_up if run else ()) if each.kind == "decided"]
     if options.strict and decided:
         say(f"the program decides by made-up numbers: {decided[0].what} at {decided[0].place or 'no line of its own'}")

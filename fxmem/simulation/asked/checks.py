@@ -62,6 +62,14 @@ def _wanted_to_continue(node: ast.AST) -> tuple[ast.expr, bool] | None:
     return None
 
 
+def _returns_before_it_raises(node: ast.AST) -> Iterator[ast.If]:
+    """The statements `if ...: return` of a function that else raises."""
+    body = node.body if isinstance(node, ast.FunctionDef) else []
+    for statement in body if _raises(body) else []:
+        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Return) and not statement.orelse:
+            yield statement
+
+
 @functools.lru_cache(maxsize=32)
 def _places(file: str, wanted_by: _Wanted) -> dict[Place, bool]:
     """By the place of each condition in a file, the truth value that is wanted."""
@@ -70,12 +78,18 @@ def _places(file: str, wanted_by: _Wanted) -> dict[Place, bool]:
     except SyntaxError:
         return {}
     found: dict[Place, bool] = {}
-    for node in ast.walk(tree):
-        asked = wanted_by(node)
-        conditions = [] if asked is None else list(_conditions(*asked))
+
+    def note(node: ast.AST, test: ast.expr, wanted: bool) -> None:
+        conditions = list(_conditions(test, wanted))
         found.update(conditions)
         if len({truth for _, truth in conditions}) == 1:  # Python 3.11 gives a jump the place of the whole statement
             found[_place(cast("ast.expr | ast.stmt", node))] = conditions[0][1]
+
+    for node in ast.walk(tree):
+        for each in _returns_before_it_raises(node) if wanted_by is _wanted_by_check else ():
+            note(each, each.test, True)
+        if (asked := wanted_by(node)) is not None:
+            note(node, *asked)
     return found
 
 
@@ -104,5 +118,7 @@ def _raises(body: Sequence[ast.stmt]) -> bool:
         case ast.Raise() | ast.Assert(test=ast.Constant(value=False)):
             return True
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr="_assert"), args=[ast.Constant(value=False), *_])):
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="fail" | "_fail"))):  # unittest, pytest, torch.testing
             return True
     return False

@@ -5,24 +5,123 @@ A prediction is as good as these guesses are harmless, so each is noted with the
 
 from __future__ import annotations
 
+import linecache
+import re
 import sys
+import traceback
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fxmem._torch import common as torch_common
 from fxmem.records.profile import MadeUp, MadeUpKind
-from fxmem.simulation.source_lines import program_place
+from fxmem.records.units import package_path
+from fxmem.simulation.asked import known_values
+from fxmem.simulation.asked.checks import find_passing_value
+from fxmem.simulation.source_lines import program_place, variables
+
+_GUESSED: Final = ("read", "decided", "shape")
+"""Kinds of notes that are about a value."""
+_OTHER_ERRORS: Final = (AttributeError, ImportError, NameError, NotImplementedError, OSError, SyntaxError, TypeError)
+"""What a value that is made up does not raise."""
+
+
+class _Guess(NamedTuple):
+    """The last guess that a program was given."""
+
+    kind: MadeUpKind
+    what: str
+    place: str
+    """Where it was read or decided by."""
+    origin: str
+    """Where it was made up."""
 
 
 class MadeUpNotes:
-    """The notes of one program."""
+    """The notes of one program.
 
-    def __init__(self) -> None:
+    Args:
+        given: values that the user says are read, by line (`train.py:41`).
+    """
+
+    def __init__(self, given: Mapping[str, torch.Tensor] | None = None) -> None:
+        self._given = given or {}
         self._counts: Counter[tuple[MadeUpKind, str, str]] = Counter()
+        self._last: _Guess | None = None
+        self._copies: Any = WeakTensorKeyDictionary()
+        """Of each tensor of the host whose numbers are made up, where that was."""
 
-    def note(self, kind: MadeUpKind, what: str) -> None:
-        """Note one guess, at the user's line that runs."""
-        self._counts[kind, what, program_place(sys._getframe(1))] += 1
+    def note(self, kind: MadeUpKind, what: str, origin: str = "") -> None:
+        """Note one guess, at the user's line that runs; `origin` is where it was made up, if elsewhere."""
+        place = program_place(sys._getframe(1))
+        self._counts[kind, what, place] += 1
+        if kind in _GUESSED:
+            self._last = _Guess(kind, what, place, origin or place)
+
+    def give(self, tensor: torch.Tensor) -> None:
+        """Attach to a tensor without values those that the user says are read at the line that runs.
+
+        One number stands for all; of more, there are as many as the tensor has.
+        """
+        if not self._given or known_values.is_known(tensor):
+            return
+        place = program_place(sys._getframe(1))
+        key = next((each for each in self._given if f"/{place}".endswith(f"/{each}")), None)
+        value = None if key is None else self._given[key]
+        if value is None or value.numel() not in (1, tensor.numel()):
+            return
+        with torch_common.no_modes(), torch_common.pause_observers():
+            many = value.reshape(tensor.shape) if value.numel() == tensor.numel() else value.reshape(())
+            known_values.attach(tensor, many.to(tensor.dtype).expand(tensor.shape).clone())
+        self.note("answered", given_note(str(key)))
+
+    def mark_copy(self, tensor: torch.Tensor) -> None:
+        """Remember that a tensor of the host holds numbers made up at the user's line that runs."""
+        self._copies[tensor] = program_place(sys._getframe(1))
+
+    def follow_copies(self, args: tuple[Any, ...], result: Any) -> None:
+        """After an operator ran on the host: what it computes from made-up numbers is made up, too."""
+        if not self._copies:
+            return
+        origin = next(filter(None, map(self.find_copy, torch_common.iterate_tensors(args))), "")
+        for each in torch_common.iterate_tensors(result) if origin else ():
+            self._copies[each] = origin
+
+    def find_copy(self, tensor: torch.Tensor) -> str:
+        """Where the numbers of a tensor of the host were made up; empty for one whose numbers are real."""
+        return str(self._copies.get(tensor, "")) if self._copies else ""
+
+    def explain(self, error: BaseException) -> str:
+        """Which made-up value an error may come of, in words that follow the error; empty for none.
+
+        It is one that the failing line names or reads, or else the last by which a function that fails decided.
+        """
+        frames = [] if isinstance(error, _OTHER_ERRORS) else list(traceback.walk_tb(error.__traceback__))
+        for frame, line in reversed(frames):
+            names = _find_names(frame.f_code.co_filename, line)
+            for name, value in variables(frame).items() if names else ():
+                if name in names and (origin := self._find_origin(value)):
+                    return _describe(f"`{name}`", origin, "")
+        last = self._last
+        for frame, line in reversed(frames) if last is not None else ():
+            file, _, number = last.place.rpartition(":")  # type: ignore[union-attr]
+            lines = [each for _, _, each in frame.f_code.co_lines() if each]
+            is_here = package_path(frame.f_code.co_filename) == file and min(lines) <= int(number) <= max(lines)
+            names = _find_names(frame.f_code.co_filename, line)
+            bound = _find_names(frame.f_code.co_filename, int(number), until="=")
+            is_meant = int(number) == line or last.what not in _PLAIN or names & bound  # type: ignore[union-attr]
+            if is_here and is_meant:
+                return _describe(last.what, last.origin, last.place)  # type: ignore[union-attr]
+        return ""
+
+    def _find_origin(self, value: Any) -> str:
+        """Where a number or a tensor was made up; empty where it is none that was."""
+        if isinstance(value, _Number):
+            return value.origin
+        return self.find_copy(value) if type(value) is torch.Tensor else ""
 
     @property
     def total(self) -> int:
@@ -42,19 +141,40 @@ class _Number:
     """
 
     notes: MadeUpNotes | None = None
+    origin = ""
+    """Where it was read from a tensor."""
+
+
+def given_note(place: str) -> str:
+    """What is noted of a value that the user gives."""
+    return f"--value {place}"
+
+
+def _find_names(file: str, line: int, until: str = "\n") -> set[str]:
+    """The names in a line of source."""
+    return set(re.findall(r"[^\W\d]\w*", linecache.getline(file, line).partition(until)[0]))
+
+
+def _describe(what: str, origin: str, place: str) -> str:
+    """The guess that an error may come of, and what to do."""
+    read = f", read at {place}" if place not in ("", origin) else ""
+    return f"; perhaps by a made-up value: {what} at {origin}{read}; fxmem run --value {origin}=VALUE gives a real one"
 
 
 def _note_decision(number: Any, what: str) -> None:
     if number.notes is not None:
-        number.notes.note("decided", what)
+        number.notes.note("decided", what, number.origin)
 
 
 def _comparison(base: Any, name: str) -> Callable[[Any, Any], Any]:
     compare = getattr(base, f"__{name}__")
 
     def comparing(self: Any, other: Any) -> Any:
-        _note_decision(self, f"{name} {other!r}" if isinstance(other, (int, float)) else name)
-        return compare(self, other)
+        what = f"{name} {other!r}" if isinstance(other, (int, float)) else name
+        passes = find_passing_value(sys._getframe(1))
+        _note_decision(self, what if passes is None else f"{what}, as the check wants it")
+        result = compare(self, other)
+        return result if passes is None or result is NotImplemented else passes
 
     return comparing
 
@@ -65,7 +185,7 @@ def _arithmetic(base: Any, name: str) -> Callable[[Any, Any], Any]:
 
     def computing(self: Any, other: Any) -> Any:
         number = base(1) if by_this and not base.__bool__(self) else self
-        return made_up_number(compute(number, other), self.notes)
+        return made_up_number(compute(number, other), self.notes, self.origin)
 
     return computing
 
@@ -77,7 +197,8 @@ _ARITHMETIC: Final = "add radd sub rsub mul rmul truediv floordiv mod pow rtrued
 def _number_class(base: type[int] | type[float]) -> Any:
     def is_true(self: Any) -> bool:
         _note_decision(self, "truth")
-        return bool(base.__bool__(self))
+        passes = find_passing_value(sys._getframe(1))
+        return bool(base.__bool__(self)) if passes is None else passes
 
     members: dict[str, Any] = {f"__{name}__": _comparison(base, name) for name in _COMPARISONS}
     members |= {f"__{name}__": _arithmetic(base, name) for name in _ARITHMETIC}
@@ -93,11 +214,18 @@ def _number_class(base: type[int] | type[float]) -> Any:
 _CLASSES: Final = {float: _number_class(float), int: _number_class(int)}
 
 
-def made_up_number(value: Any, notes: MadeUpNotes | None) -> Any:
-    """The same number, which notes what is decided by it; what is no number as it is."""
+_PLAIN: Final = frozenset(str(dtype)[6:] for dtype in vars(torch).values() if isinstance(dtype, torch.dtype))
+"""What is noted of a single number that is read, as to print it."""
+
+
+def made_up_number(value: Any, notes: MadeUpNotes | None, origin: str = "") -> Any:
+    """The same number, which notes what is decided by it; what is no number as it is.
+
+    `origin` is where it was read; the user's line that runs if it is empty.
+    """
     cls = _CLASSES.get(type(value)) or (_CLASSES[int] if isinstance(value, _CLASSES[int]) else None)
     if cls is None:
         return value
     number = cls(value)
-    number.notes = notes
+    number.notes, number.origin = notes, origin or program_place(sys._getframe(1))
     return number

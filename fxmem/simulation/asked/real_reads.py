@@ -35,7 +35,7 @@ class RealReads:
 
     def note(self, func: Any, args: tuple[Any, ...]) -> None:
         """Keep what an operator of the real run reads."""
-        self._found.setdefault(_place(func), []).append([each.detach().clone() for each in _deciding(func, args)])
+        self._found.setdefault(_place(func), []).append([each.detach().clone() for each in find_deciding(func, args)])
 
     def begin(self) -> None:
         """Another run of the same program begins."""
@@ -48,7 +48,7 @@ class RealReads:
         place = _place(func)
         number, known = self._next[place], self._found.get(place, [])
         self._next[place] += 1
-        fakes = list(_deciding(func, args))
+        fakes = list(find_deciding(func, args))
         if number >= len(known) or [t.shape for t in fakes] != [t.shape for t in known[number]]:
             return
         for fake, value in zip(fakes, known[number], strict=True):
@@ -56,7 +56,7 @@ class RealReads:
                 known_values.attach(fake, value)
 
 
-def _deciding(func: Any, args: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+def find_deciding(func: Any, args: tuple[Any, ...]) -> Iterator[torch.Tensor]:
     """The tensors whose values decide: of a selection the mask, of other operators all."""
     return torch_common.iterate_tensors(args[1:] if func in _SELECTIONS else args)
 

@@ -13,7 +13,7 @@ from fxmem.simulation.asked import known_values, plausible
 from fxmem.simulation.asked.bounded_shapes import Note, bound_result
 from fxmem.simulation.asked.checks import find_going_on_value, find_passing_value
 from fxmem.simulation.asked.made_up import MadeUpNotes
-from fxmem.simulation.asked.real_reads import RealReads
+from fxmem.simulation.asked.real_reads import RealReads, find_deciding
 from fxmem.simulation.source_lines import checking_frame, is_stepping, optimizer_frame, program_place
 
 aten = torch.ops.aten
@@ -65,7 +65,7 @@ class Values:
             return result
         if func in _COMPARED and torch_common.is_same(*args[:2]):
             return True
-        if func is torch_fakes.NUMBER_OF and args[0].dtype is torch.bool:
+        if func in _COMPARED or (func is torch_fakes.NUMBER_OF and args[0].dtype is torch.bool):
             passes = self._find_condition()
             if passes is not None:
                 return passes
@@ -135,6 +135,15 @@ class MadeUpValues(Values):
         if device.index is None:
             device = torch.device(device.type, 0 if device.type == "cuda" else None)
         return self.maker.empty(tuple(tensor.shape), tensor.stride(), dtype, device)
+
+    def answer(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: torch_common.FakeTensorMode, note: Note
+    ) -> Any:
+        """As that of `Values`, once what the user says is read here is known."""
+        for each in find_deciding(func, args):
+            if isinstance(each, torch_common.FakeTensor):
+                self._notes.give(each)
+        return super().answer(func, args, kwargs, fakes, note)
 
     def _note_bound(self, what: str) -> None:
         self._notes.note("shape", what)

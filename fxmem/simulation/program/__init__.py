@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from fxmem.simulation.program.command import Launch
-from fxmem.simulation.program.launcher import LaunchResult, check_program, launch, launch_apart, run_as_main
+from fxmem.simulation.program.given_values import find_unread, read_given
+from fxmem.simulation.program.launcher import LaunchResult, launch, launch_apart, run_as_main
+from fxmem.simulation.program.launchers import check_program, find_started
 from fxmem.simulation.program.recorded_program import RecordedProgram, RunSettings, mark, mark_step, record
 from fxmem.simulation.program.sandbox.isolation import IsolationSettings
 
@@ -14,10 +16,13 @@ __all__ = [
     "RecordedProgram",
     "RunSettings",
     "check_program",
+    "find_started",
+    "find_unread",
     "launch",
     "launch_apart",
     "mark",
     "mark_step",
+    "read_given",
     "record",
     "run_as_main",
 ]

@@ -27,6 +27,7 @@ from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind
 from fxmem.simulation.asked import known_values, plausible
+from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_recorder import OpRecorder, Run
 from fxmem.simulation.program.card_memory import CardMemory
@@ -47,13 +48,15 @@ class Border:
 
     Args:
         memory: the card's; None where the target is the CPU.
+        notes: of what is made up.
     """
 
     log: StepLog
     """Of the program."""
 
-    def __init__(self, memory: CardMemory | None) -> None:
+    def __init__(self, memory: CardMemory | None, notes: MadeUpNotes) -> None:
         self._memory = memory
+        self._notes = notes
         self.loading = False
         """Whether a data loader is at work: what it does is the host's, on whichever target."""
         self.making_buffers = False
@@ -139,6 +142,7 @@ class Border:
         log = self.log
         begin = log.tick
         result = func(*args, **kwargs)
+        self._notes.follow_copies(args, result)
         if self._memory is None and not self.loading:
             log.note_tensors(result)
             if log.tick > begin:
@@ -153,8 +157,11 @@ class Border:
 
     def _write_to_host(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """`real.copy_(fake)`."""
+        self._notes.give(fake)
         with torch_common.no_modes(), torch_common.pause_observers(), torch.no_grad():
             real.detach().copy_(self.to_host(fake).expand(real.shape))
+        if not known_values.is_known(fake):
+            self._notes.mark_copy(real)
 
     def _bring_back(self, result: Any, args: tuple[Any, ...]) -> Any:
         """Make real what an operator on the card returned on the host: `x.cpu()`."""
@@ -165,10 +172,14 @@ class Border:
         from_card = (_is_fake_on("cuda", each) for each in torch_common.iterate_tensors(args))
         if not _is_fake_on("cpu", result) or not any(from_card):
             return result
+        self._notes.give(result)
         with torch_common.no_modes():
             real = torch.empty_strided(tuple(result.shape), result.stride(), dtype=result.dtype)
             known = known_values.find_value(result)
-            return real.copy_(plausible.make(result) if known is None else known)
+            real.copy_(plausible.make(result) if known is None else known)
+        if known is None:
+            self._notes.mark_copy(real)
+        return real
 
 
 class CardMode(torch_common.FakeMode):  # type: ignore[no-untyped-call]

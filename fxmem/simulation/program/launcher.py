@@ -18,14 +18,14 @@ import torch
 
 import fxmem
 from fxmem._torch import common as torch_common
-from fxmem.errors import FxmemError, UsageError
+from fxmem.errors import FxmemError
 from fxmem.records.parts import CompileSettings
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Report, Target
 from fxmem.simulation.compiled.timed_answers import Answered, Answers, answer_all_ways
-from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.profiled_step import ReportedStep
-from fxmem.simulation.program.command import LAUNCHERS, Launch, find_started, notebook_cells
+from fxmem.simulation.program.command import Launch, notebook_cells
+from fxmem.simulation.program.launchers import check_program, find_started
 from fxmem.simulation.program.recorded_program import (
     RecordedProgram,
     RunSettings,
@@ -71,6 +71,7 @@ def launch(program: Launch, target: Target, settings: RunSettings, isolation: Is
         UsageError: the program cannot be found.
         AnalysisError: ranks wait for each other.
     """
+    program = find_started(program)
     check_program(program)
     isolation = isolation or Isolation()
     compiling = read_program_compile(settings.compile)
@@ -109,6 +110,7 @@ def launch_apart(
     Raises:
         FxmemError: as `launch` or its result's `profile`, or the program's process ended by itself.
     """
+    program = find_started(program)
     check_program(program)
     _import_for_recordings()
     work = functools.partial(_report, program, target, settings, around)
@@ -156,7 +158,7 @@ def _launch(
         while True:
             mailbox.begin(rank)
             try:
-                world = None if program.ranks is None else World(program.ranks, rank, mailbox)
+                world = None if program.ranks is None else World(program.ranks, rank, mailbox, program.per_machine)
                 recording = record_rank(
                     target, world, settings, name=program.command, compiling=compiling, isolation=isolation
                 )
@@ -189,7 +191,8 @@ class _RankFailedError(Exception):
 def _run_recorded(program: Launch, recorded: RecordedProgram, world: World | None, settings: RunSettings) -> bool:
     """Run a program as the rank of a world; whether it ended with an error of its own."""
     try:
-        with settings.watch(recorded), contextlib.nullcontext() if world is None else _forget_modules(program):
+        apart = contextlib.nullcontext() if world is None else _forget_modules(program)
+        with settings.watch(recorded), apart, _on_its_way_out(recorded):
             run_as_main(program, recorded.note_answer, {} if world is None else world.variables)
     except (Enough, KeyboardInterrupt, FxmemError):
         raise
@@ -202,15 +205,21 @@ def _run_recorded(program: Launch, recorded: RecordedProgram, world: World | Non
         if isinstance(error, torch.cuda.OutOfMemoryError):
             recorded.note_shortage(error)
         else:
-            recorded.note_error(f"raised {describe_end(error)}")
+            recorded.note_exception(error)
         return True
     return False
 
 
-def check_program(program: Launch) -> None:
-    """Refuse a script that is not there. Raises UsageError."""
-    if not (program.is_module or os.path.isfile(program.program) or program.program in LAUNCHERS):
-        raise UsageError(f"expected a Python file to run, got {program.program!r}, which is no file")
+@contextlib.contextmanager
+def _on_its_way_out(recorded: RecordedProgram) -> Iterator[None]:
+    """What a program does that catches its end, as by `except:`, is no end of its own."""
+    try:
+        yield
+    except (SystemExit, Exception):
+        if not recorded.is_ended:
+            raise
+    if recorded.is_ended:
+        raise Enough
 
 
 def run_as_main(
@@ -219,17 +228,17 @@ def run_as_main(
     """Run a program as `python` would, its standard output on standard error. What it raises passes through.
 
     What a launcher would start runs here. `note_answer` gets what it is told otherwise than the launcher would say;
-    `place` has the environment variables of another rank than the first, alone.
+    `place` has the environment variables of a rank; None for the first process, alone.
     """
-    started = find_started(program)
-    if started.answer and not place:
-        note_answer(started.answer)
-    program = started.program
+    program = find_started(program)
     check_program(program)
+    if program.launcher:
+        as_what = f"run as with --ranks {place['WORLD_SIZE']}" if place else "the first runs here, alone"
+        note_answer(f"{program.launcher}: {as_what}")
     with (
         torch_common.replace(sys, "argv", [program.program, *program.arguments]),
         torch_common.replace(sys, "path", [_first_folder(program), *sys.path]),
-        torch_common.set_environment({**started.environment, **(place or {})}),
+        torch_common.set_environment({**dict(program.environment), **(place or {})}),
         contextlib.redirect_stdout(sys.stderr),
     ):
         if program.is_module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from fxmem.simulation.program.stand_ins.nvidia_smi import nvidia_smi_patches
 from fxmem.simulation.program.stand_ins.nvml import nvml_patches
 from fxmem.simulation.program.tensor_reads import TensorReads
 from fxmem.simulation.recording import FinishedRun, Recording, Subject, device_of
+from fxmem.simulation.round_rule import Enough
 
 
 class RecordedCode(Subject):
@@ -49,6 +50,7 @@ class RecordedCode(Subject):
         max_operators: how many operators a round may have before the program is ended.
         prepare: called with name and module of each model of the program before its first call.
         isolation: what keeps its files apart; None where they are real.
+        given: values that the user says it reads, by line.
     """
 
     compiles_whole = False
@@ -63,15 +65,16 @@ class RecordedCode(Subject):
         max_operators: int = MAX_OPERATORS,
         prepare: Callable[[str, torch.nn.Module], None] | None = None,
         isolation: Isolation | None = None,
+        given: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.name = name
-        self.notes = MadeUpNotes()
+        self.notes = MadeUpNotes(given)
         self._made_up = MadeUpValues(self.notes)
         super().__init__(self._made_up)
         on_card, device = target.device == "cuda", device_of(target)
         self._thread = CardThread()
         self.memory = CardMemory(target, os.environ, raises=raises) if on_card else None
-        self._border = Border(self.memory)
+        self._border = Border(self.memory, self.notes)
         self.route = self._border.run
         self._live = LiveBytes()
         self.roots = Roots(prepare)
@@ -133,6 +136,10 @@ class RecordedCode(Subject):
                 yield
             except torch.cuda.OutOfMemoryError:
                 self.rounds.finish()
+                raise
+            except Enough:
+                if self.rounds.is_cut:
+                    self.rounds.finish()
                 raise
         self.rounds.finish()
 
@@ -269,6 +276,7 @@ class RecordedCode(Subject):
         return ProgramRun(
             ending=ending,
             failed=failed,
+            is_cut=self.rounds.is_cut,
             setup=self.rounds.setup,
             rounds=tuple(each.record for each in rounds),
             shown=0 if shown is None else shown.number,

@@ -50,16 +50,20 @@ class RunSettings:
     """"as-is" compiles what it compiles; None runs that as eager code."""
     prepare: Callable[[str, torch.nn.Module], None] | None = None
     """Called with name and module of each of its models before the first call."""
+    given: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    """Values that it reads, by line (`train.py:41`), where they would be made up."""
     watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     """What the program runs inside."""
 
+    @property
+    def most_steps(self) -> int | None:
+        """After how many steps it is ended at the latest; None for never."""
+        return None if self.until == "end" else self.steps or (STEADY if self.until == "steady" else STEPS)
+
     def is_enough(self, rounds: Sequence[FinishedRound]) -> bool:
         """Whether the program has run long enough, asked after each round with all of them."""
-        if self.until == "end":
-            return False
-        if self.until == "steady":
-            return (len(rounds) > 1 and rounds[-1].repeats(rounds[-2])) or len(rounds) >= (self.steps or STEADY)
-        return len(rounds) >= (self.steps or STEPS)
+        is_steady = self.until == "steady" and len(rounds) > 1 and rounds[-1].repeats(rounds[-2])
+        return is_steady or (self.most_steps is not None and len(rounds) >= self.most_steps)
 
 
 class RecordedProgram(ProfiledStep):
@@ -163,6 +167,32 @@ class RecordedProgram(ProfiledStep):
         place = error_place(error)
         at = f" at {place}" if place else ""
         self.ending, self._shortage = f"ran out of memory{at}", describe_shortage(str(error), place)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the program was ended, and what it does since is on its way out."""
+        return self._code.rounds.is_ended
+
+    def note_stop(self, settings: RunSettings) -> None:
+        """Note that the program was ended, and why."""
+        done, most = len(self.program.steps), settings.most_steps
+        self.ending = f"stopped after step {done}"
+        if self._code.rounds.is_cut:
+            step = f"step {done + 1}{f' of {most}' if most else ''}"
+            self.ending = (
+                f"stopped within {step}, after {settings.max_operators:,} operators: --max-operators N of fxmem run "
+                f"allows more{'' if done else ', and fxmem.mark_step() ends a step that no optimizer ends'}"
+            )
+
+    def note_end(self, settings: RunSettings) -> None:
+        """Note that the program ended by itself, perhaps before all steps that were asked for."""
+        done, most = len(self.program.steps), settings.most_steps
+        if done and most and done < most and not (self._failed or self._shortage):
+            self.ending = f"ran to its end after step {done} of {most}"
+
+    def note_exception(self, error: Exception) -> None:
+        """Note what the program raised, and which made-up value it may come of."""
+        self.note_error(f"raised {describe_end(error)}{self._code.notes.explain(error)}")
 
     def note_error(self, what: str) -> None:
         """Note the error that ended the program, in words that follow its name."""
@@ -311,6 +341,7 @@ def record_rank(
         max_operators=max_operators,
         prepare=settings.prepare,
         isolation=isolation,
+        given=settings.given,
     )
     recording = make_recording(target, code, world, compiling)
     code.record(recording)
@@ -321,16 +352,14 @@ def record_rank(
         try:
             with recording.environment():
                 yield recorded
+            recorded.note_end(settings)
         except torch.cuda.OutOfMemoryError as error:
             recorded.note_shortage(error)
             raise
         except Enough:
-            if done := len(code.rounds.finished):
-                recorded.ending = f"stopped after step {done}"
-            else:
-                recorded.note_error(f"stopped after {max_operators:,} operators (--max-operators)")
+            recorded.note_stop(settings)
         except Exception as error:
-            recorded.note_error(f"raised {describe_end(error)}")
+            recorded.note_exception(error)
             raise
 
 

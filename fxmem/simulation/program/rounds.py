@@ -97,6 +97,10 @@ class Rounds(RoundRule):
         self.finished: list[FinishedRound] = []
         self.shown: ShownRound | None = None
         self.stepped_names: dict[str, None] = {}
+        self.is_cut = False
+        """Whether the program was ended within a round of too many operators."""
+        self._ended_after = -1
+        """How many rounds were finished when the program was last ended."""
         self._elsewhere = 0
         self._trained: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
 
@@ -109,7 +113,8 @@ class Rounds(RoundRule):
     def module_called(self, module: torch.nn.Module) -> None:
         """A root is about to be called: forward or evaluation, if the phase was another."""
         if len(self._log.ops) > self._max_operators and not self._is_setup:
-            raise Enough
+            self.is_cut = True
+            self._end()
         super().module_called(module)
         if self._evaluates(module):
             self._enter(Phase.EVALUATION)
@@ -219,7 +224,17 @@ class Rounds(RoundRule):
         is_enough = self._enough(self.finished)
         self._start()
         if is_enough:
-            raise Enough
+            self._end()
+
+    def _end(self) -> None:
+        """End the program."""
+        self._ended_after = len(self.finished)
+        raise Enough
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the program was ended, and has come no further: what it does since is on its way out."""
+        return self._ended_after == len(self.finished)
 
     def finish(self) -> None:
         """End what is under way where the program itself has ended."""

@@ -5,15 +5,19 @@ Each is run in the place of a torch method where the program calls it, for FakeT
 
 from __future__ import annotations
 
+import os
 import sys
+import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 
+import fxmem
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
+from fxmem.records.profile import MadeUpKind
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.made_up import MadeUpNotes, made_up_number
 from fxmem.simulation.program.border import Border
@@ -49,6 +53,15 @@ class TensorReads:
         }
         # Hashed by value: torch makes these objects anew at each look.
         self._answers = {function: _of_fakes(function, answer) for function, answer in answers.items()}
+        reads: dict[Any, str] = {
+            Tensor.item: "",
+            Tensor.numpy: "numpy",
+            Tensor.__array__: "numpy",
+            Tensor.tolist: "tolist",
+        }
+        numbers = Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__
+        for function, how in {**reads, **dict.fromkeys(numbers, "")}.items():
+            self._answers[function] = self._of_copies(function, self._answers.get(function, function), how)
         self._answers[torch_programs.SET_DATA] = torch_programs.set_data
         if device.type == "cuda":
             self._answers |= _ON_CARD
@@ -57,6 +70,7 @@ class TensorReads:
         """`FakeTensor.tolist`, which would read number by number."""
 
         def tolist(_: Any, tensor: Tensor) -> Any:
+            self._notes.give(tensor)
             return self._host(tensor, "tolist").tolist() if tensor.dim() else self._item(tensor)
 
         return torch_common.wrap(torch_common.FakeTensor, "tolist", tolist)
@@ -91,6 +105,25 @@ class TensorReads:
             self._notes.note("decided", "a size or an index")
         return int(number)
 
+    def _of_copies(self, function: Any, run: Callable[..., Any], how: str) -> Callable[..., Any]:
+        """`run`, which notes that a tensor of the host is read whose numbers are made up."""
+
+        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(tensor, torch_common.FakeTensor):
+                self._notes.give(tensor)
+            result = run(tensor, *args, **kwargs)
+            if isinstance(tensor, torch_common.FakeTensor) or not (origin := self._notes.find_copy(tensor)):
+                return result
+            if _is_printing():
+                return result
+            kind: MadeUpKind = "decided" if function in (Tensor.__bool__, Tensor.__index__) else "read"
+            words = {Tensor.__bool__: "truth of a tensor", Tensor.__index__: "a size or an index"}
+            self._notes.note(kind, words.get(function, how or str(tensor.dtype)[6:]), origin)
+            is_item = function == Tensor.item and not exact_types_place(sys._getframe(1))
+            return made_up_number(result, self._notes, origin) if is_item else result
+
+        return read
+
     def _truth(self, tensor: Tensor) -> bool:
         known = known_values.find_value(tensor)
         if known is not None:
@@ -117,6 +150,20 @@ class TensorReads:
             return repr(tensor)
         number, _ = self._number(tensor)
         return format(number, spec)
+
+
+def _is_printing() -> bool:
+    """Whether a tensor is written out, for which torch looks at some of its numbers."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCHS):
+        if frame.f_code.co_filename == _PRINTER:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_TORCHS: Final = os.path.dirname(torch.__file__) + os.sep, os.path.dirname(fxmem.__file__) + os.sep
+_PRINTER: Final = os.path.join(os.path.dirname(torch.__file__), "_tensor_str.py")
 
 
 def _of_fakes(function: Any, answer: Callable[..., Any]) -> Callable[..., Any]:

@@ -34,6 +34,8 @@ class World:
     rank: int = 0
     mailbox: Mailbox | None = dataclasses.field(default=None, compare=False)
     """What other ranks have sent; None where they cannot run."""
+    per_machine: int = PER_MACHINE
+    """How many ranks a machine has."""
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -44,7 +46,7 @@ class World:
     @property
     def variables(self) -> dict[str, str]:
         """What torchrun would tell the rank's process."""
-        return torch_distributed.rank_variables(self.size, self.rank, PER_MACHINE)
+        return torch_distributed.rank_variables(self.size, self.rank, self.per_machine)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:

@@ -28,7 +28,8 @@ import fxmem
 from fxmem.__main__ import _unwind_on_sigterm
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
-from fxmem.simulation.program import Launch, RunSettings, launch
+from fxmem.simulation.error_advice import describe_end
+from fxmem.simulation.program import Launch, RunSettings, find_started, launch
 
 
 def test_types_of_tensors_name_the_card() -> None:
@@ -182,6 +183,23 @@ def test_a_library_may_say_what_parameters_become(monkeypatch: pytest.MonkeyPatc
     assert model.weight.is_meta
 
 
+def test_an_error_of_the_pretended_card_says_so() -> None:
+    @torch.library.custom_op("fxmem_tests::unfaked", mutates_args=())
+    def unfaked(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    with fxmem.record("h100"):
+        x = torch.zeros(8, device="cuda")
+        with pytest.raises(RuntimeError) as raised:
+            unfaked(x)
+    said = describe_end(raised.value)
+    assert "it comes of the pretended card, on which fxmem_tests::unfaked needs a fake kernel" in said
+    assert "@torch.library.register_fake('fxmem_tests::unfaked')" in said
+    lost = OSError("libcuda.so.1: cannot open shared object file")
+    assert "it comes of the pretended card, which has no driver" in describe_end(lost)
+    assert describe_end(ValueError("of its own")) == "ValueError: of its own"
+
+
 _SCRIPT = """
 import os, sys, torch
 assert sys.argv[1:] == ["--lr", "1"]
@@ -192,12 +210,31 @@ model(torch.ones(2, 8, device="cuda")).sum().backward()
 """
 
 
+def test_a_rank_finds_its_own_card_among_those_of_its_machine() -> None:
+    with fxmem.record("h100", ranks=4, rank=3):
+        for count in (torch.cuda.device_count(), torch.accelerator.device_count()):
+            assert count >= 4
+            assert not count < 4
+            assert count == 4
+            assert list(range(count)) == [0]
+            assert 3 % count == 0
+    with fxmem.record("h100"):
+        assert torch.cuda.device_count() == torch.accelerator.device_count() == 1
+
+
+_CARDS = "as many processes as there are cards"
+
+
 @pytest.mark.parametrize(
     ("command", "answers"),
     [
         (("torchrun", "--nproc_per_node=8", "train.py"), ["torchrun of 8 processes", "init_process_group"]),
         (("accelerate", "launch", "--mixed_precision", "bf16", "train.py"), []),
-        (("-m", "torch.distributed.run", "-m", "pkg.train"), ["torchrun of 1 processes", "init_process_group"]),
+        (("-m", "torch.distributed.run", "-m", "pkg.train"), ["init_process_group"]),
+        (("torchrun", "--nproc_per_node=gpu", "train.py"), [f"torchrun of {_CARDS}", "init_process_group"]),
+        (("python", "-u", "-Wdefault", "-X", "dev", "train.py"), []),
+        (("python3", "-um", "pkg.train"), []),
+        (("deepspeed", "--no_local_rank", "train.py"), [f"deepspeed of {_CARDS}", "init_process_group"]),
         (("-m", "pkg.train"), []),
         (("train.ipynb",), []),
     ],
@@ -228,11 +265,93 @@ def test_what_starts_a_program_starts_it_here(
 
 
 @pytest.mark.parametrize(
-    "command", [("torchrun", "--no-python", "ls"), ("accelerate", "config"), ("torchrun", "no.py"), ("no.ipynb",)]
+    ("command", "said"),
+    [
+        ("torchrun --no-python ls", "got ls without Python"),
+        ("torchrun --nprocs 2 train.py", "unrecognized arguments: --nprocs; closest: "),
+        ("torchrun --help", "it asks for its help"),
+        ("torchrun no.py", "got 'no.py', which is no file"),
+        ("torchrn train.py", "got 'torchrn', which is no file; closest: torchrun"),
+        ("accelerate config", "expected `accelerate launch`"),
+        ("accelerate launch --num_proc 2 train.py", "unrecognized arguments: --num_proc; closest: "),
+        ("deepspeed --num_gps 2 train.py", "unrecognized arguments: --num_gps; closest: --num_gpus"),
+        ("fabric run no.py", "got 'no.py', which is no file"),
+        ("lightning fit", "expected `lightning run` with a script"),
+        ("python -c pass", "after python; got -c"),
+        ("python -", "got a program on standard input"),
+        ("python -u", "after python; got nothing"),
+        ("no.ipynb", "which is no file"),
+    ],
 )
-def test_what_starts_no_program_of_python_is_refused(command: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="expected"):
-        launch(Launch(command[0], command[1:]), catalogue.target("h100"), RunSettings(until="end", max_operators=100))
+def test_what_starts_no_program_of_python_is_refused(command: str, said: str) -> None:
+    program, *arguments = command.split()
+    with pytest.raises(UsageError, match="expected") as refused:
+        launch(Launch(program, tuple(arguments)), catalogue.target("h100"), RunSettings(until="end", max_operators=100))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks", "per_machine", "arguments"),
+    [
+        ("torchrun --nnodes 2 --nproc-per-node 4 train.py -x", 8, 4, ("-x",)),
+        ("torchrun --nnodes 2:4 --nproc-per-node 4 -m train -x", 8, 4, ("-x",)),
+        ("python -m torch.distributed.launch --nproc_per_node 2 train.py -x", 2, 2, ("--local-rank=0", "-x")),
+        ("python -m torch.distributed.launch --use-env --nproc_per_node 2 train.py", 2, 2, ()),
+        ("deepspeed --num_nodes 2 --num_gpus 8 --master_port 1 train.py -x", 16, 8, ("--local_rank=0", "-x")),
+        ("deepspeed -i a:0,2@b:1,3 --no_local_rank --module train -x", 4, 2, ("-x",)),
+        ("deepspeed -H hosts --num_nodes 2 train.py", 12, 8, ("--local_rank=0",)),
+        ("deepspeed -i a train.py", None, 8, ("--local_rank=0",)),
+        ("fabric run train.py --devices 4 -x --num-nodes=2 -y", 8, 4, ("-x", "-y")),
+        ("lightning run model --devices 0,2 train.py", 2, 2, ()),
+        ("fabric run --devices -1 train.py", None, 8, ()),
+        ("accelerate launch --num_processes 4 train.py -x", 4, 4, ("-x",)),
+        (
+            "accelerate launch --num_processes 4 --num_machines 2 --machine_rank 0 --main_process_ip a train.py -x",
+            4,
+            2,
+            ("-x",),
+        ),
+    ],
+)
+def test_processes_of_a_launcher_are_ranks(
+    command: str,
+    ranks: int | None,
+    per_machine: int,
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "hosts").write_text("# machines\na slots=8\nb slots=4\nc slots=4\n")
+    program, *words = command.split()
+    started = find_started(Launch(program, tuple(words)))
+    assert started.program.removesuffix(".py") == "train"
+    assert (started.ranks, started.per_machine, started.arguments) == (ranks, per_machine, arguments)
+    assert started.command == command
+    assert find_started(Launch(program, tuple(words), ranks=3, rank=1)).ranks == 3
+
+
+def test_fabric_and_accelerate_find_what_their_launcher_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "train.py").write_text("")
+    words = "run --strategy fsdp --precision bf16-true --devices auto train.py".split()
+    told = dict(find_started(Launch("fabric", tuple(words))).environment)
+    assert {name: value for name, value in told.items() if name.startswith("LT_")} == {
+        "LT_CLI_USED": "1",
+        "LT_STRATEGY": "fsdp",
+        "LT_DEVICES": "auto",
+        "LT_NUM_NODES": "1",
+        "LT_PRECISION": "bf16-true",
+    }
+    words = "launch --use_fsdp --fsdp_version 2 --num_processes 2 train.py".split()
+    told = dict(find_started(Launch("accelerate", tuple(words))).environment)
+    assert (told["ACCELERATE_USE_FSDP"], told["FSDP_VERSION"]) == ("true", "2")
 
 
 def test_a_program_says_what_it_waits_for() -> None:

@@ -144,6 +144,38 @@ def _shared_states() -> list[dict[str, Any]]:
     return [kind._shared_state for kind in kinds if kind is not None]
 
 
+class _CardCount(int):
+    """The one card that a rank finds, which compares as all of its machine.
+
+    Launched scripts look whether there are enough (`device_count() >= 4`), and count on from there with their own card
+    (`rank % device_count()`).
+    """
+
+    _all: int
+
+    def __new__(cls, own: int, all_: int) -> _CardCount:
+        count = super().__new__(cls, own)
+        count._all = all_
+        return count
+
+    def __lt__(self, other: int) -> bool:
+        return self._all < other
+
+    def __le__(self, other: int) -> bool:
+        return self._all <= other
+
+    def __gt__(self, other: int) -> bool:
+        return self._all > other
+
+    def __ge__(self, other: int) -> bool:
+        return self._all >= other
+
+    def __eq__(self, other: object) -> bool:
+        return self._all == other
+
+    __hash__ = int.__hash__
+
+
 def _distributed(notes: MadeUpNotes, world: World | None) -> torch_common.Patches:
     place = world or World(1)
 
@@ -154,10 +186,12 @@ def _distributed(notes: MadeUpNotes, world: World | None) -> torch_common.Patche
 
     def device_count(original: Callable[..., int]) -> int:
         asks_for_all = sys._getframe(2).f_code.co_name == "num_cuda_devices"
-        return int(place.variables["LOCAL_WORLD_SIZE"]) if asks_for_all else original()
+        count = int(place.variables["LOCAL_WORLD_SIZE"])
+        return count if asks_for_all else original() if world is None else _CardCount(original(), count)
 
     # Of a machine's cards a rank finds its own alone, but Lightning compares the devices it is to use with all of them.
     yield torch_common.wrap(torch.cuda, "device_count", device_count)
+    yield torch_common.wrap(torch.accelerator, "device_count", device_count)
     yield place.prepared() if world is not None else torch_distributed.group_of_its_own()
     yield torch_distributed.default_device(torch.device("cuda"))
     for owner in (torch.distributed, torch.distributed.distributed_c10d, torch.distributed.device_mesh):

@@ -1,0 +1,176 @@
+"""What is said of values that are made up: where they are read, which error may come of them, and real ones instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from fxmem.errors import UsageError
+from fxmem.hardware import catalogue
+from fxmem.simulation.program import Launch, RunSettings, find_unread, launch, read_given
+
+
+def read(body: Callable[[nn.Module, torch.Tensor], object]) -> list[tuple[str, str]]:
+    """What a program is told that reads its model's results: kind and what."""
+    with fxmem.record("rtx3080") as recorded:
+        body(nn.Linear(64, 5).cuda(), torch.randn(32, 64).cuda())
+    return [(each.kind, each.what) for each in recorded.made_up]
+
+
+def test_a_copy_on_the_host_is_listed_where_it_is_read() -> None:
+    assert read(lambda net, x: net(x).cpu() + 1) == []
+    assert read(lambda net, x: str(net(x).cpu())) == []
+    assert read(lambda net, x: (net(x).cpu() + 1).mean().item()) == [("read", "float32")]
+    assert read(lambda net, x: net(x).cpu()[0].tolist()) == [("read", "tolist")]
+    assert read(lambda net, x: net(x).detach().cpu().numpy()) == [("read", "numpy")]
+    assert read(lambda net, x: torch.zeros(32, 5).copy_(net(x).detach()).numpy()) == [("read", "numpy")]
+    assert read(lambda net, x: bool((net(x).cpu() > 9).any())) == [("decided", "truth of a tensor")]
+    assert read(lambda net, x: net(x).cpu().sum().item() < 2) == [("read", "float32"), ("decided", "lt 2")]
+    labels = torch.arange(32)
+    assert read(lambda net, x: labels.cuda().cpu().tolist()) == []
+    assert read(lambda net, x: labels.float().mean().item()) == []
+
+
+def check_close(net: nn.Module, x: torch.Tensor) -> None:
+    torch.testing.assert_close(net(x), x @ net.weight.t())
+    assert torch.allclose(net(x), net(x))
+    assert torch.equal(net(x), net(x)), "the same"
+    if not torch.allclose(net(x), net(x)):
+        raise ValueError("not the same")
+
+
+def check_numbers(net: nn.Module, x: torch.Tensor) -> None:
+    error = (net(x) - net(x)).abs().max().item()
+    assert error < 1e-6
+    if error > 1e-6:
+        raise ValueError(error)
+    assert (net(x).argmax(-1) == 3).float().mean().item() > 0.7, "accuracy"
+
+
+@pytest.mark.parametrize("check", [check_close, check_numbers])
+def test_a_check_of_made_up_values_holds(check: Callable[[nn.Module, torch.Tensor], None]) -> None:
+    read(check)
+
+
+def test_a_decision_that_is_no_check_is_by_the_number() -> None:
+    def decide(net: nn.Module, x: torch.Tensor) -> None:
+        number = net(x).mean().item()
+        assert number == 1
+        assert not torch.allclose(net(x), net(x)) or number < 0.5
+        went = "down" if number < 0.5 else "up"
+        assert went == "up"
+
+    assert ("decided", "lt 0.5") in read(decide)
+
+
+_PROGRAM = """
+import math
+import sys
+
+import torch
+
+net = torch.nn.Linear(64, 5).cuda()
+x = torch.randn(32, 64).cuda()
+p = net(x)
+what = sys.argv[1]
+if what == "rows":
+    kept = p[p[:, 0] > 0]
+    if len(kept) > 16:
+        raise ValueError(f"{len(kept)} rows")
+if what == "index":
+    count = int((p > 0).sum())
+    "abc"[count * 10]
+if what == "array":
+    v = p.detach().cpu().numpy()
+    assert v.std() > 3
+if what == "root":
+    math.sqrt(-p.mean().item())
+if what == "key":
+    share = (p.argmax(-1) == 3).sum().item() / 32
+    best = share if share < 0.9 else 0.9
+    {0.5: 1}[best]
+if what == "copy":
+    q = p.detach().cpu()
+    torch.multinomial(q - 9, 1)
+if what == "own":
+    print(p.mean().item())
+    raise KeyError("own")
+if what == "name":
+    p.mean().item().real_part
+"""
+
+
+def run(folder: Path, what: str, *values: str) -> tuple[str, list[str]]:
+    """How the program ended, and at which lines it was told what the user said."""
+    script = folder / "train.py"
+    script.write_text(_PROGRAM)
+    given = read_given(values)
+    settings = RunSettings(until="end", given=given)
+    recorded = launch(Launch(str(script), (what,)), catalogue.target("rtx3080"), settings).recorded
+    return recorded.ending, list(find_unread(given, recorded.program))
+
+
+def line_of(text: str) -> int:
+    return 1 + next(number for number, line in enumerate(_PROGRAM.splitlines()) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "made", "value"),
+    [
+        ("rows", "ValueError: 32 rows", "kept = p[", "mask.npy"),
+        ("index", "IndexError: string index out of range", "count = int", "0"),
+        ("array", "AssertionError", "v = p", "many.pt"),
+        ("root", "ValueError: ", "math.sqrt", "-4"),
+        ("key", "KeyError: 0.03125", "share = ", "16"),
+        ("copy", "RuntimeError: ", "q = p", "10"),
+    ],
+)
+def test_an_error_of_a_made_up_value_says_where_it_was_made_up_and_a_given_one_helps(
+    what: str, error: str, made: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("mask.npy", np.arange(32) % 3 == 0)
+    torch.save(torch.arange(160.0), "many.pt")
+    ending, _ = run(tmp_path, what)
+    place = f"train.py:{line_of(made)}"
+    assert ending.startswith(f"raised {error}")
+    assert "; perhaps by a made-up value: " in ending
+    assert f"{place}=VALUE gives a real one" in ending
+    assert run(tmp_path, what, f"{place}={value}") == ("ran to its end", [])
+
+
+@pytest.mark.parametrize("what", ["own", "name"])
+def test_an_error_of_the_programs_own_is_not_put_down_to_values(what: str, tmp_path: Path) -> None:
+    assert "made-up" not in run(tmp_path, what)[0]
+
+
+def test_a_value_that_nothing_read_is_named(tmp_path: Path) -> None:
+    assert run(tmp_path, "none", "train.py:1=3")[1] == ["train.py:1"]
+    place = f"train.py:{line_of('v = p')}"
+    ending, unread = run(tmp_path, "array", f"{place}=[1, 2, 3]")  # not as many as there are
+    assert ending.startswith("raised AssertionError")
+    assert unread == [place]
+
+
+@pytest.mark.parametrize(
+    "word", ["train.py=3", "train.py:3", "train.py:3=", "train.py:3=x", "train.py:3=no.npy", "train.py:3=[]"]
+)
+def test_a_value_that_is_none_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="expected --value FILE:LINE=VALUE") as refused:
+        read_given([word])
+    assert "\n" not in str(refused.value)
+
+
+def test_numbers_lists_and_truths_are_values() -> None:
+    found = read_given(["a.py:1=0.5", "./b/a.py:2=[[1, 2], [3, 4]]", "a.py:3=true", "a.py:4=NaN"])
+    assert found["a.py:1"].item() == 0.5
+    assert found["b/a.py:2"].tolist() == [[1, 2], [3, 4]]
+    assert found["a.py:3"].dtype is torch.bool
+    assert math.isnan(found["a.py:4"].item())
