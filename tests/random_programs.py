@@ -262,8 +262,8 @@ def _out_too_large(_: nn.Module, x: Tensor) -> Tensor:
 def _out_of_cat(_: nn.Module, x: Tensor) -> Tensor:
     made = torch.empty(0, device=x.device)
     torch.cat([x, x], out=made)
-    values, places = torch.empty(0, device=x.device), torch.empty(0, dtype=torch.int64, device=x.device)
-    torch.max(made, 0, out=(values, places))
+    values = torch.empty(0, device=x.device)
+    torch.amax(made, 0, out=values)
     return x - values
 
 
