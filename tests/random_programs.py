@@ -192,7 +192,11 @@ def _diagonals(_: nn.Module, x: Tensor) -> Tensor:
 
 
 def _unbind(_: nn.Module, x: Tensor) -> Tensor:
-    return torch.cat([each.view(-1)[: WIDTH * 6] for each in x.view(4, BATCH // 4, WIDTH).unbind()]).view(-1, WIDTH).repeat(4, 1)
+    return (
+        torch.cat([each.view(-1)[: WIDTH * 6] for each in x.view(4, BATCH // 4, WIDTH).unbind()])
+        .view(-1, WIDTH)
+        .repeat(4, 1)
+    )
 
 
 def _chunks_in_place(_: nn.Module, x: Tensor) -> Tensor:
@@ -545,10 +549,14 @@ class Loop:
         self.seed = seed
         self.micro_batches = chance.choice((1, 1, 2, 3))
         self.optimizer = chance.choice(("adamw", "sgd", "momentum", "none"))
-        self.backward = chance.choice(("once", "once", "twice", "parts", *(("grad",) if self.optimizer != "none" else ())))
+        self.backward = chance.choice(
+            ("once", "once", "twice", "parts", *(("grad",) if self.optimizer != "none" else ()))
+        )
         self.clears = chance.choice(("after", "before forward", "before backward", "zeros"))
         self.clips = chance.random() < 0.3
-        self.reads = tuple(sorted(chance.sample(("loss", "correct", "finite", "list", "classes"), chance.randint(0, 3))))
+        self.reads = tuple(
+            sorted(chance.sample(("loss", "correct", "finite", "list", "classes"), chance.randint(0, 3)))
+        )
         self.keeps = chance.choice(("names", "nothing", "history", "losses", "average"))
         self.evaluates = chance.random() < 0.2
         self.model = WiderModel(seed)
