@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -527,10 +528,10 @@ def _view_written(x: Tensor, y: Tensor) -> Tensor:
 
 
 class WiderModel(RandomModel):
-    """A program of the wider statements and of those of `RandomModel`, the first twice as often."""
+    """A program of the wider statements and of those of `RandomModel`."""
 
-    unary = {**UNARY, **WIDER_UNARY}
-    binary = {**BINARY, **WIDER_BINARY}
+    unary: ClassVar = {**UNARY, **WIDER_UNARY}
+    binary: ClassVar = {**BINARY, **WIDER_BINARY}
 
     @property
     def values(self) -> str:

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 from fxmem.cli.defaults import read_default
 from fxmem.errors import UsageError
 
-
 _SWITCH: Final = {"true": True, "1": True, "false": False, "0": False}
+"""What a switch may be set to in the environment and in pyproject.toml."""
 
 
 class Argument(NamedTuple):

@@ -171,7 +171,7 @@ class ModelStep(Subject):
             for label, tensor in tensors:
                 self._log.resident(tensor, kind, label)
 
-    # --- what the loop's variables hold ---------------------------------------------------------------------------
+    # --- what the loop's variables hold -------------------------------------------------------------------------------
 
     def _note_replacement(self) -> None:
         """An output or a loss is made, and replaces that of the step before."""
@@ -180,9 +180,9 @@ class ModelStep(Subject):
     def _drop(self, variables: LoopVariables) -> None:
         """Let go of what the variables hold; it is what they held of the step before, too, until it was replaced."""
         log, found = self._log, list[tuple[int, int]]()
-        for name, tick in zip(
-            [name for name in vars(variables) if getattr(variables, name) is not None], self._replacing, strict=False
-        ):
+        for name, tick in zip(vars(LoopVariables()), self._replacing, strict=False):
+            if getattr(variables, name) is None:
+                continue
             before = {*log.alive()}
             setattr(variables, name, None)
             gone = [index for index in sorted(before - {*log.alive()}) if log.storages[index].stream != GRAPH_POOL]

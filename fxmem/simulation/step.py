@@ -10,10 +10,10 @@ Definition, for `mode="train"`:
 
 as the body of a loop, whose variables hold `out` and `loss` of the step before until the new ones replace them;
 without `keep_outputs` as the body of a function, where they live until it returns. Nothing else is kept. For
-`mode="infer"` it is the first line under `torch.no_grad()`, or `torch.inference_mode()`. A precision puts the first two lines under
-autocast, as PyTorch recommends; there is no gradient scaler. Without an optimizer the body ends after `backward`, the
-gradients in place; the caller clears them before the next run. `zero_grad="before-backward"` moves the last line
-between the second and the third, and `set_to_none=False` is its argument.
+`mode="infer"` it is the first line under `torch.no_grad()`, or `torch.inference_mode()`. A precision puts the first
+two lines under autocast, as PyTorch recommends; there is no gradient scaler. Without an optimizer the body ends after
+`backward`, the gradients in place; the caller clears them before the next run. `zero_grad="before-backward"` moves the
+last line between the second and the third, and `set_to_none=False` is its argument.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import itertools
 import os
 import random
@@ -103,15 +104,22 @@ def random_loop(seed: int) -> str:
 def measured_rounds(loop: Loop) -> list[int]:
     """The most bytes alive in each step of a loop that runs for real, scratch aside."""
     rounds = measure_program._RealRounds("cpu", _STEPS, measure_program._mark_phase, measure_program._mark_round)
-    with freeze_gc(), quiet_profiler(), torch_profiler.profiler() as profiled:
-        with contextlib.suppress(Enough), rounds.observe():
-            loop(_STEPS + 1)
+    gc.collect()  # a free of what was there before would count
+    with (
+        freeze_gc(),
+        quiet_profiler(),
+        torch_profiler.profiler() as profiled,
+        rounds.observe(),
+        contextlib.suppress(Enough),
+    ):
+        loop(_STEPS + 1)
     events, ends = read_rounds(profiled)
     alive = live_bytes(0, events, scratch_events(events))
     return [max(alive[begin : end + 1]) for begin, end in itertools.pairwise([0, *ends])][rounds.has_setup :]
 
 
 @pytest.mark.truth
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("start", range(SEEDS.start, SEEDS.stop, CHUNK))
 def test_random_programs_take_what_is_predicted(start: int) -> None:
     seeds = range(start, min(start + CHUNK, SEEDS.stop))
@@ -123,3 +131,58 @@ def test_random_programs_take_what_is_predicted(start: int) -> None:
 def test_seeds_that_once_failed(seed: int) -> None:
     torch.manual_seed(seed)
     assert not difference(RandomModel(seed), torch.randn(BATCH, WIDTH), optimizer=("adamw", "sgd", None)[seed % 3])
+
+
+@pytest.mark.parametrize("seed", [20313, 20831])
+def test_a_backward_within_a_call_of_the_model_ends_no_step(seed: int) -> None:
+    assert "inner_backward" in {name for name, _ in Loop(seed).model.statements}
+    assert not random_loop(seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("assign_elements", "train"),  # the places of a mask are what the kernel makes on its way
+        ("assign_elements", "infer"),
+        ("select_masked", "train"),  # its gradient is written into zeros, not beside them
+        ("scatter_into_views", "train"),  # an expanded gradient is copied as large as it looks
+    ],
+)
+def test_kinds_that_once_missed(name: str, mode: str) -> None:
+    model = WiderModel(0)
+    model.statements, model.several = [(name, (0,))], False
+    assert not difference(model.train(mode == "train"), torch.randn(BATCH, WIDTH), mode=mode)
+
+
+def test_every_statement_runs() -> None:
+    model = WiderModel(0)
+    x = torch.randn(BATCH, WIDTH) + model.bias
+    for name in (*WIDER_UNARY, *WIDER_BINARY):
+        found = model.unary[name](model, x) if name in WIDER_UNARY else model.binary[name](model, x, x * 2)
+        assert (found.shape, found.dtype) == (x.shape, x.dtype), name
+        found.sum().backward()
+
+
+def test_most_programs_run_and_every_statement_is_among_them() -> None:
+    seen: set[str] = set()
+    runs = 0
+    for seed in range(150):
+        model = RandomModel(seed)
+        try:
+            out = model(torch.randn(BATCH, WIDTH))
+            (out[0] if isinstance(out, tuple) else out).sum().backward()
+        except RuntimeError:
+            continue  # an in-place write that autograd forbids
+        runs += 1
+        seen |= {name for name, _ in model.statements}
+    assert runs > 100
+    assert seen == UNARY.keys() | BINARY.keys()
+
+
+def test_most_wider_programs_run() -> None:
+    runs = 0
+    for seed in range(0, 100, 2):
+        with contextlib.suppress(RuntimeError, ValueError):
+            Loop(seed)(1)
+            runs += 1
+    assert runs > 40
