@@ -8,7 +8,7 @@ is its seed, so that a case can be named, kept and run again.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -140,6 +140,8 @@ class RandomModel(nn.Module):
     """A program of 4 to 16 statements; what is not read again is dropped at once or kept to the end, as the seed
     says."""
 
+    unary, binary = UNARY, BINARY
+
     def __init__(self, seed: int) -> None:
         super().__init__()
         chance = random.Random(seed)
@@ -156,7 +158,8 @@ class RandomModel(nn.Module):
         self.second.requires_grad_(chance.random() < 0.8)
         self.statements: list[tuple[str, tuple[int, ...]]] = []
         for made in range(1, chance.randint(5, 17)):
-            names, count = (UNARY, 1) if chance.random() < 0.7 else (BINARY, 2)
+            names: Iterable[str]
+            names, count = (self.unary, 1) if chance.random() < 0.7 else (self.binary, 2)
             self.statements.append(
                 (chance.choice(sorted(names)), tuple(chance.randrange(max(0, made - 4), made) for _ in range(count)))
             )
@@ -168,9 +171,9 @@ class RandomModel(nn.Module):
         last_read = {place: at for at, (_, places) in enumerate(self.statements) for place in places}
         for at, (name, places) in enumerate(self.statements):
             made = (
-                UNARY[name](self, held[places[0]])
-                if name in UNARY
-                else BINARY[name](self, held[places[0]], held[places[1]])
+                self.unary[name](self, held[places[0]])
+                if name in self.unary
+                else self.binary[name](self, held[places[0]], held[places[1]])
             )
             if not self.keeps:
                 for place in set(places):

@@ -304,12 +304,12 @@ def _profile(case: Any, job: Job) -> Profile:
     with kernel_settings(case):
         if job.operator is not None:
             operator = probes(case, "meta")[job.operator]()
-            return analyze_step(
-                operator, StepRequest(name=job.operator, loss=gradient_of_ones, optimizer=None, target=job.card)
-            ).profile
+            step = {"loss": gradient_of_ones, "optimizer": None, "keep_outputs": False}
+            return analyze_step(operator, StepRequest(name=job.operator, target=job.card, **step)).profile
         built = build(case, "meta")
         loss = _plain_loss if job.measured is not None and job.measured.plain else None
         step = {"mode": case.mode, "loss": loss, "optimizer": case.optimizer_spec, "precision": case.precision}
+        step["keep_outputs"] = False  # as it was measured: a step in a function
         return analyze_step(
             built.module, StepRequest(args=built.args, kwargs=built.kwargs, name=job.name, target=job.card, **step)
         ).profile

@@ -173,7 +173,7 @@ def _measured(
     from fxmem.validation.measure_cuda import measure_cuda
 
     model, args, kwargs = make()
-    request = StepRequest(args=args, kwargs=kwargs, **step)
+    request = StepRequest(args=args, kwargs=kwargs, keep_outputs=False, **step)
     if dry_run:
         return {"measurement": measure_cpu(model, request, steps=2).model_dump(mode="json")}
     import torch

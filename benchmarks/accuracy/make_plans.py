@@ -26,7 +26,12 @@ def made(planned: Planned) -> Plan:
         analysis = analyze_step(
             built.module,
             StepRequest(
-                args=built.args, kwargs=built.kwargs, name=planned.case, target=CARD, optimizer=case.optimizer_spec
+                args=built.args,
+                kwargs=built.kwargs,
+                name=planned.case,
+                target=CARD,
+                optimizer=case.optimizer_spec,
+                keep_outputs=False,
             ),
         )
         return fxmem.plan(analysis, budget=planned.budget, application=planned.application)

@@ -56,7 +56,9 @@ def _analyse(step: str, target: str, settings: tuple[tuple[str, Any], ...]) -> d
     built = build_step(step, dict(settings))
     if isinstance(built, Program):
         return dict(_run_program(built.run, target, built.compile, built.ranks)[built.case])
-    peak = fxmem.analyze(built.model, built.inputs, target=target, **built.options).peak
+    # One step in a function, or one call in a script: what a step returns is gone before the next.
+    options = {"keep_outputs": False, **built.options}
+    peak = fxmem.analyze(built.model, built.inputs, target=target, **options).peak
     peaks = {}
     for statistic in STATISTICS:
         nbytes = getattr(peak, f"{statistic}_bytes")

@@ -8,7 +8,7 @@ from typing import Any
 
 from fxmem.errors import UsageError
 
-_KEYS = ("target", "width")
+_KEYS = ("target", "width", "keep_outputs")
 
 
 def read_default(variable: str) -> str | None:

@@ -106,6 +106,12 @@ STEP = grouped(
         help="whether clearing gradients frees them, or fills them with zeros",
     ),
     argument(
+        "--keep-outputs",
+        action=_SWITCH,
+        help="whether the loop's variables hold output and loss until those of the next step replace them (default: "
+        "in a training step, as most loops do)",
+    )._replace(variable="FXMEM_KEEP_OUTPUTS"),
+    argument(
         "--values",
         choices=get_args(Values),
         default="bound",

@@ -11,6 +11,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 from fxmem.cli.defaults import read_default
 from fxmem.errors import UsageError
 
+_SWITCH: Final = {"true": True, "1": True, "false": False, "0": False}
+"""What a switch may be set to in the environment and in pyproject.toml."""
+
 
 class Argument(NamedTuple):
     """One argument of a verb, as data."""
@@ -29,6 +32,22 @@ class Argument(NamedTuple):
         """The name of its value among the parsed ones."""
         name: str = self.settings.get("dest") or self.names[-1].lstrip("-").replace("-", "_")
         return name
+
+    def find_default(self) -> Any:
+        """Its value where it is not given: the user's own default, else the tool's."""
+        chosen = read_default(self.variable) if self.variable else None
+        if chosen is None:
+            return self.settings.get("default", False if self.settings.get("action") == "store_true" else None)
+        if self.settings.get("action") is not argparse.BooleanOptionalAction:
+            return chosen
+        if chosen.lower() not in _SWITCH:
+            raise UsageError(f"expected {self.names[0]} to be true or false; got {chosen!r}")
+        return _SWITCH[chosen.lower()]
+
+    def is_given(self, options: argparse.Namespace) -> bool:
+        """Whether it has another value than that."""
+        value = getattr(options, self.dest, None)
+        return value not in (None, [], "") and value != self.find_default()
 
 
 def argument(*names: str, help: str, default: Any = None, **settings: Any) -> Argument:
@@ -78,8 +97,8 @@ class Parser(argparse.ArgumentParser):
         groups = {name: self.add_argument_group(name) for name in dict.fromkeys(each.group for each in waiting) if name}
         for each in waiting:
             settings = {**each.settings}
-            if each.variable and (chosen := read_default(each.variable)) is not None:
-                settings["default"] = chosen
+            if each.variable:
+                settings["default"] = each.find_default()
             groups.get(each.group, self).add_argument(*each.names, **settings)
 
     def parse_known_args(  # type: ignore[override]  # argparse also takes a namespace of another class

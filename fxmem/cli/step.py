@@ -85,8 +85,7 @@ def read_program(options: argparse.Namespace, *allowed: str) -> ProgramWords | N
         raise UsageError(f"expected --compile {AS_IS} with --run: a program says itself what it compiles")
     for each in (*STEP, *LOOP, *COMPILE, *SHARDING):
         name = each.names[0]
-        value = getattr(options, each.dest, None)
-        if value and value != each.settings.get("default") and name not in ("--quiet", "--compile", *allowed):
+        if each.is_given(options) and name not in ("--quiet", "--compile", *allowed):
             raise UsageError(f"expected --run without {name}: a program says itself what it does")
     return ProgramWords(words[0], words[1:], is_module, *read_ranks(options))
 
@@ -183,7 +182,15 @@ def with_defaults(options: argparse.Namespace, arguments: Iterable[Argument], **
     return argparse.Namespace(**{**defaults, **vars(options), **given})
 
 
-_NOT_OF_A_GENERATION = ("--loss", "--optimizer", "--zero-grad", "--set-to-none", "--values", "--freeze")
+_NOT_OF_A_GENERATION = (
+    "--loss",
+    "--optimizer",
+    "--zero-grad",
+    "--set-to-none",
+    "--keep-outputs",
+    "--values",
+    "--freeze",
+)
 
 
 def check_generation(options: argparse.Namespace) -> None:
@@ -191,8 +198,7 @@ def check_generation(options: argparse.Namespace) -> None:
     generates = options.mode == "generate"
     others = (*(each for each in STEP if each.names[0] in _NOT_OF_A_GENERATION), *LOOP, *COMPILE, *RANKS, *SHARDING)
     for each in others if generates else GENERATION:
-        value = getattr(options, each.dest, None)
-        if value and value != each.settings.get("default"):
+        if each.is_given(options):
             said = "no part of a generation" if generates else "of a generation: add --mode generate"
             raise UsageError(f"expected no {each.names[0]} with --mode {options.mode}: it is {said}")
     if not generates:
@@ -315,6 +321,7 @@ def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:
         precision=options.precision,
         zero_grad=options.zero_grad,
         set_to_none=options.set_to_none,
+        keep_outputs=options.keep_outputs,
         inference_mode=options.inference_mode,
         values=options.values,
         settings=_kernel_settings(options),

@@ -407,6 +407,11 @@ class Step(Record):
     """When gradients are cleared; those of the step before live through forward with `before-backward`."""
     set_to_none: bool = True
     """Whether clearing frees gradients; else it fills them with zeros, and they are there throughout."""
+    keep_outputs: bool | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Whether the loop's variables hold output and loss of the step before until the new ones replace them; None where
+    the step is no template of ours, or of an older version, whose outputs were freed."""
+    outputs_bytes: Bytes = Field(default=0, exclude_if=lambda value: not value)
+    """By how much the peak of requested bytes is higher for what they hold; where they hold nothing, would be."""
     inference_mode: bool = False
     """Whether inference runs under `inference_mode` rather than `no_grad`."""
     compiled: CompileRecord | None = Field(default=None, exclude_if=lambda value: value is None)

@@ -93,6 +93,8 @@ def header_facts(about: Headed) -> Facts:
         settings += [("", f"last of {step.accumulate} micro-batches")] if step.accumulate > 1 else []
         settings += [("", "zero_grad before backward")] if step.zero_grad == "before-backward" else []
         settings += [("", "set_to_none=False")] if not step.set_to_none else []
+    if step.keep_outputs not in (None, step.mode == "train"):
+        settings.append(("", f"outputs {'kept' if step.keep_outputs else 'freed'}"))
     settings += [("", "inference_mode")] if step.inference_mode else []
     settings += [*autocast_parts(step), *rank_parts(step)]
     versions = [("", about.torch_version), ("", f"predicted by fxmem {about.fxmem_version}")]
@@ -175,6 +177,16 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
     return make_printable(facts)
 
 
+def loop_facts(profile: Profile) -> Facts:
+    """What the output and loss of the step before add to the peak, or would add; nothing where that is nothing."""
+    step = profile.step
+    if not step.outputs_bytes:
+        return []
+    adds = "adds" if step.keep_outputs else "would add"
+    size = format_bytes(step.outputs_bytes)
+    return [Fact("Loop", f"holding output and loss of the step before {adds} {size} to the peak", "loop")]
+
+
 def total_facts(profile: Profile) -> Facts:
     """Sums over the whole step."""
     model = sum_figures(node for node in profile.nodes if node.op != "optimizer")
@@ -185,6 +197,7 @@ def total_facts(profile: Profile) -> Facts:
         counts += f" forward, {flops_sum(model.backward)} backward"
         optimizer = (sum_figures([node]).forward for node in profile.nodes if node.op == "optimizer")
         counts += "".join(f", {flops_sum(count)} optimizer" for count in optimizer)
+    facts += loop_facts(profile)
     return [*facts, Fact("FLOPs", f"{counts} (1 multiply-add = 2)", "flops"), *_time_facts(profile)]
 
 

@@ -90,6 +90,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     settings: KernelSettings | None = None,
     zero_grad: ZeroGrad = "after-step",
     set_to_none: bool = True,
+    keep_outputs: bool | None = None,
     inference_mode: bool = False,
     accumulate: int = 1,
     prefetch: int = 0,
@@ -126,6 +127,9 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         settings: which kernels may run (`fxmem.KernelSettings`); by default as torch's flags are in this process.
         zero_grad: "after-step", or "before-backward", where gradients of the step before live through forward.
         set_to_none: whether clearing gradients frees them; False fills them with zeros, and they stay.
+        keep_outputs: whether the loop's variables hold output and loss of the step before until the new ones replace
+            them, as in most training loops; False where the step is a function of its own, as in transformers' Trainer.
+            None: True for a training step, False at inference.
         inference_mode: at inference, run under `torch.inference_mode` rather than `torch.no_grad`.
         accumulate: micro-batches of the size of `inputs` to one optimizer step; above 1, the step is the last of them,
             and the gradients of those before exist when it begins.
@@ -168,6 +172,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         settings=settings,
         zero_grad=zero_grad,
         set_to_none=set_to_none,
+        keep_outputs=keep_outputs,
         inference_mode=inference_mode,
         accumulate=accumulate,
         prefetch=prefetch,

@@ -181,11 +181,11 @@ def _card(target: Target, step: Step) -> Iterator[_Said]:
 def _template_step(run: FinishedRun) -> Iterator[_Said]:
     """What is taken for granted of a step of a model and its inputs."""
     if run.step.mode == "train":
-        text = f"one step in its steady state: {_order(run)}; output and loss live until the step's function returns"
+        text = f"one step in its steady state: {_order(run)}; {_held(run, 'output and loss')}"
         yield "step", text
     else:
         under = "inference_mode" if run.step.inference_mode else "no_grad"
-        yield "step", f"one forward under {under}; the output lives until the step's function returns"
+        yield "step", f"one forward under {under}; {_held(run, 'the output')}"
     if run.step.accumulate > 1:
         text = (
             f"the last of {run.step.accumulate} micro-batches to one optimizer step: the gradients of those "
@@ -198,6 +198,13 @@ def _template_step(run: FinishedRun) -> Iterator[_Said]:
         else "a prefetched next batch is not counted"
     )
     yield "residents", f"parameters, buffers and inputs are on the target's device throughout; {ahead}"
+
+
+def _held(run: FinishedRun, what: str) -> str:
+    """How long what a step makes lives, in words."""
+    if run.step.keep_outputs:
+        return f"the loop's variables hold {what} until those of the next step replace them"
+    return f"{what} live until the step's function returns"
 
 
 def _compiled_step(made: CompileRecord | None) -> Iterator[_Said]:

@@ -21,6 +21,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem._torch.gradient_release import steps_in_backward
 from fxmem.errors import UsageError
+from fxmem.records.names import GRAPH_POOL
 from fxmem.records.profile import Kind, Phase
 from fxmem.simulation.asked.values import Values
 from fxmem.simulation.given.losses import LabelledLoss, find_label_argument, loss_assumption, missing_loss
@@ -35,7 +36,7 @@ from fxmem.simulation.ranks.world import shard
 from fxmem.simulation.recording import FinishedRun, Subject
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.residents import name_optimizer_state
-from fxmem.simulation.step import default_loss, describe, make_optimizer, run_forward, run_step
+from fxmem.simulation.step import LoopVariables, default_loss, describe, make_optimizer, run_forward, run_step
 
 
 class ModelStep(Subject):
@@ -59,6 +60,9 @@ class ModelStep(Subject):
         """Storages of the gradients that earlier micro-batches have left, by parameter."""
         self._observers_paused = contextlib.ExitStack()
         """Left when the step is over."""
+        self._replacing: list[int] = []
+        """When the new output and the new loss replace those of the step before."""
+        self._replaced: tuple[tuple[int, int], ...] = ()
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Make a fake copy of the model and its inputs, shard and compile it as the request says, and attach it."""
@@ -109,6 +113,8 @@ class ModelStep(Subject):
                 self._allocate_earlier_gradients()
             else:
                 self._run_earlier_micro_batch()
+        variables = LoopVariables()
+        self._replacing.clear()
         with self._log.record_step(), self.recording.compilation.observe_run(), self._observers_paused:
             run_step(
                 self._root,
@@ -116,8 +122,14 @@ class ModelStep(Subject):
                 optimizer=self._optimizer,
                 device_type=self.recording.target.device,
                 mark=self._mark,
+                variables=variables,
             )
+            if self._request.mode == "infer":
+                self._note_replacement()
+            if not self._request.keep_outputs:
+                self._drop(variables)
         self._log.end_phase()
+        self._drop(variables)
         self._settle_gradients()
         if self._optimizer is not None:
             names = {id(tensor): label for label, tensor in self._parameters.items()}
@@ -138,6 +150,7 @@ class ModelStep(Subject):
             model=self._model,
             inputs=tuple(self._inputs),
             optimizer=self._optimizer,
+            replaced=self._replaced,
             cycles=self._cycles,
             labels=loss_assumption(self._request.loss, self._labels),
             missing_loss=self._missing_loss,
@@ -158,13 +171,35 @@ class ModelStep(Subject):
             for label, tensor in tensors:
                 self._log.resident(tensor, kind, label)
 
+    # --- what the loop's variables hold -------------------------------------------------------------------------------
+
+    def _note_replacement(self) -> None:
+        """An output or a loss is made, and replaces that of the step before."""
+        self._replacing.append(self._log.pass_tick() if self._request.keep_outputs else self._log.tick)
+
+    def _drop(self, variables: LoopVariables) -> None:
+        """Let go of what the variables hold; it is what they held of the step before, too, until it was replaced."""
+        log, found = self._log, list[tuple[int, int]]()
+        for name, tick in zip(vars(LoopVariables()), self._replacing, strict=False):
+            if getattr(variables, name) is None:
+                continue
+            before = {*log.alive()}
+            setattr(variables, name, None)
+            gone = [index for index in sorted(before - {*log.alive()}) if log.storages[index].stream != GRAPH_POOL]
+            found.append((tick, log.sum_bytes(gone)))
+            for index in gone if self._request.keep_outputs else ():
+                log.note_of_before(index, f"{name} of the step before", tick)
+        self._replaced = tuple(found) or self._replaced
+
     # --- the parts of the step ----------------------------------------------------------------------------------------
 
     def _mark(self, part: Literal["forward", "loss", "backward", "optimizer"]) -> None:
         match part:
             case "loss":
+                self._note_replacement()
                 self._nodes.on_call(LOSS)
             case "backward":
+                self._note_replacement()
                 self._nodes.end_of_forward()
                 self._nodes.mark_outputs(len(self.recording.tracer.nodes) - 1)
                 self._log.set_phase(Phase.BACKWARD)

@@ -79,7 +79,21 @@ def _build_profile(run: FinishedRun) -> Profile:
         unknowns=(*unknowns(run), *collector.unknowns()),
     )
     nodes = _build_nodes(run, profile, storages, renumbered)
-    return profile.model_copy(update={"nodes": nodes, "restored": _find_restored(run, nodes, renumbered)})
+    step = profile.step.model_copy(update={"outputs_bytes": _find_outputs_bytes(run, profile, hidden.moved)})
+    return profile.model_copy(update={"step": step, "nodes": nodes, "restored": _find_restored(run, nodes, renumbered)})
+
+
+def _find_outputs_bytes(run: FinishedRun, profile: Profile, moved: Sequence[int]) -> int:
+    """By how much the peak is higher for what the loop's variables hold of the step before, or would be."""
+    if not run.replaced:
+        return 0
+    live = liveness.live_bytes(profile)
+    sign = -1 if run.step.keep_outputs else 1
+    other = list(live)
+    for tick, nbytes in run.replaced:
+        until = moved[tick]
+        other[:until] = [each + sign * nbytes for each in other[:until]]
+    return sign * (max(other) - max(live))
 
 
 def _find_restored(run: FinishedRun, nodes: Sequence[Node], renumbered: dict[int, int]) -> tuple[RestoredTensor, ...]:

@@ -64,6 +64,8 @@ class FinishedRun:
     """How the model was built."""
     inputs: tuple[tuple[str, torch.Tensor], ...] = ()
     optimizer: torch.optim.Optimizer | None = None
+    replaced: tuple[tuple[int, int], ...] = ()
+    """When the loop's variables let go of what they held, and its bytes."""
     cycles: int = 0
     """Storages that only Python's garbage collector freed."""
     is_program: bool = False

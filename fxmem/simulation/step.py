@@ -8,17 +8,19 @@ Definition, for `mode="train"`:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
-as the body of a function: `out` and `loss` live until it returns, and nothing else is kept. For `mode="infer"` it
-is the first line under `torch.no_grad()`, or `torch.inference_mode()`. A precision puts the first two lines under
-autocast, as PyTorch recommends; there is no gradient scaler. Without an optimizer the body ends after `backward`, the
-gradients in place; the caller clears them before the next run. `zero_grad="before-backward"` moves the last line
-between the second and the third, and `set_to_none=False` is its argument.
+as the body of a loop, whose variables hold `out` and `loss` of the step before until the new ones replace them;
+without `keep_outputs` as the body of a function, where they live until it returns. Nothing else is kept. For
+`mode="infer"` it is the first line under `torch.no_grad()`, or `torch.inference_mode()`. A precision puts the first
+two lines under autocast, as PyTorch recommends; there is no gradient scaler. Without an optimizer the body ends after
+`backward`, the gradients in place; the caller clears them before the next run. `zero_grad="before-backward"` moves the
+last line between the second and the third, and `set_to_none=False` is its argument.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
@@ -41,19 +43,35 @@ Mark = Callable[[Literal["forward", "loss", "backward", "optimizer"]], None]
 _AUTOCAST_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@dataclasses.dataclass
+class LoopVariables:
+    """What the variables of a loop hold, from one step to the next."""
+
+    out: Any = None
+    loss: torch.Tensor | None = None
+
+
 def run_step(
-    model: nn.Module, request: StepRequest, *, optimizer: Optimizer | None, device_type: str, mark: Mark
+    model: nn.Module,
+    request: StepRequest,
+    *,
+    optimizer: Optimizer | None,
+    device_type: str,
+    mark: Mark,
+    variables: LoopVariables | None = None,
 ) -> None:
     """Run the step of this module's definition once.
 
     The flags of the model (`training`, `requires_grad`) are taken as they are. What of the request is used: inputs,
-    mode, loss, precision, and how gradients are cleared.
+    mode, loss, precision, and how gradients are cleared. `variables` hold output and loss afterwards; without them,
+    nothing does.
 
     Raises:
         UsageError: the output is a generator; the loss is no scalar tensor, or does not depend on a parameter.
     """
     mark("forward")
-    _out, value = run_forward(model, request, device_type, mark)  # which lives as long as a script's variable
+    held = LoopVariables() if variables is None else variables  # as long as a script's variables live
+    value = run_forward(model, request, device_type, mark, held)
     if value is None:
         return
     if request.zero_grad == "before-backward":
@@ -68,28 +86,33 @@ def run_step(
 
 
 def run_forward(
-    model: nn.Module, request: StepRequest, device_type: str, mark: Mark = lambda part: None
-) -> tuple[Any, torch.Tensor | None]:
-    """The output and the loss of the step of this module's definition; no loss at inference.
+    model: nn.Module,
+    request: StepRequest,
+    device_type: str,
+    mark: Mark = lambda part: None,
+    variables: LoopVariables | None = None,
+) -> torch.Tensor | None:
+    """The loss of the step of this module's definition, None at inference; `variables` hold it, and the output.
 
     Raises:
         UsageError: as `run_step`.
     """
+    held = LoopVariables() if variables is None else variables
     if request.mode == "infer":
         with (
             torch.inference_mode() if request.inference_mode else torch.no_grad(),
             autocast(device_type, request.precision),
         ):
-            out = model(*request.args, **request.kwargs)
-            _check_output(out)
-        return out, None
+            held.out = model(*request.args, **request.kwargs)
+            _check_output(held.out)
+        return None
     with autocast(device_type, request.precision):
-        out = model(*request.args, **request.kwargs)
-        _check_output(out)
+        held.out = model(*request.args, **request.kwargs)
+        _check_output(held.out)
         mark("loss")
-        value = (default_loss if request.loss is None else request.loss)(out)
-    _check_loss(value)
-    return out, value
+        held.loss = (default_loss if request.loss is None else request.loss)(held.out)
+    _check_loss(held.loss)
+    return held.loss
 
 
 def default_loss(out: Any) -> torch.Tensor:
@@ -152,6 +175,7 @@ def set_training(model: nn.Module, mode: Mode) -> None:
 def describe(request: StepRequest, optimizer: Optimizer | None) -> Step:
     """The step as a record."""
     common: dict[str, Any] = {"mode": request.mode, "precision": request.precision, "prefetch": request.prefetch}
+    common["keep_outputs"] = request.keep_outputs
     if request.mode == "infer":
         return Step(optimizer=None, loss=None, inference_mode=request.inference_mode, **common)
     common |= {"zero_grad": request.zero_grad, "set_to_none": request.set_to_none}

@@ -45,7 +45,7 @@ from fxmem.records.validation import Machine, Measurement
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.model.function_copies import tensors_behind
 from fxmem.simulation.request import StepRequest
-from fxmem.simulation.step import describe, make_optimizer, run_step
+from fxmem.simulation.step import LoopVariables, describe, make_optimizer, run_step
 from fxmem.validation.profiler_log import (
     MARK,
     WORKSPACE_KERNELS,
@@ -88,7 +88,8 @@ def measure_cpu(
 def _measure(
     model: nn.Module, request: StepRequest, stepper: Optimizer | None, steps: int, set_aside: tuple[str, ...]
 ) -> Measurement:
-    step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cpu")
+    variables = LoopVariables() if request.keep_outputs else None
+    step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cpu", variables=variables)
     try:
         # A free is reported only of what a profiler saw allocated, and a model may keep tensors until its next step.
         # A profiler that records shapes keeps the values of torch.func's wrappers alive until it ends. So shapes are
@@ -101,7 +102,7 @@ def _measure(
             for _ in range(request.accumulate - 1):
                 step(mark=_nowhere, optimizer=None)
             gc.collect()
-        resident = _resident_bytes(model, request, stepper, read_events(earlier))
+        resident = _resident_bytes(model, request, stepper, variables, read_events(earlier))
         with without_garbage(), quiet_profiler(), torch_profiler.profiler() as profiled:
             step(mark=_mark)
         with quiet_profiler(), torch_profiler.profiler(record_shapes=True) as later:
@@ -150,7 +151,12 @@ def quiet_profiler() -> Iterator[None]:
 
 
 def resident_bytes(
-    model: nn.Module, request: StepRequest, optimizer: Optimizer | None, *, device_type: str = "cpu"
+    model: nn.Module,
+    request: StepRequest,
+    optimizer: Optimizer | None,
+    variables: LoopVariables | None = None,
+    *,
+    device_type: str = "cpu",
 ) -> dict[Kind, int]:
     """Bytes alive on a device between two steps, by kind. Each storage counts once, under the first kind that applies
     in the order of `Kind`.
@@ -158,16 +164,21 @@ def resident_bytes(
     Buffers include other tensors that are attributes of a module, or of an object or in a container that is one, what
     hooks and the loss close over, and globals that a forward names. Kinds with nothing are left out.
     """
-    found = _find_storages(model, request, optimizer, device_type)
+    found = _find_storages(model, request, optimizer, variables, device_type)
     return {kind: sum(storages.values()) for kind, storages in found.items() if any(storages.values())}
 
 
 def _resident_bytes(
-    model: nn.Module, request: StepRequest, optimizer: Optimizer | None, earlier: Sequence[ProfilerEvent]
+    model: nn.Module,
+    request: StepRequest,
+    optimizer: Optimizer | None,
+    variables: LoopVariables | None,
+    earlier: Sequence[ProfilerEvent],
 ) -> dict[Kind, int]:
     """`resident_bytes`, and as buffers all that the steps before have left: an average that a hook keeps, a graph."""
-    sizes = resident_bytes(model, request, optimizer)
-    known = {address for found in _find_storages(model, request, optimizer, "cpu").values() for address in found}
+    storages = _find_storages(model, request, optimizer, variables, "cpu")
+    sizes = {kind: sum(found.values()) for kind, found in storages.items() if any(found.values())}
+    known = {address for found in storages.values() for address in found}
     left: dict[int, int] = {}
     for event in earlier:
         if event.nbytes > 0:
@@ -179,7 +190,11 @@ def _resident_bytes(
 
 
 def _find_storages(
-    model: nn.Module, request: StepRequest, optimizer: Optimizer | None, device_type: str
+    model: nn.Module,
+    request: StepRequest,
+    optimizer: Optimizer | None,
+    variables: LoopVariables | None,
+    device_type: str,
 ) -> dict[Kind, dict[int, int]]:
     """By kind, the bytes of each storage by its address."""
     inputs = tree_leaves((request.args, request.kwargs))
@@ -192,6 +207,7 @@ def _find_storages(
             Kind.GRADIENT,
             (leaf.grad for leaf in (*model.parameters(), *inputs) if isinstance(leaf, torch.Tensor) and leaf.is_leaf),
         ),
+        (Kind.OUTPUT, () if variables is None else tree_leaves(list(vars(variables).values()))),
     ]
     seen: set[int] = set()
     found: dict[Kind, dict[int, int]] = defaultdict(dict)

@@ -33,7 +33,7 @@ from fxmem.records.profile import Kind, MeasuredPhase, Phase, Step, Target
 from fxmem.records.validation import Machine, Measurement
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.request import StepRequest
-from fxmem.simulation.step import describe, make_optimizer, run_step
+from fxmem.simulation.step import LoopVariables, describe, make_optimizer, run_step
 from fxmem.validation.measure_cpu import check_on_cpu, resident_bytes, without_garbage
 
 _KINDS = ("requested", "allocated", "active", "reserved")
@@ -191,7 +191,8 @@ def measure_cuda(model: nn.Module, request: StepRequest, *, steps: int = 3) -> M
     args, kwargs = _on_card((request.args, request.kwargs))
     request = dataclasses.replace(request, args=args, kwargs=kwargs)
     stepper = make_optimizer(request.optimizer, model.parameters()) if request.mode == "train" else None
-    step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cuda")
+    variables = LoopVariables() if request.keep_outputs else None
+    step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cuda", variables=variables)
     meter = Meter()
     try:
         for _ in range(steps - 1):
@@ -199,7 +200,7 @@ def measure_cuda(model: nn.Module, request: StepRequest, *, steps: int = 3) -> M
             if stepper is None and request.mode == "train" and request.zero_grad == "after-step":
                 model.zero_grad(set_to_none=request.set_to_none)
         with without_garbage():
-            resident = resident_bytes(model, request, stepper, device_type="cuda")
+            resident = resident_bytes(model, request, stepper, variables, device_type="cuda")
             start = current_bytes("current")["requested"] - foreign["requested"]
         meter.run(lambda meter: _in_phases(step, meter))
     except FxmemError:

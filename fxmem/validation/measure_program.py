@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import record_function
 
 from fxmem._torch import autograd as torch_autograd
@@ -119,6 +119,7 @@ class _RealRounds(RoundRule):
         self._phase: Phase | None = None
         self._end = end
         self._in_backward = 0
+        self._depth = 0
         self.finished = 0
         self.has_setup = False
 
@@ -134,12 +135,24 @@ class _RealRounds(RoundRule):
 
     @contextlib.contextmanager
     def _observe_calls(self) -> Iterator[None]:
-        handle = register_module_forward_pre_hook(self._module_called)
+        handles = (
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+        )
         try:
             with torch_wrappers.run_compiled_as_eager(lambda: None):
                 yield
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
+
+    def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
+        if not self._depth:  # within a module's call a backward of its own may end, and begins no round
+            self._module_called(module, args)
+        self._depth += 1
+
+    def _leave_module(self, *_: Any) -> None:
+        self._depth -= 1
 
     @contextlib.contextmanager
     def _observe_compiled_calls(self) -> Iterator[None]:

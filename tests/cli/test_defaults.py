@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fxmem.cli.options import TARGET, width
+from fxmem.cli.options import STEP, TARGET, width
 from fxmem.cli.parser import Parser
 from fxmem.errors import UsageError
 
@@ -45,3 +45,23 @@ def test_a_file_that_cannot_be_understood(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=r"pyproject\.toml"):
         parsed()
+
+
+def test_a_switch_is_read_from_the_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    keeps = next(each for each in STEP if each.dest == "keep_outputs")
+
+    def parse(*words: str) -> tuple[bool | None, bool]:
+        given = Parser(prog="tool").add_arguments([keeps]).parse_args(words)
+        return given.keep_outputs, keeps.is_given(given)
+
+    assert parse() == (None, False)
+    (tmp_path / "pyproject.toml").write_text("[tool.fxmem]\nkeep_outputs = false\n", encoding="utf-8")
+    assert parse() == (False, False)
+    assert parse("--keep-outputs") == (True, True)
+    monkeypatch.setenv("FXMEM_KEEP_OUTPUTS", "true")
+    assert parse() == (True, False)
+    assert parse("--no-keep-outputs") == (False, True)
+    monkeypatch.setenv("FXMEM_KEEP_OUTPUTS", "maybe")
+    with pytest.raises(UsageError, match="expected --keep-outputs to be true or false; got 'maybe'"):
+        parse()

@@ -177,6 +177,39 @@ def test_the_last_of_several_micro_batches_finds_gradients(optimizer):
     assert verdict(analysis.profile, analysis.peak, measured, 1e-4).within_tolerance
 
 
+class Widest(torch.nn.Module):
+    """Most is alive within forward; it gives a loss of its own, as models of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(64, 2048)
+
+    def forward(self, x):
+        logits = self.head(x)
+        with torch.no_grad():
+            scale = logits.repeat(8, 1).square().mean()
+        return {"logits": logits, "loss": (logits * scale).square().mean()}
+
+
+LOGITS = 4 * 128 * 2048
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"optimizer": None}, {"mode": "infer"}], ids=str)
+def test_what_the_loop_holds_of_the_step_before_is_there_until_it_is_replaced(settings):
+    x, loss = torch.randn(128, 64), None if "mode" in settings else lambda out: out["loss"]
+    peaks, counted = [], []
+    for keeps in (True, False):
+        options = {"loss": loss, "keep_outputs": keeps, **settings}
+        measured = measure_cpu(Widest(), StepRequest(args=(x,), **options))
+        analysis = analyze(Widest(), x, target="cpu", **options)
+        assert verdict(analysis.profile, analysis.peak, measured, 1e-6).within_tolerance
+        assert measured.resident_by_kind.get(Kind.OUTPUT, 0) == (LOGITS + 4) * keeps
+        peaks.append(analysis.peak.requested_bytes)
+        counted.append(analysis.profile.step.outputs_bytes)
+    assert peaks[0] - peaks[1] == LOGITS + 4
+    assert counted == [LOGITS + 4] * 2
+
+
 class Widens(torch.nn.Module):
     """Most is alive within forward, and one of its layers is never used."""
 

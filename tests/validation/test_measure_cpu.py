@@ -30,7 +30,9 @@ N = 997
 
 
 def measure(model: nn.Module, *args: torch.Tensor, steps: int = 3, **settings: Any) -> Measurement:
-    return measure_cpu(model, StepRequest(args=args, **{"optimizer": "sgd", **settings}), steps=steps)
+    return measure_cpu(
+        model, StepRequest(args=args, **{"optimizer": "sgd", "keep_outputs": False, **settings}), steps=steps
+    )
 
 
 @pytest.fixture(params=[1, 2])
@@ -118,7 +120,9 @@ def test_optimizer_state_is_there_before_the_measured_step() -> None:
     step_counter = FLOAT
     assert measured.resident_by_kind[Kind.OPTIMIZER_STATE] == 2 * FLOAT * N + step_counter
     assert measured.retained_bytes == 0
-    assert measured.step == Step(mode="train", optimizer="AdamW", loss=measured.step.loss, precision=None)
+    assert measured.step == Step(
+        mode="train", optimizer="AdamW", loss=measured.step.loss, precision=None, keep_outputs=False
+    )
 
 
 def test_without_an_optimizer_the_gradients_stay_and_do_not_pile_up() -> None:
@@ -136,7 +140,7 @@ def test_a_gradient_that_nobody_clears_is_resident() -> None:
 def test_inference_runs_without_gradients_and_in_forward_only() -> None:
     measured = measure(Scale(), torch.ones(N), mode="infer")
     assert set(measured.peak_by_phase) == {Phase.FORWARD}
-    assert measured.step == Step(mode="infer", optimizer=None, loss=None, precision=None)
+    assert measured.step == Step(mode="infer", optimizer=None, loss=None, precision=None, keep_outputs=False)
     assert measured.peak_bytes == 3 * FLOAT * N
 
 
@@ -281,7 +285,11 @@ def test_what_a_recurrent_layer_keeps_for_its_backward_is_scratch_too() -> None:
     ]
     assert scratch_events(events) == {3: layer, 4: layer, 5: layer, 7: layer}
     measured = _measurement(
-        "Toy", Step(mode="infer", optimizer=None, loss=None, precision=None), {}, events, WORKSPACE_KERNELS
+        "Toy",
+        Step(mode="infer", optimizer=None, loss=None, precision=None, keep_outputs=False),
+        {},
+        events,
+        WORKSPACE_KERNELS,
     )
     assert measured.peak_without_kernel_scratch_bytes == 100 + 101 + 102 + 8192
     (row,) = measured.scratch
@@ -309,7 +317,7 @@ def test_peaks_and_rows_of_a_log_made_by_hand() -> None:
     ]
     measured = _measurement(
         "Toy",
-        Step(mode="infer", optimizer=None, loss=None, precision=None),
+        Step(mode="infer", optimizer=None, loss=None, precision=None, keep_outputs=False),
         {Kind.INPUT: 1000},
         events,
         WORKSPACE_KERNELS,
@@ -332,7 +340,11 @@ def test_peaks_and_rows_of_a_log_made_by_hand() -> None:
 
 def test_a_step_that_allocates_nothing_peaks_where_it_began() -> None:
     measured = _measurement(
-        "Toy", Step(mode="infer", optimizer=None, loss=None, precision=None), {Kind.INPUT: 10}, [], ()
+        "Toy",
+        Step(mode="infer", optimizer=None, loss=None, precision=None, keep_outputs=False),
+        {Kind.INPUT: 10},
+        [],
+        (),
     )
     assert (measured.peak_bytes, measured.peak_phase, measured.peak_op) == (10, Phase.FORWARD, "")
 
@@ -476,7 +488,9 @@ class _RetainingGradient(nn.Linear):
 )
 def test_what_is_alive_elsewhere_is_resident(model, optimizer, beside):
     measured = measure_cpu(
-        model().train(), StepRequest(args=(torch.ones(ROWS, 16),), mode="train", optimizer=optimizer), steps=2
+        model().train(),
+        StepRequest(args=(torch.ones(ROWS, 16),), mode="train", optimizer=optimizer, keep_outputs=False),
+        steps=2,
     )
     weights = (16 * 16 + 16) * 4
     assert measured.resident_bytes == weights + ROWS * 16 * 4 + beside

@@ -20,6 +20,8 @@ from fxmem.show.text.tables import GAP, LABEL, add_facts, facts, label_content, 
 
 DEPTH = 2
 """Levels of modules that are shown at first."""
+_WORTH_SAYING = 100
+"""What the step before adds to the peak is said at first where it is this share of it, one in so many."""
 
 
 def overview(
@@ -68,7 +70,8 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
         words = [f"; {format_range(process.low, process.high)} in nvidia-smi", most]
         memory.append(_pick_fitting(words, room - memory.cell_len), "default not bold")
     where = _pick_fitting(findings.describe_peak(profile, peak), room)
-    below = [Fact("Peak", where), *([Fact("Next", printable(following))] if following else [])]
+    loop = findings.loop_facts(profile) if profile.step.outputs_bytes * _WORTH_SAYING >= peak.requested_bytes else ()
+    below = [Fact("Peak", where), *loop, *([Fact("Next", printable(following))] if following else [])]
     return add_facts(label_content("Memory", memory), below)
 
 

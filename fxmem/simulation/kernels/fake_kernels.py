@@ -272,6 +272,20 @@ def _max_pool1d(_: Any, source: Tensor, *rest: Any) -> Any:
     return source.new_empty(shape)
 
 
+# --- Moves ------------------------------------------------------------------------------------------------------------
+
+
+@answers("as_strided_scatter diagonal_scatter select_scatter slice_scatter", everywhere=True)
+def _written_copy(_: Any, source: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
+    """`clone_preserve_strides` (TensorShape.cpp): a copy of the whole storage; a contiguous one of what is expanded,
+    which torch's decompositions copy as it is."""
+    del rest, kwargs
+    if any(not stride and size > 1 for size, stride in zip(source.shape, source.stride(), strict=True)):
+        return source.clone()
+    count = source.untyped_storage().nbytes() // source.element_size()
+    return source.new_empty(count).as_strided(source.shape, source.stride(), source.storage_offset())
+
+
 # --- Recurrent cells, optimizers, libraries, quantisation -------------------------------------------------------------
 
 

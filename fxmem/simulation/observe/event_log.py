@@ -289,6 +289,18 @@ class StepLog:
         self.storages[new].kind, self.storages[new].name = shrunk.kind, shrunk.name
         self.note_op("torch.UntypedStorage.resize_", begin, 0)
 
+    def pass_tick(self) -> int:
+        """A moment at which what was there before the step may end."""
+        self.tick += 1
+        return self.tick - 1
+
+    def note_of_before(self, index: int, name: str, death: int) -> None:
+        """Log a storage like this one that was there before the step, until this tick."""
+        like = self.storages[index]
+        found = LoggedStorage(like.nbytes, 0, None, None, like.shape, like.dtype, like.stream)
+        found.kind, found.name, found.death = Kind.OUTPUT, name, death
+        self.storages.append(found)
+
     def mark(self, value: Any, kind: Kind) -> None:
         """Set the kind of tensors that were not there before the step."""
         for tensor in torch_common.iterate_tensors(value):

@@ -33,6 +33,7 @@ IN_PLACE: Final[dict[Any, tuple[Any, frozenset[str], frozenset[str]]]] = {
     _aten.index_add.default: (_aten.index_add_.default, frozenset(), _COUNTING),
     _aten.scatter.src: (_aten.scatter_.src, frozenset(), frozenset()),
     _aten.scatter_add.default: (_aten.scatter_add_.default, frozenset(), _COUNTING),
+    _aten.masked_scatter.default: (_aten.masked_scatter_.default, frozenset({"MaskedSelectBackward0"}), frozenset()),
     _aten.put.default: (_aten.put_.default, frozenset({"TakeBackward0"}), frozenset()),
     _aten.index_fill.int_Tensor: (_aten.index_fill_.int_Tensor, frozenset({"TraceBackward0"}), frozenset()),
     _aten.sub.Tensor: (_aten.sub_.Tensor, _BCE, frozenset()),
@@ -42,10 +43,10 @@ IN_PLACE: Final[dict[Any, tuple[Any, frozenset[str], frozenset[str]]]] = {
 in which never.
 
 No nodes: in all others, on zeros. `index_backward`, `index_select_backward_symint`, `gather_backward`,
-`value_selecting_reduction_backward`, `take_backward`, `trace_backward`, `binary_cross_entropy_target_backward`,
-`binary_cross_entropy_with_logits_backward`, `clamp_backward_min_max` (FunctionsManual.cpp,
-aten/src/ATen/native/TensorAdvancedIndexing.cpp, TriangularOps.cpp). A real run has one tensor where a fake one would
-have two.
+`value_selecting_reduction_backward`, `masked_select_backward`, `take_backward`, `trace_backward`,
+`binary_cross_entropy_target_backward`, `binary_cross_entropy_with_logits_backward`, `clamp_backward_min_max`
+(FunctionsManual.cpp, aten/src/ATen/native/TensorAdvancedIndexing.cpp, TriangularOps.cpp). A real run has one tensor
+where a fake one would have two.
 """
 if _SHARES_TIES:
     IN_PLACE[_aten.masked_fill.Scalar] = (_aten.masked_fill_.Scalar, _CLAMP, frozenset())
