@@ -16,7 +16,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # `__tensor_flatten__` (since 2.1)
 
-from fxmem._torch.common import FakeTensor, nested, wrap
+from fxmem._torch.common import FakeTensor, nested, no_modes, wrap
 
 is_wrapper = is_traceable_wrapper_subclass
 """Whether a tensor's memory is that of the tensors inside it."""
@@ -29,9 +29,31 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     return bool(functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
 
 
+_SPARSE_PARTS = "_fxmem_sparse_parts"
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether a value is a sparse tensor of indices and values (COO)."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo
+
+
+def set_sparse_parts(tensor: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
+    """Say which FakeTensors hold the memory of a sparse one: what torch's own hands out is another each time."""
+    setattr(tensor, _SPARSE_PARTS, (indices, values))
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices and values of a sparse tensor (`Tensor._indices` and `_values`, since 0.4)."""
+    found: tuple[torch.Tensor, torch.Tensor] | None = getattr(tensor, _SPARSE_PARTS, None)
+    if found is None:
+        with no_modes():
+            found = tensor._indices(), tensor._values()
+    return found
+
+
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors that hold a tensor's memory: itself, unless it is a wrapper."""
-    return (tensor,) if type(tensor) is FakeTensor else tuple(part for _, part in named_parts(tensor))
+    """The tensors that hold a tensor's memory: itself, unless it is a wrapper or sparse."""
+    return (tensor,) if type(tensor) is FakeTensor and not is_sparse(tensor) else tuple(p for _, p in named_parts(tensor))
 
 
 @functools.cache
@@ -72,6 +94,8 @@ def named_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     tensor = tensor if (value := unwrap_transforms(tensor)) is None else value
     if torch._C._functorch.is_legacy_batchedtensor(tensor):
         return []  # nothing in Python leads to the tensor inside
+    if is_sparse(tensor):
+        return list(zip(("indices", "values"), sparse_parts(tensor), strict=True))
     if not is_wrapper(tensor):
         return [("", tensor)]
     attributes = [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
