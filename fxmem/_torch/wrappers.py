@@ -37,18 +37,38 @@ def is_sparse(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo
 
 
-def set_sparse_parts(tensor: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
-    """Say which FakeTensors hold the memory of a sparse one: what torch's own hands out is another each time."""
-    setattr(tensor, _SPARSE_PARTS, (indices, values))
+def make_sparse(
+    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], *, coalesced: bool
+) -> torch.Tensor:
+    """A sparse FakeTensor. Its parts are attributes: C++ keeps none, and would hand out other tensors each time."""
+    dims, kind = (indices.shape[0], values.dim() - 1), {"dtype": values.dtype, "device": values.device}
+    with no_modes():
+        make = torch.ops.aten._sparse_coo_tensor_with_dims.default
+        made: torch.Tensor = values.fake_mode.dispatch(make, (), (*dims, shape), {**kind, "layout": torch.sparse_coo})
+    set_sparse_parts(made, indices, values, coalesced=coalesced)
+    return made
+
+
+def set_sparse_parts(tensor: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, *, coalesced: bool) -> None:
+    """Give a sparse FakeTensor other indices and values; `coalesced`: whether no two indices are equal, and sorted."""
+    setattr(tensor, _SPARSE_PARTS, (indices, values, coalesced))
 
 
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices and values of a sparse tensor (`Tensor._indices` and `_values`, since 0.4)."""
-    found: tuple[torch.Tensor, torch.Tensor] | None = getattr(tensor, _SPARSE_PARTS, None)
-    if found is None:
-        with no_modes():
-            found = tensor._indices(), tensor._values()
-    return found
+    if hasattr(tensor, _SPARSE_PARTS):
+        indices, values, _ = getattr(tensor, _SPARSE_PARTS)
+        return indices, values
+    with no_modes():
+        return tensor._indices(), tensor._values()
+
+
+def is_coalesced(tensor: torch.Tensor) -> bool:
+    """Whether a sparse tensor has each index once, in order (`Tensor.is_coalesced`, since 0.4)."""
+    if hasattr(tensor, _SPARSE_PARTS):
+        return bool(getattr(tensor, _SPARSE_PARTS)[2])
+    with no_modes():
+        return tensor.is_coalesced()
 
 
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -55,42 +55,34 @@ def _of_sparse(kernel: Kernel) -> Kernel:
     return run
 
 
-def _run_below(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator on FakeTensors, unseen: it allocates nothing."""
-    with torch_common.no_modes():
-        return func(*args, **kwargs)
-
-
 def _make(indices: Tensor, values: Tensor, like: Tensor, *, coalesced: bool | None = None) -> Tensor:
     """A sparse tensor of these parts, which it shares; of the shape of `like`."""
-    dims, is_coalesced = (indices.shape[0], values.dim() - 1), like.is_coalesced() if coalesced is None else coalesced
-    made: Tensor = aten._sparse_coo_tensor_with_dims_and_tensors.default(
-        *dims,
-        like.shape,
-        indices,
-        values,
-        dtype=values.dtype,
-        layout=torch.sparse_coo,
-        device=values.device,
-        is_coalesced=is_coalesced,
-    )
-    return made
+    is_coalesced = torch_wrappers.is_coalesced(like) if coalesced is None else coalesced
+    return torch_wrappers.make_sparse(indices, values, tuple(like.shape), coalesced=is_coalesced)
 
 
 # --- what allocates nothing -------------------------------------------------------------------------------------------
 
 
 @_runs("_sparse_coo_tensor_with_dims_and_tensors")
-def _construct(_: Answer, func: Any, sparse: int, dense: int, size: Any, indices: Tensor, values: Tensor, **kw: Any) -> Any:
-    made = _run_below(func, sparse, dense, size, indices, values, **kw)
-    torch_wrappers.set_sparse_parts(made, indices, values)
-    return made
+def _construct(
+    _: Answer, func: Any, sparse: int, dense: int, size: Any, indices: Tensor, values: Tensor, **kwargs: Any
+) -> Tensor:
+    coalesced = bool(kwargs.get("is_coalesced"))
+    return torch_wrappers.make_sparse(indices, values, tuple(size), coalesced=coalesced)
 
 
-@_runs("is_coalesced sparse_dim dense_dim _dimI _dimV _coalesced_")
+@_runs("is_coalesced")
 @_of_sparse
-def _read(_: Answer, func: Any, *args: Any) -> Any:
-    return _run_below(func, *args)
+def _is_coalesced(_: Answer, func: Any, tensor: Tensor) -> bool:
+    return torch_wrappers.is_coalesced(tensor)
+
+
+@_runs("_coalesced_")
+@_of_sparse
+def _set_coalesced(_: Answer, func: Any, tensor: Tensor, coalesced: bool) -> Tensor:
+    torch_wrappers.set_sparse_parts(tensor, *parts(tensor), coalesced=coalesced)
+    return tensor
 
 
 @_runs("_nnz")
@@ -153,9 +145,8 @@ def _scale(answer: Answer, func: Any, tensor: Tensor, other: Any) -> Any:
 def _clear(_: Answer, func: Any, tensor: Tensor) -> Tensor:
     """`zero_sparse_`: a zero is not kept."""
     indices, values = parts(tensor)
-    torch_wrappers.set_sparse_parts(
-        tensor, indices.new_empty((indices.shape[0], 0)), values.new_empty((0, *values.shape[1:]))
-    )
+    empty = indices.new_empty((indices.shape[0], 0)), values.new_empty((0, *values.shape[1:]))
+    torch_wrappers.set_sparse_parts(tensor, *empty, coalesced=True)
     return tensor
 
 
@@ -232,8 +223,8 @@ def _add(_: Answer, func: Any, one: Any, other: Any, *, alpha: Any = 1) -> Any:
     made = torch.cat([parts(one)[1], values])
     if not in_place:
         return _make(indices, made, one, coalesced=False)
-    torch_wrappers.set_sparse_parts(one, indices, made)
-    return _run_below(aten._coalesced_.default, one, False)
+    torch_wrappers.set_sparse_parts(one, indices, made, coalesced=False)
+    return one
 
 
 # --- with dense tensors -----------------------------------------------------------------------------------------------
@@ -254,3 +245,17 @@ def _mask(_: Answer, func: Any, dense: Tensor, mask: Tensor) -> Tensor:
 def _to_dense(_: Answer, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`sparse_to_dense`: zeros, to which it is added."""
     return parts(tensor)[1].new_zeros(tensor.shape)
+
+
+@_runs("_embedding_bag_backward")
+def _embedding_bag(_: Answer, func: Any, grad: Tensor, indices: Tensor, offsets: Tensor, *rest: Any) -> Any:
+    """`_embedding_bag_backward_symint` (EmbeddingBag.cpp): bags of one kind come without the bag of each index."""
+    of_index, bag_size, _, weights, by_frequency, mode, is_sparse, per_sample, *padding = rest
+    if not is_sparse:
+        return NotImplemented
+    if indices.numel() and not of_index.numel():
+        of_index = offsets.new_zeros(indices.shape[0] + offsets.shape[0])
+        of_index.index_add_(0, offsets, torch.ones_like(offsets))
+        of_index = of_index.cumsum(0)[: indices.shape[0]]
+    settings = weights, by_frequency, mode, per_sample, *padding
+    return aten._embedding_bag_sparse_backward.default(grad, indices, offsets, of_index, bag_size, *settings)
