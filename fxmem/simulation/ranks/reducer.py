@@ -24,7 +24,8 @@ import torch
 from fxmem._torch import distributed as torch_distributed
 
 _MIB: Final = 1 << 20
-_NO_SPARSE: Final = "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
+_NO_SPARSE: Final = "Tensors must be CUDA and dense"
+"""What NCCL's process group answers where it is to reduce a sparse tensor (`check_gpu_single_tensor`)."""
 _FIRST_BUCKET, _BUCKET = _MIB, 25 * _MIB
 
 
@@ -99,6 +100,8 @@ class Replica(torch.nn.Module):
         """By bucket, the future that the hook has returned in this backward."""
         self._reduced: dict[int, torch.Tensor] = {}
         """By bucket, what the hook has made of it."""
+        self._is_rebuilt = False
+        """Whether the forward after the first backward has begun, which makes buckets anew."""
         self._sparse = {each.weight for each in module.modules() if getattr(each, "sparse", False)}
         parameters = [each for each in module.parameters() if each.requires_grad and each not in self._sparse][::-1]
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
@@ -117,6 +120,9 @@ class Replica(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's."""
+        if self._reduced and not self._is_rebuilt:
+            self._is_rebuilt = True
+            self._reduced.clear()
         with torch_distributed.split_by_buckets(self):
             return self.module(*args, **kwargs)
 
@@ -148,7 +154,7 @@ class Replica(torch.nn.Module):
             return
         if parameter in self._sparse:
             if parameter.is_cuda:
-                raise RuntimeError(_NO_SPARSE)
+                raise ValueError(_NO_SPARSE)
             return
         bucket, offset = self._places[parameter]
         slot = self._buckets[bucket].narrow(0, offset, parameter.numel()).view_as(parameter)
