@@ -10,8 +10,7 @@ How many indices are distinct follows from their values, where these are known.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,28 +18,10 @@ from torch import Tensor
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.asked import known_values
+from fxmem.simulation.kernels.composites import Answer, Kernel, composes
 
 aten = torch.ops.aten
-Kernel = Callable[..., Any]
-Answer = Callable[[Any, tuple[Any, ...]], Any]
-"""What an operator that hangs on values is answered, with these arguments."""
-
-KERNELS: Final[dict[Any, Kernel]] = {}
-"""By operator: `kernel(answer, operator, *args, **kwargs)`, NotImplemented where no tensor of it is sparse."""
-
 parts = torch_wrappers.sparse_parts
-
-
-def _runs(names: str) -> Callable[[Kernel], Kernel]:
-    """Register a kernel for these operators of ATen."""
-
-    def register(kernel: Kernel) -> Kernel:
-        for name in names.split():
-            packet, _, overload = name.partition(".")
-            KERNELS[getattr(getattr(aten, packet), overload or "default")] = kernel
-        return kernel
-
-    return register
 
 
 def _of_sparse(kernel: Kernel) -> Kernel:
@@ -64,7 +45,7 @@ def _make(indices: Tensor, values: Tensor, like: Tensor, *, coalesced: bool | No
 # --- what allocates nothing -------------------------------------------------------------------------------------------
 
 
-@_runs("_sparse_coo_tensor_with_dims_and_tensors")
+@composes("_sparse_coo_tensor_with_dims_and_tensors")
 def _construct(
     _: Answer, func: Any, sparse: int, dense: int, size: Any, indices: Tensor, values: Tensor, **kwargs: Any
 ) -> Tensor:
@@ -72,38 +53,38 @@ def _construct(
     return torch_wrappers.make_sparse(indices, values, tuple(size), coalesced=coalesced)
 
 
-@_runs("is_coalesced")
+@composes("is_coalesced")
 @_of_sparse
 def _is_coalesced(_: Answer, func: Any, tensor: Tensor) -> bool:
     return torch_wrappers.is_coalesced(tensor)
 
 
-@_runs("_coalesced_")
+@composes("_coalesced_")
 @_of_sparse
 def _set_coalesced(_: Answer, func: Any, tensor: Tensor, coalesced: bool) -> Tensor:
     torch_wrappers.set_sparse_parts(tensor, *parts(tensor), coalesced=coalesced)
     return tensor
 
 
-@_runs("_nnz")
+@composes("_nnz")
 @_of_sparse
 def _count_places(_: Answer, func: Any, tensor: Tensor) -> int:
     return parts(tensor)[0].shape[1]
 
 
-@_runs("_indices indices")
+@composes("_indices indices")
 @_of_sparse
 def _indices(_: Answer, func: Any, tensor: Tensor) -> Any:
     return aten.alias.default(parts(tensor)[0])
 
 
-@_runs("_values values")
+@composes("_values values")
 @_of_sparse
 def _values(_: Answer, func: Any, tensor: Tensor) -> Any:
     return aten.alias.default(parts(tensor)[1])
 
 
-@_runs("detach alias")
+@composes("detach alias")
 @_of_sparse
 def _share(_: Answer, func: Any, tensor: Tensor) -> Any:
     return _make(*parts(tensor), tensor)
@@ -112,7 +93,7 @@ def _share(_: Answer, func: Any, tensor: Tensor) -> Any:
 # --- copies, and what is done to each value ---------------------------------------------------------------------------
 
 
-@_runs("clone _to_copy neg abs sqrt pow.Tensor_Scalar mul.Scalar div.Scalar")
+@composes("clone _to_copy neg abs sqrt pow.Tensor_Scalar mul.Scalar div.Scalar")
 @_of_sparse
 def _on_values(_: Answer, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     """`clone_sparse`, `neg_out_sparse`, `mul_out_sparse_zerodim`: copied indices, and new values."""
@@ -124,14 +105,14 @@ def _on_values(_: Answer, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) 
     return _make(copied, func(values, *args, **kwargs), tensor)
 
 
-@_runs("mul_.Scalar div_.Scalar neg_")
+@composes("mul_.Scalar div_.Scalar neg_")
 @_of_sparse
 def _on_own_values(_: Answer, func: Any, tensor: Tensor, *args: Any) -> Tensor:
     func(parts(tensor)[1], *args)
     return tensor
 
 
-@_runs("mul.Tensor div.Tensor mul_.Tensor div_.Tensor")
+@composes("mul.Tensor div.Tensor mul_.Tensor div_.Tensor")
 @_of_sparse
 def _scale(answer: Answer, func: Any, tensor: Tensor, other: Any) -> Any:
     """By a number; `_mul_dense_sparse_out` by a dense tensor of its shape."""
@@ -140,7 +121,7 @@ def _scale(answer: Answer, func: Any, tensor: Tensor, other: Any) -> Any:
     return (_on_own_values if torch_common.is_mutable(func) else _on_values)(answer, func, tensor, other)
 
 
-@_runs("zero_")
+@composes("zero_")
 @_of_sparse
 def _clear(_: Answer, func: Any, tensor: Tensor) -> Tensor:
     """`zero_sparse_`: a zero is not kept."""
@@ -150,7 +131,7 @@ def _clear(_: Answer, func: Any, tensor: Tensor) -> Tensor:
     return tensor
 
 
-@_runs("norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dtype")
+@composes("norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dtype")
 @_of_sparse
 def _norm(_: Answer, func: Any, tensor: Tensor, p: Any = 2, *__: Any, **kwargs: Any) -> Any:
     """`norm_sparse`: of the coalesced values."""
@@ -177,7 +158,7 @@ def _find_distinct(answer: Answer, func: Any, tensor: Tensor) -> tuple[int, Tens
     return places.shape[1], places
 
 
-@_runs("_coalesce")
+@composes("_coalesce")
 @_of_sparse
 def _coalesce(answer: Answer, func: Any, tensor: Tensor) -> Tensor:
     """`_coalesce_sparse_cpu` keeps the memory of all places, of which it uses the first; `_coalesce_sparse_cuda` sorts
@@ -207,7 +188,7 @@ def _coalesce(answer: Answer, func: Any, tensor: Tensor) -> Tensor:
     return _make(made, summed, tensor, coalesced=True)
 
 
-@_runs("add.Tensor add_.Tensor")
+@composes("add.Tensor add_.Tensor")
 def _add(_: Answer, func: Any, one: Any, other: Any, *, alpha: Any = 1) -> Any:
     """`add_out_sparse_cpu`, `add_out_sparse_cuda`: the places of both; `add_out_dense_sparse_cpu` and its like on a
     card: into the dense tensor, which allocates nothing."""
@@ -230,7 +211,7 @@ def _add(_: Answer, func: Any, one: Any, other: Any, *, alpha: Any = 1) -> Any:
 # --- with dense tensors -----------------------------------------------------------------------------------------------
 
 
-@_runs("sparse_mask")
+@composes("sparse_mask")
 def _mask(_: Answer, func: Any, dense: Tensor, mask: Tensor) -> Tensor:
     """`sparse_mask`: times ones at the places of the mask (`_mul_dense_sparse_out`)."""
     indices, values = parts(mask)
@@ -240,14 +221,14 @@ def _mask(_: Answer, func: Any, dense: Tensor, mask: Tensor) -> Tensor:
     return _make(copied, picked.mul(ones), mask)
 
 
-@_runs("_to_dense")
+@composes("_to_dense")
 @_of_sparse
 def _to_dense(_: Answer, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`sparse_to_dense`: zeros, to which it is added."""
     return parts(tensor)[1].new_zeros(tensor.shape)
 
 
-@_runs("_embedding_bag_backward")
+@composes("_embedding_bag_backward")
 def _embedding_bag(_: Answer, func: Any, grad: Tensor, indices: Tensor, offsets: Tensor, *rest: Any) -> Any:
     """`_embedding_bag_backward_symint` (EmbeddingBag.cpp): bags of one kind come without the bag of each index."""
     of_index, bag_size, _, weights, by_frequency, mode, is_sparse, per_sample, *padding = rest
