@@ -109,7 +109,7 @@ def stand_ins(memory: CardMemory, capability: tuple[int, int], thread: CardThrea
         (cuda.random, dict.fromkeys(("manual_seed", "manual_seed_all"), _nothing)),
         (cuda.nvtx, {**dict.fromkeys(("range_push", "range_pop", "mark"), _nothing), "range": _nullcontext}),
         (cuda, {"memory_snapshot": lambda *_, **__: history.snapshot()["segments"]}),
-        (torch.accelerator, {**answers, **_accelerator()}),
+        (torch.accelerator, {**answers, **_accelerator(), "get_memory_info": answers["mem_get_info"]}),
         (torch, {"Generator": _CardGenerator}),
     )
     for owner, found in places:
