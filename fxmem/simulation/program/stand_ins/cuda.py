@@ -119,6 +119,7 @@ def stand_ins(memory: CardMemory, capability: tuple[int, int], thread: CardThrea
     yield torch_common.wrap(torch, "get_device_module", _find_device_module)
     yield torch_common.wrap(torch, "set_default_tensor_type", _set_default_tensor_type)
     yield torch_common.wrap(torch.Tensor, "as_subclass", torch_programs.alias_as)
+    yield torch_common.wrap(torch.Tensor, "_make_subclass", torch_programs.make_subclass)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
