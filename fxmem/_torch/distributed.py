@@ -269,7 +269,8 @@ def builtin_hook(kind: Any) -> Callable[[Any, Any], Any]:
     """A communication hook in Python that does what one of C++ does (`BuiltinCommHookType`, since 1.8)."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    compresses = kind == dist.BuiltinCommHookType.FP16_COMPRESS
+    kinds: Any = dist
+    compresses = kind == kinds.BuiltinCommHookType.FP16_COMPRESS
     return default_hooks.fp16_compress_hook if compresses else default_hooks.allreduce_hook
 
 
@@ -283,13 +284,15 @@ def futures_have_results() -> AbstractContextManager[None]:
     A `FakeWork` of C++ gives none (`_create_work_from_future`, since 2.0).
     """
 
+    c10d: Any = torch._C._distributed_c10d
+
     def run(original: Callable[..., Any], output: Any, *args: Any, **kwargs: Any) -> Any:
         work = original(output, *args, **kwargs)
         if type(work).__name__ != "FakeWork":
             return work
         future: Any = torch.futures.Future()
         future.set_result(list(output) if isinstance(output, (list, tuple)) else [output])
-        return torch._C._distributed_c10d._create_work_from_future(future)
+        return c10d._create_work_from_future(future)
 
     return nested(*(wrap(owner, name, run) for name in _ASYNC.split() for owner in (dist, dist.distributed_c10d)))
 

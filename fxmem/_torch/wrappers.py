@@ -44,7 +44,8 @@ def make_sparse(
     dims, kind = (indices.shape[0], values.dim() - 1), {"dtype": values.dtype, "device": values.device}
     with no_modes():
         make = torch.ops.aten._sparse_coo_tensor_with_dims.default
-        made: torch.Tensor = values.fake_mode.dispatch(make, (), (*dims, shape), {**kind, "layout": torch.sparse_coo})
+        fakes: Any = values
+        made: torch.Tensor = fakes.fake_mode.dispatch(make, (), (*dims, shape), {**kind, "layout": torch.sparse_coo})
     set_sparse_parts(made, indices, values, coalesced=coalesced)
     return made
 
@@ -73,7 +74,9 @@ def is_coalesced(tensor: torch.Tensor) -> bool:
 
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors that hold a tensor's memory: itself, unless it is a wrapper or sparse."""
-    return (tensor,) if type(tensor) is FakeTensor and not is_sparse(tensor) else tuple(p for _, p in named_parts(tensor))
+    return (
+        (tensor,) if type(tensor) is FakeTensor and not is_sparse(tensor) else tuple(p for _, p in named_parts(tensor))
+    )
 
 
 @functools.cache

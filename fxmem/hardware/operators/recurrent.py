@@ -50,7 +50,9 @@ def _memory(call: Call) -> list[HiddenEvent]:
     # Each of backward's two parts copies an input that is not dense as (steps, batch, features).
     features = layout.shape[-1]
     wanted = (features, batch * features) if batch_first else (batch * features, features)
-    is_dense = bool(packed) or all(n == 1 or a == b for n, a, b in zip(layout.shape, layout.stride, wanted, strict=False))
+    is_dense = bool(packed) or all(
+        n == 1 or a == b for n, a, b in zip(layout.shape, layout.stride, wanted, strict=False)
+    )
     copy = [] if is_dense else [alloc("dense input", layout.nbytes)]
     events = [*copy, *states, workspace, *free(workspace.name, *(event.name for event in copy))]
     if args[-1][3]:

@@ -37,8 +37,8 @@ from torch.nn.attention import SDPBackend
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
-from fxmem._torch.imports import patch_when_imported
 from fxmem._torch.compiler.inlined import outside_compiler
+from fxmem._torch.imports import patch_when_imported
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Assumption, Target

@@ -171,7 +171,7 @@ def _coalesce(answer: Answer, func: Any, tensor: Tensor) -> Tensor:
         values, flat = values.contiguous(), _flatten(indices, tensor.shape, copies=False)
         made = torch.empty_like(indices, memory_format=torch.contiguous_format)
         summed = torch.empty_like(values)
-        order = flat.sort(0)
+        order: tuple[Tensor, ...] = flat.sort(0)
         made, summed = made[:, :distinct], summed[:distinct]
     else:
         flat = _flatten(indices, tensor.shape, copies=True)

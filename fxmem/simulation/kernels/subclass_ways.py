@@ -2,8 +2,9 @@
 
 FakeTensors are of a subclass. `max_pool1d` (aten/src/ATen/native/MaxPooling.cpp) has a kernel of its own on the CPU;
 `istft` (SpectralOps.cpp) asks whether its windows leave a gap; `linear` (Linear.cpp) adds the bias to its product in
-place, where one kernel does not do both; `ctc_loss` (LossCTC.cpp) reads lengths that are known. `nn.MultiheadAttention` and layers of encoders have
-kernels of their own for inference, which they leave where calls of functions are observed.
+place, where one kernel does not do both; `ctc_loss` (LossCTC.cpp) reads lengths that are known.
+`nn.MultiheadAttention` and layers of encoders have kernels of their own for inference, which they leave where calls of
+functions are observed.
 """
 
 from __future__ import annotations

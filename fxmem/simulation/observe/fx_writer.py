@@ -145,8 +145,9 @@ class GraphWriter:
         if not has_tensor(result):
             return None
         kinds = (torch.Tensor, PackedSequence)
-        is_leaf = lambda value: isinstance(value, PackedSequence)
-        return torch_common.tree_map_only(kinds, self._describe_tensors, result, is_leaf=is_leaf)
+        return torch_common.tree_map_only(
+            kinds, self._describe_tensors, result, is_leaf=lambda value: isinstance(value, PackedSequence)
+        )
 
     def _tensor_meta(self, tensor: torch.Tensor) -> Any:
         """torch.fx's record of a tensor's metadata; most tensors are like one before."""

@@ -166,7 +166,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             return self._values.answer(func, args, {}, self._fakes, self._log.note_tensors)
 
         with self:
-            return op.kernel(answer, op.func, *args, **kwargs)
+            return COMPOSITES[op.func](answer, op.func, *args, **kwargs)
 
     def _choose_form(self, op: OpTraits, target: torch.Tensor, node: Any) -> OpTraits:
         """The op as an autograd node runs it on plain tensors, maybe in place."""

@@ -102,7 +102,8 @@ class Replica(torch.nn.Module):
         """By bucket, what the hook has made of it."""
         self._is_rebuilt = False
         """Whether the forward after the first backward has begun, which makes buckets anew."""
-        self._sparse = {each.weight for each in module.modules() if getattr(each, "sparse", False)}
+        tables: Any = (each for each in module.modules() if getattr(each, "sparse", False))
+        self._sparse: set[torch.Tensor] = {each.weight for each in tables}
         parameters = [each for each in module.parameters() if each.requires_grad and each not in self._sparse][::-1]
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
         self._buckets: list[torch.Tensor] = []

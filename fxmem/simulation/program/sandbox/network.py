@@ -7,7 +7,6 @@ sends is not.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import functools
 import http.client
 import io
@@ -18,7 +17,7 @@ import sys
 import urllib.parse
 import urllib.request
 import urllib.response
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.message import Message
 from typing import Any, Final
 
