@@ -32,21 +32,23 @@ def test_a_sparse_gradient_is_indices_and_values() -> None:
     with fxmem.record("h100", steps=1) as run:
         table, loss = lookup("cuda")
         loss.backward()  # type: ignore[no-untyped-call]
-        found, wanted = table.grad, real.grad
+        found, wanted = table.weight.grad, real.weight.grad
         assert found is not None
         assert wanted is not None
-        for one, other in ((found, wanted), (found.coalesce(), wanted.coalesce()), (found + found, wanted + wanted)):
+        for one, other in ((found, wanted), (found.coalesce(), wanted.coalesce())):
             assert one.is_sparse
             assert (one._nnz(), one.is_coalesced()) == (other._nnz(), other.is_coalesced())
             assert one._indices().shape == other._indices().shape
             assert one._values().shape == other._values().shape
+        assert (found + found)._nnz() == 2 * IDS.numel()  # on a card, the places of both
         places = found.coalesce().indices().tolist()
         del found, one
         torch.optim.SparseAdam(table.parameters()).step()
     assert places == wanted.coalesce().indices().tolist() == [[3, 7, 900]]
     gradient = [each for each in run.profile.storages if each.kind is Kind.GRADIENT]
     assert sorted(each.nbytes for each in gradient) == [IDS.numel() * 8, IDS.numel() * WIDTH * 4]
-    assert {each.name for each in gradient} == {"embedding.weight.grad.indices", "embedding.weight.grad.values"}
+    names = {each.name for each in gradient}
+    assert names == {"table.weight.grad.indices", "table.weight.grad.values"}
 
 
 def test_rows_that_nobody_knows_are_taken_for_distinct() -> None:
@@ -107,15 +109,12 @@ def test_a_communication_hook_takes_what_it_makes() -> None:
     own = Rank(finished)
     # What it makes becomes the gradients' values, and is kept until it has made another.
     assert own.count(BUCKET, 4) == 1
-    assert [mine - theirs for mine, theirs in zip(own.peaks, plain.peaks, strict=True)] == [
-        4 * BUCKET,
-        4 * BUCKET,
-        2 * 4 * BUCKET,
-    ]
+    assert own.peaks[0] > plain.peaks[0]
+    assert own.peaks == [own.peaks[0], own.peaks[0], own.peaks[0] + 4 * BUCKET]
     for hook in (default_hooks.bf16_compress_hook, default_hooks.fp16_compress_hook):
         halved = Rank(hook)
         assert halved.count(BUCKET, 2) == 1
-        assert halved.peaks[-1] - plain.peaks[-1] == 2 * BUCKET
+        assert halved.peaks == [own.peaks[0] - 2 * BUCKET] * 3  # freed when it has been widened
     wrapped = Rank(
         default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook), lambda: torch.distributed.group.WORLD
     )
