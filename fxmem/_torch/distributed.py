@@ -296,6 +296,38 @@ def assign_buckets(parameters: Sequence[torch.Tensor], limits: list[int]) -> lis
     return found
 
 
+def builtin_hook(kind: Any) -> Callable[[Any, Any], Any]:
+    """A communication hook in Python that does what one of C++ does (`BuiltinCommHookType`, since 1.8)."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    kinds: Any = dist
+    compresses = kind == kinds.BuiltinCommHookType.FP16_COMPRESS
+    return default_hooks.fp16_compress_hook if compresses else default_hooks.allreduce_hook
+
+
+_ASYNC: Final = "all_reduce reduce broadcast all_gather all_gather_into_tensor reduce_scatter_tensor all_to_all_single"
+"""Functions whose first argument is what they write to."""
+
+
+def futures_have_results() -> AbstractContextManager[None]:
+    """What a collective of the fake group has begun gives its outputs, as NCCL's does: `work.get_future().value()`.
+
+    A `FakeWork` of C++ gives none (`_create_work_from_future`, since 2.0).
+    """
+
+    c10d: Any = torch._C._distributed_c10d
+
+    def run(original: Callable[..., Any], output: Any, *args: Any, **kwargs: Any) -> Any:
+        work = original(output, *args, **kwargs)
+        if type(work).__name__ != "FakeWork":
+            return work
+        future: Any = torch.futures.Future()
+        future.set_result(list(output) if isinstance(output, (list, tuple)) else [output])
+        return c10d._create_work_from_future(future)
+
+    return nested(*(wrap(owner, name, run) for name in _ASYNC.split() for owner in (dist, dist.distributed_c10d)))
+
+
 def split_by_buckets(replica: torch.nn.Module) -> AbstractContextManager[None]:
     """Dynamo splits a graph that it compiles inside where a bucket of this module ends.
 

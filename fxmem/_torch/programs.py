@@ -38,8 +38,14 @@ def observe_make_fx(make: Callable[..., Any]) -> AbstractContextManager[None]:
 
 @functools.cache
 def _fake_class(cls: type[torch.Tensor]) -> type[FakeTensor]:
-    """A class of tensors with methods and attributes of its own, of fakes."""
-    return type(cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__})
+    """A class of tensors with methods and attributes of its own, of fakes; `nn.Parameter` wants `detach` to keep it."""
+
+    def detach(tensor: torch.Tensor) -> torch.Tensor:
+        made = torch.Tensor.detach(tensor)
+        made.__class__ = type(tensor)
+        return made
+
+    return type(cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__, "detach": detach})
 
 
 def alias_as(original: Callable[..., Any], tensor: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
@@ -55,6 +61,20 @@ def alias_as(original: Callable[..., Any], tensor: torch.Tensor, cls: type[torch
     if issubclass(cls, FakeTensor):
         made.__class__ = cls
     return made  # type: ignore[no-any-return]
+
+
+def make_subclass(
+    original: Callable[..., Any], cls: type[torch.Tensor], data: torch.Tensor, *rest: Any, **settings: Any
+) -> Any:
+    """`Tensor._make_subclass` (since 1.7), by which parameters of a class of their own are made: of a fake tensor an
+    alias of that class that is a fake one as well."""
+    if not isinstance(data, FakeTensor) or issubclass(cls, FakeTensor):
+        return original(cls, data, *rest, **settings)
+    with torch.no_grad():
+        made = alias_as(original, data, cls)
+    if rest and rest[0]:
+        made.requires_grad_()
+    return made
 
 
 def is_host_subclass(value: Any) -> bool:
@@ -130,7 +150,7 @@ def swap_moved(original: Callable[[Any, Any], None], t1: torch.Tensor, t2: torch
         original(t1, t2)
         vars(t1).update(own)
     elif type(t1) is not type(t2) or isinstance(t1, FakeTensor) or is_wrapper(t1) or t1.device != t2.device:
-        become(t1, t2)
+        become(t1, t2)  # from the host to meta, too
     else:
         with torch.no_grad():
             t1.data = t2.detach()

@@ -17,7 +17,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # `__tensor_flatten__` (since 2.1)
 
-from fxmem._torch.common import FakeTensor, nested, wrap
+from fxmem._torch.common import FakeTensor, nested, no_modes, wrap
 
 is_wrapper = is_traceable_wrapper_subclass
 """Whether a tensor's memory is that of the tensors inside it."""
@@ -30,9 +30,54 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     return bool(functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
 
 
+_SPARSE_PARTS = "_fxmem_sparse_parts"
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether a value is a sparse tensor of indices and values (COO)."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo
+
+
+def make_sparse(
+    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], *, coalesced: bool
+) -> torch.Tensor:
+    """A sparse FakeTensor. Its parts are attributes: C++ keeps none, and would hand out other tensors each time."""
+    dims, kind = (indices.shape[0], values.dim() - 1), {"dtype": values.dtype, "device": values.device}
+    with no_modes():
+        make = torch.ops.aten._sparse_coo_tensor_with_dims.default
+        fakes: Any = values
+        made: torch.Tensor = fakes.fake_mode.dispatch(make, (), (*dims, shape), {**kind, "layout": torch.sparse_coo})
+    set_sparse_parts(made, indices, values, coalesced=coalesced)
+    return made
+
+
+def set_sparse_parts(tensor: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, *, coalesced: bool) -> None:
+    """Give a sparse FakeTensor other indices and values; `coalesced`: whether no two indices are equal, and sorted."""
+    setattr(tensor, _SPARSE_PARTS, (indices, values, coalesced))
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices and values of a sparse tensor (`Tensor._indices` and `_values`, since 0.4)."""
+    if hasattr(tensor, _SPARSE_PARTS):
+        indices, values, _ = getattr(tensor, _SPARSE_PARTS)
+        return indices, values
+    with no_modes():
+        return tensor._indices(), tensor._values()
+
+
+def is_coalesced(tensor: torch.Tensor) -> bool:
+    """Whether a sparse tensor has each index once, in order (`Tensor.is_coalesced`, since 0.4)."""
+    if hasattr(tensor, _SPARSE_PARTS):
+        return bool(getattr(tensor, _SPARSE_PARTS)[2])
+    with no_modes():
+        return tensor.is_coalesced()
+
+
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors that hold a tensor's memory: itself, unless it is a wrapper."""
-    return (tensor,) if type(tensor) is FakeTensor else tuple(part for _, part in named_parts(tensor))
+    """The tensors that hold a tensor's memory: itself, unless it is a wrapper or sparse."""
+    return (
+        (tensor,) if type(tensor) is FakeTensor and not is_sparse(tensor) else tuple(p for _, p in named_parts(tensor))
+    )
 
 
 @functools.cache
@@ -73,6 +118,8 @@ def named_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     tensor = tensor if (value := unwrap_transforms(tensor)) is None else value
     if torch._C._functorch.is_legacy_batchedtensor(tensor):
         return []  # nothing in Python leads to the tensor inside
+    if is_sparse(tensor):
+        return list(zip(("indices", "values"), sparse_parts(tensor), strict=True))
     if not is_wrapper(tensor):
         return [("", tensor)]
     attributes = [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]

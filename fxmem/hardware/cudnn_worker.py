@@ -97,6 +97,8 @@ _MEASURED_LSTM: dict[str, Any] = {
 _MEASURED_BYTES = {"float32": 43_319_616, "bfloat16": 30_048_576}
 """Its workspace on an H100, by dtype (benchmarks/results/gpu, cuDNN 9.19)."""
 _DOUBLE_BIAS, _PADDED_IO = 2, 1
+_PADDED_LAYOUT, _PACKED_LAYOUT = 0, 1
+"""`cudnnRNNDataLayout_t`, both with the steps first."""
 _TENSOR_OP_MATH, _FMA_MATH = 1, 3
 
 
@@ -239,9 +241,13 @@ class Cudnn:
         shape = (layer["input_size"], hidden, layer["proj_size"] or hidden, layer["num_layers"])
         precision = _DATA_TYPE["float64" if dtype == "float64" else "float32"]
         way = (layer["algorithm"], layer["mode"], _DOUBLE_BIAS, int(layer["bidirectional"]), 0)
-        self.call("cudnnSetRNNDescriptor_v8", rnn, *way, kind, precision, math, *shape, dropout, _PADDED_IO)
-        lengths, fill = (ctypes.c_int * batch)(*[steps] * batch), ctypes.c_double()
-        self.call(*("cudnnSetRNNDataDescriptor", data, kind, 0, steps, batch, shape[0], lengths, ctypes.byref(fill)))
+        packed = layer.get("batch_sizes")
+        is_padded, layout = (_PADDED_IO, _PADDED_LAYOUT) if packed is None else (0, _PACKED_LAYOUT)
+        self.call("cudnnSetRNNDescriptor_v8", rnn, *way, kind, precision, math, *shape, dropout, is_padded)
+        each = [sum(size > i for size in packed or [batch] * steps) for i in range(batch)]
+        lengths, fill = (ctypes.c_int * batch)(*each), ctypes.c_double()
+        size = (steps, batch, shape[0])
+        self.call("cudnnSetRNNDataDescriptor", data, kind, layout, *size, lengths, ctypes.byref(fill))
         workspace, reserve = ctypes.c_size_t(), ctypes.c_size_t()
         sizes = ctypes.byref(workspace), ctypes.byref(reserve)
         self.handle.cudnnGetRNNTempSpaceSizes(handle, rnn, int(layer["training"]), data, *sizes)

@@ -66,11 +66,13 @@ class RnnSignature(Record):
     training: bool = True
     allow_tf32: bool = True
     """`torch.backends.cudnn.rnn.fp32_precision == "tf32"`."""
+    batch_sizes: tuple[int, ...] | None = None
+    """Sequences that are there at each step, of a packed input; None for a padded one."""
 
     @property
     def key(self) -> str:
         """A short text that is equal exactly for equal signatures."""
-        return " ".join(str(value) for value in self.model_dump().values())
+        return " ".join(str(value) for value in self.model_dump(exclude_none=True).values())
 
 
 Signature = ConvSignature | RnnSignature

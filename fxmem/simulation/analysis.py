@@ -26,7 +26,7 @@ from fxmem.simulation.given.moves import ignore_moves
 from fxmem.simulation.given.understood import understand
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.lock import one_at_a_time
-from fxmem.simulation.model.accepted_models import COMPILED, EXPORTED, check_gradients, plain_model
+from fxmem.simulation.model.accepted_models import COMPILED, EXPORTED, plain_model
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.ranks import Offload, make_plan
 from fxmem.simulation.ranks.classes import find_classes, with_classes
@@ -259,8 +259,6 @@ def _prepare(model: Any, request: StepRequest) -> tuple[torch.nn.Module, StepReq
     notes = tuple(dict.fromkeys((*request.notes, *notes)))
     request = dataclasses.replace(request, name=request.name or type(model).__name__, notes=notes)
     model, request = understand(model, request)
-    if request.mode == "train":
-        check_gradients(model)
     return model, request
 
 

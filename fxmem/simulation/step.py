@@ -195,7 +195,6 @@ IN_BACKWARD = "in-backward"
 _PRESETS: dict[str, tuple[str, dict[str, Any]]] = {OPTIMIZER_PRESETS[0]: ("sgd", {"momentum": 0.9})}
 _REFUSED = {
     "lbfgs": "calls the model again from inside step(), which the modelled step does not",
-    "sparseadam": "takes sparse gradients only",
 }
 
 

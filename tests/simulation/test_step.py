@@ -310,7 +310,6 @@ def test_no_optimizer() -> None:
         ("adamm", 1, "got 'adamm'; closest: adam"),
         ("lbfgs", 1, "calls the model again"),
         (torch.optim.LBFGS, 1, "LBFGS calls the model again"),
-        ("sparseadam", 1, "sparse gradients only"),
         ("adamw:fuse", 1, "AdamW has no option 'fuse'; closest: fused"),
         ("sgd:momentum=lots", 1, "expected a number or True or False after '='"),
         ("sgd:nesterov", 1, "cannot take these 1 parameters: Nesterov momentum requires a momentum"),

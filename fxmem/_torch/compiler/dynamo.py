@@ -21,6 +21,7 @@ import torch
 
 from fxmem._torch.common import nested, no_modes, patch, restored, set_environment, storage_key, wrap
 from fxmem._torch.compiler import inlined
+from fxmem._torch.kernels import SDPA
 
 
 @contextlib.contextmanager
@@ -28,7 +29,8 @@ def fresh_dynamo(note_break: Callable[[str], None]) -> Iterator[None]:
     """Dynamo forgets what it compiles here, and nothing that it had compiled before.
 
     It does not look into fxmem's own frames, which run between those of the program (`trace_rules.SKIP_DIRS`, since
-    2.1), but for `inlined` (`trace_rules.get_legacy_mod_inlinelist`, since 2.1).
+    2.1), but for `inlined` (`trace_rules.get_legacy_mod_inlinelist`, since 2.1). `init_process_group` has it forget the
+    rules of torch's functions (`get_torch_obj_rule_map`, since 2.2), of which several are one stand-in by then.
     """
     import torch._dynamo
     from torch._dynamo import trace_rules, utils
@@ -41,7 +43,9 @@ def fresh_dynamo(note_break: Callable[[str], None]) -> Iterator[None]:
             for name in ("fxmem.simulation", "fxmem._torch", "fxmem.memory", "fxmem.hardware", "fxmem.records"):
                 trace_rules.add(name)
             utils.counters.clear()
-            with patch(trace_rules, "get_legacy_mod_inlinelist", inline), _own_compiled_code():
+            rules = trace_rules.get_torch_obj_rule_map()
+            keep = patch(trace_rules, "get_torch_obj_rule_map", lambda _: functools.cache(lambda: rules))
+            with patch(trace_rules, "get_legacy_mod_inlinelist", inline), keep, _own_compiled_code():
                 yield
             for reason, count in utils.counters["graph_break"].items():
                 for _ in range(count):
@@ -186,7 +190,7 @@ def observe_compiled_calls(
     views of fakes would be those of the mode. `force_non_lazy_backward_lowering` of torch._functorch.config is there
     since 2.9.
     """
-    from torch._dynamo import convert_frame, eval_frame
+    from torch._dynamo import convert_frame, eval_frame, utils
     from torch._functorch import config
 
     calls: list[tuple[types.FrameType, list[Any]]] = []
@@ -209,6 +213,17 @@ def observe_compiled_calls(
                     leave()
         return original(callback)
 
+    def run_node(original: Callable[..., Any], tracer: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
+        """Dynamo asks an attention for its shape alone (`utils.run_node`, since 2.0). Without a card torch has the way
+        for all, which the program may have switched off; the target chooses when the graph is compiled."""
+        if node.target is not SDPA or torch.backends.cuda.math_sdp_enabled():  # type: ignore[no-untyped-call]
+            return original(tracer, node, *args, **kwargs)
+        torch.backends.cuda.enable_math_sdp(True)
+        try:
+            return original(tracer, node, *args, **kwargs)
+        finally:
+            torch.backends.cuda.enable_math_sdp(False)
+
     def inside(
         owner: Any, name: str, around: Callable[[], AbstractContextManager[Any]]
     ) -> AbstractContextManager[None]:
@@ -222,6 +237,7 @@ def observe_compiled_calls(
         wrap(eval_frame, "_callback_from_stance", choose_stance, here=True),
         wrap(eval_frame, "_maybe_set_eval_frame", set_frame, here=True),
         inside(eval_frame.OptimizedModule, "_initialize", plain),
+        wrap(utils, "run_node", run_node, here=True),
     ]
     if compiling is not None:
         # The last is entered first.

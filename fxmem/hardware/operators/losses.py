@@ -88,6 +88,14 @@ ROWS = {
     },
     "LossCTC.cpp, cuda/LossCTC.cu": {
         "_ctc_loss": Operator(uncounted="depends on the lengths of the targets"),
-        "_ctc_loss_backward": Operator(uncounted="depends on the lengths of the targets", cuda=_ctc_backward),
+        "_ctc_loss_backward": Operator(
+            uncounted="depends on the lengths of the targets", cuda=_ctc_backward, cpu=_ctc_backward
+        ),
+    },
+    "cudnn/LossCTC.cpp": {
+        "_cudnn_ctc_loss": Operator(
+            uncounted="depends on the lengths of the targets",
+            cuda=lambda call: (output("losses"), output("gradient"), alloc("cuDNN CTC workspace", None)),
+        ),
     },
 }

@@ -30,14 +30,17 @@ def _memory(call: Call) -> list[HiddenEvent]:
     before the reserve; backward has one for the gradients of its inputs, then one for those of the weights."""
     args, backward = call.args, call.name.endswith("_backward")
     source, weights, per_layer, flat, hx, cx = args[:6]
-    mode, hidden, proj, layers, batch_first, dropout, training, bidirectional = args[10 if backward else 6 :][:8]
+    *settings, packed = args[10 if backward else 6 :][:9]
+    mode, hidden, proj, layers, batch_first, dropout, training, bidirectional = settings
     layout = read_layout(source)
     steps, batch = layout.shape[1::-1] if batch_first else layout.shape[:2]
+    if packed:
+        steps, batch = len(packed), packed[0]
     signature = RnnSignature(
         algorithm=0, mode=mode, dtype=cast(Any, layout.dtype), input_size=layout.shape[-1], hidden_size=hidden,
         proj_size=proj, num_layers=layers, bidirectional=bidirectional, steps=steps, batch=batch,
         dropout=dropout if training else 0.0, training=training,
-        allow_tf32=call.platform.settings.allow_tf32_in_rnn,
+        allow_tf32=call.platform.settings.allow_tf32_in_rnn, batch_sizes=tuple(packed) if packed else None,
     )  # fmt: skip
     signature = signature.model_copy(update={"algorithm": _rnn_algorithm(signature, call.card, backward=backward)})
     workspace = alloc("cuDNN RNN workspace", None, signature)
@@ -47,7 +50,9 @@ def _memory(call: Call) -> list[HiddenEvent]:
     # Each of backward's two parts copies an input that is not dense as (steps, batch, features).
     features = layout.shape[-1]
     wanted = (features, batch * features) if batch_first else (batch * features, features)
-    is_dense = all(n == 1 or a == b for n, a, b in zip(layout.shape, layout.stride, wanted, strict=False))
+    is_dense = bool(packed) or all(
+        n == 1 or a == b for n, a, b in zip(layout.shape, layout.stride, wanted, strict=False)
+    )
     copy = [] if is_dense else [alloc("dense input", layout.nbytes)]
     events = [*copy, *states, workspace, *free(workspace.name, *(event.name for event in copy))]
     if args[-1][3]:
@@ -68,7 +73,7 @@ def _rnn_algorithm(layer: RnnSignature, target: Target, *, backward: bool) -> in
     if layer.hidden_size <= small:
         return _PERSISTENT_SMALL
     fits = layer.num_layers == 1 and not layer.bidirectional and layer.hidden_size <= 1024
-    even = layer.hidden_size % 128 == layer.input_size % 128 == 0
+    even = layer.hidden_size % 128 == layer.input_size % 128 == 0 and layer.batch_sizes is None
     return _PERSISTENT if layer.dtype == "float16" and fits and even and _persists(layer, target) else _STANDARD
 
 

@@ -96,6 +96,10 @@ def _bincount(note: Note, tensor: torch.Tensor, weights: Any = None, minlength: 
     return torch.empty(count, dtype=dtype, device=tensor.device), f"bincount: {count} bins"
 
 
+def _coalesce(note: Note, tensor: torch.Tensor) -> tuple[Any, str]:
+    return tensor._nnz(), "coalesce: no two places equal"
+
+
 _BOUNDS: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
     "aten.nonzero.default": _nonzero,
     "aten.masked_select.default": _masked_select,
@@ -104,6 +108,7 @@ _BOUNDS: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
     "aten.bincount.default": _bincount,
     "aten.repeat_interleave.Tensor": _repeat_interleave,
     "aten._unique.default": _unique_of_index,
+    "aten._coalesce.default": _coalesce,
     "aten._nested_tensor_from_mask_left_aligned.default": _whether_nested,
 }
 _DISTINCT: Final[dict[str, Callable[..., tuple[Any, str]]]] = {

@@ -37,6 +37,7 @@ from torch.nn.attention import SDPBackend
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
 from fxmem._torch.compiler.inlined import outside_compiler
+from fxmem._torch.imports import patch_when_imported
 from fxmem.errors import NoKernelError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Assumption, Target
@@ -186,6 +187,35 @@ def _route(builtin: Callable[..., Any]) -> Callable[..., Any]:
     return functools.update_wrapper(call, builtin)
 
 
+# --- what is compiled for a card --------------------------------------------------------------------------------------
+
+_EXTENSIONS: Final = "torch.utils.cpp_extension"
+
+
+def _refuse_to_build(library: Any) -> Iterator[contextlib.AbstractContextManager[None]]:
+    """No compiler of CUDA is started; a library that has another way takes it."""
+
+    def load(original: Callable[..., Any], name: str, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        files = [sources] if isinstance(sources, str) else list(sources)
+        if kwargs.get("with_cuda") or any(str(each).endswith((".cu", ".cuh")) for each in files):
+            _refuse(name)
+        return original(name, sources, *args, **kwargs)
+
+    def load_inline(original: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("cuda_sources") or kwargs.get("with_cuda") or (len(args) > 1 and args[1]):
+            _refuse(name)
+        return original(name, *args, **kwargs)
+
+    def _refuse(name: str) -> None:
+        raise RuntimeError(
+            f"expected a program without CUDA kernels of its own; the extension {name!r} is built of some. No compiler "
+            "of CUDA runs here, where no card could run them. Let the program take its way without the extension."
+        )
+
+    yield torch_common.wrap(library, "load", load, here=True)
+    yield torch_common.wrap(library, "load_inline", load_inline, here=True)
+
+
 # --- what torch.cuda answers ------------------------------------------------------------------------------------------
 
 
@@ -280,6 +310,7 @@ def target_kernels(target: Target) -> Iterator[None]:
         stack.enter_context(torch_common.patch(torch.backends.mha, "get_fastpath_enabled", outside_compiler))
         stack.enter_context(torch_kernels.override_fake_kernels(FAKE_KERNELS))
         stack.enter_context(_forget_library_answers())
+        stack.enter_context(patch_when_imported({_EXTENSIONS: _refuse_to_build}))
         _active.stack.append(card)
         stack.callback(_active.stack.pop)
         yield

@@ -198,11 +198,26 @@ def _binary_cross_entropy(
 def _use_cudnn_ctc_loss(
     _: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int
 ) -> Any:
-    """`_use_cudnn_ctc_loss` (cudnn/LossCTC.cpp), as far as it is decided without lengths: cuDNN takes flat int32
-    targets and blank 0 only."""
+    """`_use_cudnn_ctc_loss` (cudnn/LossCTC.cpp): cuDNN takes flat int32 targets and blank 0 only, of whole sequences
+    and up to 255 labels. Lists of lengths come with targets on the host."""
     kinds = [each.dtype for each in (targets, input_lengths, target_lengths) if isinstance(each, Tensor)]
     allowed = torch.backends.cudnn.enabled and blank == 0 and targets.dim() == 1 and log_probs.dtype is torch.float32
-    return NotImplemented if allowed and all(kind is torch.int32 for kind in kinds) else False
+    if not allowed or any(kind is not torch.int32 for kind in kinds):
+        return False
+    lengths = [input_lengths, target_lengths]
+    with torch_common.no_modes():
+        known = [known_values.find_value(each) if isinstance(each, Tensor) else torch.tensor(each) for each in lengths]
+        if known[0] is None or known[1] is None or (len(kinds) == 1 and targets.device.type != "cpu"):
+            return NotImplemented if len(kinds) > 1 else False
+        inputs, labels = known[0], known[1]
+        whole = len(kinds) > 1 or bool((inputs == log_probs.shape[0]).all())
+        return whole and bool((labels < 256).all() and (labels <= inputs).all())
+
+
+@answers("_cudnn_ctc_loss _cudnn_ctc_loss.Tensor")
+def _cudnn_ctc_loss(_: Any, log_probs: Tensor, *__: Any) -> Any:
+    """`_cudnn_ctc_loss` (cudnn/LossCTC.cpp): a loss for each item, and the gradient of all inputs."""
+    return log_probs.new_empty(log_probs.shape[1]), torch.empty_like(log_probs)
 
 
 @answers("_use_miopen_ctc_loss _use_miopen_ctc_loss.Tensor")
@@ -211,10 +226,10 @@ def _use_miopen_ctc_loss(*_: Any) -> bool:
     return False
 
 
-@answers("_ctc_loss _ctc_loss.Tensor")
+@answers("_ctc_loss _ctc_loss.Tensor", everywhere=True)
 def _ctc_loss(_: Any, log_probs: Tensor, targets: Tensor, *lengths_and_rest: Any, **kwargs: Any) -> Any:
-    """`ctc_loss_gpu_template` (cuda/LossCTC.cu): log_alpha has two places for each label of the longest target, and
-    one.
+    """`ctc_loss_gpu_template` (cuda/LossCTC.cu), `ctc_loss_cpu_template` (LossCTC.cpp): log_alpha has two places for
+    each label of the longest target, and one.
 
     Targets in rows, one for each item, bound that length where the lengths' values are not known.
     """
@@ -229,8 +244,11 @@ def _ctc_loss(_: Any, log_probs: Tensor, targets: Tensor, *lengths_and_rest: Any
     return log_probs.new_empty(batch), log_probs.new_empty((batch, time, 2 * longest + 1))
 
 
-@answers("multi_margin_loss_backward multilabel_margin_loss_backward fractional_max_pool3d_backward", everywhere=True)
-@answers("_ctc_loss_backward _ctc_loss_backward.Tensor")
+@answers(
+    """multi_margin_loss_backward multilabel_margin_loss_backward fractional_max_pool3d_backward _ctc_loss_backward
+    _ctc_loss_backward.Tensor""",
+    everywhere=True,
+)
 def _input_gradient(_: Any, grad: Tensor, source: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
     """A contiguous gradient of the input (LossMultiMargin.cpp, LossMultiLabelMargin.cpp, FractionalMaxPool3d.cpp; the
     same in cuda/, and `ctc_loss_backward_gpu_template` in cuda/LossCTC.cu)."""

@@ -21,14 +21,17 @@ for every algorithm torch picks.
 cuDNN's workspace is asked for as convolutions' are (`fxmem.hardware.cudnn_worker`): an LSTM and a GRU take on an H100,
 in float32 and bfloat16, what it answers.
 
+A packed sequence has as many steps as rows: what its reserve takes follows from their number (equal to cuDNN's answers
+for the layout SEQ_MAJOR_PACKED). Its batch sizes are the host's, and known where the lengths were.
+
 Not counted: the random-number state that the first RNN with dropout takes once per process and device (24 bytes for
-each thread that its multiprocessors hold, `cudnnDropoutGetStatesSize` of cuDNN 9.19: 6.2 MiB on an H100). Not
-supported: packed sequences, whose batch sizes are data.
+each thread that its multiprocessors hold, `cudnnDropoutGetStatesSize` of cuDNN 9.19: 6.2 MiB on an H100).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -39,6 +42,7 @@ from torch import Tensor
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
 from fxmem.errors import AnalysisError
+from fxmem.simulation.asked import known_values
 from fxmem.simulation.kernels.fake_kernels import answers
 
 _MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
@@ -82,18 +86,18 @@ class Recurrence:
             total += gates * self.hidden_size * (features + self.output_size + 2) + self.proj_size * self.hidden_size
         return total * self.directions
 
-    def reserve_bytes(self, steps: int, batch: int, itemsize: int, dropout: float) -> int:
-        """Bytes that forward keeps for backward.
+    def reserve_bytes(self, rows: int, itemsize: int, dropout: float) -> int:
+        """Bytes that forward keeps for backward of so many rows, the steps of each sequence.
 
         Per layer and direction the gates' results (and an LSTM's cell states, and with a projection the state before
         and after it), between layers what one hands to the next, and one bit per element of each dropout mask.
         """
-        states = steps * batch * itemsize
+        states = rows * itemsize
         groups = [count * self.hidden_size for count in _RESERVED[self.mode]]
         groups += [self.hidden_size, self.proj_size] if self.proj_size else []
         kept = sum(_align(self.num_layers * self.directions * states * features) for features in groups)
         between = _align((self.num_layers - 1) * self.directions * states * self.hidden_size)
-        mask = _align(-(-self.directions * steps * batch * self.output_size // 8)) if dropout > 0 else 0
+        mask = _align(-(-self.directions * rows * self.output_size // 8)) if dropout > 0 else 0
         return 256 + kept + between + (self.num_layers - 1) * self.directions * mask
 
 
@@ -149,13 +153,16 @@ def _flat_buffer(weights: Sequence[Tensor], elements: int) -> Tensor | None:
 def run_rnn(name: str, capability: tuple[int, int], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """What `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu` (`name`) returns for fakes on a CUDA card of `capability`.
 
-    Arguments are torch's: `(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)`.
+    Arguments are torch's: `(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)`, or
+    `(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)` of a packed sequence.
 
     Raises:
-        AnalysisError: for packed sequences.
+        AnalysisError: for a packed sequence whose lengths are not known.
     """
     builtin = torch_kernels.RNN_FUNCTIONS[name]
-    if isinstance(args[1], Tensor) and isinstance(args[2], Tensor | tuple | list) and isinstance(args[3], tuple | list):
+    is_packed = isinstance(args[3], tuple | list)
+    batch_sizes = known_values.find_value(args[1]) if is_packed else None
+    if is_packed and batch_sizes is None:
         raise AnalysisError(
             f"expected padded input to {name}; got a packed sequence, whose batch sizes are known only from the data. "
             "Analyse with padded input (batch_first or not), which is an upper bound."
@@ -164,6 +171,9 @@ def run_rnn(name: str, capability: tuple[int, int], *args: Any, **kwargs: Any) -
     if not _uses_cudnn(input, capability):
         with torch.backends.cudnn.flags(enabled=False):
             return tuple(builtin(*args, **kwargs))
+    if batch_sizes is not None:
+        with torch_common.no_modes():
+            args, kwargs = (input, *args[2:], False), {**kwargs, "batch_sizes": tuple(batch_sizes.tolist())}
     return _cudnn_rnn(_MODES[name], *args, **kwargs)
 
 
@@ -184,6 +194,7 @@ def _cudnn_rnn(  # noqa: PLR0913 - torch's own signature
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    batch_sizes: tuple[int, ...] = (),
 ) -> tuple[Tensor, ...]:
     """`_cudnn_impl`, with the autocast wrapper of `_cudnn_rnn` in between."""
     hidden, cell = (hx[0], hx[1]) if mode == _LSTM else (hx, None)
@@ -198,7 +209,7 @@ def _cudnn_rnn(  # noqa: PLR0913 - torch's own signature
         input, hidden, cell = _half(input), _half(hidden), None if cell is None else _half(cell)
         if weights[0].dtype not in (torch.float16, torch.float64):
             flat, weights = _half_weights(weights, shape)
-    call = _Call(shape, (4 if has_biases else 2) + (proj_size > 0), batch_first, float(dropout), train)
+    call = _Call(shape, (4 if has_biases else 2) + (proj_size > 0), batch_first, float(dropout), train, batch_sizes)
     with torch_kernels.without_autocast():
         run: Any = CudnnRnn.apply
         output, hidden, cell = run(call, flat, input, hidden, cell, *weights)
@@ -228,6 +239,7 @@ class _Call:
     batch_first: bool
     dropout: float
     train: bool
+    batch_sizes: tuple[int, ...]
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -235,7 +247,7 @@ class _Call:
         shape = self.shape
         return (
             *(shape.mode, shape.hidden_size, shape.proj_size, shape.num_layers),
-            *(self.batch_first, self.dropout, self.train, shape.directions == 2, [], None),
+            *(self.batch_first, self.dropout, self.train, shape.directions == 2, list(self.batch_sizes), None),
         )
 
 
@@ -310,15 +322,16 @@ def _fake_cudnn_rnn(_: Any, input: Tensor, *rest: Any) -> Any:
     """Results of `_cudnn_rnn`, with cuDNN's reserve and the memory layout it writes; torch's meta kernel has an empty
     one and neither."""
     _weight, _stride, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, *rest_of_call = rest
-    batch_first, dropout, train, bidirectional, *_ = rest_of_call
+    batch_first, dropout, train, bidirectional, batch_sizes, *_ = rest_of_call
     shape = Recurrence(mode, input.shape[-1], hidden_size, proj_size, num_layers, 1 + bidirectional)
-    steps, batch = (input.shape[1], input.shape[0]) if batch_first else input.shape[:2]
+    rows = (input.shape[1], input.shape[0]) if batch_first else input.shape[:-1]
+    batch = batch_sizes[0] if batch_sizes else rows[1]
     layers = num_layers * shape.directions
-    output = input.new_empty((steps, batch, shape.output_size * shape.directions))
+    output = input.new_empty((*rows, shape.output_size * shape.directions))
     hy = hx.new_empty((layers, batch, shape.output_size))
     cy = hx.new_empty(0) if cx is None else cx.new_empty((layers, batch, hidden_size))
     buffer = input.new_empty(shape.weight_elements) if weight_buf is None else weight_buf
-    nbytes = shape.reserve_bytes(steps, batch, input.element_size(), dropout) if train else 0
+    nbytes = shape.reserve_bytes(math.prod(rows), input.element_size(), dropout) if train else 0
     reserve = input.new_empty(nbytes, dtype=torch.uint8)
     return output.transpose(0, 1) if batch_first else output, hy, cy, reserve, buffer
 

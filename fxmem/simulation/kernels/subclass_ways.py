@@ -2,8 +2,9 @@
 
 FakeTensors are of a subclass. `max_pool1d` (aten/src/ATen/native/MaxPooling.cpp) has a kernel of its own on the CPU;
 `istft` (SpectralOps.cpp) asks whether its windows leave a gap; `linear` (Linear.cpp) adds the bias to its product in
-place, where one kernel does not do both. `nn.MultiheadAttention` and layers of encoders have
-kernels of their own for inference, which they leave where calls of functions are observed.
+place, where one kernel does not do both; `ctc_loss` (LossCTC.cpp) reads lengths that are known.
+`nn.MultiheadAttention` and layers of encoders have kernels of their own for inference, which they leave where calls of
+functions are observed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from torch.nn import functional as F
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
+from fxmem.simulation.asked import known_values
 from fxmem.simulation.kernels.card_emulation import has_fused_attention
 from fxmem.simulation.kernels.fake_kernels import answer_checks
 
 _aten = torch.ops.aten
 _OTHERWISE: Final[Callable[..., Any]] = F.max_pool1d
+_CTC_LOSS: Final[Callable[..., Tensor]] = F.ctc_loss
 _LINEAR: Final[Callable[..., Tensor]] = F.linear
 
 
@@ -52,6 +55,32 @@ def _max_pool1d(
 def _istft(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with answer_checks(False):
         return function(*args, **kwargs)
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """`ctc_loss.Tensor` (LossCTC.cpp) reads lengths into lists, unless cuDNN takes the call or a tensor is of a
+    subclass. To the mean the lists come back as a tensor beside the losses."""
+    lengths = [input_lengths, target_lengths]
+    rest = blank, reduction, zero_infinity
+    if not isinstance(log_probs, torch_common.FakeTensor) or not all(isinstance(each, Tensor) for each in lengths):
+        return _CTC_LOSS(log_probs, targets, *lengths, *rest)
+    known = [known_values.find_value(each) for each in lengths]
+    if any(each is None for each in known):
+        return _CTC_LOSS(log_probs, targets, *(each.to(log_probs.device) for each in lengths), *rest)
+    with torch_common.no_modes():
+        numbers = [each.tolist() for each in known if each is not None]
+    losses = _CTC_LOSS(log_probs, targets, *numbers, blank, "none", zero_infinity)
+    if reduction == "mean":
+        return (losses / torch.tensor(numbers[1], dtype=losses.dtype, device=losses.device).clamp_min(1)).mean()
+    return losses.sum() if reduction == "sum" else losses
 
 
 _linear_runs: Final[list[bool | None]] = [None]
@@ -161,6 +190,7 @@ def takes_own_kernels(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
 _REPLACEMENTS: Final[dict[Any, Callable[..., Any]]] = {
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
     _LINEAR: linear,
+    _CTC_LOSS: _ctc_loss,
     torch_kernels.ATTENTION: _native_attention,
     torch_kernels.ENCODER_LAYER: _encoder_layer,
     **{each: functools.partial(_istft, each) for each in (torch.istft, torch.Tensor.istft, torch_kernels.ISTFT)},

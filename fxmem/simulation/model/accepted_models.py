@@ -59,17 +59,6 @@ def plain_model(model: Any) -> tuple[nn.Module, tuple[str, ...]]:
     return model, tuple(notes)
 
 
-def check_gradients(model: nn.Module) -> None:
-    """Refuse what only a training step cannot follow. Raises AnalysisError."""
-    for path, module in model.named_modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
-            raise AnalysisError(
-                f"expected dense gradients; {path or 'the model'} ({type(module).__name__}) was made with sparse=True, "
-                f"and its gradient's rows are data. Set its .sparse to False for an upper bound (gradient and "
-                f"optimizer state then cover the whole table), or analyse with mode='infer'."
-            )
-
-
 def without_compiled(model: nn.Module) -> nn.Module:
     """`model` itself, the modules that `torch.compile` wraps inside it put in their wrappers' place. Changes the
     model."""

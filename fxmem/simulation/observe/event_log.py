@@ -177,7 +177,7 @@ class StepLog:
     def note_storage(self, tensor: torch.Tensor) -> int | None:
         """The storage of a tensor, noted now if it is new; None for other devices and for no bytes. Of a wrapper, the
         first of those inside it."""
-        if type(tensor) is not torch_common.FakeTensor:
+        if type(tensor) is not torch_common.FakeTensor or tensor.layout is not torch.strided:
             return next(iter([self.note_part(part) for part in torch_wrappers.parts(tensor)]), None)
         return self.note_part(tensor)
 

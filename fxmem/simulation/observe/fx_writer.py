@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fxmem._torch import common as torch_common
@@ -142,7 +143,14 @@ class GraphWriter:
         """What a node returned with metadata in its tensors' places; None without any."""
         if isinstance(result, torch.Tensor):
             return self._tensor_meta(result)
-        return torch_common.tree_map_only(torch.Tensor, self._tensor_meta, result) if has_tensor(result) else None
+        if isinstance(result, PackedSequence):  # takes tensors alone
+            return tuple(map(self._describe_tensors, result))
+        if not has_tensor(result):
+            return None
+        kinds = (torch.Tensor, PackedSequence)
+        return torch_common.tree_map_only(
+            kinds, self._describe_tensors, result, is_leaf=lambda value: isinstance(value, PackedSequence)
+        )
 
     def _tensor_meta(self, tensor: torch.Tensor) -> Any:
         """torch.fx's record of a tensor's metadata; most tensors are like one before."""

@@ -198,8 +198,10 @@ class GraphTask:
         if slots[index] is None:
             slots[index] = gradient
             return True
-        if _is_reusable(slots, index) and not gradient.is_sparse:
+        if _is_reusable(slots, index):
             slots[index].add_(gradient)
+        elif slots[index].is_sparse:
+            slots[index] = gradient + slots[index]
         else:
             slots[index] = slots[index] + gradient
         return False

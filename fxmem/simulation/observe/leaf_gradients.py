@@ -17,16 +17,22 @@ from fxmem._torch.common import contiguous_strides
 
 def accumulate_gradient(leaf: torch.Tensor, received: list[Any], *, create_graph: bool) -> None:
     """Put the only gradient of `received` into `leaf.grad`; the list is to be its only owner in Python."""
-    sparse = received[0].is_sparse
+    is_sparse = received[0].is_sparse
     if leaf.grad is not None:
-        if create_graph or sparse or leaf.grad.is_sparse:
+        if create_graph:
             leaf.grad = leaf.grad + received[0]
+        elif leaf.grad.is_sparse and not is_sparse:
+            leaf.grad = received[0] + leaf.grad
         else:
             leaf.grad.add_(received[0])
-    elif sparse or (
-        not create_graph and _obeys_layout(received[0], leaf) and is_sole_owner(received, 0, storage=False)
+    elif (
+        not create_graph
+        and (is_sparse or _obeys_layout(received[0], leaf))
+        and is_sole_owner(received, 0, storage=False)
     ):
         leaf.grad = received[0].detach()
+    elif is_sparse:
+        leaf.grad = received[0].clone()
     else:
         strides = leaf.stride() if is_dense(leaf) else contiguous_strides(leaf.shape)
         made = torch.empty_strided(leaf.shape, strides, dtype=received[0].dtype, device=received[0].device)

@@ -5,13 +5,18 @@ The rules are those of torch/csrc/distributed/c10d/reducer.cpp: buckets take par
 sorts them anew after the first backward, by the order in which gradients came; that can move where a bucket ends. A
 gradient is copied into its bucket, and a full bucket is reduced. With `gradient_as_bucket_view` the gradient becomes a
 view of its bucket; else the bucket is copied back.
+
+A communication hook reduces a bucket in the place of that; what it returns is kept until it returns another, and is
+copied to the gradients when backward is over (`finalize_backward`). The gradient of an embedding with `sparse=True`
+has no bucket; NCCL refuses it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -19,7 +24,55 @@ import torch
 from fxmem._torch import distributed as torch_distributed
 
 _MIB: Final = 1 << 20
+_NO_SPARSE: Final = "Tensors must be CUDA and dense"
+"""What NCCL's process group answers where it is to reduce a sparse tensor (`check_gpu_single_tensor`)."""
 _FIRST_BUCKET, _BUCKET = _MIB, 25 * _MIB
+
+
+class GradientBucket:
+    """What a communication hook is called with (`torch.distributed.GradBucket`).
+
+    Args:
+        index: its number, in the order in which buckets are reduced.
+        count: how many there are.
+        buffer: its gradients, flat.
+        members: its parameters.
+        views: its gradients, each with its parameter's shape.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        count: int,
+        buffer: torch.Tensor,
+        members: list[torch.Tensor],
+        views: Callable[[], list[torch.Tensor]],
+    ) -> None:
+        self._index, self._count, self._buffer, self._members, self._views = index, count, buffer, members, views
+
+    def index(self) -> int:
+        """Its number."""
+        return self._index
+
+    def is_last(self) -> bool:
+        """Whether it is the last to be reduced."""
+        return self._index == self._count - 1
+
+    def buffer(self) -> torch.Tensor:
+        """Its gradients, flat."""
+        return self._buffer
+
+    def set_buffer(self, tensor: torch.Tensor) -> None:
+        """Reduce another tensor."""
+        self._buffer = tensor
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Its parameters."""
+        return list(self._members)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Its gradients, each with its parameter's shape."""
+        return self._views()
 
 
 class Replica(torch.nn.Module):
@@ -44,7 +97,16 @@ class Replica(torch.nn.Module):
         self.module = module
         self._views, self._group, self._syncs = gradient_as_bucket_view, process_group, True
         limit = self.bucket_bytes_cap = _BUCKET if bucket_cap_mb is None else int(bucket_cap_mb * _MIB)
-        parameters = [each for each in module.parameters() if each.requires_grad][::-1]
+        self._hook: Callable[[GradientBucket], Any] | None = None
+        self._pending: dict[int, Any] = {}
+        """By bucket, the future that the hook has returned in this backward."""
+        self._reduced: dict[int, torch.Tensor] = {}
+        """By bucket, what the hook has made of it."""
+        self._is_rebuilt = False
+        """Whether the forward after the first backward has begun, which makes buckets anew."""
+        tables: Any = (each for each in module.modules() if getattr(each, "sparse", False))
+        self._sparse: set[torch.Tensor] = {each.weight for each in tables}
+        parameters = [each for each in module.parameters() if each.requires_grad and each not in self._sparse][::-1]
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
         self._buckets: list[torch.Tensor] = []
         self._members: list[list[torch.Tensor]] = []
@@ -62,11 +124,14 @@ class Replica(torch.nn.Module):
             devices = torch.device("cpu"), parameters[0].device
             self._used = [torch.zeros(len(parameters), dtype=torch.int32, device=device) for device in devices]
         self._missing = [len(members) for members in self._members]
-        for parameter in parameters:
+        for parameter in (*parameters, *self._sparse):
             parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's."""
+        if self._reduced and not self._is_rebuilt:
+            self._is_rebuilt = True
+            self._reduced.clear()
         with torch_distributed.split_by_buckets(self):
             return self.module(*args, **kwargs)
 
@@ -79,29 +144,70 @@ class Replica(torch.nn.Module):
         finally:
             self._syncs = before
 
-    def _slot(self, parameter: torch.Tensor) -> torch.Tensor:
-        bucket, offset = self._places[parameter]
-        return self._buckets[bucket].narrow(0, offset, parameter.numel()).view_as(parameter)
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        """Reduce buckets by a hook of the program's."""
+        self._hook = functools.partial(hook, state)
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        hook = torch_distributed.builtin_hook(comm_hook_type)
+        self.register_comm_hook(self._group, hook)
+
+    def _slots(self, bucket: int, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Views of a bucket, or of what a hook made of it: one for each parameter."""
+        places = [(member, self._places[member][1]) for member in self._members[bucket]]
+        return [buffer.narrow(0, offset, member.numel()).view_as(member) for member, offset in places]
 
     @torch.no_grad()
     def _take(self, parameter: torch.Tensor) -> None:
         if not self._syncs or parameter.grad is None:
             return
-        slot = self._slot(parameter)
+        if parameter in self._sparse:
+            if parameter.is_cuda:
+                raise ValueError(_NO_SPARSE)
+            return
+        bucket, offset = self._places[parameter]
+        slot = self._buckets[bucket].narrow(0, offset, parameter.numel()).view_as(parameter)
         slot.copy_(parameter.grad)
         if self._views:
             parameter.grad = slot
-        bucket = self._places[parameter][0]
         self._missing[bucket] -= 1
         if self._missing[bucket]:
             return
         self._missing[bucket] = len(self._members[bucket])
-        torch.distributed.all_reduce(self._buckets[bucket], group=self._group, async_op=True)
-        if self._used and bucket == len(self._buckets) - 1:  # with the last, which they are reduced after
+        buffer = self._buckets[bucket]
+        if self._hook is None:
+            torch.distributed.all_reduce(buffer, group=self._group, async_op=True)
+            self._share_used(bucket)
+            self._copy_back(bucket, buffer)
+            return
+        if not self._pending:
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        slots = functools.partial(self._slots, bucket, buffer)
+        self._pending[bucket] = self._hook(
+            GradientBucket(bucket, len(self._buckets), buffer, self._members[bucket], slots)
+        )
+        self._share_used(bucket)
+
+    def _share_used(self, bucket: int) -> None:
+        """With the last bucket the ranks say which parameters they have used."""
+        if self._used and bucket == len(self._buckets) - 1:
             self._used[1].copy_(self._used[0])
             if self._reduces_used:
                 torch.distributed.all_reduce(self._used[1], group=self._group, async_op=True)
             self._used[0].zero_()
-        for member in self._members[bucket] if not self._views else ():
+
+    def _copy_back(self, bucket: int, buffer: torch.Tensor) -> None:
+        if self._views and buffer is self._buckets[bucket]:
+            return
+        for member, slot in zip(self._members[bucket], self._slots(bucket, buffer), strict=True):
             if member.grad is not None:
-                member.grad.copy_(self._slot(member))
+                member.grad.copy_(slot)
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        """Backward is over: wait for what the hook began."""
+        for bucket, future in sorted(self._pending.items()):
+            result = future.wait()
+            self._reduced[bucket] = result[0] if isinstance(result, (list, tuple)) else result
+            self._copy_back(bucket, self._reduced[bucket])
+        self._pending.clear()

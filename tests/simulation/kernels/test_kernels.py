@@ -792,7 +792,14 @@ def test_sizes_are_those_cudnn_answers(row: tuple[Any, ...]) -> None:
     *shape, steps, batch, itemsize, dropout, weights, reserve = row
     recurrence = recurrent.Recurrence(*shape)
     assert recurrence.weight_elements == weights
-    assert recurrence.reserve_bytes(steps, batch, itemsize, dropout) == reserve
+    assert recurrence.reserve_bytes(steps * batch, itemsize, dropout) == reserve
+
+
+def test_a_packed_sequence_has_the_reserve_that_cudnn_answers() -> None:
+    """As asked of cuDNN 9.19 for rows in all, in the layout SEQ_MAJOR_PACKED and as padded: the same."""
+    assert recurrent.Recurrence(2, 64, 96, 0, 2, 2).reserve_bytes(439, 4, 0.0) == 3_708_928
+    assert recurrent.Recurrence(3, 40, 200, 0, 1, 2).reserve_bytes(450, 4, 0.0) == 4_320_256
+    assert recurrent.Recurrence(2, 40, 64, 0, 1, 1).reserve_bytes(305, 4, 0.0) == 390_656
 
 
 RNNS: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [
@@ -904,13 +911,13 @@ def test_under_autocast_cudnn_gets_float16_whatever_was_asked_for() -> None:
         ] * 4
 
 
-def test_packed_sequences_are_refused() -> None:
+def test_packed_sequences_of_unknown_lengths_are_refused() -> None:
     with on(H100):
         module = flat_rnn(nn.LSTM)
         x = cuda(7, 3, 4, dtype=FP32)
         with pytest.raises(DynamicOutputShapeException):
             nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 5, 3]))
-        packed = nn.utils.rnn.PackedSequence(x[0], torch.tensor([3]))
+        packed = nn.utils.rnn.PackedSequence(x[0], torch.randint(1, 4, (1,)))
         with pytest.raises(AnalysisError, match="packed sequence"):
             module(packed)
 

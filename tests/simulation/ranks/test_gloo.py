@@ -19,7 +19,7 @@ CASES: Final = (
     *(("fsdp, accumulation", 2, 1), ("ddp, views", 2, 1), ("zero-1", 2, 0), ("zero-1", 2, 1)),
     *(("1f1b", 2, 0), ("interleaved", 2, 0), ("interleaved", 2, 1)),
     *(("fsdp, uneven shards, the last rank", 3, 2), ("fsdp1, bf16 with fp32 reduction", 3, 2)),
-    *(("hsdp", 4, 3), ("fsdp x tp, checkpointed", 4, 2)),
+    *(("ddp, hook", 2, 1), ("hsdp", 4, 3), ("fsdp x tp, checkpointed", 4, 2)),
 )
 """Kind, world and rank."""
 
@@ -35,7 +35,7 @@ def test_a_rank_takes_what_is_predicted(
     kind: str, world: int, rank: int, measured: Mapping[tuple[str, int, int], int]
 ) -> None:
     real, predicted = compare(kind, world, rank, measured[kind, world, rank])
-    assert abs(predicted - real) <= NUMBER
+    assert abs(predicted - real) <= (3 if kind == "ddp, hook" else 1) * NUMBER  # one for each of its buckets
 
 
 def test_waiting_for_a_collective_makes_no_tensor() -> None:

@@ -7,25 +7,22 @@ sends is not.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import functools
 import http.client
-import importlib.abc
 import io
 import os
 import shlex
 import subprocess
 import sys
-import types
 import urllib.parse
 import urllib.request
 import urllib.response
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.message import Message
-from importlib.machinery import ModuleSpec
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
+from fxmem._torch.imports import PatchesOf, patch_when_imported
 from fxmem.simulation.asked.made_up import MadeUpNotes
 
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS", "CONNECT", "PROPFIND"})
@@ -62,7 +59,7 @@ def network_patches(notes: MadeUpNotes) -> torch_common.Patches:
     yield patch(urllib.request.OpenerDirector, "open", gate.open_address)
     yield patch(subprocess.Popen, "__init__", gate.start_process)
     yield patch(os, "system", gate.call_shell)
-    libraries: dict[str, _Patches] = {
+    libraries: dict[str, PatchesOf] = {
         "requests.sessions": lambda module: [patch(module.Session, "send", gate.send_by_requests)],
         "httpx": lambda module: [
             patch(module.Client, "send", gate.send_by_httpx),
@@ -73,7 +70,7 @@ def network_patches(notes: MadeUpNotes) -> torch_common.Patches:
         "huggingface_hub.hf_api": gate.patch_hub,
         "wandb": lambda module: [patch(module, "init", gate.begin_wandb)],
     }
-    yield _patch_when_imported(libraries)
+    yield patch_when_imported(libraries)
 
 
 class _Gate:
@@ -222,51 +219,3 @@ def command_words(args: Any) -> Sequence[str]:
         return shlex.split(args) if isinstance(args, str) else [os.fsdecode(each) for each in args]
     except (TypeError, ValueError):
         return ()
-
-
-# --- libraries that are imported later --------------------------------------------------------------------------------
-
-_Patches = Callable[[Any], Iterable[contextlib.AbstractContextManager[Any]]]
-
-
-@contextlib.contextmanager
-def _patch_when_imported(libraries: Mapping[str, _Patches]) -> Iterator[None]:
-    """Patch modules that are there already, and others right after their import."""
-    with contextlib.ExitStack() as stack:
-
-        def patch(module: types.ModuleType) -> None:
-            for each in libraries[module.__name__](module):
-                stack.enter_context(each)
-
-        for name in libraries:
-            if name in sys.modules:
-                patch(sys.modules[name])
-        finder = _Finder(libraries, patch)
-        sys.meta_path.insert(0, finder)
-        stack.callback(sys.meta_path.remove, finder)
-        yield
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules as others do; calls a function after the import of some."""
-
-    def __init__(self, names: Mapping[str, Any], imported: Callable[[types.ModuleType], None]) -> None:
-        self._names = names
-        self._imported = imported
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """As `importlib.abc.MetaPathFinder.find_spec`."""
-        if fullname not in self._names:
-            return None
-        others = (each for each in sys.meta_path if each is not self)
-        found = (each.find_spec(fullname, path, target) for each in others)
-        spec = next((each for each in found if each is not None), None)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: types.ModuleType) -> None:
-                execute(module)
-                self._imported(module)
-
-            vars(spec.loader)["exec_module"] = exec_module
-        return spec

@@ -38,7 +38,8 @@ _NAMES: Final = (
     "bool=BOOL uint8=U8 int8=I8 float8_e5m2=F8_E5M2 float8_e4m3fn=F8_E4M3 int16=I16 uint16=U16 float16=F16 "
     "bfloat16=BF16 int32=I32 uint32=U32 float32=F32 complex64=C64 float64=F64 int64=I64 uint64=U64"
 )
-"""Names of dtypes, torch's own and those in the format of safetensors."""
+"""Names of dtypes, torch's own and those in the format of safetensors, which has the last of these first in a file
+(`Dtype` in safetensors/src/tensor.rs)."""
 _SAFETENSORS: Final = {getattr(torch, dtype): name for dtype, name in (each.split("=") for each in _NAMES.split())}
 
 
@@ -144,7 +145,8 @@ def _write_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Any, file:
     """Write the format of safetensors (its README, "Format"), with zeros where no value is known."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     at = 0
-    for name, tensor in tensors.items():
+    ordered = sorted(tensors.items(), key=lambda item: (-list(_SAFETENSORS).index(item[1].dtype), item[0]))
+    for name, tensor in ordered:
         end = at + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
@@ -157,7 +159,9 @@ def _write_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Any, file:
             if value is not None:
                 file.seek(begin + header[name]["data_offsets"][0])
                 file.write(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    file.truncate(begin + at)
+    if file.seek(0, io.SEEK_END) < begin + at:
+        file.seek(begin + at - 1)
+        file.write(b"\0")  # what is in memory has no holes: `truncate` would not lengthen it
 
 
 # --- what is saved ----------------------------------------------------------------------------------------------------

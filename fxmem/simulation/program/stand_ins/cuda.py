@@ -114,7 +114,7 @@ def stand_ins(memory: CardMemory, capability: tuple[int, int], thread: CardThrea
         (cuda.random, dict.fromkeys(("manual_seed", "manual_seed_all"), _nothing)),
         (cuda.nvtx, {**dict.fromkeys(("range_push", "range_pop", "mark"), _nothing), "range": _nullcontext}),
         (cuda, {"memory_snapshot": lambda *_, **__: history.snapshot()["segments"]}),
-        (torch.accelerator, {**answers, **_accelerator()}),
+        (torch.accelerator, {**answers, **_accelerator(), "get_memory_info": answers["mem_get_info"]}),
         (torch, {"Generator": _CardGenerator}),
     )
     for owner, found in places:
@@ -124,6 +124,7 @@ def stand_ins(memory: CardMemory, capability: tuple[int, int], thread: CardThrea
     yield torch_common.wrap(torch, "get_device_module", _find_device_module)
     yield torch_common.wrap(torch, "set_default_tensor_type", _set_default_tensor_type)
     yield torch_common.wrap(torch.Tensor, "as_subclass", torch_programs.alias_as)
+    yield torch_common.wrap(torch.Tensor, "_make_subclass", torch_programs.make_subclass)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -196,6 +196,7 @@ def _distributed(notes: MadeUpNotes, world: World | None) -> torch_common.Patche
     yield torch_distributed.default_device(torch.device("cuda"))
     for owner in (torch.distributed, torch.distributed.distributed_c10d, torch.distributed.device_mesh):
         yield torch_common.wrap(owner, "init_process_group", init_process_group)
+    yield torch_distributed.futures_have_results()
     yield mail_patches(place.rank, place.mailbox)
 
     class NotedReplica(Replica):

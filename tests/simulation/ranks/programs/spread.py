@@ -89,6 +89,17 @@ elif kind == "zero-1":
     train(spread, optimizer=ZeroRedundancyOptimizer(spread.parameters(), torch.optim.AdamW))
 elif kind == "ddp, views":
     train(nn.parallel.DistributedDataParallel(Llama(), gradient_as_bucket_view=True, bucket_cap_mb=0.1))
+elif kind == "ddp, hook":
+
+    def done(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """A future that has its result."""
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(tensor)
+        return future
+
+    hooked = nn.parallel.DistributedDataParallel(Llama(), bucket_cap_mb=0.1)
+    hooked.register_comm_hook(None, lambda state, bucket: done(bucket.buffer().clone()))
+    train(hooked)
 else:
     _, _, shard, settings = (CONFIGURATIONS | COMPILED)[kind]
     train(shard("cpu")(Llama()), **settings)

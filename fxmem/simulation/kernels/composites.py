@@ -1,0 +1,43 @@
+"""Operators that run as others: their kernels call these, and allocate nothing else.
+
+The recorder sees the inner operators one by one, as those of what the dispatcher itself takes apart. Where a kernel
+hangs on values, these have to be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from fxmem._torch import common as torch_common
+
+aten = torch.ops.aten
+Kernel = Callable[..., Any]
+Answer = Callable[[Any, tuple[Any, ...]], Any]
+"""What an operator that hangs on values is answered, with these arguments."""
+
+COMPOSITES: Final[dict[Any, Kernel]] = {}
+"""By operator: `kernel(answer, operator, *args, **kwargs)`, which leaves a call to others by NotImplemented."""
+
+
+def composes(names: str) -> Callable[[Kernel], Kernel]:
+    """Register a kernel for these operators of ATen, each with its overload, where that is not the default one."""
+
+    def register(kernel: Kernel) -> Kernel:
+        for name in names.split():
+            packet, _, overload = name.partition(".")
+            COMPOSITES[getattr(getattr(aten, packet), overload or "default")] = kernel
+        return kernel
+
+    return register
+
+
+@composes("_pack_padded_sequence")
+def _pack(_: Answer, func: Any, padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+    """`_pack_padded_sequence` (PackedSequence.cpp) reads the lengths, and copies what is there of each step."""
+    kernel = torch_common.explicit_kernel(func, "cpu")
+    if kernel is None or isinstance(lengths, torch_common.FakeTensor):
+        return NotImplemented
+    return kernel(padded, lengths, batch_first)

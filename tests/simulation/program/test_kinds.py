@@ -1,0 +1,310 @@
+"""Kinds of programs that run on a card: sparse gradients, communication hooks, packed sequences, classes of tensors."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import fxmem
+from fxmem.errors import AnalysisError
+from fxmem.hardware.tensor_layouts import ITEM_BYTES
+from fxmem.records.profile import Kind
+
+IDS = torch.tensor([[7, 7, 3], [900, 3, 7]])
+WIDTH = 64
+
+
+def lookup(device: str) -> tuple[nn.Embedding, torch.Tensor]:
+    """A table, whose gradient has three rows, and the sum of what is looked up."""
+    table = nn.Embedding(1000, WIDTH, sparse=True).to(device)
+    return table, table(IDS.to(device)).square().sum()
+
+
+def test_a_sparse_gradient_is_indices_and_values() -> None:
+    real, loss = lookup("cpu")
+    loss.backward()  # type: ignore[no-untyped-call]
+    with fxmem.record("h100", steps=1) as run:
+        table, loss = lookup("cuda")
+        loss.backward()  # type: ignore[no-untyped-call]
+        found, wanted = table.weight.grad, real.weight.grad
+        assert found is not None
+        assert wanted is not None
+        for one, other in ((found, wanted), (found.coalesce(), wanted.coalesce())):
+            assert one.is_sparse
+            assert (one._nnz(), one.is_coalesced()) == (other._nnz(), other.is_coalesced())
+            assert one._indices().shape == other._indices().shape
+            assert one._values().shape == other._values().shape
+        assert (found + found)._nnz() == 2 * IDS.numel()  # on a card, the places of both
+        places = found.coalesce().indices().tolist()
+        del found, one
+        torch.optim.SparseAdam(table.parameters()).step()
+    assert places == wanted.coalesce().indices().tolist() == [[3, 7, 900]]
+    gradient = [each for each in run.profile.storages if each.kind is Kind.GRADIENT]
+    assert sorted(each.nbytes for each in gradient) == [IDS.numel() * 8, IDS.numel() * WIDTH * 4]
+    names = {each.name for each in gradient}
+    assert names == {"table.weight.grad.indices", "table.weight.grad.values"}
+
+
+def test_rows_that_nobody_knows_are_taken_for_distinct() -> None:
+    model = nn.Sequential(nn.Embedding(1000, WIDTH, sparse=True))
+    peaks = []
+    for ids in (
+        torch.zeros(400, dtype=torch.int64),
+        torch.arange(400),
+        torch.empty(400, dtype=torch.int64, device="meta"),
+    ):
+        analysis = fxmem.analyze(model, ids, optimizer="sparseadam", target="h100")
+        peaks.append(analysis.peak.requested_bytes)
+    assert peaks[0] < peaks[1] == peaks[2]
+    assert "coalesce: no two places equal" in " ".join(each.text for each in analysis.profile.assumptions)
+
+
+class Rank:
+    """A model under DistributedDataParallel on a card, of one bucket of 1,051,648 numbers."""
+
+    def __init__(self, hook: Any, state: Any = lambda: None, steps: int = 3) -> None:
+        with fxmem.record("h100", steps=steps) as run:
+            torch.distributed.init_process_group("nccl")
+            inner = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.Linear(1024, 3, bias=False)).cuda()
+            model = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=100)
+            if hook is not None:
+                hook(model) if state is None else model.register_comm_hook(state(), hook)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            while True:
+                model(torch.randn(4, 1024, device="cuda")).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        self.profile = run.profile
+        self.peaks = [each.requested_bytes for each in run.rounds]
+
+    def count(self, numbers: int, itemsize: int) -> int:
+        """Storages of a step that hold so many numbers."""
+        wanted = numbers * itemsize
+        return sum(each.nbytes == wanted and each.birth > 0 for each in self.profile.storages)
+
+
+BUCKET = 1024 * 1024 + 3 * 1024
+
+
+def finished(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """A hook that reduces nothing and makes a tensor."""
+    assert bucket.is_last()
+    assert bucket.index() == 0
+    assert [tuple(each.shape) for each in bucket.gradients()] == [(3, 1024), (1024, 1024)]
+    assert len(bucket.parameters()) == 2
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer() * 2)
+    return future
+
+
+def test_a_communication_hook_takes_what_it_makes() -> None:
+    plain = Rank(None)
+    assert plain.count(BUCKET, 4) == 0
+    own = Rank(finished)
+    # What it makes becomes the gradients' values, and is kept until it has made another.
+    assert own.count(BUCKET, 4) == 1
+    assert own.peaks[0] > plain.peaks[0]
+    assert own.peaks == [own.peaks[0], own.peaks[0], own.peaks[0] + 4 * BUCKET]
+    for hook in (default_hooks.bf16_compress_hook, default_hooks.fp16_compress_hook):
+        halved = Rank(hook)
+        assert halved.count(BUCKET, 2) == 1
+        assert halved.peaks == [own.peaks[0] - 2 * BUCKET] * 3  # freed when it has been widened
+    wrapped = Rank(
+        default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook), lambda: torch.distributed.group.WORLD
+    )
+    assert wrapped.count(BUCKET, 2) == 1
+    assert Rank(default_hooks.allreduce_hook).peaks == plain.peaks
+    kind = torch.distributed.BuiltinCommHookType.FP16_COMPRESS
+    assert Rank(lambda model: model._register_builtin_comm_hook(kind), None).count(BUCKET, 2) == 1
+
+
+def test_gradients_are_compressed_to_a_low_rank() -> None:
+    def state() -> Any:
+        return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+
+    low = Rank(powerSGD_hook.powerSGD_hook, state, steps=4)
+    assert low.peaks[0] < low.peaks[-1]  # the errors of the steps before are kept from the second on
+
+
+def test_nccl_takes_no_sparse_gradients() -> None:
+    def train() -> None:
+        with fxmem.record("h100"):
+            torch.distributed.init_process_group("nccl")
+            model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Embedding(9, 3, sparse=True)).cuda())
+            model(IDS.clamp(max=8).cuda()).sum().backward()
+
+    with pytest.raises(ValueError, match="must be CUDA and dense"):
+        train()
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_packed_sequence_has_as_many_rows_as_there_are_steps(cell: type[nn.RNNBase]) -> None:
+    lengths = torch.tensor([5, 9, 2])
+    with fxmem.record("h100", steps=1) as run:
+        model = cell(16, 32, batch_first=True).cuda()  # type: ignore[call-arg]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.randn(3, 9, 16, device="cuda")
+        out, _ = model(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+        padded, again = pad_packed_sequence(out, batch_first=True)
+        found = tuple(out.data.shape), tuple(padded.shape), again.tolist()
+        padded.sum().backward()
+        optimizer.step()
+    assert found == ((16, 32), (3, 9, 32), lengths.tolist())
+    steps = {op.name for op in run.profile.ops}
+    assert {"aten._cudnn_rnn.default", "aten._cudnn_rnn_backward.default"} <= steps
+
+
+def test_ctc_takes_lengths_of_the_host_and_of_the_card() -> None:
+    lengths = torch.tensor([20, 20]), torch.tensor([5, 3])
+    peaks = []
+    for device in ("cpu", "cuda"):
+        with fxmem.record("h100", steps=1) as run:
+            model = nn.Linear(8, 16).cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            log_probs = model(torch.randn(20, 2, 8, device="cuda")).log_softmax(-1)
+            targets = torch.ones(2, 5, dtype=torch.int64, device="cuda")
+            nn.functional.ctc_loss(log_probs, targets, *(each.to(device) for each in lengths)).backward()
+            optimizer.step()
+        (log_beta,) = [each for each in run.profile.storages if each.name == "log_beta"]
+        assert log_beta.nbytes == 2 * 20 * (2 * 5 + 1) * 4
+        peaks.append(run.peak.requested_bytes)
+    assert 0 <= peaks[1] - peaks[0] <= 32  # the lengths
+
+
+def test_no_compiler_of_cuda_is_started() -> None:
+    from torch.utils import cpp_extension
+
+    def train() -> None:
+        with pytest.raises(RuntimeError, match="the extension 'ours' is built of some"):
+            cpp_extension.load("ours", ["ours.cpp", "ours.cu"])
+        with pytest.raises(RuntimeError, match="No compiler of CUDA runs here"):
+            cpp_extension.load_inline("ours", "", cuda_sources="__global__ void f() {}")
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            train()
+            return x.relu()
+
+    with fxmem.record("h100"):
+        train()
+        torch.ones(3, device="cuda")
+    fxmem.analyze(Model(), torch.ones(3), mode="infer", target="h100")
+
+
+def test_a_module_goes_to_meta_and_back() -> None:
+    with fxmem.record("h100") as run:
+        model = nn.Linear(8, 4)
+        weight = model.weight
+        model.to("meta")
+        assert model.weight is weight
+        assert weight.is_meta
+        model.to_empty(device="cuda")
+        assert weight.is_cuda
+        model(torch.ones(2, 8, device="cuda"))
+    assert run.peak.requested_bytes >= 8 * 4 * 4
+
+
+def test_safetensors_are_written_as_on_a_card() -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    dtypes = {"a": torch.float32, "b": torch.int64, "c": torch.uint16, "d": torch.complex64, "e": torch.bool}
+    wanted = [safetensors.save({name: torch.zeros(7).to(dtype)}) for name, dtype in dtypes.items()]
+    wanted.append(safetensors.save({name: torch.zeros(7).to(dtype) for name, dtype in dtypes.items()}))
+    with fxmem.record("h100"):
+        tensors = {name: torch.zeros(7, device="cuda").to(dtype) for name, dtype in dtypes.items()}
+        assert [safetensors.save({name: each}) for name, each in tensors.items()] == wanted[:-1]
+        assert safetensors.save(tensors) == wanted[-1]
+
+
+def test_every_dtype_has_its_bytes() -> None:
+    dtypes = {each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+    known = {str(each).removeprefix("torch."): each for each in dtypes}
+    assert {name: known[name].itemsize for name in ITEM_BYTES if name in known} == {
+        name: nbytes for name, nbytes in ITEM_BYTES.items() if name in known
+    }
+    missing = {name for name in known if name not in ITEM_BYTES}
+    assert not {name for name in missing if not name.startswith(("q", "bits", "int", "uint"))}  # of quantised numbers
+
+
+class Packed(nn.Parameter):
+    """A parameter of a class of its own, which packs itself where it moves, as 4-bit weights do."""
+
+    def __new__(cls, data: torch.Tensor) -> Packed:
+        """A parameter that needs no gradient."""
+        made: Packed = torch.Tensor._make_subclass(cls, data, False)
+        made.data = data
+        return made
+
+    def cuda(self, device: Any = None) -> Packed:  # type: ignore[override]
+        """Half a byte for each number."""
+        packed = self.data.to("cuda").view(-1, 2)[:, :1].to(torch.uint8).contiguous()
+        return Packed(packed)
+
+
+def test_a_parameter_of_a_class_of_its_own_packs_itself() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = Packed(torch.empty(128, 128))  # larger than what is real on the host
+
+    with fxmem.record("h100") as run:
+        layer = Layer().cuda()
+        assert isinstance(layer.weight, Packed)
+        assert layer.weight.shape == (128 * 64, 1)
+        assert torch.cuda.memory_allocated() == 128 * 64
+        torch.ones(3, device="cuda")
+    assert run.peak.requested_bytes >= 128 * 64
+
+
+def test_four_bit_weights_are_as_a_real_quantisation_makes_them() -> None:
+    with warnings.catch_warnings(action="ignore"):
+        bnb = pytest.importorskip("bitsandbytes")
+        weight = bnb.nn.Params4bit(torch.randn(512, 512), requires_grad=False, quant_type="nf4").to("cpu")
+
+        def sizes(weight: Any) -> list[tuple[Any, ...]]:
+            state = weight.quant_state
+            inside = weight.data, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code
+            return [(tuple(each.shape), each.dtype) for each in inside]
+
+        with fxmem.record("h100", steps=1):
+            layer = bnb.nn.Linear4bit(512, 512, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").cuda()
+            head = nn.Linear(512, 4).cuda().bfloat16()
+            optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+            found = sizes(layer.weight)
+            head(layer(torch.randn(2, 512, device="cuda", dtype=torch.bfloat16))).sum().backward()
+            optimizer.step()
+    assert found == sizes(weight)
+
+
+@pytest.mark.truth
+def test_attention_is_compiled_with_the_math_way_off() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(64, 192)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (each.unflatten(-1, (2, 32)).transpose(1, 2) for each in self.project(x).chunk(3, -1))
+            return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    x = torch.randn(2, 16, 64, dtype=torch.bfloat16)
+    torch.backends.cuda.enable_math_sdp(False)
+    try:
+        off = fxmem.analyze(Model().bfloat16(), x, compile=True, target="h100")
+        assert not torch.backends.cuda.math_sdp_enabled()  # type: ignore[no-untyped-call]
+    finally:
+        torch.backends.cuda.enable_math_sdp(True)
+    assert (
+        off.peak.requested_bytes
+        == fxmem.analyze(Model().bfloat16(), x, compile=True, target="h100").peak.requested_bytes
+    )
+
+
+def test_a_dense_optimizer_says_what_it_does_not_take() -> None:
+    with pytest.raises(AnalysisError, match="Adam does not support sparse gradients, please consider SparseAdam"):
+        fxmem.analyze(nn.Embedding(9, 3, sparse=True), IDS.clamp(max=8), optimizer="adam", target="h100")
