@@ -124,7 +124,7 @@ def _build_storages(
                 death=moved[log.tick if death is None else death],
                 op=None if found.op == len(log.ops) else found.op,  # found when the last one was over: no operator's
                 node=None if node is None else run.row(node),
-                name=found.name,
+                name=found.name or ("" if found.birth else found.holder),
                 shape=found.shape,
                 dtype=str(found.dtype)[6:],
                 stream=found.stream,
@@ -136,9 +136,10 @@ def _build_storages(
 
 
 def _kind_of_unnamed(run: FinishedRun, index: int) -> Kind:
-    if not run.log.storages[index].birth:
-        return Kind.BUFFER
-    return Kind.COMMUNICATION if index in run.log.communication else Kind.TEMPORARY
+    storage = run.log.storages[index]
+    if index in run.log.communication and storage.held_kind in (None, Kind.BUFFER):
+        return Kind.COMMUNICATION
+    return Kind.TEMPORARY if storage.birth else storage.held_kind or Kind.BUFFER
 
 
 def _find_first_readers(run: FinishedRun) -> dict[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -137,7 +137,7 @@ class NodeLedger(Observer):
 
     def _save(self, value: Any, handle: weakref.ref[Any]) -> None:
         log = self.log
-        for tensor in (part for found in torch_common.iterate_tensors(value) for part in torch_wrappers.parts(found)):
+        for tensor in _iterate_parts(value):
             index = log.note_part(tensor)
             if index is None or (storage := log.storages[index]).birth == 0:
                 continue
@@ -154,6 +154,12 @@ class NodeLedger(Observer):
         index = self.log.note_storage(tensor)
         if index is not None:
             self.restored[self.log.node, index] = None
+
+    def find_kept(self, saved: Iterable[tuple[int, Any]]) -> dict[int, int]:
+        """The storages of saved tensors, with the number of the node of autograd that keeps each."""
+        parts = ((part, number) for number, value in saved for part in _iterate_parts(value))
+        found = ((self.log.find_storage(part), number) for part, number in parts)
+        return {index: number for index, number in found if index is not None}
 
     def end_of_forward(self) -> None:
         """Settle which node owns each saved storage: the first to save it that still keeps it.
@@ -174,3 +180,8 @@ class NodeLedger(Observer):
         for _, _, index in self.results.get(node, ()):
             if index is not None and self.log.storages[index].birth > 0:
                 self.log.storages[index].kind = Kind.OUTPUT
+
+
+def _iterate_parts(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a nested value, wrappers taken apart."""
+    return (part for found in torch_common.iterate_tensors(value) for part in torch_wrappers.parts(found))

@@ -61,6 +61,12 @@ class RoundTracer(ProgramTracer):
         """Run what is no part of a step: parameters that move to the card."""
         return self._own_work()
 
+    def describe_node(self, node: int) -> str:
+        """What a node calls, and the line that calls it."""
+        target, source = self.nodes[node].target, self.sources[node]
+        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        return name if source is None else f"{name} at {source.place}"
+
     def pause(self) -> None:
         """Write no node until `resume`: what runs is the optimizer's."""
         if self._state == "tracing":
@@ -79,7 +85,7 @@ class RoundTracer(ProgramTracer):
             if name is None:
                 return original(module, *args, **kwargs)
             if self._state in ("tracing", "after") and not self.writer.stack:
-                self._program.on_module_call(module)
+                self._program.on_module_call(module, args, kwargs)
             if self._state not in ("tracing", "recomputing"):
                 return original(module, *args, **kwargs)
             compiled = torch_wrappers.wrapped_module(module)
