@@ -145,11 +145,13 @@ def _kind_of_unnamed(run: FinishedRun, index: int) -> Kind:
 def _find_first_readers(run: FinishedRun) -> dict[int, int]:
     """The first node to read each parameter, buffer and input."""
     log, readers = run.log, dict[int, int]()
+    dropped = _find_storages_by_module(run) if run.is_program else {}
     for position, node in enumerate(run.nodes):
         if node.op == "call_module":
             module = run.model.get_submodule(str(node.target))
             held = (tensor for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
             read = [log.note_storage(part) for tensor in held for part in torch_wrappers.parts(tensor)]
+            read = read or dropped.get(str(node.target), [])
         elif node.op in ("get_attr", "placeholder"):
             read = [storage for _, _, storage in run.recording.nodes.results.get(position, ())]
         else:
@@ -158,6 +160,16 @@ def _find_first_readers(run: FinishedRun) -> dict[int, int]:
             if storage is not None and log.storages[storage].kind in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT):
                 readers.setdefault(storage, position)
     return readers
+
+
+def _find_storages_by_module(run: FinishedRun) -> dict[str, list[int | None]]:
+    """What each module of a program had, by its path and the names: the program may have dropped it by now."""
+    found: dict[str, list[int | None]] = {}
+    for index, storage in enumerate(run.log.storages):
+        path = storage.name if storage.kind in (Kind.PARAMETER, Kind.BUFFER) else ""
+        while path := path.rpartition(".")[0]:
+            found.setdefault(path, []).append(index)
+    return found
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------

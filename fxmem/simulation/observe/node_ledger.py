@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import math
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class NodeLedger(Observer):
         """By node, the storages that it saves for backward."""
         self.saved_at_end: dict[int, int] = {}
         """The storages that are saved at the end of forward, and the node that each counts for."""
-        self._live_saved: list[tuple[weakref.ref[Any], int, int]] = []
+        self._live_saved: list[tuple[_Kept, int, int]] = []
         self._announced, self._announced_at = LOSS, 0
         """The node announced last, and how many of these there were then."""
         storages = self.log.storages
@@ -113,6 +114,15 @@ class NodeLedger(Observer):
         finally:
             self.log.recomputing -= 1
 
+    def find_name(self, tensor: torch.Tensor) -> str:
+        """The name of what a tensor lies in, or of its holder; else of the operator that made it."""
+        indices = (self.log.find_storage(part) for part in _iterate_parts(tensor))
+        index = next((each for each in indices if each is not None), None)
+        if index is None:
+            return ""
+        storage = self.log.storages[index]
+        return storage.name or storage.holder or self.log.find_maker(tensor).removeprefix("aten.").partition(".")[0]
+
     # --- autograd -----------------------------------------------------------------------------------------------------
 
     def on_backward_node(self, sequence_number: int) -> None:
@@ -147,7 +157,7 @@ class NodeLedger(Observer):
             if storage.kind is None:
                 storage.kind = Kind.SAVED
             if log.phase is Phase.FORWARD:
-                self._live_saved.append((handle, self.log.node, index))
+                self._live_saved.append((_Kept(handle(), self._note_end), self.log.node, index))
 
     def on_unpack(self, tensor: torch.Tensor) -> None:
         """The program's own unpack hook returned this tensor to the node that runs."""
@@ -175,6 +185,20 @@ class NodeLedger(Observer):
         if self.log.sum_bytes(saved) >= self.log.sum_bytes(self.saved_at_end):
             self.saved_at_end = saved
 
+    def end_without_backward(self, tick: int) -> None:
+        """As `end_of_forward`, of a forward whose graph nothing goes back through: what was kept at a tick counts."""
+        storages = self.log.storages
+        for kept, node, index in self._live_saved:
+            death = storages[index].death
+            is_alive = storages[index].birth <= tick and (death is None or death > tick)
+            if is_alive and kept.end > tick:
+                self.saved_at_end.setdefault(index, node)
+        self._live_saved = []
+
+    def _note_end(self, kept: weakref.ref[Any]) -> None:
+        assert isinstance(kept, _Kept)
+        kept.end = self.log.tick
+
     def mark_outputs(self, node: int) -> None:
         """Mark what this node returned as the model's output."""
         for _, _, index in self.results.get(node, ()):
@@ -185,3 +209,13 @@ class NodeLedger(Observer):
 def _iterate_parts(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a nested value, wrappers taken apart."""
     return (part for found in torch_common.iterate_tensors(value) for part in torch_wrappers.parts(found))
+
+
+class _Kept(weakref.ref[Any]):
+    """A weak reference to the handle of what autograd saved, with the tick at which it was gone."""
+
+    __slots__ = ("end",)
+
+    def __init__(self, handle: Any, on_end: Callable[[weakref.ref[Any]], None]) -> None:
+        super().__init__(handle, on_end)
+        self.end: float = math.inf

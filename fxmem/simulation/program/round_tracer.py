@@ -47,6 +47,7 @@ class RoundTracer(ProgramTracer):
         """Begin the graph of another round."""
         self._roots.begin_round()
         self._start_graph()
+        self.writer.find_maker = self._find_node
         self._names = {}
         self._noted = set[str]()
         self._note_roots()
@@ -60,6 +61,12 @@ class RoundTracer(ProgramTracer):
     def write_nothing(self) -> contextlib.AbstractContextManager[None]:
         """Run what is no part of a step: parameters that move to the card."""
         return self._own_work()
+
+    def _find_node(self, tensor: torch.Tensor) -> torch.fx.Node | None:
+        """The node that made what a tensor lies in, in this round: a view that is no call of the program's."""
+        index = None if torch_wrappers.is_transformed(tensor) else self._log.find_storage(tensor)
+        node = None if index is None else self._log.storages[index].node
+        return self.nodes[node] if node is not None and 0 <= node < len(self.nodes) else None
 
     def describe_node(self, node: int) -> str:
         """What a node calls, and the line that calls it."""

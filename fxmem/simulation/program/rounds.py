@@ -244,6 +244,8 @@ class Rounds(RoundRule):
         log.end_phase()
         self._name_residents()
         self._name_held()
+        if all(span.phase is not Phase.BACKWARD for span in log.phases):
+            self._recording.nodes.end_without_backward(self._live.tick)
         sizes = Counter(storage.nbytes for storage in log.storages if storage.birth > 0)
         record = self._record().model_copy(update={"is_whole": is_whole})
         if number and self._memory is not None:

@@ -44,15 +44,15 @@ class Replica(torch.nn.Module):
         limit = self.bucket_bytes_cap = _BUCKET if bucket_cap_mb is None else int(bucket_cap_mb * _MIB)
         parameters = [each for each in module.parameters() if each.requires_grad][::-1]
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
-        self._buckets: list[torch.Tensor] = []
+        self.gradient_buckets: list[torch.Tensor] = []
         self._members: list[list[torch.Tensor]] = []
         for indices in torch_distributed.assign_buckets(parameters, [min(_FIRST_BUCKET, limit), limit]):
             members: list[torch.Tensor] = [parameters[index] for index in indices]
             offsets = [0, *itertools.accumulate(each.numel() for each in members)]
-            self._places.update({each: (len(self._buckets), at) for each, at in zip(members, offsets, strict=False)})
+            self._places.update({each: (len(self.gradient_buckets), at) for each, at in zip(members, offsets, strict=False)})
             self._members.append(members)
             first = members[0]
-            self._buckets.append(torch.empty(offsets[-1], dtype=first.dtype, device=first.device))
+            self.gradient_buckets.append(torch.empty(offsets[-1], dtype=first.dtype, device=first.device))
         self._missing = [len(members) for members in self._members]
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ class Replica(torch.nn.Module):
 
     def _slot(self, parameter: torch.Tensor) -> torch.Tensor:
         bucket, offset = self._places[parameter]
-        return self._buckets[bucket].narrow(0, offset, parameter.numel()).view_as(parameter)
+        return self.gradient_buckets[bucket].narrow(0, offset, parameter.numel()).view_as(parameter)
 
     @torch.no_grad()
     def _take(self, parameter: torch.Tensor) -> None:
@@ -88,7 +88,7 @@ class Replica(torch.nn.Module):
         if self._missing[bucket]:
             return
         self._missing[bucket] = len(self._members[bucket])
-        torch.distributed.all_reduce(self._buckets[bucket], group=self._group, async_op=True)
+        torch.distributed.all_reduce(self.gradient_buckets[bucket], group=self._group, async_op=True)
         for member in self._members[bucket] if not self._views else ():
             if member.grad is not None:
                 member.grad.copy_(self._slot(member))
