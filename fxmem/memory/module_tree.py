@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
+from fxmem.memory.figures import find_module
 from fxmem.records.profile import Kind, Node, Profile, Storage
 
 BranchKind = Literal["module", "call", "step"]
@@ -33,7 +34,7 @@ class Branch:
     nodes: list[int] = field(default_factory=list)
     """Indices of its own nodes."""
     storages: list[Storage] = field(default_factory=list)
-    """Its own parameters and buffers."""
+    """Its own parameters and buffers, or what of it no node reads."""
     children: dict[tuple[BranchKind, str], Branch] = field(default_factory=dict)
 
     def child(self, kind: BranchKind, label: str, path: str = "", type_name: str = "") -> Branch:
@@ -75,14 +76,16 @@ class ModuleTree:
     def add_parameters(self) -> None:
         """Add parameters and buffers, each to the module that has it first. They are there before the step."""
         for storage in self._profile.storages:
-            if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.name:
-                self.find(storage.name.rpartition(".")[0]).storages.append(storage)
+            path = find_module(self._profile, storage)
+            if path is not None and storage.kind is not Kind.GRADIENT and storage.birth == 0:
+                self.find(path).storages.append(storage)
 
 
 def call_name(node: Node) -> str:
     """Name of what was called: the function's own name, a parameter's for `get_attr`, an argument's for a
     placeholder."""
-    return node.target.rsplit(".", 1)[-1] or node.name
+    target = node.target.partition("[")[0] if node.op == "get_attr" else node.target  # of a list, the list
+    return target.rsplit(".", 1)[-1] or node.name
 
 
 def describe(node: Node) -> str:
