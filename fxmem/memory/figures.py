@@ -85,7 +85,7 @@ def bytes_at_peak(profile: Profile, timeline: Timeline) -> list[int]:
 
 def find_module(profile: Profile, storage: Storage) -> str | None:
     """The module that a parameter, a buffer or a gradient belongs to by its name; None for all that has another owner."""
-    if storage.kind not in (Kind.PARAMETER, Kind.BUFFER, Kind.GRADIENT) or not storage.name or "[" in storage.name:
+    if storage.kind not in (Kind.PARAMETER, Kind.BUFFER, Kind.GRADIENT) or not storage.name:
         return None
     path = storage.name.removesuffix(".grad").rpartition(".")[0]
     # What lies in no module of a program is a variable of its own.
@@ -126,7 +126,7 @@ def holdings_at_peak(profile: Profile, timeline: Timeline) -> list[Holding]:
     for storage, node in owners_at_peak(profile, timeline):
         if node is None and find_module(profile, storage) is None:
             cut = "," if storage.kind is Kind.WORKSPACE else "["
-            found.setdefault((storage.name.partition(cut)[0], storage.kind), []).append(storage.nbytes)
+            found.setdefault((storage.title.partition(cut)[0], storage.kind), []).append(storage.nbytes)
     worth = timeline.peak.requested_bytes // 100
     small = Counter(kind for (_, kind), sizes in found.items() if sum(sizes) < worth)
     holdings: dict[tuple[str, Kind], Holding] = {}

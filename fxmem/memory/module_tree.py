@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
-from fxmem.memory.figures import find_module
 from fxmem.records.profile import Kind, Node, Profile, Storage
 
 BranchKind = Literal["module", "call", "step"]
@@ -76,9 +75,8 @@ class ModuleTree:
     def add_parameters(self) -> None:
         """Add parameters and buffers, each to the module that has it first. They are there before the step."""
         for storage in self._profile.storages:
-            path = find_module(self._profile, storage)
-            if path is not None and storage.kind is not Kind.GRADIENT and storage.birth == 0:
-                self.find(path).storages.append(storage)
+            if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.name:
+                self.find(storage.name.rpartition(".")[0]).storages.append(storage)
 
 
 def call_name(node: Node) -> str:

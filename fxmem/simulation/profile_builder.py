@@ -124,7 +124,8 @@ def _build_storages(
                 death=moved[log.tick if death is None else death],
                 op=None if found.op == len(log.ops) else found.op,  # found when the last one was over: no operator's
                 node=None if node is None else run.row(node),
-                name=found.name or ("" if found.birth else found.holder),
+                name=found.name,
+                holder="" if found.name else found.holder,
                 shape=found.shape,
                 dtype=str(found.dtype)[6:],
                 stream=found.stream,
