@@ -11,7 +11,7 @@ import contextlib
 import gc
 import sys
 import types
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -172,10 +172,11 @@ class _Search:
         kind = Kind.PARAMETER if isinstance(tensor, torch.nn.Parameter) else kind
         for inner, part in torch_wrappers.named_parts(tensor):
             self._name(self._log.find_storage(part), f"{path}.{inner}".rstrip("."), kind)
-        if tensor.grad_fn is not None:
+        if tensor.is_leaf:
+            if tensor.grad is not None:
+                self._wait(f"{path}.grad", tensor.grad, Kind.GRADIENT)
+        elif self._saved and not torch_autograd.is_view(tensor):  # a view may make its node anew when it is asked
             self._follow_graph(path, tensor.grad_fn)
-        elif tensor.is_leaf and tensor.grad is not None:
-            self._wait(f"{path}.grad", tensor.grad, Kind.GRADIENT)
 
     def _follow_graph(self, path: str, node: Any) -> None:
         nodes, name = [node], path if path.startswith(_GRAPH) else _GRAPH + path
@@ -224,7 +225,12 @@ class _Search:
             return
         attributes = _find_attributes(value)
         for name, each in attributes.items():
-            is_buffer = issubclass(type(value), torch.nn.Module) and isinstance(each, torch.Tensor)
+            is_modules = issubclass(type(value), torch.nn.Module)
+            if is_modules and name.endswith("_hooks") and type(each) in (dict, OrderedDict):
+                for hook in list(each.values()):
+                    self._wait(f"hook of {path}", hook, kind)
+                continue
+            is_buffer = is_modules and isinstance(each, torch.Tensor)
             self._wait(f"{path}.{name}".lstrip("."), each, Kind.BUFFER if is_buffer else kind)
         if not attributes:
             for each in gc.get_referents(value):
@@ -269,5 +275,7 @@ def find_variables() -> Iterator[Place]:
 
 def _name_variables(scope: Mapping[str, Any]) -> Iterator[Place]:
     for name, value in list(scope.items()):
-        if not name.startswith("__"):
+        if issubclass(type(value), type) and value.__module__ == scope.get("__name__"):
+            yield from ((f"{name}.{attribute}", each) for attribute, each in list(vars(value).items()))
+        elif not name.startswith("__"):
             yield (type(value).__name__ if name == "self" else name), value

@@ -296,9 +296,8 @@ class Rounds(RoundRule):
     def _name_held(self) -> None:
         """Name what else the program keeps: what it calls it, or the line that made it."""
         recording, log = self._recording, self._log
-        saved = recording.nodes.find_kept(recording.engine.find_saved())
         places = ((self._arguments, Kind.INPUT), (find_variables, None))
-        for index in self._holders.search(places, saved):
+        for index in self._holders.search(places, self._find_saved()):
             node = log.storages[index].node
             if node is not None and node >= 0:
                 log.storages[index].holder = recording.tracer.describe_node(node)
@@ -306,9 +305,14 @@ class Rounds(RoundRule):
     def _mark_kept_results(self) -> None:
         """What a module returned and the program keeps is an output in the next round, too."""
         log, nodes = self._log, self._recording.tracer.nodes
+        saved = self._find_saved()
         for index in log.alive():
             storage = log.storages[index]
-            is_plain = storage.kind is None and storage.held_kind is None and not storage.name
+            is_plain = storage.kind in (None, Kind.SAVED) and index not in saved and storage.held_kind is None
             if is_plain and storage.birth and storage.node is not None and 0 <= storage.node < len(nodes):
                 if nodes[storage.node].meta["nn_module_stack"] or nodes[storage.node].op == "call_module":
                     storage.kind = Kind.OUTPUT
+
+    def _find_saved(self) -> dict[int, int]:
+        """By storage that autograd keeps, the number of its node."""
+        return self._recording.nodes.find_kept(self._recording.engine.find_saved())
