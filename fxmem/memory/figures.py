@@ -84,7 +84,7 @@ def bytes_at_peak(profile: Profile, timeline: Timeline) -> list[int]:
 
 
 def find_module(profile: Profile, storage: Storage) -> str | None:
-    """The module that a parameter, a buffer or a gradient belongs to by its name; None for all that has another owner."""
+    """The module that a parameter, a buffer or a gradient belongs to by its name; None for what has another owner."""
     if storage.kind not in (Kind.PARAMETER, Kind.BUFFER, Kind.GRADIENT) or not storage.name:
         return None
     path = storage.name.removesuffix(".grad").rpartition(".")[0]

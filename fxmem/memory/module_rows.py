@@ -199,7 +199,10 @@ def parts_at_peak(profile: Profile, timeline: Timeline) -> Part:
 
     model = part(tree.root)
     held = holdings_at_peak(profile, timeline)
-    rest = [Part(each.label if each.owner else f"{each.label} of no node", "", Counter({each.kind: each.nbytes})) for each in held]
+    rest = [
+        Part(each.label if each.owner else f"{each.label} of no node", "", Counter({each.kind: each.nbytes}))
+        for each in held
+    ]
     return replace(
         model, by_kind=sum((each.by_kind for each in rest), model.by_kind), children=(*model.children, *rest)
     )

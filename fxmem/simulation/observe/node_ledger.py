@@ -6,7 +6,7 @@ import bisect
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -157,7 +157,9 @@ class NodeLedger(Observer):
             if storage.kind is None:
                 storage.kind = Kind.SAVED
             if log.phase is Phase.FORWARD:
-                self._live_saved.append((_Kept(handle(), self._note_end), self.log.node, index))
+                kept = _Kept(handle(), self._note_end)
+                kept.end = math.inf
+                self._live_saved.append((kept, self.log.node, index))
 
     def on_unpack(self, tensor: torch.Tensor) -> None:
         """The program's own unpack hook returned this tensor to the node that runs."""
@@ -215,7 +217,4 @@ class _Kept(weakref.ref[Any]):
     """A weak reference to the handle of what autograd saved, with the tick at which it was gone."""
 
     __slots__ = ("end",)
-
-    def __init__(self, handle: Any, on_end: Callable[[weakref.ref[Any]], None]) -> None:
-        super().__init__(handle, on_end)
-        self.end: float = math.inf
+    end: float

@@ -169,3 +169,8 @@ def has_fake(value: Any, depth: int = 0) -> bool:
 def needs_gradient(value: Any) -> bool:
     """Whether a tensor that some gradient leads to was returned."""
     return torch.is_grad_enabled() and isinstance(value, torch.Tensor) and value.grad_fn is not None
+
+
+def is_within_module(node: torch.fx.Node) -> bool:
+    """Whether a call is a module's, or was made by a module's code."""
+    return node.op == "call_module" or bool(node.meta["nn_module_stack"])

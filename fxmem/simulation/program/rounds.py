@@ -21,11 +21,12 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Kind, Phase, Profile, Round
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
+from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.roots import Roots
+from fxmem.simulation.program.round_tracer import is_within_module
 from fxmem.simulation.recording import Recording
-from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.residents import Holders, Place, find_variables, name_modules, name_optimizer_state
 from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
 
@@ -309,9 +310,9 @@ class Rounds(RoundRule):
         for index in log.alive():
             storage = log.storages[index]
             is_plain = storage.kind in (None, Kind.SAVED) and index not in saved and storage.held_kind is None
-            if is_plain and storage.birth and storage.node is not None and 0 <= storage.node < len(nodes):
-                if nodes[storage.node].meta["nn_module_stack"] or nodes[storage.node].op == "call_module":
-                    storage.kind = Kind.OUTPUT
+            node = storage.node if is_plain and storage.birth else None
+            if node is not None and 0 <= node < len(nodes) and is_within_module(nodes[node]):
+                storage.kind = Kind.OUTPUT
 
     def _find_saved(self) -> dict[int, int]:
         """By storage that autograd keeps, the number of its node."""

@@ -49,7 +49,9 @@ class Replica(torch.nn.Module):
         for indices in torch_distributed.assign_buckets(parameters, [min(_FIRST_BUCKET, limit), limit]):
             members: list[torch.Tensor] = [parameters[index] for index in indices]
             offsets = [0, *itertools.accumulate(each.numel() for each in members)]
-            self._places.update({each: (len(self.gradient_buckets), at) for each, at in zip(members, offsets, strict=False)})
+            self._places.update(
+                {each: (len(self.gradient_buckets), at) for each, at in zip(members, offsets, strict=False)}
+            )
             self._members.append(members)
             first = members[0]
             self.gradient_buckets.append(torch.empty(offsets[-1], dtype=first.dtype, device=first.device))

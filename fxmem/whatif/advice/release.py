@@ -22,7 +22,7 @@ def release_changes(analysis: ProfiledStep) -> Iterator[AnyChange[Any, Any]]:
     for index in idle:
         node = profile.nodes[index]
         lines.setdefault((node.source.file, node.source.line) if node.source else None, []).append(node)
-    for place, nodes in lines.items():
+    for nodes in lines.values():
         where = nodes[0].source.place if nodes[0].source else "the function that runs the step"
         code = nodes[0].source.code if nodes[0].source else ""
         names = frozenset(node.name for node in nodes)
