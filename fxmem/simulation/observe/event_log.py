@@ -149,8 +149,8 @@ class StepLog:
                 storage.forget()
                 continue
             storage.birth, storage.op, storage.node = 0, None, None
-            if storage.kind not in self._kept_kinds and not (storage.kind is Kind.SAVED and index in kept):
-                storage.kind = None
+            if storage.kind not in self._kept_kinds:
+                storage.kind = Kind.SAVED if index in kept else None
 
     # --- storages -----------------------------------------------------------------------------------------------------
 
