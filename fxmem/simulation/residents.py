@@ -74,6 +74,8 @@ _MOST_LOOKED_AT: Final = 100_000
 """Objects of one search; a program that holds more keeps few tensors among the last of them."""
 _MOST_SEARCHES: Final = 3
 """For one storage: what only C++ holds has no name."""
+_MOST_IN_VAIN: Final = 20
+"""Searches of one program that do not find all, each of which looks at everything."""
 _ATOMS: Final = (
     *(int, float, complex, str, bytes, type(None), type(...), type, types.ModuleType, types.CodeType),
     *(torch.dtype, torch.device, torch.Size, torch.Generator, torch.UntypedStorage),
@@ -97,6 +99,7 @@ class Holders:
     def __init__(self, log: StepLog) -> None:
         self._log = log
         self._searches: Counter[int] = Counter()
+        self._in_vain = 0
 
     def search(
         self, places: Iterable[tuple[Callable[[], Iterable[Place]], Kind | None]], saved: Mapping[int, int]
@@ -114,11 +117,12 @@ class Holders:
                 self._searches[index] += 1
                 if self._searches[index] <= _MOST_SEARCHES:
                     wanted.add(index)
-        if not wanted:
-            return []
+        if not wanted or self._in_vain >= _MOST_IN_VAIN:
+            return sorted(wanted)
         with torch_common.no_modes(), torch_common.pause_observers():
             search = _Search(log, wanted, saved)
             search.run((name, value, kind) for find, kind in places for name, value in find())
+        self._in_vain += bool(search.wanted)
         return sorted(search.wanted)
 
 

@@ -108,7 +108,7 @@ def test_averages_of_weights_by_attribute_and_copies_by_module() -> None:
     assert rows["twin"] == rows["net"] == 2 * (4 * MIB + 4096)
 
 
-Step = collections.namedtuple("Step", "states actions")  # noqa: PYI024 - as in the programs of people
+Step = collections.namedtuple("Step", "states actions")
 
 
 class Player:
