@@ -176,11 +176,12 @@ class _Search:
         kind = Kind.PARAMETER if isinstance(tensor, torch.nn.Parameter) else kind
         for inner, part in torch_wrappers.named_parts(tensor):
             self._name(self._log.find_storage(part), f"{path}.{inner}".rstrip("."), kind)
-        if tensor.is_leaf:
-            if tensor.grad is not None:
-                self._wait(f"{path}.grad", tensor.grad, Kind.GRADIENT)
-        elif self._saved and not torch_autograd.is_view(tensor):  # a view may make its node anew when it is asked
+        if torch_autograd.is_view(tensor):
+            return  # it may make its node anew where it is asked for it
+        if not tensor.is_leaf:
             self._follow_graph(path, tensor.grad_fn)
+        elif tensor.grad is not None:
+            self._wait(f"{path}.grad", tensor.grad, Kind.GRADIENT)
 
     def _follow_graph(self, path: str, node: Any) -> None:
         nodes, name = [node], path if path.startswith(_GRAPH) else _GRAPH + path
