@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fxmem.records.profile import Kind, Node, Profile, Storage, Timeline
+from fxmem.records.units import to_words
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,61 @@ def bytes_at_peak(profile: Profile, timeline: Timeline) -> list[int]:
         if owner is not None:
             nbytes[owner] += storage.nbytes
     return nbytes
+
+
+def find_module(profile: Profile, storage: Storage) -> str | None:
+    """The module that a parameter, a buffer or a gradient belongs to by its name; None for what has another owner."""
+    if storage.kind not in (Kind.PARAMETER, Kind.BUFFER, Kind.GRADIENT) or not storage.name:
+        return None
+    path = storage.name.removesuffix(".grad").rpartition(".")[0]
+    # What lies in no module of a program is a variable of its own.
+    return path if path in profile.modules and (path or profile.step.program is None) else None
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What lies at the peak with one owner that is neither a node nor a module: a variable, a library."""
+
+    owner: str
+    """What the program calls it; empty where that is not known. Untrusted text."""
+    kind: Kind
+    nbytes: int
+    tensors: int
+
+    @property
+    def label(self) -> str:
+        """The owner and how many tensors it has; of no owner, their kind. Untrusted text."""
+        name = self.owner or to_words(self.kind)
+        return f"{name}, {self.tensors} tensors" if self.tensors > 1 and self.kind is not Kind.WORKSPACE else name
+
+    @property
+    def note(self) -> str:
+        """The kind, where the owner does not say it; that the owner is not known."""
+        if not self.owner:
+            return "of no node"
+        return "" if self.owner.endswith(to_words(self.kind)) else to_words(self.kind)
+
+
+def holdings_at_peak(profile: Profile, timeline: Timeline) -> list[Holding]:
+    """What the peak has beside its nodes and modules, by owner and kind, the largest first.
+
+    Elements of a list and entries of a dictionary belong to it. Owners of less than a hundredth of the peak are one,
+    kind by kind, where there are several.
+    """
+    found: dict[tuple[str, Kind], list[int]] = {}
+    for storage, node in owners_at_peak(profile, timeline):
+        if node is None and find_module(profile, storage) is None:
+            cut = "," if storage.kind is Kind.WORKSPACE else "["
+            found.setdefault((storage.title.partition(cut)[0], storage.kind), []).append(storage.nbytes)
+    worth = timeline.peak.requested_bytes // 100
+    small = Counter(kind for (_, kind), sizes in found.items() if sum(sizes) < worth)
+    holdings: dict[tuple[str, Kind], Holding] = {}
+    for (owner, kind), sizes in found.items():
+        if sum(sizes) < worth and small[kind] > 1:
+            owner = f"{small[kind]} others" if owner else owner
+        before = holdings.get((owner, kind), Holding(owner, kind, 0, 0))
+        holdings[owner, kind] = Holding(owner, kind, before.nbytes + sum(sizes), before.tensors + len(sizes))
+    return sorted(holdings.values(), key=lambda each: -each.nbytes)
 
 
 def alive_by_node(profile: Profile, timeline: Timeline) -> dict[int, int]:

@@ -7,10 +7,18 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fxmem.memory.figures import NO_FIGURES, Figures, bytes_at_peak, owners_at_peak, sum_figures
+from fxmem.memory.figures import (
+    NO_FIGURES,
+    Figures,
+    bytes_at_peak,
+    find_module,
+    holdings_at_peak,
+    owners_at_peak,
+    sum_figures,
+)
 from fxmem.memory.module_tree import Branch, ModuleTree, fold, preorder
 from fxmem.records.profile import Kind, Profile, Storage, Timeline
-from fxmem.records.units import format_shape, to_words
+from fxmem.records.units import format_shape
 
 
 @dataclass(frozen=True)
@@ -49,11 +57,14 @@ def module_rows(profile: Profile, timeline: Timeline) -> list[Row]:
     at_peak = bytes_at_peak(profile, timeline)
     tree = ModuleTree(profile)
     tree.add_nodes(index for index, node in enumerate(profile.nodes) if node.op not in ("loss", "optimizer"))
+    for storage, owner in owners_at_peak(profile, timeline):
+        if owner is None and (path := find_module(profile, storage)) is not None:
+            tree.find(path).storages.append(storage)
 
     def row(branch: Branch, below: list[Row]) -> Row:
         nodes = [profile.nodes[index] for index in branch.nodes]
         outputs = [node.outputs[0] for node in nodes if node.outputs]
-        own = sum_figures(nodes, (at_peak[index] for index in branch.nodes))
+        own = sum_figures(nodes, (at_peak[index] for index in branch.nodes)) + _unread_figures(branch.storages)
         return Row(
             kind=branch.kind,
             label=branch.label,
@@ -77,24 +88,28 @@ def module_rows(profile: Profile, timeline: Timeline) -> list[Row]:
     ]
 
 
+def _unread_figures(storages: Iterable[Storage]) -> Figures:
+    """Figures of what a module has and no node reads."""
+    figures = NO_FIGURES
+    for each in storages:
+        figures += Figures(params=0 if each.birth or each.kind is Kind.GRADIENT else each.nbytes, at_peak=each.nbytes)
+    return figures
+
+
 def _likeness(row: Row) -> Hashable:
     return replace(row, label="", figures=replace(row.figures, live=0))
 
 
 def step_rows(profile: Profile, timeline: Timeline) -> list[Row]:
-    """Rows of the loss, the optimizer, and bytes at the peak without a node."""
+    """Rows of the loss, the optimizer, and what the peak has beside nodes and modules."""
     at_peak = bytes_at_peak(profile, timeline)
-    by_kind: Counter[Kind] = Counter()
-    for storage, owner in owners_at_peak(profile, timeline):
-        if owner is None:
-            by_kind[storage.kind] += storage.nbytes
     rows = [
         Row("step", node.name, "" if node.target == node.name else node.target, sum_figures([node], [nbytes]), calls=1)
         for node, nbytes in zip(profile.nodes, at_peak, strict=True)
         if node.op in ("loss", "optimizer")
     ]
-    rows += [Row("step", to_words(kind), "of no node", Figures(at_peak=nbytes)) for kind, nbytes in by_kind.items()]
-    return rows
+    held = holdings_at_peak(profile, timeline)
+    return rows + [Row("step", each.label, each.note, Figures(at_peak=each.nbytes)) for each in held]
 
 
 def total_row(rows: Iterable[Row]) -> Row:
@@ -164,20 +179,30 @@ def parts_at_peak(profile: Profile, timeline: Timeline) -> Part:
     the optimizer.
     """
     by_node: dict[int, Counter[Kind]] = {}
-    of_none: Counter[Kind] = Counter()
+    of_module: dict[str, Counter[Kind]] = {}
     of_weight = _Weights(profile)
     for storage, owner in sorted(owners_at_peak(profile, timeline), key=lambda pair: pair[0].birth):
         if owner is not None and profile.nodes[owner].op == "optimizer":
             owner = of_weight.reader(storage, owner)
-        (of_none if owner is None else by_node.setdefault(owner, Counter()))[storage.kind] += storage.nbytes
+        if owner is not None:
+            by_node.setdefault(owner, Counter())[storage.kind] += storage.nbytes
+        elif (path := find_module(profile, storage)) is not None:
+            of_module.setdefault(path, Counter())[storage.kind] += storage.nbytes
     tree = ModuleTree(profile)
     tree.add_nodes(sorted(by_node))
+    unread = {id(tree.find(path)): by_kind for path, by_kind in of_module.items()}
 
     def part(branch: Branch) -> Part:
         children = tuple(map(part, branch.children.values()))
-        own = (by_node[index] for index in branch.nodes)
+        own = (*(by_node[index] for index in branch.nodes), unread.get(id(branch), Counter()))
         return Part(branch.label, branch.path, sum((*own, *(child.by_kind for child in children)), Counter()), children)
 
     model = part(tree.root)
-    rest = [Part(f"{to_words(kind)} of no node", "", Counter({kind: nbytes})) for kind, nbytes in of_none.items()]
-    return replace(model, by_kind=model.by_kind + of_none, children=(*model.children, *rest))
+    held = holdings_at_peak(profile, timeline)
+    rest = [
+        Part(each.label if each.owner else f"{each.label} of no node", "", Counter({each.kind: each.nbytes}))
+        for each in held
+    ]
+    return replace(
+        model, by_kind=sum((each.by_kind for each in rest), model.by_kind), children=(*model.children, *rest)
+    )

@@ -33,7 +33,7 @@ class Branch:
     nodes: list[int] = field(default_factory=list)
     """Indices of its own nodes."""
     storages: list[Storage] = field(default_factory=list)
-    """Its own parameters and buffers."""
+    """Its own parameters and buffers, or what of it no node reads."""
     children: dict[tuple[BranchKind, str], Branch] = field(default_factory=dict)
 
     def child(self, kind: BranchKind, label: str, path: str = "", type_name: str = "") -> Branch:
@@ -82,7 +82,8 @@ class ModuleTree:
 def call_name(node: Node) -> str:
     """Name of what was called: the function's own name, a parameter's for `get_attr`, an argument's for a
     placeholder."""
-    return node.target.rsplit(".", 1)[-1] or node.name
+    target = node.target.partition("[")[0] if node.op == "get_attr" else node.target  # of a list, the list
+    return target.rsplit(".", 1)[-1] or node.name
 
 
 def describe(node: Node) -> str:

@@ -195,6 +195,9 @@ class Storage(Record):
     """Index of the node that op ran for; for a parameter or buffer, its first reader."""
     name: str = ""
     """Qualified name of the parameter, buffer, input, gradient or optimizer state; empty otherwise."""
+    holder: str = Field(default="", exclude_if=lambda value: not value)
+    """What a program calls it that keeps it when a round is over: `preds[3]`, `ck['model']['0.weight']`; where only the
+    C++ of torch keeps it, the call that made it, with its line. Empty where it has a name, or is not kept."""
     shape: Many[int] = ()
     """Shape of the first tensor seen over it."""
     dtype: str = ""
@@ -205,6 +208,11 @@ class Storage(Record):
     free_by: Tick | None = Field(default=None, exclude_if=lambda value: value is None)
     """The tick by which such a block is free at the latest, as the host has waited for these streams; None: the
     step's end."""
+
+    @property
+    def title(self) -> str:
+        """Its name, else its holder; empty for none. Untrusted text."""
+        return self.name or self.holder
 
 
 class PhaseSpan(Record):

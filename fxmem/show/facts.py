@@ -363,10 +363,17 @@ def _large_tensor(profile: Profile, alike: Sequence[Storage]) -> LargeTensor:
         nbytes=storage.nbytes,
         kind=storage.kind,
         tensor=printable(f"{format_shape(storage.shape)} {storage.dtype}") if storage.dtype else "no tensor",
-        owner=printable(storage.name or ("of no node" if node is None else describe(node))),
+        owner=printable(storage.name or _describe_owner(storage, node)),
         source="" if node is None or node.source is None else printable(node.source.place),
         others=len(alike) - 1,
     )
+
+
+def _describe_owner(storage: Storage, node: Node | None) -> str:
+    """The node that made a storage, and what holds it."""
+    if node is None:
+        return storage.holder or "of no node"
+    return describe(node) + (f", held by {storage.holder}" if storage.holder else "")
 
 
 def make_printable(facts: Facts) -> Facts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from fxmem.hardware.context import format_range
@@ -102,7 +103,7 @@ def program_facts(profile: Profile) -> Facts:
     groups = equal_rounds(program)
     for each in groups:
         mark = _SHOWN if each.is_shown and len(groups) > 1 else ""
-        facts.append(Fact(each.label, _describe_round(each.round) + mark))
+        facts.append(Fact(each.label, ("" if each.are_equal else "at most ") + _describe_round(each.round) + mark))
     if program.steady is not None:
         growth = describe_growth(profile)
         facts.append(Fact("Steady", f"no: it {growth}" if growth else _STEADY[program.steady]))
@@ -163,27 +164,42 @@ def describe_counts(peak: GenerationPeak | RankClass | Round) -> str:
 
 
 class EqualRounds(NamedTuple):
-    """Rounds of a program that follow each other and are equal."""
+    """Rounds of a program that follow each other and are equal, or the highest of several that are not."""
 
     label: str
     round: Round
     is_shown: bool
     """Whether the profile is of one of them."""
+    are_equal: bool = True
 
 
 def equal_rounds(program: ProgramRun) -> list[EqualRounds]:
-    """A program's rounds, equal ones together: the first two, the last two, and the profile's."""
+    """A program's rounds, equal ones together: the first two, the last two, the profile's, and those between as one."""
     groups = [list(same) for _, same in itertools.groupby(enumerate(program.rounds, 1), key=lambda each: each[1])]
     ends = {0, 1, len(groups) - 2, len(groups) - 1}
     found = []
-    for index, group in enumerate(groups):
-        numbers = [number for number, _ in group]
-        if index in ends or program.shown in numbers:
-            label = f"Step {numbers[0]}" if len(numbers) == 1 else f"Steps {numbers[0]}-{numbers[-1]}"
-            if not group[0][1].is_whole and numbers[0] > 1:
+    for is_alone, spans in itertools.groupby(
+        enumerate(groups), key=lambda each: each[0] in ends or any(number == program.shown for number, _ in each[1])
+    ):
+        several = [group for _, group in spans]
+        for span in several if is_alone else [list(itertools.chain.from_iterable(several))]:
+            first, last = span[0][0], span[-1][0]
+            label = f"Step {first}" if first == last else f"Steps {first}-{last}"
+            if not span[0][1].is_whole and first > 1:
                 label = "Afterwards"
-            found.append(EqualRounds(label, group[0][1], program.shown in numbers))
+            rounds = [each for _, each in span]
+            are_equal = all(each == rounds[0] for each in rounds)
+            most = rounds[0] if are_equal else _find_most(rounds)
+            found.append(EqualRounds(label, most, first <= program.shown <= last, are_equal))
     return found
+
+
+def _find_most(rounds: Sequence[Round]) -> Round:
+    """The round that requests most, with the most that any of them allocates and reserves."""
+    highest = max(rounds, key=lambda each: each.requested_bytes)
+    counts = {name: [getattr(each, name) for each in rounds] for name in ("allocated_bytes", "reserved_bytes")}
+    most = {name: max(found) for name, found in counts.items() if None not in found}
+    return highest.model_copy(update=most)
 
 
 _SHOWN: Final = "; the table is of this one"

@@ -35,7 +35,7 @@ from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.ranks.world import shard
 from fxmem.simulation.recording import FinishedRun, Subject
 from fxmem.simulation.request import StepRequest
-from fxmem.simulation.residents import name_optimizer_state
+from fxmem.simulation.residents import Holders, name_optimizer_state
 from fxmem.simulation.step import LoopVariables, default_loss, describe, make_optimizer, run_forward, run_step
 
 
@@ -67,7 +67,7 @@ class ModelStep(Subject):
     def prepare(self, model: torch.nn.Module) -> None:
         """Make a fake copy of the model and its inputs, shard and compile it as the request says, and attach it."""
         recording, request = self.recording, self._request
-        self._log, self._nodes = recording.log, recording.nodes
+        self._log, self._nodes, self._holders = recording.log, recording.nodes, Holders(recording.log)
         self._model, rebound = fake_copy(model, recording.fakes, recording.device)
         with recording.fakes:
             flatten_rnn_weights(self._model)
@@ -138,6 +138,8 @@ class ModelStep(Subject):
         for parameter in self._parameters.values() if not self._request.keeps_gradients else ():
             parameter.grad = None
         self._collect_cycles()
+        places = {"": self._model, "loss": self._request.loss}
+        self._holders.search([(places.items, None)], self._nodes.find_kept(self.recording.engine.find_saved()))
 
     def describe(self) -> FinishedRun:
         """The last run of the step."""

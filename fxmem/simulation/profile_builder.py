@@ -139,6 +139,7 @@ def _build_storages(
                 op=None if found.op == len(log.ops) else found.op,  # found when the last one was over: no operator's
                 node=None if node is None else run.row(node),
                 name=found.name,
+                holder="" if found.name else found.holder,
                 shape=found.shape,
                 dtype=str(found.dtype)[6:],
                 stream=found.stream,
@@ -150,19 +151,22 @@ def _build_storages(
 
 
 def _kind_of_unnamed(run: FinishedRun, index: int) -> Kind:
-    if not run.log.storages[index].birth:
-        return Kind.BUFFER
-    return Kind.COMMUNICATION if index in run.log.communication else Kind.TEMPORARY
+    storage = run.log.storages[index]
+    if index in run.log.communication and storage.held_kind in (None, Kind.BUFFER):
+        return Kind.COMMUNICATION
+    return Kind.TEMPORARY if storage.birth else storage.held_kind or Kind.BUFFER
 
 
 def _find_first_readers(run: FinishedRun) -> dict[int, int]:
     """The first node to read each parameter, buffer and input."""
     log, readers = run.log, dict[int, int]()
+    dropped = _find_storages_by_module(run) if run.is_program else {}
     for position, node in enumerate(run.nodes):
         if node.op == "call_module":
             module = run.model.get_submodule(str(node.target))
             held = (tensor for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
             read = [log.note_storage(part) for tensor in held for part in torch_wrappers.parts(tensor)]
+            read = read or dropped.get(str(node.target), [])
         elif node.op in ("get_attr", "placeholder"):
             read = [storage for _, _, storage in run.recording.nodes.results.get(position, ())]
         else:
@@ -171,6 +175,16 @@ def _find_first_readers(run: FinishedRun) -> dict[int, int]:
             if storage is not None and log.storages[storage].kind in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT):
                 readers.setdefault(storage, position)
     return readers
+
+
+def _find_storages_by_module(run: FinishedRun) -> dict[str, list[int | None]]:
+    """What each module of a program had, by its path and the names: the program may have dropped it by now."""
+    found: dict[str, list[int | None]] = {}
+    for index, storage in enumerate(run.log.storages):
+        path = storage.name if storage.kind in (Kind.PARAMETER, Kind.BUFFER) else ""
+        while path := path.rpartition(".")[0]:
+            found.setdefault(path, []).append(index)
+    return found
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------

@@ -319,7 +319,7 @@ class Recording(Observer):
         """Forget the last round: what is alive now was there before this one."""
         if self.tracer.writes_anew:
             self.nodes.results = {}  # of nodes of another graph
-        self.log.begin()
+        self.log.begin(self.nodes.find_kept(self.engine.find_saved()))
         self.nodes.begin()
         self.collector.begin()
         self.collectives.begin()
@@ -435,11 +435,11 @@ class Recording(Observer):
         hooks = self.engine.hooks
         (hooks.note_tensor_hook if name == "register_hook" else hooks.note_retain_grad)(tensor)
 
-    def on_module_call(self, module: torch.nn.Module) -> None:
+    def on_module_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module of the program is about to be called, within no other."""
         self.ask_libraries()  # which the program may have imported since it began
         self.stop_rule.install()
-        self.subject.on_module_call(module)
+        self.subject.on_module_call(module, args, kwargs)
 
     def on_gradient(self) -> None:
         """A call outside every node returned a tensor that a gradient leads to."""

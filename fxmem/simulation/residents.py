@@ -2,18 +2,28 @@
 
 What optimizers keep is named by one rule for steps of models and for programs. A program's modules are named here as it
 makes them; a step names its model's tensors itself, before it runs and in the order in which they move to the card.
+What neither has is looked for in all that the program holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+import contextlib
+import gc
+import sys
+import types
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import torch
 
+from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
+from fxmem._torch import modules as torch_modules
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind
 from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.source_lines import program_frames, program_modules, variables
 
 _NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {
     Kind.PARAMETER: (None, Kind.BUFFER, Kind.INPUT, Kind.SAVED, Kind.OUTPUT),
@@ -53,3 +63,224 @@ def name_optimizer_state(log: StepLog, optimizers: Iterable[torch.optim.Optimize
                 if isinstance(value, torch.Tensor):
                     name = f"{names.get(id(parameter), '')}.{key}".lstrip(".")
                     log.resident(value, Kind.OPTIMIZER_STATE, name, _NOT_YET_NAMED[Kind.OPTIMIZER_STATE])
+
+
+# --- what the program holds -------------------------------------------------------------------------------------------
+
+Place = tuple[str, Any]
+"""What the program calls something, and the thing."""
+
+_MOST_LOOKED_AT: Final = 100_000
+"""Objects of one search; a program that holds more keeps few tensors among the last of them."""
+_MOST_SEARCHES: Final = 3
+"""For one storage: what only C++ holds has no name."""
+_MOST_IN_VAIN: Final = 20
+"""Searches of one program that do not find all, each of which looks at everything."""
+_ATOMS: Final = (
+    *(int, float, complex, str, bytes, type(None), type(...), type, types.ModuleType, types.CodeType),
+    *(torch.dtype, torch.device, torch.Size, torch.Generator, torch.UntypedStorage),
+)
+"""What holds no tensor."""
+_LONG: Final = 1000
+"""Elements from which on a list whose first is a plain value is taken to hold nothing else."""
+
+
+class Holders:
+    """Finds what the program calls the storages that outlive a round.
+
+    What modules and optimizers keep has its name already. All else is looked for from the program's own variables on,
+    nearest first: through attributes, lists, dictionaries, functions with what they close over, and the graphs of
+    autograd.
+
+    Args:
+        log: of the storages.
+    """
+
+    def __init__(self, log: StepLog) -> None:
+        self._log = log
+        self._searches: Counter[int] = Counter()
+        self._in_vain = 0
+
+    def search(
+        self, places: Iterable[tuple[Callable[[], Iterable[Place]], Kind | None]], saved: Mapping[int, int]
+    ) -> list[int]:
+        """Look for every storage alive that has no name yet, or only a variable's; those that were not found.
+
+        Args:
+            places: what is looked through, in this order, and the kind of what has none.
+            saved: by storage that autograd keeps, the number of its node.
+        """
+        log, wanted = self._log, set[int]()
+        for index in log.alive():
+            storage = log.storages[index]
+            if not storage.name and (not storage.holder or storage.holder.isidentifier()):
+                self._searches[index] += 1
+                if self._searches[index] <= _MOST_SEARCHES:
+                    wanted.add(index)
+        if not wanted or self._in_vain >= _MOST_IN_VAIN:
+            return sorted(wanted)
+        with torch_common.no_modes(), torch_common.pause_observers():
+            search = _Search(log, wanted, saved)
+            search.run((name, value, kind) for find, kind in places for name, value in find())
+        self._in_vain += bool(search.wanted)
+        return sorted(search.wanted)
+
+
+class _Search:
+    """One search; the nearest place of a storage is its name.
+
+    Args:
+        log: of the storages.
+        wanted: those that are looked for; without those that were found, afterwards.
+        saved: as of `Holders.search`.
+    """
+
+    def __init__(self, log: StepLog, wanted: set[int], saved: Mapping[int, int]) -> None:
+        self._log, self.wanted = log, wanted
+        self._saved: dict[int, list[int]] = {}
+        """By node of autograd, the wanted storages that it keeps."""
+        for index in wanted & saved.keys():
+            self._saved.setdefault(saved[index], []).append(index)
+        self._looked_at: dict[int, Any] = {}
+        """By identity, what was looked at; kept, for identities are used again."""
+        self._waiting: deque[tuple[str, Any, Kind | None]] = deque()
+
+    def run(self, places: Iterable[tuple[str, Any, Kind | None]]) -> None:
+        """Look through these places, and what is in them, level by level."""
+        for name, value, kind in places:
+            self._wait(name, value, kind)
+        while self._waiting and self.wanted and len(self._looked_at) < _MOST_LOOKED_AT:
+            path, value, kind = self._waiting.popleft()
+            # Whatever class an object pretends to be, it is asked for nothing that would run its own code.
+            cls = type(value)
+            if issubclass(cls, torch.Tensor):
+                self._take(path, value, kind)
+            elif issubclass(cls, dict):
+                for key, each in list(dict.items(value)):
+                    self._wait(f"{path}[{_word(key)}]", each, kind)
+            elif issubclass(cls, (list, tuple, set, frozenset, deque)):
+                self._open_elements(path, value, kind)
+            else:
+                self._open(path, value, kind)
+
+    def _wait(self, path: str, value: Any, kind: Kind | None) -> None:
+        """Look at a value later, unless it was, or holds nothing."""
+        if issubclass(type(value), _ATOMS):
+            return
+        if id(value) not in self._looked_at:
+            self._looked_at[id(value)] = value
+            self._waiting.append((path, value, kind))
+
+    def _take(self, path: str, tensor: torch.Tensor, kind: Kind | None) -> None:
+        """Name what a tensor lies in, its gradient, and what its graph keeps."""
+        kind = Kind.PARAMETER if isinstance(tensor, torch.nn.Parameter) else kind
+        for inner, part in torch_wrappers.named_parts(tensor):
+            self._name(self._log.find_storage(part), f"{path}.{inner}".rstrip("."), kind)
+        if torch_autograd.is_view(tensor):
+            return  # it may make its node anew where it is asked for it
+        if not tensor.is_leaf:
+            self._follow_graph(path, tensor.grad_fn)
+        elif tensor.grad is not None:
+            self._wait(f"{path}.grad", tensor.grad, Kind.GRADIENT)
+
+    def _follow_graph(self, path: str, node: Any) -> None:
+        nodes, name = [node], path if path.startswith(_GRAPH) else _GRAPH + path
+        while nodes and self._saved:
+            node = nodes.pop()
+            if node is None or id(node) in self._looked_at:
+                continue
+            self._looked_at[id(node)] = node
+            for index in self._saved.pop(torch_autograd.sequence_number(node), ()):
+                self._name(index, name, None)
+            nodes += [following for following, _ in node.next_functions]
+
+    def _name(self, index: int | None, path: str, kind: Kind | None) -> None:
+        if index in self.wanted:
+            self.wanted.discard(index)
+            storage = self._log.storages[index]
+            storage.holder, storage.held_kind = path, kind
+
+    def _open_elements(self, path: str, values: Any, kind: Kind | None) -> None:
+        if len(values) >= _LONG and issubclass(type(next(iter(values))), _ATOMS):
+            return
+        names = getattr(type(values), "_fields", ())
+        for position, each in enumerate(list(values)):
+            inner = f".{names[position]}" if position < len(names) else f"[{position}]"
+            self._wait(path + inner, each, kind)
+
+    def _open(self, path: str, value: Any, kind: Kind | None) -> None:
+        """Look into an object later: its attributes, what a function closes over, what an iterator goes through."""
+        if issubclass(type(value), torch.nn.Module):
+            own = (*torch_modules.own_tensors(value), *torch_modules.own_modules(value).items())
+            for name, each in own:
+                self._wait(f"{path}.{name}".lstrip("."), each, Kind.BUFFER if isinstance(each, torch.Tensor) else kind)
+        elif issubclass(type(value), torch.optim.Optimizer):
+            kind = Kind.OPTIMIZER_STATE
+        elif issubclass(type(value), types.FunctionType):
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                with contextlib.suppress(ValueError):  # not yet filled
+                    self._wait(f"{path}.{name}", cell.cell_contents, kind)
+            for each in (value.__defaults__, value.__kwdefaults__, value.__dict__):
+                self._wait(path, each, kind)
+            return
+        elif issubclass(type(value), types.GeneratorType):
+            if value.gi_frame is not None:
+                for name, each in variables(value.gi_frame).items():
+                    self._wait(f"{path}.{name}", each, kind)
+            return
+        attributes = _find_attributes(value)
+        for name, each in attributes.items():
+            is_modules = issubclass(type(value), torch.nn.Module)
+            if is_modules and name.endswith("_hooks") and type(each) in (dict, OrderedDict):
+                for hook in list(each.values()):
+                    self._wait(f"hook of {path}", hook, kind)
+                continue
+            is_buffer = is_modules and isinstance(each, torch.Tensor)
+            self._wait(f"{path}.{name}".lstrip("."), each, Kind.BUFFER if is_buffer else kind)
+        if not attributes:
+            for each in gc.get_referents(value):
+                self._wait(path, each, kind)
+
+
+_GRAPH: Final = "graph of "
+
+
+def _find_attributes(value: Any) -> dict[str, Any]:
+    """What an object has in its dictionary, by name."""
+    with contextlib.suppress(Exception):
+        found = object.__getattribute__(value, "__dict__")
+        if type(found) is dict:
+            return dict(found)
+    return {}
+
+
+def _word(key: Any) -> str:
+    """The key of a dictionary as Python writes it, where it is short and plain."""
+    return repr(key) if type(key) in (str, int) else "..."
+
+
+def find_variables() -> Iterator[Place]:
+    """The program's variables by their names: its functions' that run, its modules', then those of libraries' functions
+    that run for it.
+
+    A method's `self` is called by its class. What called the program is none of it.
+    """
+    own, libraries = program_frames(sys._getframe(1))
+    for frame in own:
+        yield from _name_variables(variables(frame))
+    modules = {id(frame.f_globals): frame.f_globals for frame in own}
+    for scope in modules.values():
+        yield from _name_variables(scope)
+    for frame in libraries:
+        yield from _name_variables(variables(frame))
+    for module, scope in program_modules():
+        if id(scope) not in modules:
+            yield from ((f"{module}.{name}", value) for name, value in _name_variables(scope))
+
+
+def _name_variables(scope: Mapping[str, Any]) -> Iterator[Place]:
+    for name, value in list(scope.items()):
+        if issubclass(type(value), type) and value.__module__ == scope.get("__name__"):
+            yield from ((f"{name}.{attribute}", each) for attribute, each in list(vars(value).items()))
+        elif not name.startswith("__"):
+            yield (type(value).__name__ if name == "self" else name), value

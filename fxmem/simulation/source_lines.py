@@ -68,6 +68,30 @@ def program_place(frame: types.FrameType | None) -> str:
     return f"{package_path(shown.f_code.co_filename)}:{shown.f_lineno}"
 
 
+def program_frames(frame: types.FrameType | None) -> tuple[list[types.FrameType], list[types.FrameType]]:
+    """A frame and its callers, innermost first: those of the program's own code, and those of libraries' that it runs.
+
+    torch's and ours are neither. Of a program that is itself installed, all are libraries'.
+    """
+    found: list[types.FrameType] = []
+    while (frame := user_frame(frame)) is not None:
+        found.append(frame)
+        frame = frame.f_back
+    own = [each for each in found if not _is_installed(each.f_code.co_filename)]
+    last = found.index(own[-1]) if own else len(found)
+    return own, [each for each in found[:last] if _is_installed(each.f_code.co_filename)]
+
+
+def program_modules() -> list[tuple[str, dict[str, Any]]]:
+    """The names and variables of the modules that are the program's own: neither installed, nor torch's or ours."""
+    files = ((name, module, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    return [
+        (name, vars(module))
+        for name, module, file in files
+        if isinstance(module, types.ModuleType) and isinstance(file, str) and _is_own(file)
+    ]
+
+
 def exact_types_place(frame: types.FrameType | None) -> str:
     """Find where the program's own code wants a number of exactly one type: `type(x) is float`.
 
@@ -106,6 +130,11 @@ def error_place(error: BaseException) -> str:
         if not file.startswith((*_NOT_THE_USERS, "<")) and not _is_installed(file):
             places.append(f"{package_path(file)}:{line}")
     return places[-1]
+
+
+@functools.cache
+def _is_own(file: str) -> bool:
+    return not file.startswith(_NOT_THE_USERS) and not _is_installed(file)
 
 
 @functools.cache

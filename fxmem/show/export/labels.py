@@ -25,7 +25,7 @@ def module_label(profile: Profile, path: str) -> str:
 def storage_label(storage: Storage) -> str:
     """A storage in a few words: `gradient conv1.weight 64x3x7x7 float32`."""
     tensor = (format_shape(storage.shape), storage.dtype) if storage.dtype else ()
-    return " ".join(part for part in (to_words(storage.kind), storage.name, *tensor) if part)
+    return " ".join(part for part in (to_words(storage.kind), storage.title, *tensor) if part)
 
 
 def site(source: SourceLine | None) -> str:

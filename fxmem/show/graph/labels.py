@@ -13,7 +13,7 @@ from math import ceil
 from fxmem.memory.figures import Figures, Flops
 from fxmem.memory.module_tree import call_name
 from fxmem.records.names import Heat
-from fxmem.records.profile import Node
+from fxmem.records.profile import Kind, Node, Profile
 from fxmem.records.units import format_bytes, format_flops, printable
 from fxmem.show.facts import describe_outputs, flops_sum
 from fxmem.show.graph import phrases
@@ -176,7 +176,7 @@ def _label_box(drawing: Picture, box: Box, largest: int, ids: UniqueIds) -> Word
     nodes = [drawing.profile.nodes[node] for node in box.shown]
     value = box_value(drawing.heat, box)
     title, note = name_box(drawing, box, nodes)
-    is_silent = box.kind in ("alias", "input", "output") and not value
+    is_silent = box.kind in ("alias", "input", "output", "step") and not value
     figure = "" if is_silent else _figure(drawing.heat, value, box.figures, box.times)
     lines = [printable(line) for line in _box_lines(drawing, box, nodes, note)]
     mark = phrases.describe_peak(drawing, box, outside=box.module)
@@ -238,7 +238,8 @@ def _name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -
     if box.kind == "input":
         return call_name(node), "input"
     if box.kind in ("output", "step"):
-        return node.name, "" if node.target == node.name else node.target
+        kept = _describe_state(drawing.profile) if node.op == "optimizer" else ""
+        return node.name, ", ".join(filter(None, ("" if node.target == node.name else node.target, kept)))
     if node.op == "call_module":
         return _own_span(node.module or node.name, box.last, outside), node.module_type
     if len(nodes) > 1:
@@ -281,6 +282,12 @@ def _figure(heat: Heat, value: int | None, figures: Figures, times: int = 1) -> 
         each = figures.forward + figures.backward
         return f"flops {flops_sum(Flops(each.known * times, each.unknown_calls * times))}"
     return f"{heat} {format_bytes(value)}"
+
+
+def _describe_state(profile: Profile) -> str:
+    """What an optimizer keeps between steps; empty where it keeps nothing."""
+    nbytes = sum(each.nbytes for each in profile.storages if each.kind is Kind.OPTIMIZER_STATE)
+    return f"{format_bytes(nbytes)} of state" if nbytes else ""
 
 
 class UniqueIds:

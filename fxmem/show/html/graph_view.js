@@ -27,7 +27,7 @@ const fxmemView = (() => {
     const value = part.values[heat], kind = part.kind, [x, y, width, height] = place, drawn = [];
     if (part.alike) drawn.push(rect([x + 4, y + 4, width, height], "shape", 4));
     drawn.push(tooltip(part), rect(place, "shape", 4), text(x + 7, y + 19, (part.size ? "+ " : "") + part.title, "strong"));
-    if (value || !["alias", "input", "output"].includes(kind)) drawn.push(text(x + width - 7, y + 19, G.figure(names[heat], value), value ? "strong end" : "none end"));
+    if (value || !["alias", "input", "output", "step"].includes(kind)) drawn.push(text(x + width - 7, y + 19, G.figure(names[heat], value), value ? "strong end" : "none end"));
     part.lines.forEach((line, row) => drawn.push(text(x + 7, y + 33 + 14 * row, line, "note")));
     if (part.mark) drawn.push(text(x + 7, y + 33 + 14 * part.lines.length, part.mark, "note strong"));
     if (value && largest) drawn.push(make("path", { class: "amount", d: `M${x + 7} ${y + height - 8}h${Math.max((width - 14) * value / largest, 1)}v5h${-Math.max((width - 14) * value / largest, 1)}z` }));

@@ -25,21 +25,23 @@ def rounds_strip(program: ProgramRun, top: float, width: float) -> tuple[list[st
     rows = equal_rounds(program)
     if program.setup is not None:
         rows.insert(0, EqualRounds("Set-up", program.setup, program.shown == 0))
-    most = max((_reserved(about) for _, about, _ in rows), default=0) or 1
+    most = max((_reserved(each.round) for each in rows), default=0) or 1
     parts = [text(EDGE, top + ROW, "The whole run: most bytes at once, and reserved by then", "muted")]
     y = top + ROW - 8.0
-    for label, about, is_shown in rows:
+    for each in rows:
         y += _PITCH
-        parts.extend(_draw_row(label, about, is_shown, y, (width - 2 * EDGE) / most, width))
+        parts.extend(_draw_row(each, y, (width - 2 * EDGE) / most, width))
     return parts, y + _BAR
 
 
-def _draw_row(label: str, about: Round, is_shown: bool, y: float, scale: float, width: float) -> Iterator[str]:
+def _draw_row(row: EqualRounds, y: float, scale: float, width: float) -> Iterator[str]:
+    label, about = row.label, row.round
     words = f"{format_bytes(about.requested_bytes)}, reserved {format_bytes(_reserved(about))}"
     if about.reserved_bytes is None:
         words = format_bytes(about.requested_bytes)
+    words = words if row.are_equal else f"at most {words}"
     steps = ", ".join(name for name, _ in groupby(about.phases)) if label != "Set-up" else "before the first step"
-    mark = "; plotted above" if is_shown else ""
+    mark = "; plotted above" if row.is_shown else ""
     heading = f"{label}{mark}"
     start = EDGE + text_width(heading, SIZE, bold=True) + 8.0
     yield text(EDGE, y - 5.0, heading, "strong")

@@ -110,6 +110,10 @@ class AutogradEngine:
             ),
         )
 
+    def find_saved(self) -> Iterator[tuple[int, Any]]:
+        """What the nodes of autograd still keep for a backward, with their numbers."""
+        return self._saved.find_kept()
+
     def release_unpacked(self) -> None:
         """Free what the node that runs has unpacked: it has its arguments by now."""
         self._saved.release_unpacked()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -29,7 +29,7 @@ OPTIMIZER = -2
 
 _OF_MODEL: Final = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT})
 _KEPT: Final = _OF_MODEL | {Kind.UNSHARDED, Kind.COMMUNICATION}
-"""What stays of its kind when the log begins anew; all else that is there by then is a buffer."""
+"""What stays of its kind when the log begins anew; what all else that is there by then is, its holder says."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,6 +48,10 @@ class LoggedStorage:
     """None while it is alive."""
     kind: Kind | None = None
     name: str = ""
+    holder: str = ""
+    """What the program calls it where it outlives a round; empty where it has a name, or nothing was found."""
+    held_kind: Kind | None = None
+    """Its kind by that holder."""
 
     def forget(self) -> None:
         """Take it out of the step: it was never there."""
@@ -125,8 +129,8 @@ class StepLog:
         """Storages that a collective reads or writes."""
         self.begin()
 
-    def begin(self) -> None:
-        """Start the log anew: whatever is alive now was there before the step."""
+    def begin(self, kept: Collection[int] = ()) -> None:
+        """Start the log anew: whatever is alive now was there before the step; autograd still has `kept` saved."""
         self.tick = 1
         self._over = False
         self._waiting.clear()
@@ -144,11 +148,9 @@ class StepLog:
             if storage.death is not None:
                 storage.forget()
                 continue
-            if storage.kind is None and index in self.communication:
-                storage.kind = Kind.COMMUNICATION
             storage.birth, storage.op, storage.node = 0, None, None
             if storage.kind not in self._kept_kinds:
-                storage.kind = Kind.BUFFER
+                storage.kind = Kind.SAVED if index in kept else None
 
     # --- storages -----------------------------------------------------------------------------------------------------
 
@@ -217,6 +219,13 @@ class StepLog:
                 for observer in self._observers:
                     observer.on_free(index)
         self._watched = {address: watch for address, watch in self._watched.items() if watch.index < first}
+
+    def find_storage(self, tensor: torch.Tensor) -> int | None:
+        """The storage of a tensor that is no wrapper, where it was noted; None for others."""
+        if torch_common.device_type(tensor) != self.device_type or tensor.layout is not torch.strided:
+            return None
+        watch = self._watched.get(torch_common.storage_key(tensor))
+        return None if watch is None else watch.index
 
     def note_use(self, tensor: torch.Tensor, stream: int) -> None:
         """Note that another stream uses a tensor (`Tensor.record_stream`)."""
@@ -315,7 +324,7 @@ class StepLog:
     def note_communication(self, value: Any) -> None:
         """Note that a collective reads or writes these tensors."""
         found = (self.note_storage(tensor) for tensor in torch_common.iterate_tensors(value))
-        self.communication.update(index for index in found if index is not None and self.storages[index].birth > 0)
+        self.communication.update(index for index in found if index is not None)
 
     def free_in_order(self, free: Callable[[], None]) -> Callable[[], None]:
         """`free`, except that what it frees at once is freed in the order of birth: its own order is that of addresses,

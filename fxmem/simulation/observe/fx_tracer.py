@@ -96,6 +96,7 @@ class ProgramTracer(torch.fx.Tracer):
 
         self.writer = GraphWriter(self.root, type(self), on_value, self._is_input)
         """Writes the graph."""
+        self.writer.find_name = observer.find_name
         self.graph, self.nodes, self.sources = self.writer.graph, self.writer.nodes, self.writer.sources
         """What the writer makes; `on_call` counts its nodes."""
         self.calls: list[ModuleCall] = []

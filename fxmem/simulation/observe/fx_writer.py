@@ -78,6 +78,8 @@ class GraphWriter:
         """Arguments the graph can only name, not hold; a graph with any cannot be run."""
         self.find_maker: Callable[[torch.Tensor], torch.fx.Node | None] = lambda tensor: None
         """The node of a tensor that no call here made; None for none."""
+        self.find_name: Callable[[torch.Tensor], str] = lambda tensor: ""
+        """What a tensor is called that was there before; empty for no name."""
         self._returned = returned
         self._is_input = is_input
         self._attributes = _tensor_attributes(root)
@@ -210,20 +212,20 @@ class GraphWriter:
             return known
         if isinstance(known, _Element):
             return self._getitem(known)
-        if (maker := self.find_maker(tensor)) is not None:
+        name = self._attributes.get(id(tensor))
+        if name is None and (maker := self.find_maker(tensor)) is not None:
             return maker
         wrapped = torch_wrappers.unwrap_transforms(tensor)
         if wrapped is not None and wrapped in self._node_of:
             self.opaque.append("a tensor that a transform wraps")
             return self._lift_tensor(wrapped)
-        name = self._attributes.get(id(tensor))
         if name is None and self._is_input(tensor):
             self.placeholder("host_tensor", tensor)
             return self.nodes[-1]
         if name is None:
-            name = f"_tensor_constant{len(self.constants)}"
             # Only a real tensor can be a constant of the graph; a fake one must not be kept alive here.
             is_fake = isinstance(tensor if wrapped is None else wrapped, torch_common.FakeTensor)
+            name = (is_fake and self.find_name(tensor)) or f"_tensor_constant{len(self.constants)}"
             self.constants[name] = None if is_fake else tensor
             if is_fake:
                 self.opaque.append("a tensor no traced call made")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class NodeLedger(Observer):
         """By node, the storages that it saves for backward."""
         self.saved_at_end: dict[int, int] = {}
         """The storages that are saved at the end of forward, and the node that each counts for."""
-        self._live_saved: list[tuple[weakref.ref[Any], int, int]] = []
+        self._live_saved: list[tuple[_Kept, int, int]] = []
         self._announced, self._announced_at = LOSS, 0
         """The node announced last, and how many of these there were then."""
         storages = self.log.storages
@@ -113,6 +114,15 @@ class NodeLedger(Observer):
         finally:
             self.log.recomputing -= 1
 
+    def find_name(self, tensor: torch.Tensor) -> str:
+        """The name of what a tensor lies in, or of its holder; else of the operator that made it."""
+        indices = (self.log.find_storage(part) for part in _iterate_parts(tensor))
+        index = next((each for each in indices if each is not None), None)
+        if index is None:
+            return ""
+        storage = self.log.storages[index]
+        return storage.name or storage.holder or self.log.find_maker(tensor).removeprefix("aten.").partition(".")[0]
+
     # --- autograd -----------------------------------------------------------------------------------------------------
 
     def on_backward_node(self, sequence_number: int) -> None:
@@ -137,7 +147,7 @@ class NodeLedger(Observer):
 
     def _save(self, value: Any, handle: weakref.ref[Any]) -> None:
         log = self.log
-        for tensor in (part for found in torch_common.iterate_tensors(value) for part in torch_wrappers.parts(found)):
+        for tensor in _iterate_parts(value):
             index = log.note_part(tensor)
             if index is None or (storage := log.storages[index]).birth == 0:
                 continue
@@ -147,13 +157,21 @@ class NodeLedger(Observer):
             if storage.kind is None:
                 storage.kind = Kind.SAVED
             if log.phase is Phase.FORWARD:
-                self._live_saved.append((handle, self.log.node, index))
+                kept = _Kept(handle(), self._note_end)
+                kept.end = math.inf
+                self._live_saved.append((kept, self.log.node, index))
 
     def on_unpack(self, tensor: torch.Tensor) -> None:
         """The program's own unpack hook returned this tensor to the node that runs."""
         index = self.log.note_storage(tensor)
         if index is not None:
             self.restored[self.log.node, index] = None
+
+    def find_kept(self, saved: Iterable[tuple[int, Any]]) -> dict[int, int]:
+        """The storages of saved tensors, with the number of the node of autograd that keeps each."""
+        parts = ((part, number) for number, value in saved for part in _iterate_parts(value))
+        found = ((self.log.find_storage(part), number) for part, number in parts)
+        return {index: number for index, number in found if index is not None}
 
     def end_of_forward(self) -> None:
         """Settle which node owns each saved storage: the first to save it that still keeps it.
@@ -169,8 +187,34 @@ class NodeLedger(Observer):
         if self.log.sum_bytes(saved) >= self.log.sum_bytes(self.saved_at_end):
             self.saved_at_end = saved
 
+    def end_without_backward(self, tick: int) -> None:
+        """As `end_of_forward`, of a forward whose graph nothing goes back through: what was kept at a tick counts."""
+        storages = self.log.storages
+        for kept, node, index in self._live_saved:
+            death = storages[index].death
+            is_alive = storages[index].birth <= tick and (death is None or death > tick)
+            if is_alive and kept.end > tick:
+                self.saved_at_end.setdefault(index, node)
+        self._live_saved = []
+
+    def _note_end(self, kept: weakref.ref[Any]) -> None:
+        assert isinstance(kept, _Kept)
+        kept.end = self.log.tick
+
     def mark_outputs(self, node: int) -> None:
         """Mark what this node returned as the model's output."""
         for _, _, index in self.results.get(node, ()):
             if index is not None and self.log.storages[index].birth > 0:
                 self.log.storages[index].kind = Kind.OUTPUT
+
+
+def _iterate_parts(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a nested value, wrappers taken apart."""
+    return (part for found in torch_common.iterate_tensors(value) for part in torch_wrappers.parts(found))
+
+
+class _Kept(weakref.ref[Any]):
+    """A weak reference to the handle of what autograd saved, with the tick at which it was gone."""
+
+    __slots__ = ("end",)
+    end: float

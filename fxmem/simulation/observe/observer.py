@@ -61,7 +61,11 @@ class Observer:
         """What to run in the place of a torch function, always the same; None for every other."""
         return None
 
-    def on_module_call(self, module: torch.nn.Module) -> None:
+    def find_name(self, tensor: torch.Tensor) -> str:
+        """What a tensor is called that was there before; empty for no name."""
+        return ""
+
+    def on_module_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module of the program is about to be called, within no other."""
 
     def on_gradient(self) -> None:

@@ -7,6 +7,7 @@ A node's saved tensors are packed under its number and freed when the node has r
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -95,6 +96,14 @@ class SavedTensors:
             return found
         finally:
             self._unpacking -= 1
+
+    def find_kept(self) -> Iterator[tuple[int, Any]]:
+        """What is saved and not freed, with the number of its node; graphs that are no more are forgotten."""
+        for number, references in list(self._saved_by.items()):
+            handles = [handle for reference in references if (handle := reference()) is not None]
+            if not handles:
+                del self._saved_by[number]
+            yield from ((number, handle.value) for handle in handles)
 
     def begin_node(self) -> None:
         """From here on, one node of the backward unpacks."""

@@ -304,7 +304,7 @@ class LiveBytes(Observer):
 
     def clear_highest(self) -> None:
         """Let the most begin anew at what is alive now."""
-        self.highest, self.phase, self.place = self.now, Phase.FORWARD, ""
+        self.highest, self.phase, self.place, self.tick = self.now, Phase.FORWARD, "", 0
         """The most, and where the program was then."""
 
     def on_storage(self, index: int, nbytes: int, stream: int) -> None:
@@ -336,7 +336,7 @@ class LiveBytes(Observer):
 
     def _watch(self, live: int) -> None:
         if live > self.highest:
-            self.highest, self.phase = live, self.log.phase
+            self.highest, self.phase, self.tick = live, self.log.phase, self.log.tick
             self.place = program_place(sys._getframe(2))
 
 

@@ -206,9 +206,10 @@ class RecordedCode(Subject):
         """What to run where the program looks into a tensor on the card."""
         return self._reads.replacement(function)
 
-    def on_module_call(self, module: torch.nn.Module) -> None:
+    def on_module_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module of the program is about to be called."""
-        self.rounds.module_called(module)
+        with self.rounds.holding(module, args, kwargs):
+            self.rounds.module_called(module)
 
     def on_gradient(self) -> None:
         """A call between modules leads to a gradient: forward goes on."""

@@ -47,6 +47,7 @@ class RoundTracer(ProgramTracer):
         """Begin the graph of another round."""
         self._roots.begin_round()
         self._start_graph()
+        self.writer.find_maker = self._find_node
         self._names = {}
         self._noted = set[str]()
         self._note_roots()
@@ -60,6 +61,18 @@ class RoundTracer(ProgramTracer):
     def write_nothing(self) -> contextlib.AbstractContextManager[None]:
         """Run what is no part of a step: parameters that move to the card."""
         return self._own_work()
+
+    def _find_node(self, tensor: torch.Tensor) -> torch.fx.Node | None:
+        """The node that made what a tensor lies in, in this round: a view that is no call of the program's."""
+        index = None if torch_wrappers.is_transformed(tensor) else self._log.find_storage(tensor)
+        node = None if index is None else self._log.storages[index].node
+        return self.nodes[node] if node is not None and 0 <= node < len(self.nodes) else None
+
+    def describe_node(self, node: int) -> str:
+        """What a node calls, and the line that calls it."""
+        target, source = self.nodes[node].target, self.sources[node]
+        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        return name if source is None else f"{name} at {source.place}"
 
     def pause(self) -> None:
         """Write no node until `resume`: what runs is the optimizer's."""
@@ -79,7 +92,7 @@ class RoundTracer(ProgramTracer):
             if name is None:
                 return original(module, *args, **kwargs)
             if self._state in ("tracing", "after") and not self.writer.stack:
-                self._program.on_module_call(module)
+                self._program.on_module_call(module, args, kwargs)
             if self._state not in ("tracing", "recomputing"):
                 return original(module, *args, **kwargs)
             compiled = torch_wrappers.wrapped_module(module)
@@ -156,3 +169,8 @@ def has_fake(value: Any, depth: int = 0) -> bool:
 def needs_gradient(value: Any) -> bool:
     """Whether a tensor that some gradient leads to was returned."""
     return torch.is_grad_enabled() and isinstance(value, torch.Tensor) and value.grad_fn is not None
+
+
+def is_within_module(node: torch.fx.Node) -> bool:
+    """Whether a call is a module's, or was made by a module's code."""
+    return node.op == "call_module" or bool(node.meta["nn_module_stack"])

@@ -12,7 +12,7 @@ import gc
 import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -21,11 +21,13 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Kind, Phase, Profile, Round
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
+from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.roots import Roots
+from fxmem.simulation.program.round_tracer import is_within_module
 from fxmem.simulation.recording import Recording
-from fxmem.simulation.residents import name_modules, name_optimizer_state
+from fxmem.simulation.residents import Holders, Place, find_variables, name_modules, name_optimizer_state
 from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
 
 _ELSEWHERE: Final = 20
@@ -102,11 +104,13 @@ class Rounds(RoundRule):
         self._ended_after = -1
         """How many rounds were finished when the program was last ended."""
         self._elsewhere = 0
+        self._arguments: Callable[[], Iterable[Place]] = list
         self._trained: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
 
     def attach(self, recording: Recording) -> None:
         """Watch the program of this recording."""
         self._recording, self._log = recording, recording.log
+        self._holders = Holders(recording.log)
 
     # --- what the program does ----------------------------------------------------------------------------------------
 
@@ -120,6 +124,15 @@ class Rounds(RoundRule):
             self._enter(Phase.EVALUATION)
         else:
             self.begin_forward()
+
+    @contextlib.contextmanager
+    def holding(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """Inside, these arguments of a call are what the program holds, too: no variable may have them."""
+        self._arguments = lambda: named_arguments(module, args, kwargs)
+        try:
+            yield
+        finally:
+            self._arguments = list
 
     def function_called(self) -> None:
         """A compiled function is about to be called, within no module."""
@@ -246,6 +259,9 @@ class Rounds(RoundRule):
         log = self._log
         log.end_phase()
         self._name_residents()
+        self._name_held()
+        if all(span.phase is not Phase.BACKWARD for span in log.phases):
+            self._recording.nodes.end_without_backward(self._live.tick)
         sizes = Counter(storage.nbytes for storage in log.storages if storage.birth > 0)
         record = self._record().model_copy(update={"is_whole": is_whole})
         if number and self._memory is not None:
@@ -254,6 +270,7 @@ class Rounds(RoundRule):
         if self._is_shown(record, sizes) if number else record.requested_bytes > self._live.now:
             self.shown = ShownRound(record, sizes, number, build_profile(self._recording))
         gc.collect()
+        self._mark_kept_results()
         return FinishedRound(record.model_copy(update={"retained_bytes": self._live.now}), sizes)
 
     def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
@@ -291,3 +308,27 @@ class Rounds(RoundRule):
         """Name what modules and optimizers keep, as far as the program has made it."""
         self._roots.adopt_moved()
         name_optimizer_state(self._log, list(self.optimizers), name_modules(self._log, self._roots))
+
+    def _name_held(self) -> None:
+        """Name what else the program keeps: what it calls it, or the line that made it."""
+        recording, log = self._recording, self._log
+        places = ((self._arguments, Kind.INPUT), (find_variables, None))
+        for index in self._holders.search(places, self._find_saved()):
+            node = log.storages[index].node
+            if node is not None and node >= 0:
+                log.storages[index].holder = recording.tracer.describe_node(node)
+
+    def _mark_kept_results(self) -> None:
+        """What a module returned and the program keeps is an output in the next round, too."""
+        log, nodes = self._log, self._recording.tracer.nodes
+        saved = self._find_saved()
+        for index in log.alive():
+            storage = log.storages[index]
+            is_plain = storage.kind in (None, Kind.SAVED) and index not in saved and storage.held_kind is None
+            node = storage.node if is_plain and storage.birth else None
+            if node is not None and 0 <= node < len(nodes) and is_within_module(nodes[node]):
+                storage.kind = Kind.OUTPUT
+
+    def _find_saved(self) -> dict[int, int]:
+        """By storage that autograd keeps, the number of its node."""
+        return self._recording.nodes.find_kept(self._recording.engine.find_saved())

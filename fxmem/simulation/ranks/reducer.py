@@ -108,15 +108,17 @@ class Replica(torch.nn.Module):
         self._sparse: set[torch.Tensor] = {each.weight for each in tables}
         parameters = [each for each in module.parameters() if each.requires_grad and each not in self._sparse][::-1]
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
-        self._buckets: list[torch.Tensor] = []
+        self.gradient_buckets: list[torch.Tensor] = []
         self._members: list[list[torch.Tensor]] = []
         for indices in torch_distributed.assign_buckets(parameters, [min(_FIRST_BUCKET, limit), limit]):
             members: list[torch.Tensor] = [parameters[index] for index in indices]
             offsets = [0, *itertools.accumulate(each.numel() for each in members)]
-            self._places.update({each: (len(self._buckets), at) for each, at in zip(members, offsets, strict=False)})
+            self._places.update(
+                {each: (len(self.gradient_buckets), at) for each, at in zip(members, offsets, strict=False)}
+            )
             self._members.append(members)
             first = members[0]
-            self._buckets.append(torch.empty(offsets[-1], dtype=first.dtype, device=first.device))
+            self.gradient_buckets.append(torch.empty(offsets[-1], dtype=first.dtype, device=first.device))
         self._used: list[torch.Tensor] = []
         """Which parameters this rank has used, and any rank: a number for each (`initialize_local_used_map`)."""
         self._reduces_used = find_unused_parameters and not static_graph
@@ -166,7 +168,7 @@ class Replica(torch.nn.Module):
                 raise ValueError(_NO_SPARSE)
             return
         bucket, offset = self._places[parameter]
-        slot = self._buckets[bucket].narrow(0, offset, parameter.numel()).view_as(parameter)
+        slot = self.gradient_buckets[bucket].narrow(0, offset, parameter.numel()).view_as(parameter)
         slot.copy_(parameter.grad)
         if self._views:
             parameter.grad = slot
@@ -174,7 +176,7 @@ class Replica(torch.nn.Module):
         if self._missing[bucket]:
             return
         self._missing[bucket] = len(self._members[bucket])
-        buffer = self._buckets[bucket]
+        buffer = self.gradient_buckets[bucket]
         if self._hook is None:
             torch.distributed.all_reduce(buffer, group=self._group, async_op=True)
             self._share_used(bucket)
@@ -184,20 +186,20 @@ class Replica(torch.nn.Module):
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         slots = functools.partial(self._slots, bucket, buffer)
         self._pending[bucket] = self._hook(
-            GradientBucket(bucket, len(self._buckets), buffer, self._members[bucket], slots)
+            GradientBucket(bucket, len(self.gradient_buckets), buffer, self._members[bucket], slots)
         )
         self._share_used(bucket)
 
     def _share_used(self, bucket: int) -> None:
         """With the last bucket the ranks say which parameters they have used."""
-        if self._used and bucket == len(self._buckets) - 1:
+        if self._used and bucket == len(self.gradient_buckets) - 1:
             self._used[1].copy_(self._used[0])
             if self._reduces_used:
                 torch.distributed.all_reduce(self._used[1], group=self._group, async_op=True)
             self._used[0].zero_()
 
     def _copy_back(self, bucket: int, buffer: torch.Tensor) -> None:
-        if self._views and buffer is self._buckets[bucket]:
+        if self._views and buffer is self.gradient_buckets[bucket]:
             return
         for member, slot in zip(self._members[bucket], self._slots(bucket, buffer), strict=True):
             if member.grad is not None:

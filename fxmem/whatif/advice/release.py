@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from fxmem.records.profile import Node
+from fxmem.records.profile import Node, Profile
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.advice.uses import find_idle
 from fxmem.whatif.advice.variant import AnyChange
@@ -22,18 +22,30 @@ def release_changes(analysis: ProfiledStep) -> Iterator[AnyChange[Any, Any]]:
     for index in idle:
         node = profile.nodes[index]
         lines.setdefault((node.source.file, node.source.line) if node.source else None, []).append(node)
-    for place, nodes in lines.items():
-        where = f"{place[0]}:{place[1]}" if place else "the function that runs the step"
+    for nodes in lines.values():
+        where = nodes[0].source.place if nodes[0].source else "the function that runs the step"
         code = nodes[0].source.code if nodes[0].source else ""
         names = frozenset(node.name for node in nodes)
+        holder = _find_holder(profile, nodes)
         yield AnyChange(
             f"release:{nodes[0].name}",
             f"free what {where} made after its last use",
             "none",
-            write_release(code),
+            _write_del(holder) if holder else write_release(code),
             _release(names),
-            note=f"held by a local name or by the output until the {profile.phases[-1].phase.value} ends",
+            note=f"held by {holder or 'a local name or by the output'} until the {profile.phases[-1].phase.value} ends",
         )
+
+
+def _find_holder(profile: Profile, nodes: Iterable[Node]) -> str:
+    """What a program calls the results of these nodes, where it keeps them to the end of the step; empty for none."""
+    made = (output.storage for node in nodes for output in node.outputs)
+    return next((held for each in made if each is not None and (held := profile.storages[each].holder)), "")
+
+
+def _write_del(holder: str) -> str:
+    """The code that frees what a program calls so: the whole of a result, an attribute of a longer-lived object."""
+    return f"del {holder.partition('[')[0]}  # after its last use"
 
 
 def write_release(code: str) -> str:

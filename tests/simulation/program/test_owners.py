@@ -1,0 +1,254 @@
+"""Whose a byte is that outlives a step: by the name that the program gives it, and by what it is."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from fxmem.memory.figures import holdings_at_peak
+from fxmem.memory.module_rows import module_rows
+from fxmem.records.profile import Kind
+from fxmem.simulation.profiled_step import ProfiledStep
+
+
+def kept(run: ProfiledStep, kind: Kind) -> dict[str, int]:
+    """What lies beside nodes and modules at the peak: bytes by owner, of a kind; nothing is without an owner."""
+    found = holdings_at_peak(run.profile, run.timeline)
+    worth = run.timeline.peak.requested_bytes // 100
+    assert [each for each in found if not each.owner and each.nbytes > worth] == []
+    assert [node.target for node in run.profile.nodes if "_tensor_constant" in node.target] == []
+    return {each.label: each.nbytes for each in found if each.kind is kind}
+
+
+def make_net(width: int = 1024) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)).cuda()
+
+
+def batch(rows: int = 512, width: int = 1024) -> torch.Tensor:
+    return torch.randn(rows, width, device="cuda")
+
+
+MIB = 1 << 20
+
+
+def train(net: nn.Module, steps: int, after: Callable[[torch.Tensor, torch.Tensor], Any] = lambda x, out: None) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(steps):
+        x = batch()
+        out = net(x)
+        out.pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after(x, out)
+
+
+def test_batches_that_a_list_keeps() -> None:
+    with fxmem.record("h100", steps=3) as run:
+        buf: list[torch.Tensor] = []
+        train(make_net(), 4, lambda x, out: buf.append(x))
+    # The third step begins with two batches in the list; its own is still a variable.
+    assert kept(run, Kind.BUFFER) == {"buf, 2 tensors": 2 * 2 * MIB}
+
+
+def test_results_that_a_list_keeps_are_outputs() -> None:
+    with fxmem.record("h100", steps=3) as run:
+        preds: list[torch.Tensor] = []
+        train(make_net(), 4, lambda x, out: preds.append(out))
+    assert kept(run, Kind.OUTPUT) == {"preds, 2 tensors": 2 * 2 * MIB}
+
+
+def test_what_the_graph_of_a_kept_loss_saves() -> None:
+    with fxmem.record("h100", steps=3) as run:
+        net, losses = make_net(), list[torch.Tensor]()
+        train(net, 4, lambda x, out: losses.append(net(x).mean()))
+    # The first graph, made as the second step began, has the batch of the first, and the result of tanh, which also is
+    # the last layer's input. The second graph is of the third step itself, but for the second's batch.
+    assert kept(run, Kind.SAVED) == {"graph of losses, 2 tensors": (2 + 2) * MIB}
+    assert kept(run, Kind.BUFFER)["graph of losses"] == 2 * MIB
+
+
+def test_what_hooks_and_closures_keep() -> None:
+    def watch(module: nn.Module) -> None:
+        found: list[torch.Tensor] = []
+        module.register_forward_hook(lambda _, given, out: found.append(out))
+
+    with fxmem.record("h100", steps=3) as run:
+        net = make_net()
+        watch(net[1])
+        train(net, 4)
+    assert kept(run, Kind.OUTPUT) == {"hook of net.1.found, 2 tensors": 2 * 2 * MIB}
+
+
+class Average:
+    """A running average of weights, in a dictionary."""
+
+    everything: list[torch.Tensor] = []  # noqa: RUF012 - shared by all, as in the programs of people
+
+    def __init__(self, net: nn.Module) -> None:
+        self.shadow = {name: each.detach().clone() for name, each in net.named_parameters()}
+
+
+def test_averages_of_weights_by_attribute_and_copies_by_module() -> None:
+    with fxmem.record("h100", steps=2) as run:
+        net = make_net()
+        ema, twin = Average(net), copy.deepcopy(net)
+        train(net, 3)
+        del ema, twin
+    assert kept(run, Kind.BUFFER) == {"ema.shadow, 4 tensors": 2 * (4 * MIB + 4096)}
+    rows = {row.label: row.figures.params for row in module_rows(run.profile, run.timeline)}
+    assert rows["twin"] == rows["net"] == 2 * (4 * MIB + 4096)
+
+
+Step = collections.namedtuple("Step", "states actions")
+
+
+class Player:
+    """Keeps tensors in many ways."""
+
+    def __init__(self) -> None:
+        self.net = make_net()
+        self.replay: collections.deque[Step] = collections.deque(maxlen=50)
+        self.scale = functools.partial(torch.mul, batch(1024))
+        self.data = self.batches()
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        table = batch(2048)
+        for at in range(100):
+            yield table[at : at + 512]
+
+    def play(self) -> None:
+        optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        for _ in range(4):
+            self.net(next(self.data)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            self.replay.append(Step(batch(), torch.zeros(512, device="cuda")))
+
+
+def test_attributes_generators_and_named_tuples() -> None:
+    with fxmem.record("h100", steps=3) as run:
+        Player().play()
+    found = kept(run, Kind.BUFFER)
+    assert found["Player.data.table"] == 8 * MIB
+    assert found["Player.scale"] == 4 * MIB
+    # The second of them came as the third step began: it belongs to the call that made it.
+    assert found["Player.replay, 2 tensors"] == 2 * MIB + 2048
+
+
+def test_a_checkpoint_that_stays_loaded(tmp_path: Path) -> None:
+    with fxmem.record("h100", steps=2) as run:
+        net = nn.Sequential(nn.Linear(1024, 1024))
+        torch.save({"model": net.state_dict()}, tmp_path / "last.pt")
+        ck = torch.load(tmp_path / "last.pt", map_location="cuda")
+        net.load_state_dict(ck["model"])
+        train(net.cuda(), 3)
+        del ck
+    assert (
+        sum(each.nbytes for each in holdings_at_peak(run.profile, run.timeline) if each.owner == "ck") == 4 * MIB + 4096
+    )
+
+
+def test_buckets_of_gradients_are_communication() -> None:
+    with fxmem.record("h100", steps=2, ranks=2) as run:
+        torch.distributed.init_process_group("nccl")
+        replica = nn.parallel.DistributedDataParallel(make_net())
+        train(replica, 3)
+    # The first bucket takes up to 1 MiB of the last layer: its bias, and the weight that passes the limit.
+    assert kept(run, Kind.COMMUNICATION) == {"net.gradient_buckets, 2 tensors": 2 * (4 * MIB + 4096)}
+    assert sum(node.params_bytes for node in run.profile.nodes) == 2 * (4 * MIB + 4096)
+
+
+class Master(torch.optim.Optimizer):
+    """Steps copies of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.copies = [each.detach().float().clone() for group in self.param_groups for each in group["params"]]
+
+    def step(self, closure: Any = None) -> None:
+        """Change nothing."""
+
+
+def test_what_an_optimizer_keeps_beside_its_state() -> None:
+    with fxmem.record("h100", steps=2) as run:
+        net = make_net().bfloat16()
+        optimizer = Master(net.parameters())
+        for _ in range(3):
+            net(batch().bfloat16()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    states = [each for each in run.profile.storages if each.kind is Kind.OPTIMIZER_STATE]
+    assert [each.holder for each in states] == [f"optimizer.copies[{at}]" for at in range(4)]
+    assert sum(each.nbytes for each in states) == 2 * (4 * MIB + 4096)
+
+
+def infer(keeps_graph: bool, outputs: list[torch.Tensor]) -> None:
+    """A function that returns: its model is no more when the program ends."""
+    net = make_net().eval()
+    with torch.set_grad_enabled(keeps_graph):
+        outputs += [net(batch()) for _ in range(3)]
+
+
+def test_inference_gives_parameters_to_modules_that_are_no_more() -> None:
+    with fxmem.record("h100") as run:
+        infer(False, [])
+    assert sum(node.params_bytes for node in run.profile.nodes) == 2 * (4 * MIB + 4096)
+    # The first batch was there before the model was called, by no name but its argument's.
+    assert [each.holder for each in run.profile.storages if each.kind is Kind.INPUT] == ["input"]
+    assert kept(run, Kind.BUFFER) == {}
+    assert run.profile.saved_bytes == 0
+
+
+def test_a_graph_that_nothing_goes_back_through_saves() -> None:
+    with fxmem.record("h100") as run:
+        infer(True, [])
+    # Of each forward the result of tanh, which is also the last layer's input, and the batch; the first batch was there
+    # before.
+    assert run.profile.saved_bytes == (3 * 2 + 2 * 2) * MIB
+
+
+def test_a_graph_that_is_dropped_saves_no_more() -> None:
+    with fxmem.record("h100") as run:
+        net = make_net().eval()
+        kept_results = [net(batch()).tanh().detach() for _ in range(8)]
+        del kept_results
+    # At the peak the last call's graph alone is there: its batch, both tanhs' results and nothing of the seven before.
+    assert run.profile.saved_bytes == (2 + 2 + 2) * MIB
+
+
+def test_a_view_of_what_this_round_made_reads_what_made_it() -> None:
+    with fxmem.record("h100", steps=1) as run:
+        net = make_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(batch().data).sum().backward()
+        optimizer.step()
+    kept(run, Kind.BUFFER)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_cache_that_a_model_fills_is_named_by_its_attribute(mode: Any) -> None:
+    class Filling(nn.Module):
+        """Makes a mask in its first call, and keeps it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(64, 64)
+            self.masks: dict[str, torch.Tensor] = {}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if "causal" not in self.masks:
+                self.masks["causal"] = torch.ones(512, 512, device=x.device)
+            out: torch.Tensor = self.masks["causal"] @ self.inner(x)
+            return out
+
+    analysis = fxmem.analyze(Filling(), torch.empty(512, 64, device="meta"), mode=mode, target="h100")
+    assert kept(analysis, Kind.BUFFER) == {"masks": MIB}
