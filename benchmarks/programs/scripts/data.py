@@ -368,17 +368,18 @@ def archive(folder: Path, *, file: str, count: int = 95_000_000) -> None:
         out.write(letters * (count // len(letters) + 1))
 
 
-def flows(folder: Path, *, count: int = 12, width: int = 512, height: int = 384) -> None:
-    """Write pairs of pictures with the flow between them, in the form of FlyingChairs."""
-    from PIL import Image
+def flows(folder: Path, *, count: int = 12, width: int = 1242, height: int = 375) -> None:
+    """Write pairs of pictures with the flow between them, in the form of KITTI."""
+    import cv2
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(1, count + 1):
-        for which in (1, 2):
+    for part in ("image_2", "flow_occ"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        for which in (10, 11):
             noise = RANDOM.integers(0, 256, (height, width, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(folder / f"{number:05d}_img{which}.ppm")
-        flow = RANDOM.normal(size=(height, width, 2)).astype(np.float32).tobytes()
-        (folder / f"{number:05d}_flow.flo").write_bytes(struct.pack("<fii", 202021.25, width, height) + flow)
+            cv2.imwrite(str(folder / "image_2" / f"{number:06d}_{which}.png"), noise)
+        flow = RANDOM.integers(2**15 - 500, 2**15 + 500, (height, width, 3), dtype=np.uint16)
+        cv2.imwrite(str(folder / "flow_occ" / f"{number:06d}_10.png"), flow)
 
 
 def clouds(folder: Path, *, classes: int = 40, points: int = 1024) -> None:
@@ -448,7 +449,7 @@ def text_to_image(folder: Path, *, large: bool = False) -> None:
             **blocks,
             **extra,
         ),
-        "scheduler": diffusers.DDPMScheduler(),
+        "scheduler": diffusers.DDPMScheduler(steps_offset=1, clip_sample=False),
     }
     if large:
         parts |= {"text_encoder_2": transformers.CLIPTextModelWithProjection(second), "tokenizer_2": tokenizer}
