@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -19,10 +20,12 @@ from torch.fx.experimental import proxy_tensor
 from torch.optim.optimizer import _foreach_supported_types as _OPTIMIZER_TYPES
 from torch.utils._foreach_utils import _foreach_supported_types as _UTILITY_TYPES
 from torch.utils.data import dataloader
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fxmem._torch.common import FakeTensor, replace, restored, wrap
 from fxmem._torch.wrappers import is_wrapper
 
+_of_subclass: Final[Any] = vars(torch.Tensor)["__torch_function__"].__func__
 _LINEAR: Final = torch._C._nn.linear  # what `torch.nn.functional.linear` is (since 1.10)
 
 
@@ -31,21 +34,88 @@ def functions_to_script() -> AbstractContextManager[None]:
     return replace(torch.nn.functional, "linear", _LINEAR)
 
 
+@contextlib.contextmanager
+def scripts_unfused() -> Iterator[None]:
+    """Let TorchScript run a function operator by operator: a fused kernel is made for a card that is there
+    (`_jit_override_can_fuse_on_gpu`, since 1.0)."""
+    before = torch._C._jit_can_fuse_on_gpu()
+    torch._C._jit_override_can_fuse_on_gpu(False)
+    try:
+        yield
+    finally:
+        torch._C._jit_override_can_fuse_on_gpu(before)
+
+
+@functools.cache
+def _script_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """A class of modules that is also one of those that `torch.jit.script` returns (`ScriptModule`, since 1.0)."""
+    script: Any = torch.jit.ScriptModule
+    own = {"__module__": cls.__module__, "save": torch.jit.save}
+    made: type[torch.nn.Module] = type(script)(cls.__name__, (cls, script), own)
+    return made
+
+
+def pass_for_scripted(module: torch.nn.Module) -> None:
+    """Let a module that stays as it was written be what a program expects of `torch.jit.script`."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        module.__class__ = _script_class(type(module))
+
+
+def is_as_written(module: Any) -> bool:
+    """Whether a module only passes for one of TorchScript (`_actual_script_module`, since 1.2)."""
+    is_script = isinstance(module, torch.jit.ScriptModule)
+    return (
+        is_script
+        and not isinstance(module, torch.jit.RecursiveScriptModule)
+        and "_actual_script_module" not in vars(module)
+    )
+
+
 def observe_make_fx(make: Callable[..., Any]) -> AbstractContextManager[None]:
     """Call `make(original, function, ...)` for `make_fx`, by which a program traces itself (since 1.12)."""
     return wrap(proxy_tensor, "make_fx", make)
+
+
+_aside: Final[Any] = WeakIdKeyDictionary()
+"""What FakeTensor keeps in the attributes of a tensor, for those of a class of the program's own: such a class may copy
+or replace all of a tensor's attributes (`torch.utils.weak`, since 2.0)."""
+
+
+class _Functions(FakeTensor):
+    """A fake tensor whose class is that of the results, as torch has it of a subclass; FakeTensor switches that off."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _of_subclass(cls, func, types, args, kwargs)
 
 
 @functools.cache
 def _fake_class(cls: type[torch.Tensor]) -> type[FakeTensor]:
     """A class of tensors with methods and attributes of its own, of fakes; `nn.Parameter` wants `detach` to keep it."""
 
+    def get_attribute(tensor: Any, name: str) -> Any:
+        kept = _aside.get(tensor, {})
+        if name in kept:
+            return kept[name]
+        if hasattr(cls, "__getattr__"):
+            return cls.__getattr__(tensor, name)
+        raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
+
     def detach(tensor: torch.Tensor) -> torch.Tensor:
         made = torch.Tensor.detach(tensor)
-        made.__class__ = type(tensor)
+        if type(made) is not type(tensor):
+            _set_class(made, type(tensor))
         return made
 
-    return type(cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__, "detach": detach})
+    own = {"__module__": cls.__module__, "__getattr__": get_attribute, "detach": detach}
+    return type(cls.__name__, (cls, _Functions), own)
+
+
+def _set_class(fake: torch.Tensor, cls: type[torch.Tensor]) -> None:
+    """Make a new fake tensor one of a class of the program's own."""
+    _aside[fake] = dict(vars(fake))
+    vars(fake).clear()
+    fake.__class__ = cls if issubclass(cls, FakeTensor) else _fake_class(cls)
 
 
 def alias_as(original: Callable[..., Any], tensor: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
@@ -54,12 +124,11 @@ def alias_as(original: Callable[..., Any], tensor: torch.Tensor, cls: type[torch
     `THPVariable_as_subclass` (torch/csrc/autograd/python_variable.cpp) aliases, too.
     """
     if not isinstance(tensor, FakeTensor):
-        return original(tensor, cls)  # type: ignore[no-any-return]
-    made = torch.ops.aten.alias.default(tensor)
-    if not issubclass(cls, FakeTensor) and cls not in (torch.Tensor, torch.nn.Parameter):
-        cls = _fake_class(cls)
-    if issubclass(cls, FakeTensor):
-        made.__class__ = cls
+        return original(tensor, cls.__bases__[0] if issubclass(cls, _Functions) else cls)  # type: ignore[no-any-return]
+    with torch._C.DisableTorchFunctionSubclass():
+        made = torch.ops.aten.alias.default(tensor)
+    if cls not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
+        _set_class(made, cls)
     return made  # type: ignore[no-any-return]
 
 
@@ -144,8 +213,8 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def swap_moved(original: Callable[[Any, Any], None], t1: torch.Tensor, t2: torch.Tensor) -> None:
-    """`torch.utils.swap_tensors` that moves tensors to a pretended card or to meta; `original` swaps two fakes."""
-    if type(t1) is FakeTensor and type(t2) is FakeTensor:
+    """`torch.utils.swap_tensors` that moves tensors to a pretended card, back, or to meta; `original` swaps two fakes."""
+    if type(t1) is FakeTensor and type(t2) is FakeTensor and not weakref.getweakrefs(t1):  # `original` refuses those
         own = _find_attributes(t1)
         original(t1, t2)
         vars(t1).update(own)

@@ -1,8 +1,8 @@
 """What a reader on the host gets for a tensor that no card has computed: numbers that are legal where they are read.
 
-A softmax sums to one, an index is below its bound, a sort's places are all there, a count and a norm are not zero, a
-mask lets something through, a square matrix is symmetric and positive-definite; every other fraction is between a half
-and one and a half. `note` keeps with a tensor what its operator says of it, through views, casts and
+A softmax sums to one, an index is below its bound, a sort's places are all there, a norm is not zero, a mask lets all
+through and a count is of all, as shapes that hang on data are taken at their largest; a square matrix is symmetric and
+positive-definite; every other fraction is between a half and one and a half. `note` keeps with a tensor what its operator says of it, through views, casts and
 copies; `make` gives the numbers.
 
 A truth that is read by itself is no mask: it decides the way that the program goes on, and is `False`
@@ -32,7 +32,7 @@ class Meaning(enum.Enum):
     FRACTION = "between zero and one"
     INDEX = "below so many"
     PLACE = "below so many, and no two alike in a row"
-    COUNT = "of what is there"
+    COUNT = "of all that is there"
 
 
 def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -55,8 +55,8 @@ def make_number(tensor: torch.Tensor) -> float | int | None:
     meaning, size = getattr(tensor, _MEANING, (None, 0))
     if tensor.dtype.is_floating_point:
         fractions: dict[Meaning | None, float] = {Meaning.PROBABILITY: 1 / max(size, 1), Meaning.FRACTION: 0.5}
-        return 1.0 if meaning is Meaning.COUNT else fractions.get(meaning)
-    return 1 if meaning is Meaning.COUNT and tensor.dtype is not torch.bool else None
+        return float(size) if meaning is Meaning.COUNT else fractions.get(meaning)
+    return size if meaning is Meaning.COUNT and tensor.dtype is not torch.bool else None
 
 
 def make(fake: torch.Tensor) -> torch.Tensor:
@@ -68,7 +68,7 @@ def make(fake: torch.Tensor) -> torch.Tensor:
     if dtype is torch.bool:
         return torch.full(shape, bool(shape))
     if meaning is Meaning.COUNT:
-        return torch.ones(shape, dtype=dtype)
+        return torch.full(shape, size, dtype=dtype)
     if meaning is Meaning.PLACE and shape:
         return (torch.arange(shape[-1]) % size).to(dtype).expand(shape).clone()
     if not (dtype.is_floating_point or dtype.is_complex):
@@ -115,13 +115,16 @@ def _draws(tensor: torch.Tensor, count: int, replacement: bool = False, **_: Any
     return Meaning.INDEX if replacement else Meaning.PLACE, tensor.shape[-1]
 
 
-def _count(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Meaning, int] | None:
-    return (Meaning.COUNT, 0) if tensor.dtype is torch.bool else None
+def _count(tensor: torch.Tensor, dim: int | list[int] | None = None, *_: Any, **__: Any) -> tuple[Meaning, int] | None:
+    if tensor.dtype is not torch.bool:
+        return None
+    dims = [dim] if isinstance(dim, int) else dim or range(tensor.dim())
+    return Meaning.COUNT, math.prod(tensor.shape[each] for each in dims)
 
 
 def _root(tensor: torch.Tensor, **_: Any) -> tuple[Meaning, int] | None:
     """The gradient that backward begins with is one."""
-    return None if tensor.dim() else (Meaning.COUNT, 0)
+    return None if tensor.dim() else (Meaning.COUNT, 1)
 
 
 _RULES: Final[dict[Any, Callable[..., tuple[Meaning, int] | None]]] = {

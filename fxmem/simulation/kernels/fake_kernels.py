@@ -381,6 +381,12 @@ def _check_of_arguments(_: Any, first: Tensor, second: Tensor) -> Any:
     return _passing[-1] if is_check else NotImplemented
 
 
+@answers("is_set_to", everywhere=True)
+def _is_set_to(_: Any, first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are one view of one storage (`is_set_to`, TensorShape.cpp)."""
+    return torch_common.is_same(first, second)
+
+
 def _wait(_: Any, source: Tensor) -> Any:
     """`wait_tensor` (distributed/c10d/Functional.cpp): the tensor itself; torch's meta kernel makes another."""
     return aten.alias.default(source)

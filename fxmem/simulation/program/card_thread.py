@@ -1,7 +1,8 @@
 """Threads of a program: the one that runs it may use the card.
 
-The work of a thread pool is done where it is handed in, at once: libraries load the weights of a model so. A thread of
-the program's own that uses the card is refused, since what it would allocate, and when, cannot be observed.
+The work of a thread pool is done where it is handed in, at once: libraries load the weights of a model so. So is that
+of a thread which is given tensors on the card, as those are that draw or save what they are given. A thread of the
+program's own that uses the card otherwise is refused, since what it would allocate, and when, cannot be observed.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class CardThread:
                     signal.pthread_kill(self._thread, _WAKE)
         raise self._refusal
 
-    def pool_patch(self) -> contextlib.AbstractContextManager[Any]:
-        """Thread pools work in the thread that hands work in."""
+    def patches(self) -> torch_common.Patches:
+        """Thread pools, and threads that are given tensors on the card, work in the thread that hands work in."""
 
         def submit(original: Any, pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self._thread or pool._initializer is not None:
@@ -100,4 +101,15 @@ class CardThread:
                 future.set_exception(error)
             return future
 
-        return torch_common.wrap(concurrent.futures.ThreadPoolExecutor, "submit", submit)
+        def start(original: Callable[[Any], None], thread: Any) -> None:
+            given = torch_common.iterate_tensors((getattr(thread, "_args", ()), getattr(thread, "_kwargs", {})))
+            if threading.get_ident() == self._thread and any(isinstance(x, torch_common.FakeTensor) for x in given):
+                try:
+                    thread.run()
+                except Exception:
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
+                thread._target, thread._args, thread._kwargs = None, (), {}  # `run` has used them up
+            original(thread)
+
+        yield torch_common.wrap(concurrent.futures.ThreadPoolExecutor, "submit", submit)
+        yield torch_common.wrap(threading.Thread, "start", start)

@@ -159,7 +159,7 @@ class RecordedCode(Subject):
         yield self._reads.patch()
         yield from loader_patches(self._border, on_card=on_card)
         yield from trace_patches(self.notes)
-        yield self._thread.pool_patch()
+        yield from self._thread.patches()
         yield torch_programs.observe_moves(self._move)
         yield torch_common.wrap(torch.nn.Module, "__setstate__", self._copy)
         if self.memory is not None and target.capability is not None:

@@ -7,6 +7,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import torch
 
@@ -16,6 +17,8 @@ from fxmem.simulation.source_lines import user_frame, variables
 
 _PASSING_NAMES = frozenset({"self", "m", "mod", "module", "child", "layer", "x", "obj", "_"})
 """What functions call whichever module they are given."""
+_TAKEN: Final = frozenset(dir(torch.nn.Module()))
+"""Names that a child of a module cannot have."""
 
 
 class Roots:
@@ -83,6 +86,7 @@ class Roots:
             self._paths[given] = self._paths[module]
             return
         wanted = _find_variable(given)
+        wanted += "_" * (wanted in _TAKEN)
         names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
         name = next(each for each in names if each not in self._classes)
         self._names[module] = name

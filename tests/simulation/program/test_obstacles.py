@@ -136,17 +136,34 @@ def test_a_thread_pool_works_on_the_card_where_work_is_handed_in() -> None:
     assert run.peak.requested_bytes == 3 * 4096
 
 
+def test_a_thread_that_is_given_tensors_of_the_card_works_where_it_starts() -> None:
+    """As one that draws them, or saves them, does."""
+    read: list[list[float]] = []
+
+    def draw(picture: torch.Tensor, *, scale: float) -> None:
+        read.append((picture * scale).cpu().tolist())
+
+    with fxmem.record("h100") as run:
+        thread = threading.Thread(target=draw, args=(torch.ones(1024, device="cuda"),), kwargs={"scale": 2.0})
+        thread.start()
+        thread.join()
+    assert [len(each) for each in read] == [1024]
+    assert run.peak.requested_bytes == 2 * 4096
+
+
 @pytest.mark.parametrize("is_moved", [False, True])
 def test_a_thread_that_uses_the_card_is_refused_by_its_line(is_moved: bool) -> None:
     batches: queue.Queue[torch.Tensor] = queue.Queue()
 
-    def load(kept: torch.Tensor) -> None:
-        with contextlib.suppress(AnalysisError):
-            batches.put(kept + 1 if is_moved else torch.ones(4).to("cuda"))
-
     def train() -> None:
         with fxmem.record("h100"):
-            threading.Thread(target=load, args=(torch.ones(4, device="cuda"),), name="loader", daemon=True).start()
+            kept = torch.ones(4, device="cuda")
+
+            def load() -> None:
+                with contextlib.suppress(AnalysisError):
+                    batches.put(kept + 1 if is_moved else torch.ones(4).to("cuda"))
+
+            threading.Thread(target=load, name="loader", daemon=True).start()
             batches.get(timeout=60)  # nothing will come
 
     message = rf"main thread alone uses the card; 'loader' does at .*{Path(__file__).name}:\d+"

@@ -399,6 +399,13 @@ def test_a_library_that_is_imported_meanwhile_asks_for_values_too(monkeypatch: p
     assert library.is_fake_tensor(fake)
 
 
+def test_a_model_may_have_the_name_of_a_method_of_modules() -> None:
+    with fxmem.record("rtx3080") as recorded:
+        modules = torch.nn.Linear(8, 8).cuda()
+        modules(torch.randn(4, 8, device="cuda")).sum().backward()
+    assert [each.path for each in recorded.modules.children] == ["modules_"]
+
+
 def test_what_is_not_on_the_card_is_real(tmp_path: Path) -> None:
     file = tmp_path / "real.pt"
     with fxmem.record("h100"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import pickle
 import random
 from collections.abc import Callable
@@ -182,6 +184,45 @@ def test_a_subclass_of_the_host_stays_of_its_class_on_the_card() -> None:
     assert recorded.peak.requested_bytes > 0
 
 
+class Noted(torch.Tensor):
+    """A tensor whose results have all of its attributes, as those of libraries for pictures of patients have."""
+
+    note: str
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        first = next((each for each in args if isinstance(each, Noted)), None)
+        if isinstance(out, Noted) and first is not None:
+            out.__dict__ = {name: copy.deepcopy(value) for name, value in first.__dict__.items()}
+        return out
+
+
+def test_a_subclass_that_replaces_its_attributes_runs_on_the_card() -> None:
+    def move(net: nn.Module, x: torch.Tensor) -> Any:
+        noted = torch.randn(8, 64).as_subclass(Noted)
+        noted.note = "left"
+        out = net(noted.to("cuda") * 2)
+        nn.functional.mse_loss(out, torch.zeros(8, 10).cuda()).backward()
+        return out, out.cpu(), out.as_subclass(torch.Tensor)
+
+    (out, home, plain), recorded = train(move)
+    assert isinstance(out, Noted)
+    assert vars(out) == {"note": "left"}
+    assert out.is_cuda
+    assert type(home) is Noted
+    assert home.note == "left"
+    assert not isinstance(plain, Noted)
+    assert recorded.peak.requested_bytes > 0
+
+
+def test_a_program_asks_whether_two_tensors_are_one() -> None:
+    def ask(net: nn.Module, x: torch.Tensor) -> Any:
+        return [x.is_set_to(other) for other in (x, x[:], x[1:], x.clone())]
+
+    assert train(ask)[0] == [True, True, False, False]
+
+
 def test_a_program_traces_itself() -> None:
     def trace(net: nn.Module, x: torch.Tensor) -> Any:
         parameters = dict(net.named_parameters())
@@ -219,16 +260,51 @@ def test_scripted_code_runs() -> None:
     assert train(script)[0] == (32, 32)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_scripted_module_is_one_to_the_program_and_is_saved() -> None:
+    def script(net: nn.Module, x: torch.Tensor) -> Any:
+        module = torch.jit.script(nn.Linear(64, 8).cuda())
+        assert isinstance(module, torch.jit.ScriptModule)
+        buffer = io.BytesIO()
+        torch.jit.save(module, buffer)
+        buffer.seek(0)
+        loaded = torch.jit.load(buffer)
+        assert isinstance(loaded, torch.jit.ScriptModule)
+        assert loaded.weight is not module.weight
+        return module(x).shape, loaded(x).shape
+
+    assert train(script)[0] == ((32, 8), (32, 8))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_no_kernel_is_fused_of_a_scripted_function() -> None:
+    """TorchScript does so at the third call, for a card that is there."""
+
+    def script(net: nn.Module, x: torch.Tensor) -> Any:
+        @torch.jit.script
+        def activate(x: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(x * 2 + 1) * x
+
+        for _ in range(4):
+            out = activate(x)
+        return out.shape
+
+    assert train(script)[0] == (32, 64)
+
+
 def test_the_card_is_named_by_the_default_type() -> None:
     with fxmem.record("rtx3080", steps=1) as recorded:
         torch.set_default_tensor_type("torch.cuda.FloatTensor")
         net = nn.Linear(1024, 1024)
         assert net.weight.is_cuda
+        assert torch.Tensor([1e10]).is_cuda
+        assert torch.Tensor(2, 3).is_cuda
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         net(torch.randn(64, 1024)).square().mean().backward()
         optimizer.step()
     assert recorded.peak.requested_bytes > 4 << 20
     assert torch.empty(1).device.type == "cpu"
+    assert torch.Tensor([1.0]).device.type == "cpu"
     assert torch.get_default_device().type == "cpu"
 
 

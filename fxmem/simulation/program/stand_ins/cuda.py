@@ -122,7 +122,9 @@ def stand_ins(memory: CardMemory, capability: tuple[int, int], thread: CardThrea
             if hasattr(owner, name):  # in this torch
                 yield torch_common.replace(owner, name, answer)
     yield torch_common.wrap(torch, "get_device_module", _find_device_module)
-    yield torch_common.wrap(torch, "set_default_tensor_type", _set_default_tensor_type)
+    default = _DefaultTensorType()
+    yield torch_common.wrap(torch, "set_default_tensor_type", default.set)
+    yield torch_common.wrap(torch.Tensor, "__new__", default.make)
     yield torch_common.wrap(torch.Tensor, "as_subclass", torch_programs.alias_as)
     yield torch_common.wrap(torch.Tensor, "_make_subclass", torch_programs.make_subclass)
 
@@ -165,16 +167,29 @@ def _accelerator() -> dict[str, Any]:
     }
 
 
-def _set_default_tensor_type(original: Callable[..., Any], kind: Any) -> None:
-    """The old way to make tensors on the card by default."""
-    where, _, name = kind.rpartition(".") if isinstance(kind, str) else ("", "", "")
-    on_card = TENSOR_TYPES.get(name) if where == "torch.cuda" else kind
-    if not isinstance(on_card, CardTensorType):
-        torch.set_default_device("cpu")
-        original(kind)
-        return
-    torch.set_default_dtype(on_card.dtype)
-    torch.set_default_device("cuda")
+class _DefaultTensorType:
+    """The old way to make tensors on the card by default, `torch.Tensor(...)` among them."""
+
+    def __init__(self) -> None:
+        self._on_card: CardTensorType | None = None
+
+    def set(self, original: Callable[..., Any], kind: Any) -> None:
+        """`torch.set_default_tensor_type`."""
+        where, _, name = kind.rpartition(".") if isinstance(kind, str) else ("", "", "")
+        found = TENSOR_TYPES.get(name) if where == "torch.cuda" else kind
+        self._on_card = found if isinstance(found, CardTensorType) else None
+        if self._on_card is None:
+            torch.set_default_device("cpu")
+            original(kind)
+            return
+        torch.set_default_dtype(self._on_card.dtype)
+        torch.set_default_device("cuda")
+
+    def make(self, original: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
+        """`torch.Tensor(...)`, of sizes or of data."""
+        if self._on_card is None or cls is not torch.Tensor or kwargs or any(isinstance(x, torch.Tensor) for x in args):
+            return original(cls, *args, **kwargs)
+        return self._on_card(*args)
 
 
 def _find_device_module(original: Callable[..., Any], device: Any = None) -> Any:

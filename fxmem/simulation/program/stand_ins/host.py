@@ -6,9 +6,11 @@ It is one rank, alone or in a world that is not there.
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 import torch.distributed.device_mesh
@@ -24,6 +26,9 @@ from fxmem.simulation.program.border import Border, has_fake_inside, move_to_car
 from fxmem.simulation.ranks.mailbox import mail_patches
 from fxmem.simulation.ranks.reducer import Replica
 from fxmem.simulation.ranks.world import World
+
+_AS_WRITTEN: Final = b"a module as it was written, number "
+"""Before the number of a module in what `torch.jit.save` writes of it."""
 
 
 def loader_patches(border: Border, *, on_card: bool) -> torch_common.Patches:
@@ -52,7 +57,11 @@ def _entering(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
-    """Let `torch.jit.trace`, `make_fx` and `torch.jit.script` of what is on the card return what runs it as written."""
+    """Let `torch.jit.trace`, `make_fx` and `torch.jit.script` of what is on the card return what runs it as written.
+
+    Such a module is saved as its number: this process loads a copy of it.
+    """
+    saved: list[torch.nn.Module] = []
 
     def trace(original: Callable[..., Any], func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not has_fake_inside((func, example_inputs)):
@@ -78,10 +87,33 @@ def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
     def script(original: Callable[..., Any], obj: Any, *args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
         if isinstance(obj, torch.nn.Module):  # a compiled one's parameters cannot become those of a pretended card
             notes.note("answered", "torch.jit.script: the module as it was written")
+            torch_programs.pass_for_scripted(obj)
             return obj
         with torch_programs.functions_to_script():
             return original(obj, *args, _frames_up=_frames_up + 2, **kwargs)  # names are those of its caller
 
+    def save(original: Callable[..., Any], m: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if not torch_programs.is_as_written(m):
+            original(m, f, *args, **kwargs)
+            return
+        saved.append(m)
+        with contextlib.nullcontext(f) if hasattr(f, "write") else Path(f).open("wb") as file:
+            file.write(b"%s%d" % (_AS_WRITTEN, len(saved) - 1))
+
+    def load(original: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.nullcontext(f) if hasattr(f, "read") else Path(f).open("rb") as file:
+            begin = file.tell()
+            mark, _, number = file.read(64).partition(_AS_WRITTEN)
+            file.seek(begin)
+        if mark or not number:
+            return original(f, *args, **kwargs)
+        made = copy.deepcopy(saved[int(number)])
+        torch_programs.pass_for_scripted(made)
+        return made
+
+    yield torch_programs.scripts_unfused()
+    yield torch_common.wrap(torch.jit, "save", save)
+    yield torch_common.wrap(torch.jit, "load", load)
     yield torch_common.wrap(torch.jit, "trace", trace)
     yield torch_common.wrap(torch.jit, "script", script)
     yield torch_programs.observe_make_fx(make_fx)
