@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -317,10 +318,11 @@ def futures_have_results() -> AbstractContextManager[None]:
 
     c10d: Any = torch._C._distributed_c10d
 
-    def run(original: Callable[..., Any], output: Any, *args: Any, **kwargs: Any) -> Any:
-        work = original(output, *args, **kwargs)
+    def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        work = original(*args, **kwargs)
         if type(work).__name__ != "FakeWork":
             return work
+        output = inspect.signature(original).bind(*args, **kwargs).args[0]
         future: Any = torch.futures.Future()
         future.set_result(list(output) if isinstance(output, (list, tuple)) else [output])
         return c10d._create_work_from_future(future)

@@ -213,7 +213,7 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def swap_moved(original: Callable[[Any, Any], None], t1: torch.Tensor, t2: torch.Tensor) -> None:
-    """`torch.utils.swap_tensors` that moves tensors to a pretended card, back, or to meta; `original` swaps two fakes."""
+    """`torch.utils.swap_tensors` that moves tensors to a pretended card or to meta; `original` swaps two fakes."""
     if type(t1) is FakeTensor and type(t2) is FakeTensor and not weakref.getweakrefs(t1):  # `original` refuses those
         own = _find_attributes(t1)
         original(t1, t2)

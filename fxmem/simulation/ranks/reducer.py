@@ -1,10 +1,11 @@
 """DistributedDataParallel, whose reducer works in hooks of C++, told again in Python.
 
 The rules are those of torch/csrc/distributed/c10d/reducer.cpp: buckets take parameters in the reverse order of
-`parameters()`, the first of them up to 1 MiB and the others up to 25, or `bucket_cap_mb`; they are kept. The real one
-sorts them anew after the first backward, by the order in which gradients came; that can move where a bucket ends. A
-gradient is copied into its bucket, and a full bucket is reduced. With `gradient_as_bucket_view` the gradient becomes a
-view of its bucket; else the bucket is copied back.
+`parameters()`, the first of them up to 1 MiB and the others up to 25, or `bucket_cap_mb`. Unless parameters may be
+unused, a program begins with one bucket of all, which the forward after the first backward frees for these, then in the
+order in which gradients came (seen on an H200); in a loop of our own they are there from the start. A gradient is
+copied into its bucket, and a full bucket is reduced. With `gradient_as_bucket_view` the gradient becomes a view of its
+bucket; else the bucket is copied back.
 
 A communication hook reduces a bucket in the place of that; what it returns is kept until it returns another, and is
 copied to the gradients when backward is over (`finalize_backward`). The gradient of an embedding with `sparse=True`
@@ -16,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import sys
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
@@ -82,6 +85,9 @@ class Replica(torch.nn.Module):
         module: the model; its other arguments are those of DistributedDataParallel.
     """
 
+    begins_as_one: ClassVar[bool] = False
+    """Whether there is one bucket of all parameters until the first backward is over."""
+
     def __init__(
         self,
         module: torch.nn.Module,
@@ -106,34 +112,72 @@ class Replica(torch.nn.Module):
         """Whether the forward after the first backward has begun, which makes buckets anew."""
         tables: Any = (each for each in module.modules() if getattr(each, "sparse", False))
         self._sparse: set[torch.Tensor] = {each.weight for each in tables}
-        parameters = [each for each in module.parameters() if each.requires_grad and each not in self._sparse][::-1]
+        wanted = (each for each in module.parameters() if each.requires_grad and each not in self._sparse)
+        parameters: list[torch.Tensor] = list(wanted)[::-1]
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
         self.gradient_buckets: list[torch.Tensor] = []
         self._members: list[list[torch.Tensor]] = []
-        for indices in torch_distributed.assign_buckets(parameters, [min(_FIRST_BUCKET, limit), limit]):
-            members: list[torch.Tensor] = [parameters[index] for index in indices]
-            offsets = [0, *itertools.accumulate(each.numel() for each in members)]
-            self._places.update(
-                {each: (len(self.gradient_buckets), at) for each, at in zip(members, offsets, strict=False)}
-            )
-            self._members.append(members)
-            first = members[0]
-            self.gradient_buckets.append(torch.empty(offsets[-1], dtype=first.dtype, device=first.device))
+        self._missing: list[int] = []
+        self._limits = [min(_FIRST_BUCKET, limit), limit]
+        self._rebuilds = self.begins_as_one and (static_graph or not find_unused_parameters)
+        self._came: list[torch.Tensor] = []
+        """The parameters in the order in which the first gradients came."""
+        self._retired: list[torch.Tensor] = []
+        """With views, the bucket that was the first: it goes with the first gradient that comes into the others."""
+        if self.begins_as_one:
+            self._verify(parameters)
+        self._make_buckets(parameters, [sys.maxsize] if self._rebuilds else self._limits)
         self._used: list[torch.Tensor] = []
         """Which parameters this rank has used, and any rank: a number for each (`initialize_local_used_map`)."""
         self._reduces_used = find_unused_parameters and not static_graph
         if find_unused_parameters or static_graph:
             devices = torch.device("cpu"), parameters[0].device
             self._used = [torch.zeros(len(parameters), dtype=torch.int32, device=device) for device in devices]
-        self._missing = [len(members) for members in self._members]
         for parameter in (*parameters, *self._sparse):
-            parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(_call_while_alive(self._take))  # type: ignore[no-untyped-call]
+
+    def _make_buckets(self, parameters: list[torch.Tensor], limits: list[int]) -> None:
+        self._places, self._members, self.gradient_buckets = {}, [], []
+        for number, indices in enumerate(torch_distributed.assign_buckets(parameters, limits)):
+            members: list[torch.Tensor] = [parameters[index] for index in indices]
+            offsets = [0, *itertools.accumulate(each.numel() for each in members)]
+            self._places.update({each: (number, at) for each, at in zip(members, offsets, strict=False)})
+            self._members.append(members)
+            first = members[0]
+            self.gradient_buckets.append(torch.empty(offsets[-1], dtype=first.dtype, device=first.device))
+        self._missing = [len(members) for members in self._members]
+
+    @staticmethod
+    def _verify(parameters: list[torch.Tensor]) -> None:
+        """`_verify_params_across_processes`: how many parameters the ranks have, then sizes and strides of each."""
+        device = parameters[0].device
+        kept = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(3)]
+        kept.pop()
+        torch.empty(2 * sum(each.dim() for each in parameters), dtype=torch.int64, device=device)
+
+    @torch.no_grad()
+    def _rebuild(self) -> None:
+        """`rebuild_buckets`: the ranks agree about the order, and the one bucket goes before the others come."""
+        parameters, device = self._came, self._came[0].device
+        numbers = torch.empty(len(parameters) + 1, dtype=torch.int32, device=device)
+        count = len(torch_distributed.assign_buckets(parameters, self._limits))
+        sizes = torch.empty(count, dtype=torch.int32, device=device)
+        del sizes, numbers
+        gradients = [each.grad for each in parameters] if self._views else []
+        self._rebuilds, self._came = False, []
+        self._retired = self.gradient_buckets if self._views else []
+        self._make_buckets(parameters, self._limits)
+        for parameter, gradient in zip(parameters, gradients, strict=False):
+            if gradient is not None:
+                parameter.grad = self._slot(parameter).copy_(gradient)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's."""
         if self._reduced and not self._is_rebuilt:
             self._is_rebuilt = True
             self._reduced.clear()
+        if self._rebuilds and torch.is_grad_enabled() and len(self._came) == len(self._places):
+            self._rebuild()
         with torch_distributed.split_by_buckets(self):
             return self.module(*args, **kwargs)
 
@@ -159,6 +203,10 @@ class Replica(torch.nn.Module):
         places = [(member, self._places[member][1]) for member in self._members[bucket]]
         return [buffer.narrow(0, offset, member.numel()).view_as(member) for member, offset in places]
 
+    def _slot(self, parameter: torch.Tensor) -> torch.Tensor:
+        bucket, offset = self._places[parameter]
+        return self.gradient_buckets[bucket].narrow(0, offset, parameter.numel()).view_as(parameter)
+
     @torch.no_grad()
     def _take(self, parameter: torch.Tensor) -> None:
         if not self._syncs or parameter.grad is None:
@@ -167,11 +215,13 @@ class Replica(torch.nn.Module):
             if parameter.is_cuda:
                 raise ValueError(_NO_SPARSE)
             return
-        bucket, offset = self._places[parameter]
-        slot = self.gradient_buckets[bucket].narrow(0, offset, parameter.numel()).view_as(parameter)
+        bucket, slot = self._places[parameter][0], self._slot(parameter)
+        if self._rebuilds and len(self._came) < len(self._places):
+            self._came.append(parameter)
         slot.copy_(parameter.grad)
         if self._views:
             parameter.grad = slot
+            self._retired = []
         self._missing[bucket] -= 1
         if self._missing[bucket]:
             return
@@ -213,3 +263,15 @@ class Replica(torch.nn.Module):
             self._reduced[bucket] = result[0] if isinstance(result, (list, tuple)) else result
             self._copy_back(bucket, self._reduced[bucket])
         self._pending.clear()
+
+
+def _call_while_alive(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """The method of an object that this does not keep alive: a model that is deleted goes at once, hooks and all."""
+    reference = weakref.WeakMethod(method)
+
+    def call(parameter: torch.Tensor) -> None:
+        found = reference()
+        if found is not None:
+            found(parameter)
+
+    return call

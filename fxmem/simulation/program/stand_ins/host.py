@@ -234,6 +234,8 @@ def _distributed(notes: MadeUpNotes, world: World | None) -> torch_common.Patche
     class NotedReplica(Replica):
         """`DistributedDataParallel` of a program."""
 
+        begins_as_one = True
+
         def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
             super().__init__(module, *args, **kwargs)
             sent = "no communication" if world is None else "and what they send"
