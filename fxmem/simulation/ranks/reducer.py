@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 
+from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import distributed as torch_distributed
 
 _MIB: Final = 1 << 20
@@ -172,7 +173,7 @@ class Replica(torch.nn.Module):
             self._copy_back(bucket, buffer)
             return
         if not self._pending:
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            torch_autograd.call_after_backward(self._finish)
         slots = functools.partial(self._slots, bucket, buffer)
         self._pending[bucket] = self._hook(
             GradientBucket(bucket, len(self._buckets), buffer, self._members[bucket], slots)
