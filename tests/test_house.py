@@ -419,6 +419,7 @@ PROCESS_STATE = {
     "fxmem/simulation/kernel_settings.py: _CUDNN": "cuDNN's version in this context, reset where it was set",
     "fxmem/simulation/kernels/card_emulation.py: _active": "the cards entered on this thread; each leaves when it ends",
     "fxmem/simulation/kernels/card_emulation.py: _last": "the last card's generation: another makes torch forget",
+    "fxmem/simulation/kernels/composites.py: COMPOSITES": "operators that run as others, filled when they are imported",
     "fxmem/simulation/kernels/fake_kernels.py: EVERYWHERE": "kernels for every device, filled when it is imported",
     "fxmem/simulation/kernels/fake_kernels.py: FAKE_KERNELS": "kernels for cards, filled when it is imported",
     "fxmem/simulation/kernels/fake_kernels.py: _passing": "what checks of data answer; restored where it was changed",

@@ -316,6 +316,12 @@ def route_engine(
     )
 
 
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Call a function when the backward that runs is over (`Variable._execution_engine.queue_callback`, since 0.4)."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(function)
+
+
 def observe_backwards(around: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
     """Run every backward that accumulates gradients inside `around()`, on torch's own engine."""
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.asked import plausible
 
 aten = torch.ops.aten
@@ -97,7 +98,7 @@ def _bincount(note: Note, tensor: torch.Tensor, weights: Any = None, minlength: 
 
 
 def _coalesce(note: Note, tensor: torch.Tensor) -> tuple[Any, str]:
-    return tensor._nnz(), "coalesce: no two places equal"
+    return torch_wrappers.sparse_parts(tensor)[0].shape[1], "coalesce: no two places equal"
 
 
 _BOUNDS: Final[dict[str, Callable[..., tuple[Any, str]]]] = {

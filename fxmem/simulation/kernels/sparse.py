@@ -191,7 +191,8 @@ def _coalesce(answer: Answer, func: Any, tensor: Tensor) -> Tensor:
 @composes("add.Tensor add_.Tensor")
 def _add(_: Answer, func: Any, one: Any, other: Any, *, alpha: Any = 1) -> Any:
     """`add_out_sparse_cpu`, `add_out_sparse_cuda`: the places of both; `add_out_dense_sparse_cpu` and its like on a
-    card: into the dense tensor, which allocates nothing."""
+    card: into the dense tensor, which allocates nothing. The CPU takes two places that it meets as equal for one, which
+    saves a row of what is read later: not followed."""
     if not torch_wrappers.is_sparse(other):
         return NotImplemented
     in_place = torch_common.is_mutable(func)

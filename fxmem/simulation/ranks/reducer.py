@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
+from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import distributed as torch_distributed
 
 _MIB: Final = 1 << 20
@@ -233,7 +234,7 @@ class Replica(torch.nn.Module):
             self._copy_back(bucket, buffer)
             return
         if not self._pending:
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            torch_autograd.call_after_backward(self._finish)
         slots = functools.partial(self._slots, bucket, buffer)
         self._pending[bucket] = self._hook(
             GradientBucket(bucket, len(self.gradient_buckets), buffer, self._members[bucket], slots)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-ROWS, WIDTH = 3000, 32
+ROWS, WIDTH = 100_000, 32
 
 
 class Tower(nn.Module):
