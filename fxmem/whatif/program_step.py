@@ -92,7 +92,7 @@ class ProgramCommand:
                     self.launch, self.target, settings, IsolationSettings(), around=edits.apply, output=output
                 ).profile
                 run = report.step.program
-                if run is not None and (run.failed or (run.is_cut and not run.steps)):
+                if run is not None and run.failed:
                     raise AnalysisError(f"the program {run.ending}")
             except AnalysisError:
                 lines = output.read_text(errors="replace").splitlines() if output.exists() else []

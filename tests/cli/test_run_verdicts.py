@@ -137,10 +137,12 @@ def last(text: str) -> str:
 
 @pytest.mark.truth
 def test_an_operator_limit_is_no_end(capsys: pytest.CaptureFixture[str]) -> None:
-    said, report = run(capsys, "--max-operators 30 grow outputs", 1)
-    assert said.startswith("not known: the program stopped within step 1 of 3, after 30 operators: --max-operators N")
-    assert "; fits until then: " in said
-    assert [each.is_whole for each in rounds_of(report)] == [False]
+    assert main(["run", "--max-operators", "30", PROGRAM, "outputs"]) == 1
+    said = last(capsys.readouterr().err)
+    assert (
+        "stopped within step 1 of 3, after 30 operators: --max-operators N of fxmem run allows more, and fxmem." in said
+    )
+    assert "Until then it requested " in said
 
 
 _ENDINGS = """

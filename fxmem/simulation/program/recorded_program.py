@@ -17,6 +17,7 @@ from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
 from fxmem.records.parts import CompileRecord, CompileSettings, RankClass
 from fxmem.records.profile import MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
+from fxmem.records.units import format_bytes
 from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.process_guard import postpone_interrupts
@@ -200,6 +201,9 @@ class RecordedProgram(ProfiledStep):
 
     def _largest(self) -> Profile:
         shown, target = self._code.rounds.shown, self._code.recording.target.name
+        if self._code.rounds.is_cut and shown is not None and not self.program.steps:
+            most = format_bytes(shown.record.requested_bytes)
+            raise AnalysisError(f"the program {self.ending}. Until then it requested {most} at once")
         if self._failed and not self.program.steps:
             has_run = shown is not None or self._code.recording.log.ops
             when = "before its first step was over" if has_run else f"before anything ran on {target}"
