@@ -165,7 +165,7 @@ class Border:
         from_card = (_is_fake_on("cuda", each) for each in torch_common.iterate_tensors(args))
         if not _is_fake_on("cpu", result) or not any(from_card):
             return result
-        with torch_common.no_modes():
+        with torch_common.no_modes(), torch_common.pause_observers():
             real = torch.empty_strided(tuple(result.shape), result.stride(), dtype=result.dtype)
             known = known_values.find_value(result)
             return real.copy_(plausible.make(result) if known is None else known)
