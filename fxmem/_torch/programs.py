@@ -58,7 +58,8 @@ def _script_class(cls: Any) -> type[torch.nn.Module]:
 def pass_for_scripted(module: torch.nn.Module) -> None:
     """Let a module that stays as it was written be what a program expects of `torch.jit.script`."""
     if not isinstance(module, torch.jit.ScriptModule):
-        module.__class__ = _script_class(type(module))
+        kind: Any = type(module)
+        module.__class__ = _script_class(kind)
 
 
 def is_as_written(module: Any) -> bool:
