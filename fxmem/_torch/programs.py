@@ -47,7 +47,7 @@ def scripts_unfused() -> Iterator[None]:
 
 
 @functools.cache
-def _script_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+def _script_class(cls: Any) -> type[torch.nn.Module]:
     """A class of modules that is also one of those that `torch.jit.script` returns (`ScriptModule`, since 1.0)."""
     script: Any = torch.jit.ScriptModule
     own = {"__module__": cls.__module__, "save": torch.jit.save}
@@ -58,17 +58,15 @@ def _script_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
 def pass_for_scripted(module: torch.nn.Module) -> None:
     """Let a module that stays as it was written be what a program expects of `torch.jit.script`."""
     if not isinstance(module, torch.jit.ScriptModule):
-        module.__class__ = _script_class(type(module))
+        kind: Any = type(module)
+        module.__class__ = _script_class(kind)
 
 
 def is_as_written(module: Any) -> bool:
     """Whether a module only passes for one of TorchScript (`_actual_script_module`, since 1.2)."""
-    is_script = isinstance(module, torch.jit.ScriptModule)
-    return (
-        is_script
-        and not isinstance(module, torch.jit.RecursiveScriptModule)
-        and "_actual_script_module" not in vars(module)
-    )
+    scripts: Any = torch.jit
+    is_script = isinstance(module, scripts.ScriptModule) and not isinstance(module, scripts.RecursiveScriptModule)
+    return is_script and "_actual_script_module" not in vars(module)
 
 
 def observe_make_fx(make: Callable[..., Any]) -> AbstractContextManager[None]:

@@ -138,7 +138,7 @@ def _reduce_uniform(function: Any) -> Callable[..., Any]:
 def fill(fake: torch.Tensor, number: Any) -> None:
     """Attach a value that is the same everywhere."""
     with torch_common.no_modes():
-        setattr(fake, VALUE, torch.full(fake.shape, number, dtype=fake.dtype))
+        setattr(fake, VALUE, torch.full(fake.shape, number, dtype=fake.dtype, device="cpu"))
 
 
 def _of_numbers(data: Any, *, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:

@@ -299,6 +299,8 @@ def test_the_card_is_named_by_the_default_type() -> None:
         assert net.weight.is_cuda
         assert torch.Tensor([1e10]).is_cuda
         assert torch.Tensor(2, 3).is_cuda
+        assert not torch.isnan(net.weight).any()
+        assert net.weight.cpu().device.type == "cpu"
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         net(torch.randn(64, 1024)).square().mean().backward()
         optimizer.step()
