@@ -113,7 +113,9 @@ class Replica(torch.nn.Module):
         """Whether the forward after the first backward has begun, which makes buckets anew."""
         tables: Any = (each for each in module.modules() if getattr(each, "sparse", False))
         self._sparse: set[torch.Tensor] = {each.weight for each in tables}
-        wanted: Iterator[torch.Tensor] = (each for each in module.parameters() if each.requires_grad and each not in self._sparse)
+        wanted: Iterator[torch.Tensor] = (
+            each for each in module.parameters() if each.requires_grad and each not in self._sparse
+        )
         parameters: list[torch.Tensor] = list(wanted)[::-1]
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
         self.gradient_buckets: list[torch.Tensor] = []
