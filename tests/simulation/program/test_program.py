@@ -403,7 +403,7 @@ def test_a_model_may_have_the_name_of_a_method_of_modules() -> None:
     with fxmem.record("rtx3080") as recorded:
         modules = torch.nn.Linear(8, 8).cuda()
         modules(torch.randn(4, 8, device="cuda")).sum().backward()
-    assert [each.path for each in recorded.modules.children] == ["modules_"]
+    assert "modules_" in {node.module for node in recorded.profile.nodes}
 
 
 def test_what_is_not_on_the_card_is_real(tmp_path: Path) -> None:
