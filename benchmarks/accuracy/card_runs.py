@@ -98,7 +98,13 @@ def steps(kind: str, name: str, target: Any = "cpu") -> Iterator[tuple[str, Any]
             torch.manual_seed(0)
             case = PROGRAMS[name]()
             train = mode == "train"
-            settings: Any = {"mode": mode, "precision": case.precision, "target": target, "name": name}
+            settings: Any = {
+                "mode": mode,
+                "precision": case.precision,
+                "target": target,
+                "name": name,
+                "keep_outputs": False,
+            }
             training: Any = {"optimizer": case.optimizer, "loss": case.loss} if train else {"optimizer": None}
             return case.model.train(train), StepRequest(args=case.inputs, **settings, **training)
 
@@ -116,7 +122,14 @@ def steps(kind: str, name: str, target: Any = "cpu") -> Iterator[tuple[str, Any]
             raise ValueError("torch has no sample")
         torch.manual_seed(0)
         loss = gradient_of_ones if train else None
-        settings: Any = {"mode": mode, "loss": loss, "optimizer": None, "target": target, "name": name}
+        settings: Any = {
+            "mode": mode,
+            "loss": loss,
+            "optimizer": None,
+            "target": target,
+            "name": name,
+            "keep_outputs": False,
+        }
         return Operator(info.op, arguments).train(train), StepRequest(**settings)
 
     for mode in MODES:
