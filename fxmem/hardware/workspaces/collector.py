@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.cublas import cublas_workspaces
 from fxmem.hardware.hidden_memory import HeldBuffer, HiddenMemory, RnnSignature
 from fxmem.hardware.operators import Call, ConvSettings, Platform, find_operator, short_name
@@ -136,6 +137,8 @@ class Collector(CpuCollector):
         self._multiplying_lt: dict[tuple[int, bool], list[int]] = {}
         self._notes: Counter[str] = Counter()
         self._rnn_sources: set[str] = set()
+        self._first_dropout: tuple[int, int] | None = None
+        """The first recurrent layer with dropout, and its stream."""
 
     def _find_libraries(self, name: str, args: Sequence[Any], memory: HiddenMemory | None) -> Seen | None:
         multiplies = uses_cublas(name, self._torch_version)
@@ -151,6 +154,9 @@ class Collector(CpuCollector):
             self._multiplying.setdefault(handle, []).append(index)
         if seen.multiplies_lt:
             self._multiplying_lt.setdefault(handle, []).append(index)
+        signatures = () if seen.memory is None or self._first_dropout is not None else seen.memory.signatures
+        if any(isinstance(each, RnnSignature) and each.dropout > 0 for each in signatures):
+            self._first_dropout = index, stream
 
     def settle(self) -> dict[int, HiddenMemory]:
         """By op index, what it hides, cuDNN's workspaces filled in."""
@@ -169,10 +175,9 @@ class Collector(CpuCollector):
 
     def held(self) -> dict[str, HeldBuffer]:
         """Workspaces that the first step leaves there for good, by name."""
-        sizes = self._cublas
+        sizes, found = self._cublas, self._random_states()
         if not sizes.is_kept:
-            return {}
-        found = {}
+            return found
         cublas = "cuBLAS workspace", sizes.handle_bytes, self._multiplying
         for what, nbytes, handles in (cublas, ("cuBLASLt workspace", sizes.lt_bytes, self._multiplying_lt)):
             for (stream, thread), ops in sorted(handles.items()) if nbytes else ():
@@ -180,6 +185,16 @@ class Collector(CpuCollector):
                 name = f"{what}, {_handle_name(stream, is_autograd=thread)}"
                 found[name] = HeldBuffer(nbytes, ops[0], stream, needed_by)
         return found
+
+    def _random_states(self) -> dict[str, HeldBuffer]:
+        """What cuDNN's dropout in recurrent layers draws by, once for a process: 24 bytes for each thread that the
+        multiprocessors hold (`cudnnDropoutGetStatesSize` of cuDNN 9.19; 6,488,064 bytes on an H200)."""
+        if self._first_dropout is None:
+            return {}
+        properties = device_properties(self._target)
+        nbytes = 24 * properties.multi_processor_count * properties.max_threads_per_sm
+        index, stream = self._first_dropout
+        return {"random states of cuDNN's dropout": HeldBuffer(nbytes, index, stream)}
 
     def assumptions(self) -> Iterator[Assumption]:
         """Where the numbers came from."""

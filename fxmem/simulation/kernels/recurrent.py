@@ -23,9 +23,6 @@ in float32 and bfloat16, what it answers.
 
 A packed sequence has as many steps as rows: what its reserve takes follows from their number (equal to cuDNN's answers
 for the layout SEQ_MAJOR_PACKED). Its batch sizes are the host's, and known where the lengths were.
-
-Not counted: the random-number state that the first RNN with dropout takes once per process and device (24 bytes for
-each thread that its multiprocessors hold, `cudnnDropoutGetStatesSize` of cuDNN 9.19: 6.2 MiB on an H100).
 """
 
 from __future__ import annotations

@@ -198,7 +198,8 @@ class RecordedCode(Subject):
             self.memory.release_graphs()
         if isinstance(hidden, Seen):
             self.memory.run_operator(hidden.memory, log.streams.current)
-            if hidden.multiplies:  # a library asks for its workspace once the output is there
+            # A library asks for its workspace once the output is there.
+            if hidden.multiplies or (hidden.memory is not None and hidden.memory.signatures):
                 held = collector.held().items()
                 self.memory.hold({name: each for name, each in held if not each.needed_by or op in each.needed_by})
 
