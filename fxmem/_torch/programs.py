@@ -181,6 +181,9 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     moved.requires_grad_(needs_gradient and (moved.is_floating_point() or moved.is_complex()))
     tensor.__class__, moved.__class__ = type(moved), type(tensor)
     tensor.__dict__, moved.__dict__ = moved.__dict__, tensor.__dict__
+    for each, aside in ((tensor, _aside.pop(moved, None)), (moved, _aside.pop(tensor, None))):
+        if aside is not None:
+            _aside[each] = aside
     if is_wrapper(tensor) and is_wrapper(moved):  # exchange what is in slots, as a DTensor's shard
         for name in copyreg._slotnames(type(tensor)):  # as `swap_tensors` finds them
             own = getattr(tensor, name)

@@ -133,7 +133,7 @@ def _build_storages(
         storages.append(
             Storage(
                 nbytes=found.nbytes,
-                kind=found.kind or _kind_of_unnamed(run, index),
+                kind=_find_kind(run, index),
                 birth=moved[birth] if birth else 0,
                 death=moved[log.tick if death is None else death],
                 op=None if found.op == len(log.ops) else found.op,  # found when the last one was over: no operator's
@@ -150,9 +150,13 @@ def _build_storages(
     return tuple(storages), renumbered
 
 
-def _kind_of_unnamed(run: FinishedRun, index: int) -> Kind:
+def _find_kind(run: FinishedRun, index: int) -> Kind:
     storage = run.log.storages[index]
-    if index in run.log.communication and storage.held_kind in (None, Kind.BUFFER):
+    if storage.kind is Kind.SAVED and not storage.birth and not run.is_program and storage.held_kind is Kind.BUFFER:
+        return Kind.BUFFER  # a module keeps it, whatever graph does so too
+    if storage.kind is not None:
+        return storage.kind
+    if index in run.log.communication and storage.held_kind in (None, Kind.BUFFER, Kind.OUTPUT):
         return Kind.COMMUNICATION
     return Kind.TEMPORARY if storage.birth else storage.held_kind or Kind.BUFFER
 

@@ -700,8 +700,8 @@ ATTENDED = torch.randn(2, 2, 32, 16, generator=torch.Generator().manual_seed(0))
 
 
 def attending_plan(**options: Any) -> Plan:
-    analysis = fxmem.analyze(_Attending(), ATTENDED, target="cpu", optimizer=None, **options)
-    return fxmem.plan(analysis, "mincut", budget=0.85)
+    step = {"target": "cpu", "optimizer": None, "keep_outputs": False, **options}
+    return fxmem.plan(fxmem.analyze(_Attending(), ATTENDED, **step), "mincut", budget=0.85)
 
 
 def test_a_changed_program_is_warned_of_once() -> None:

@@ -127,7 +127,7 @@ class Replica(torch.nn.Module):
         """The parameters in the order in which the first gradients came."""
         self._retired: list[torch.Tensor] = []
         """With views, the bucket that was the first: it goes with the first gradient that comes into the others."""
-        if self.begins_as_one:
+        if self.begins_as_one and parameters:
             self._verify(parameters)
         self._make_buckets(parameters, [sys.maxsize] if self._rebuilds else self._limits)
         self._used: list[torch.Tensor] = []
@@ -179,7 +179,7 @@ class Replica(torch.nn.Module):
         if self._reduced and not self._is_rebuilt:
             self._is_rebuilt = True
             self._reduced.clear()
-        if self._rebuilds and torch.is_grad_enabled() and len(self._came) == len(self._places):
+        if self._rebuilds and torch.is_grad_enabled() and 0 < len(self._came) == len(self._places):
             self._rebuild()
         with torch_distributed.split_by_buckets(self):
             return self.module(*args, **kwargs)

@@ -94,7 +94,7 @@ if what == "root":
     math.sqrt(-p.mean().item())
 if what == "key":
     share = (p.argmax(-1) == 3).sum().item() / 32
-    best = share if share < 0.9 else 0.9
+    best = share if share < 1.5 else 1.5
     {0.5: 1}[best]
 if what == "copy":
     q = p.detach().cpu()
@@ -128,7 +128,7 @@ def line_of(text: str) -> int:
         ("index", "IndexError: string index out of range", "count = int", "0"),
         ("array", "AssertionError", "v = p", "many.pt"),
         ("root", "ValueError: ", "math.sqrt", "-4"),
-        ("key", "KeyError: 0.03125", "share = ", "16"),
+        ("key", "KeyError: 1.0", "share = ", "16"),
         ("copy", "RuntimeError: ", "q = p", "10"),
     ],
 )

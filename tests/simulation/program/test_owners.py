@@ -158,10 +158,10 @@ def test_a_checkpoint_that_stays_loaded(tmp_path: Path) -> None:
 
 
 def test_buckets_of_gradients_are_communication() -> None:
-    with fxmem.record("h100", steps=2, ranks=2) as run:
+    with fxmem.record("h100", steps=3, ranks=2) as run:
         torch.distributed.init_process_group("nccl")
         replica = nn.parallel.DistributedDataParallel(make_net())
-        train(replica, 3)
+        train(replica, 4)
     # The first bucket takes up to 1 MiB of the last layer: its bias, and the weight that passes the limit.
     assert kept(run, Kind.COMMUNICATION) == {"net.gradient_buckets, 2 tensors": 2 * (4 * MIB + 4096)}
     assert sum(node.params_bytes for node in run.profile.nodes) == 2 * (4 * MIB + 4096)

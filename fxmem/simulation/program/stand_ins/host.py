@@ -203,7 +203,7 @@ class _CardCount(int):
         return self._all >= other
 
     def __eq__(self, other: object) -> bool:
-        return self._all == other
+        return int(self) == other or self._all == other
 
     __hash__ = int.__hash__
 
