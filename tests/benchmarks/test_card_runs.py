@@ -63,14 +63,14 @@ def test_backward_of_a_backward_takes_the_card_s_order(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("kind", ["operator", "program"])
 def test_most_runs_are_met_block_by_block(kind: str) -> None:
     names = list(dict.fromkeys(row["name"] for row in document()["rows"] if row["kind"] == kind))
-    found = [each for each in held(kind, names[::4]) if not each.refused]
+    found = [each for each in held(kind, names[::7]) if not each.refused]
     assert sum(each.is_equal for each in found) / len(found) > EQUAL[kind]
     # What is far off says so: an unknown, or a shape taken at its largest; or cuDNN took another plan.
     silent = [each for each in found if abs(each.error) > 0.2 and not each.unknown and not each.is_bound]
     assert len([each for each in silent if "convolution" not in each.differences[0].op]) <= 0.02 * len(found)
 
 
-@pytest.mark.parametrize("name", ["leak_outputs", "halve_batch", "cached_given_back", "writes", "checkpoint_kinds"])
+@pytest.mark.parametrize("name", ["writes", "checkpoint_kinds"])
 def test_scripts_print_what_they_printed_on_the_card(name: str) -> None:
     row = next(row for row in document()["rows"] if (row["kind"], row["name"]) == ("script", name))
     count, missing, ending = card_runs.hold_script(row, card_runs.card_of(document()))
