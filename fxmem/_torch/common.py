@@ -246,6 +246,29 @@ def replace(owner: Any, name: str, value: Any) -> AbstractContextManager[None]:
     return patch(owner, name, lambda _: value)
 
 
+class StandIn:
+    """Stands where programs look a function up, and is equal to it: in a table by functions, as libraries of tensor
+    subclasses keep them for `__torch_function__`, either is found by the other.
+
+    Args:
+        run: what is called.
+        function: what it stands for.
+    """
+
+    def __init__(self, run: Callable[..., Any], function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._run, self._function = run, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._function
+
+    def __hash__(self) -> int:
+        return hash(self._function)
+
+
 def wrap(owner: Any, name: str, call: Callable[..., Any], *, here: bool = False) -> AbstractContextManager[None]:
     """Run `call(original, *args, **kwargs)` where the function `owner.name` is called, as `patch` does.
 

@@ -401,7 +401,9 @@ class Recording(Observer):
             torch_common.patch(torch, "clear_autocast_cache", self.log.free_in_order),
             torch_common.patch(torch.overrides, "has_torch_function", subclass_ways.takes_own_kernels),
             # `multi_head_attention_forward` is one call to observers; what it calls is looked up there.
-            torch_common.patch(torch.nn.functional, "linear", lambda _: subclass_ways.linear),
+            torch_common.patch(
+                torch.nn.functional, "linear", lambda own: torch_common.StandIn(subclass_ways.linear, own)
+            ),
         ):
             yield
 

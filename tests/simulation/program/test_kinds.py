@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -308,3 +310,46 @@ def test_attention_is_compiled_with_the_math_way_off() -> None:
 def test_a_dense_optimizer_says_what_it_does_not_take() -> None:
     with pytest.raises(AnalysisError, match="Adam does not support sparse gradients, please consider SparseAdam"):
         fxmem.analyze(nn.Embedding(9, 3, sparse=True), IDS.clamp(max=8), optimizer="adam", target="h100")
+
+
+class Quantised(torch.Tensor):
+    """A weight whose class has a way of its own for `linear`, found in a table by functions as libraries keep them."""
+
+    def __new__(cls, inner: torch.Tensor) -> Quantised:
+        """A tensor that looks like bfloat16."""
+        made: Quantised = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=torch.bfloat16, device=inner.device
+        )  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    inner: torch.Tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in QUANTISED:
+            return QUANTISED[func](*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(f"no {func} of quantised weights")
+
+
+QUANTISED: dict[Any, Callable[..., Any]] = {}
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_library_finds_its_own_way_by_the_function(when: str) -> None:
+    def multiply(x: torch.Tensor, weight: Quantised, bias: Any = None) -> torch.Tensor:
+        return x @ weight.inner.to(x.dtype).t()
+
+    QUANTISED.clear()
+    if when == "before":
+        QUANTISED[F.linear] = multiply
+    with fxmem.record("h100") as run:
+        if when == "within":
+            QUANTISED[F.linear] = multiply
+        weight = Quantised(torch.zeros(64, 64, dtype=torch.int8, device="cuda"))
+        assert F.linear(torch.randn(8, 64, device="cuda", dtype=torch.bfloat16), weight).shape == (8, 64)
+    assert run.peak.requested_bytes > 64 * 64
