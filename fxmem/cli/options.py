@@ -108,8 +108,9 @@ STEP = grouped(
     argument(
         "--keep-outputs",
         action=_SWITCH,
-        help="whether the loop's variables hold output and loss until those of the next step replace them (default: "
-        "in a training step, as most loops do)",
+        default=False,
+        help="whether the loop's variables hold output and loss until those of the next step replace them, as in most "
+        "loops that people write",
     )._replace(variable="FXMEM_KEEP_OUTPUTS"),
     argument(
         "--values",

@@ -93,8 +93,7 @@ def header_facts(about: Headed) -> Facts:
         settings += [("", f"last of {step.accumulate} micro-batches")] if step.accumulate > 1 else []
         settings += [("", "zero_grad before backward")] if step.zero_grad == "before-backward" else []
         settings += [("", "set_to_none=False")] if not step.set_to_none else []
-    if step.keep_outputs not in (None, step.mode == "train"):
-        settings.append(("", f"outputs {'kept' if step.keep_outputs else 'freed'}"))
+    settings += [("", "outputs kept")] if step.keep_outputs else []
     settings += [("", "inference_mode")] if step.inference_mode else []
     settings += [*autocast_parts(step), *rank_parts(step)]
     versions = [("", about.torch_version), ("", f"predicted by fxmem {about.fxmem_version}")]

@@ -63,9 +63,9 @@ class StepRequest:
     before live."""
     set_to_none: bool = True
     """Whether clearing gradients frees them, as `zero_grad(set_to_none=True)`, or fills them with zeros."""
-    keep_outputs: bool | None = None
-    """Whether the loop's variables hold output and loss of the step before until the new ones replace them; None: of a
-    training step, as in most loops."""
+    keep_outputs: bool = False
+    """Whether the loop's variables hold output and loss of the step before until the new ones replace them, as in most
+    loops that people write; not where a step is a function of its own."""
     inference_mode: bool = False
     """At inference, run under `torch.inference_mode` rather than `torch.no_grad`."""
     values: Values = "bound"
@@ -92,8 +92,6 @@ class StepRequest:
         if self.accumulate > 1 and self.mode == "infer":
             raise UsageError("expected accumulate with a training step: at inference there are no gradients")
 
-        if self.keep_outputs is None:
-            object.__setattr__(self, "keep_outputs", self.mode == "train")
         if self.values not in get_args(Values):
             raise UsageError(f"expected values 'bound' or 'real', got {self.values!r}")
         if self.zero_grad not in get_args(ZeroGrad):

@@ -126,7 +126,7 @@ class Replica(torch.nn.Module):
         self._came: list[torch.Tensor] = []
         """The parameters in the order in which the first gradients came."""
         self._retired: list[torch.Tensor] = []
-        """With views, the bucket that was the first: it goes with the first gradient that comes into the others."""
+        """With views, on a card, the bucket that was the first: it goes with the first gradient in the others."""
         if self.begins_as_one and parameters:
             self._verify(parameters)
         self._make_buckets(parameters, [sys.maxsize] if self._rebuilds else self._limits)
@@ -168,7 +168,7 @@ class Replica(torch.nn.Module):
         del sizes, numbers
         gradients = [each.grad for each in parameters] if self._views else []
         self._rebuilds, self._came = False, []
-        self._retired = self.gradient_buckets if self._views else []
+        self._retired = self.gradient_buckets if self._views and device.type == "cuda" else []
         self._make_buckets(parameters, self._limits)
         for parameter, gradient in zip(parameters, gradients, strict=False):
             if gradient is not None:
