@@ -265,3 +265,20 @@ def test_a_module_that_is_imported_lazily_stays_so(monkeypatch: pytest.MonkeyPat
     with fxmem.record("h100", steps=2) as run:
         train(make_net(), 2)
     assert run.profile is not None
+
+
+class Unmeasured(tuple[torch.Tensor, ...]):
+    """A sequence that does not say how long it is."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_a_sequence_is_asked_for_nothing_of_its_own() -> None:
+    with fxmem.record("h100", steps=2) as recorded:
+        masks = Unmeasured([torch.ones(1 << 20, device="cuda")])
+        train(make_net(), 2)
+        del masks
+    assert "masks" in {each.label for each in holdings_at_peak(recorded.profile, recorded.timeline)}
