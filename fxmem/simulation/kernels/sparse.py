@@ -215,7 +215,7 @@ def _add(_: Answer, func: Any, one: Any, other: Any, *, alpha: Any = 1) -> Any:
 
 @composes("t transpose.int")
 @_of_sparse
-def _transpose(_: Answer, func: Any, tensor: Tensor, *dims: int) -> Tensor:
+def _transpose(_: Answer, func: Any, tensor: Tensor, *dims: int) -> Any:
     """`sparse_transpose_` (TensorShape.cpp) of a clone: two rows of indices change places."""
     if len(tensor.shape) != 2 or dims[:1] == dims[1:] != ():
         return NotImplemented
@@ -267,7 +267,7 @@ def _run_product(start: Tensor, tensor: Tensor, dense: Tensor) -> Any:
 
 
 @answers("_sparse_addmm", everywhere=True)
-def _product(_: Any, start: Tensor, values: Tensor, dense: Tensor) -> Tensor:
+def _product(_: Any, start: Tensor, values: Tensor, dense: Tensor) -> Any:
     return start if start.is_cuda else torch.empty_like(start, memory_format=torch.contiguous_format)
 
 

@@ -65,7 +65,14 @@ def test_a_sparse_matrix_times_a_dense_one() -> None:
         torch.optim.SGD([weight]).step()
     profile = run.profile
     made = [each for each in profile.storages if each.dtype == "int32"]
-    assert [each.nbytes for each in made] == [7 * 4, 3 * 4, 3 * 4, 6 * 4, 3 * 4, 3 * 4]  # rows from here to here; places
+    assert [each.nbytes for each in made] == [
+        7 * 4,
+        3 * 4,
+        3 * 4,
+        6 * 4,
+        3 * 4,
+        3 * 4,
+    ]  # rows from here to here; places
     assert "cuSPARSE workspace" in str(profile.unknowns)
 
 
