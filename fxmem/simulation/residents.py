@@ -81,6 +81,7 @@ _ATOMS: Final = (
     *(torch.dtype, torch.device, torch.Size, torch.Generator, torch.UntypedStorage),
 )
 """What holds no tensor."""
+_SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _LONG: Final = 1000
 """Elements from which on a list whose first is a plain value is taken to hold nothing else."""
 
@@ -158,8 +159,8 @@ class _Search:
             elif issubclass(cls, dict):
                 for key, each in list(dict.items(value)):
                     self._wait(f"{path}[{_word(key)}]", each, kind)
-            elif issubclass(cls, (list, tuple, set, frozenset, deque)):
-                self._open_elements(path, value, kind)
+            elif (base := next((each for each in _SEQUENCES if issubclass(cls, each)), None)) is not None:
+                self._open_elements(path, base, value, kind)
             else:
                 self._open(path, value, kind)
 
@@ -200,11 +201,11 @@ class _Search:
             storage = self._log.storages[index]
             storage.holder, storage.held_kind = path, kind
 
-    def _open_elements(self, path: str, values: Any, kind: Kind | None) -> None:
-        if len(values) >= _LONG and issubclass(type(next(iter(values))), _ATOMS):
+    def _open_elements(self, path: str, base: Any, values: Any, kind: Kind | None) -> None:
+        if base.__len__(values) >= _LONG and issubclass(type(next(base.__iter__(values))), _ATOMS):
             return
         names = getattr(type(values), "_fields", ())
-        for position, each in enumerate(list(values)):
+        for position, each in enumerate(list(base.__iter__(values))):
             inner = f".{names[position]}" if position < len(names) else f"[{position}]"
             self._wait(path + inner, each, kind)
 

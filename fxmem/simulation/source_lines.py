@@ -84,12 +84,12 @@ def program_frames(frame: types.FrameType | None) -> tuple[list[types.FrameType]
 
 def program_modules() -> list[tuple[str, dict[str, Any]]]:
     """The names and variables of the modules that are the program's own: neither installed, nor torch's or ours."""
-    files = ((name, module, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    return [
-        (name, vars(module))
-        for name, module, file in files
-        if isinstance(module, types.ModuleType) and isinstance(file, str) and _is_own(file)
-    ]
+    found = []
+    for name, module in list(sys.modules.items()):
+        # No `getattr`: a module that is imported lazily would be imported by it.
+        if isinstance(module, types.ModuleType) and isinstance(file := vars(module).get("__file__"), str):
+            found += [(name, vars(module))] if _is_own(file) else []
+    return found
 
 
 def exact_types_place(frame: types.FrameType | None) -> str:

@@ -53,7 +53,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ProgramMe
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     found = {file.name: ProgramMeasurement.model_validate_json(file.read_bytes()) for file in folder.iterdir()}
-    assert len(found) == len(files) == 10, done.stderr
+    assert len(found) == len(files) == 11, done.stderr
     return found
 
 

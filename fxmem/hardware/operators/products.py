@@ -151,6 +151,11 @@ def _integers_or_composite(*, is_product: bool = False) -> Operator:
     return Operator(kind="matrix product", is_product=is_product, uses_cublas=True, cuda=_on_card)
 
 
+def _cusparse_workspace(call: Call) -> Events:
+    """What `cusparseSpMM_bufferSize` asks for."""
+    return output("result"), alloc("cuSPARSE workspace", None)
+
+
 _NUMBER = Operator(lambda c: 2 * c.read, kind="matrix product", counts_macs=True, uses_cublas=True, cuda=_on_card)
 
 ROWS = {
@@ -168,6 +173,12 @@ ROWS = {
         "linear": _integers_or_composite(is_product=True),
         "matmul": _integers_or_composite(),
         "_trilinear": Operator(uncounted="rare in models"),
+    },
+    "sparse/SparseTensorMath.cpp, sparse/cuda/SparseCUDATensorMath.cu": {
+        # Called with the values of a sparse matrix alone.
+        "_sparse_addmm": Operator(
+            lambda c: 2 * c.mat1.numel * c.mat2.shape[1], kind="matrix product", cuda=_cusparse_workspace
+        ),
     },
     "cuda/GroupedBlas.cpp, GroupedMMUtils.h": {"_grouped_mm _scaled_grouped_mm": _CUTLASS},
 }

@@ -17,7 +17,8 @@ from typing import cast
 
 Place = tuple[int | None, int | None, int | None, int | None]
 """First and last line, first and last column."""
-_Wanted = Callable[[ast.AST], tuple[ast.expr, bool] | None]
+_Wanted = Callable[[ast.AST], Iterator[tuple[ast.AST, ast.expr, bool]]]
+"""Of a node: what is asked, by which condition, and the truth that is wanted."""
 
 
 def find_passing_value(frame: types.FrameType) -> bool | None:
@@ -35,39 +36,39 @@ def find_going_on_value(frame: types.FrameType) -> bool | None:
     return _find(frame, _wanted_to_continue)
 
 
+def is_in_while(frame: types.FrameType) -> bool:
+    """Whether the innermost loop around the line that `frame` is at is a `while`, which need not end."""
+    return frame.f_lineno in _lines_in_while(frame.f_code.co_filename)
+
+
 def _find(frame: types.FrameType, wanted_by: _Wanted) -> bool | None:
     code = frame.f_code
     place = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), None)
     return None if place is None else _places(code.co_filename, wanted_by).get(place)
 
 
-def _wanted_by_check(node: ast.AST) -> tuple[ast.expr, bool] | None:
-    """The condition of a statement that checks, and the truth value that passes."""
+def _wanted_by_check(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr, bool]]:
+    """The condition of a statement that checks, and the truth value that passes; of a function that else raises, those
+    of its `if ...: return`."""
     match node:
         case ast.Assert(test=test):
-            return test, True
+            yield node, test, True
         case ast.If(test=test) if _raises(node.body):
-            return test, False
+            yield node, test, False
         case ast.If(test=test) if _raises(node.orelse):
-            return test, True
+            yield node, test, True
         case ast.Call(func=ast.Attribute(attr="_assert"), args=[test, *_]):
-            return test, True
-    return None
+            yield node, test, True
+        case ast.FunctionDef(body=body) if _raises(body):
+            for each in body:
+                if isinstance(each, ast.If) and isinstance(each.body[-1], ast.Return) and not each.orelse:
+                    yield each, each.test, True
 
 
-def _wanted_to_continue(node: ast.AST) -> tuple[ast.expr, bool] | None:
+def _wanted_to_continue(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr, bool]]:
     """The condition of an `if`, and the truth value with which the program goes on."""
     if isinstance(node, ast.If):
-        return node.test, not isinstance(node.body[-1], (ast.Break, ast.Continue, ast.Raise, ast.Return))
-    return None
-
-
-def _returns_before_it_raises(node: ast.AST) -> Iterator[ast.If]:
-    """The statements `if ...: return` of a function that else raises."""
-    body = node.body if isinstance(node, ast.FunctionDef) else []
-    for statement in body if _raises(body) else []:
-        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Return) and not statement.orelse:
-            yield statement
+        yield node, node.test, not isinstance(node.body[-1], (ast.Break, ast.Continue, ast.Raise, ast.Return))
 
 
 @functools.lru_cache(maxsize=32)
@@ -86,11 +87,29 @@ def _places(file: str, wanted_by: _Wanted) -> dict[Place, bool]:
             found[_place(cast("ast.expr | ast.stmt", node))] = conditions[0][1]
 
     for node in ast.walk(tree):
-        for each in _returns_before_it_raises(node) if wanted_by is _wanted_by_check else ():
-            note(each, each.test, True)
-        if (asked := wanted_by(node)) is not None:
-            note(node, *asked)
+        for asked in wanted_by(node):
+            note(*asked)
     return found
+
+
+@functools.lru_cache(maxsize=32)
+def _lines_in_while(file: str) -> frozenset[int]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return frozenset()
+    found: set[int] = set()
+    for node in ast.walk(tree):  # what is inside comes after what is around it
+        match node:
+            case ast.While():
+                found.update(range(node.lineno, _last_line(node) + 1))
+            case ast.For() | ast.AsyncFor() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                found.difference_update(range(node.lineno, _last_line(node) + 1))
+    return frozenset(found)
+
+
+def _last_line(node: ast.expr | ast.stmt) -> int:
+    return node.end_lineno or node.lineno
 
 
 def _conditions(test: ast.expr, wanted: bool) -> Iterator[tuple[Place, bool]]:

@@ -9,6 +9,7 @@ import linecache
 import re
 import sys
 import traceback
+import types
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
@@ -20,13 +21,15 @@ from fxmem._torch import common as torch_common
 from fxmem.records.profile import MadeUp, MadeUpKind
 from fxmem.records.units import package_path
 from fxmem.simulation.asked import known_values
-from fxmem.simulation.asked.checks import find_passing_value
+from fxmem.simulation.asked.checks import find_passing_value, is_in_while
 from fxmem.simulation.source_lines import program_place, variables
 
 _GUESSED: Final = ("read", "decided", "shape")
 """Kinds of notes that are about a value."""
 _OTHER_ERRORS: Final = (AttributeError, ImportError, NameError, NotImplementedError, OSError, SyntaxError, TypeError)
 """What a value that is made up does not raise."""
+_ROUNDS: Final = 100
+"""Of a loop that goes on by made-up fractions: halved as often, a step is less than any error."""
 
 
 class _Guess(NamedTuple):
@@ -53,6 +56,8 @@ class MadeUpNotes:
         self._last: _Guess | None = None
         self._copies: Any = WeakTensorKeyDictionary()
         """Of each tensor of the host whose numbers are made up, where that was."""
+        self._rounds: Counter[tuple[types.CodeType, int, bool]] = Counter()
+        """How often running each line of a `while` loop has decided so."""
 
     def note(self, kind: MadeUpKind, what: str, origin: str = "") -> None:
         """Note one guess, at the user's line that runs; `origin` is where it was made up, if elsewhere."""
@@ -60,6 +65,19 @@ class MadeUpNotes:
         self._counts[kind, what, place] += 1
         if kind in _GUESSED:
             self._last = _Guess(kind, what, place, origin or place)
+
+    def decide(self, what: str, passes: bool, frame: types.FrameType, origin: str = "") -> bool:
+        """Note that the program decides by a made-up fraction, and how: `passes`, unless a `while` loop has heard that
+        `_ROUNDS` times running and may never end."""
+        key = frame.f_code, frame.f_lineno, passes
+        self._rounds.pop((*key[:2], not passes), None)
+        if is_in_while(frame):
+            self._rounds[key] += 1
+        if self._rounds[key] > _ROUNDS:
+            del self._rounds[key]
+            what, passes = f"{what}, so that the loop ends", not passes
+        self.note("decided", what, origin)
+        return passes
 
     def give(self, tensor: torch.Tensor) -> None:
         """Attach to a tensor without values those that the user says are read at the line that runs.
@@ -171,9 +189,11 @@ def _comparison(base: Any, name: str) -> Callable[[Any, Any], Any]:
 
     def comparing(self: Any, other: Any) -> Any:
         what = f"{name} {other!r}" if isinstance(other, (int, float)) else name
-        passes = find_passing_value(sys._getframe(1))
+        frame, result = sys._getframe(1), compare(self, other)
+        passes = find_passing_value(frame)
+        if passes is None and base is float and self.notes is not None and result is not NotImplemented:
+            return self.notes.decide(what, result, frame, self.origin)
         _note_decision(self, what if passes is None else f"{what}, as the check wants it")
-        result = compare(self, other)
         return result if passes is None or result is NotImplemented else passes
 
     return comparing

@@ -5,16 +5,17 @@ through and a count is of all, as shapes that hang on data are taken at their la
 positive-definite; every other fraction is between a half and one and a half. `note` keeps with a tensor what its
 operator says of it, through views, casts and copies; `make` gives the numbers.
 
-A truth that is read by itself is no mask: it decides the way that the program goes on, and is `False`
-(`fxmem.simulation.asked.values`).
+A truth that is read by itself is no mask: it decides the way that the program goes on. That of a comparison with a
+number is what the number itself would decide, and every other is `False` (`fxmem.simulation.asked.values`).
 """
 
 from __future__ import annotations
 
 import enum
 import math
+import operator
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -23,6 +24,7 @@ aten = torch.ops.aten
 MOST: Final = 1 << 20
 """Elements of a tensor; a larger one is zeros, which take no memory until they are written to."""
 _MEANING: Final = "_fxmem_meaning"
+_COMPARED: Final = "_fxmem_compared"
 
 
 class Meaning(enum.Enum):
@@ -35,13 +37,32 @@ class Meaning(enum.Enum):
     COUNT = "of all that is there"
 
 
+class Comparison(NamedTuple):
+    """Of one number without a value with one that is known."""
+
+    compare: Callable[[float, float], bool]
+    mine: float | int | None
+    """The first, where something is known of it."""
+    is_float: bool
+    other: float | int
+
+
 def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """After an operator ran on fakes: keep what its result means."""
     if func in _PASSED_ON:
         if (found := getattr(args[0], _MEANING, None)) is not None and isinstance(result, torch.Tensor):
             setattr(result, _MEANING, found)
+    elif (compare := _COMPARISONS.get(func)) is not None:
+        if args[0].numel() == 1 and not args[0].dtype.is_complex:
+            comparison = Comparison(compare, make_number(args[0]), args[0].dtype.is_floating_point, args[1])
+            setattr(result, _COMPARED, comparison)
     elif (rule := _RULES.get(func)) is not None and (meaning := rule(*args, **kwargs)) is not None:
         setattr(result if isinstance(result, torch.Tensor) else result[1], _MEANING, meaning)
+
+
+def find_comparison(tensor: torch.Tensor) -> Comparison | None:
+    """What a truth is, where it comes of a comparison with a number."""
+    return getattr(tensor, _COMPARED, None)
 
 
 def find_bound(tensor: torch.Tensor) -> int | None:
@@ -152,5 +173,8 @@ _PASSED_ON: Final = frozenset(
     if overload in ("default", "int", "Tensor", "dim", "dims")
 )
 """What an operator's first argument means its result does."""
-SAYS: Final = _PASSED_ON | _RULES.keys()
+_COMPARISONS: Final[dict[Any, Callable[[float, float], bool]]] = {
+    getattr(aten, name).Scalar: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")
+}
+SAYS: Final = _PASSED_ON | _RULES.keys() | _COMPARISONS.keys()
 """Operators after which there is something to `note`."""

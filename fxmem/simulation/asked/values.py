@@ -164,15 +164,30 @@ class MadeUpValues(Values):
         if func is not torch_fakes.NUMBER_OF:
             return NotImplemented
         tensor = args[0]
+        if (compared := plausible.find_comparison(tensor)) is not None:
+            return self._decide(compared)
         self._notes.note("read", str(tensor.dtype)[6:])
         if (number := plausible.make_number(tensor)) is not None:
             return number
         if tensor.dtype is torch.bool:
             return False
-        if not tensor.dtype.is_floating_point:
-            return 0
+        return self._make_fraction() if tensor.dtype.is_floating_point else 0
+
+    def _make_fraction(self) -> float:
         self._fractions += 1
         return 1.0 / (1.0 + _FALLS * (self._fractions - 1))
+
+    def _decide(self, compared: plausible.Comparison) -> bool:
+        """What a comparison comes to with the number that reading it would have given."""
+        compare, number, is_fraction, other = compared
+        what = f"{compare.__name__} {other!r}"
+        if number is None:
+            number = self._make_fraction() if is_fraction else 0
+        passes, frame = compare(number, other), checking_frame(sys._getframe(1))
+        if is_fraction and frame is not None:
+            return self._notes.decide(what, passes, frame)
+        self._notes.note("decided", what)
+        return passes
 
     def _find_condition(self) -> bool | None:
         frame = optimizer_frame(sys._getframe(1))

@@ -19,6 +19,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.kernels.composites import Answer, Kernel, composes
+from fxmem.simulation.kernels.fake_kernels import answers
 
 aten = torch.ops.aten
 parts = torch_wrappers.sparse_parts
@@ -210,6 +211,64 @@ def _add(_: Answer, func: Any, one: Any, other: Any, *, alpha: Any = 1) -> Any:
 
 
 # --- with dense tensors -----------------------------------------------------------------------------------------------
+
+
+@composes("t transpose.int")
+@_of_sparse
+def _transpose(_: Answer, func: Any, tensor: Tensor, *dims: int) -> Any:
+    """`sparse_transpose_` (TensorShape.cpp) of a clone: two rows of indices change places."""
+    if len(tensor.shape) != 2 or dims[:1] == dims[1:] != ():
+        return NotImplemented
+    indices, values = parts(tensor)
+    indices, values = indices.clone(), values.clone()
+    rows, columns = indices.select(0, 0), indices.select(0, 1)
+    swapped = torch.zeros_like(rows)
+    swapped.copy_(rows)
+    rows.copy_(columns)
+    columns.copy_(swapped)
+    return torch_wrappers.make_sparse(indices, values, tuple(reversed(tensor.shape)), coalesced=False)
+
+
+@composes("mm")
+@_of_sparse
+def _multiply(_: Answer, func: Any, tensor: Tensor, dense: Tensor) -> Any:
+    """`_sparse_mm`: zeros, to which the product is added."""
+    if torch_wrappers.is_sparse(dense):
+        return NotImplemented
+    return aten.addmm.default(dense.new_zeros((tensor.shape[0], dense.shape[1])), tensor, dense, beta=0)
+
+
+@composes("addmm _sparse_addmm")
+def _add_product(_: Answer, func: Any, start: Tensor, tensor: Any, dense: Tensor, **kwargs: Any) -> Any:
+    """`s_addmm_out_sparse_dense_cpu` allocates the result alone; `s_addmm_out_sparse_dense_cuda` makes 32-bit indices
+    of rows (CSR) for cuSPARSE, which writes columns first."""
+    if not torch_wrappers.is_sparse(tensor):
+        return NotImplemented
+    rows, columns = tensor.shape[0], dense.shape[1]
+    if not dense.is_cuda:
+        return _run_product(start.expand(rows, columns), tensor, dense)
+    result = start.new_empty((rows, columns))
+    tensor = tensor.coalesce()
+    indices = parts(tensor)[0]
+    of_rows = indices.new_empty(rows + 1, dtype=torch.int32)
+    indices.select(0, 0).to(torch.int32)
+    of_columns = indices.select(0, 1).to(torch.int32)
+    by_columns = result if result.stride() == (1, rows) else result.t().clone(memory_format=torch.contiguous_format)
+    if dense.stride() != (1, dense.shape[0]) and (dense.stride(1) != 1 or dense.stride(0) == columns):
+        dense = dense.contiguous()
+    _run_product(result, tensor, dense)
+    del of_rows, of_columns, by_columns
+    return result
+
+
+def _run_product(start: Tensor, tensor: Tensor, dense: Tensor) -> Any:
+    """What is left is recorded as one operator, of the values: indices are no tensors of numbers to it."""
+    return aten._sparse_addmm.default(start, parts(tensor)[1], dense)
+
+
+@answers("_sparse_addmm", everywhere=True)
+def _product(_: Any, start: Tensor, values: Tensor, dense: Tensor) -> Any:
+    return start if start.is_cuda else torch.empty_like(start, memory_format=torch.contiguous_format)
 
 
 @composes("sparse_mask")

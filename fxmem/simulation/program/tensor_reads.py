@@ -18,7 +18,7 @@ import fxmem
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.records.profile import MadeUpKind
-from fxmem.simulation.asked import known_values
+from fxmem.simulation.asked import known_values, plausible
 from fxmem.simulation.asked.made_up import MadeUpNotes, made_up_number
 from fxmem.simulation.program.border import Border
 from fxmem.simulation.program.stand_ins.checkpoints import reduce_tensor
@@ -130,7 +130,8 @@ class TensorReads:
             return bool(known)
         before = self._notes.total
         value = bool(tensor)
-        if self._notes.total > before:  # not one that is known to hold
+        is_listed = plausible.find_comparison(tensor) is not None
+        if self._notes.total > before and not is_listed:  # not one that is known to hold
             self._notes.note("decided", "truth of a tensor")
         return value
 

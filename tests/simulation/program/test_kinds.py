@@ -53,6 +53,31 @@ def test_a_sparse_gradient_is_indices_and_values() -> None:
     assert names == {"table.weight.grad.indices", "table.weight.grad.values"}
 
 
+def test_a_sparse_matrix_times_a_dense_one() -> None:
+    places = torch.tensor([[0, 2, 2, 5], [1, 4, 4, 0]])
+    with fxmem.record("h100", steps=1) as run:
+        edges = torch.sparse_coo_tensor(places, torch.ones(4), (6, 5)).cuda()
+        weight = nn.Parameter(torch.randn(5, 3).cuda())
+        product = torch.spmm(edges, weight)
+        product.square().sum().backward()  # type: ignore[no-untyped-call]
+        assert product.shape == (6, 3)
+        assert edges.t().shape == (5, 6)
+        assert edges.coalesce()._nnz() == 3
+        assert weight.grad is not None
+        torch.optim.SGD([weight]).step()
+    profile = run.profile
+    made = [each for each in profile.storages if each.dtype == "int32"]
+    assert [each.nbytes for each in made] == [
+        7 * 4,
+        3 * 4,
+        3 * 4,
+        6 * 4,
+        3 * 4,
+        3 * 4,
+    ]  # rows from here to here; places
+    assert "cuSPARSE workspace" in str(profile.unknowns)
+
+
 def test_rows_that_nobody_knows_are_taken_for_distinct() -> None:
     model = nn.Sequential(nn.Embedding(1000, WIDTH, sparse=True))
     peaks = []

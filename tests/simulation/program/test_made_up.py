@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +69,62 @@ def test_a_decision_that_is_no_check_is_by_the_number() -> None:
         assert went == "up"
 
     assert ("decided", "lt 0.5") in read(decide)
+
+
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: x.item()], ids=["tensor", "number"])
+def test_a_loop_that_waits_for_a_small_error_ends(form: Callable[[torch.Tensor], Any]) -> None:
+    rounds = []
+
+    def halve(net: nn.Module, x: torch.Tensor) -> None:
+        step, count = 1.0, 0
+        while True:
+            count += 1
+            accepted = form((net(x) * step).abs().mean()) <= 1e-6
+            if accepted:
+                break
+            step /= 2
+        rounds.append(count)
+
+    def iterate(net: nn.Module, x: torch.Tensor) -> None:
+        error, count = net(x).mean(), 0
+        while form(error) > 1e-6:
+            error, count = net(x).mean(), count + 1
+        rounds.append(count)
+
+    def search(net: nn.Module, x: torch.Tensor) -> None:
+        tries = iter(range(150))
+        for _ in tries:  # ends by itself
+            if form(net(x).mean()) <= 1e-6:
+                break
+        rounds.append(len(list(tries)))
+
+    made = [set(read(body)) - {("read", "float32")} for body in (halve, iterate, search)]
+    assert rounds == [101, 100, 0]
+    ends = ", so that the loop ends"
+    halved, went_on = ("decided", "le 1e-06"), ("decided", "gt 1e-06")
+    assert made == [{halved, ("decided", halved[1] + ends)}, {went_on, ("decided", went_on[1] + ends)}, {halved}]
+
+
+def test_a_truth_is_that_of_the_number_that_is_compared() -> None:
+    def solve(net: nn.Module, x: torch.Tensor) -> None:
+        t, step = 0.0, 0.25
+        while t < 1:
+            error_ratio = net(x).square().mean().sqrt()
+            if error_ratio <= 1:
+                t += step
+            else:
+                step /= 2
+
+    assert read(solve) == [("decided", "le 1")]
+
+    def compare(net: nn.Module, x: torch.Tensor) -> None:
+        for tensor in (net(x).mean(), net(x).sigmoid().mean(), (net(x) > 0).sum(), net(x).softmax(-1)[0, 0]):
+            for other in (0, 0.2, 0.9, 1, 160, math.inf):
+                number = float(tensor.item())
+                assert bool(tensor < other) in ((number - 2e-3) < other, number < other), (number, other)
+                assert bool(tensor >= other) in ((number - 2e-3) >= other, number >= other), (number, other)
+
+    read(compare)
 
 
 _PROGRAM = """

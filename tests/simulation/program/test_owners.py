@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -252,3 +254,31 @@ def test_a_cache_that_a_model_fills_is_named_by_its_attribute(mode: Any) -> None
 
     analysis = fxmem.analyze(Filling(), torch.empty(512, 64, device="meta"), mode=mode, target="h100")
     assert kept(analysis, Kind.BUFFER) == {"masks": MIB}
+
+
+def test_a_module_that_is_imported_lazily_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise ImportError(name)
+
+    monkeypatch.setitem(sys.modules, "not_there", Lazy("not_there"))
+    with fxmem.record("h100", steps=2) as run:
+        train(make_net(), 2)
+    assert run.profile is not None
+
+
+class Unmeasured(tuple[torch.Tensor, ...]):
+    """A sequence that does not say how long it is."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_a_sequence_is_asked_for_nothing_of_its_own() -> None:
+    with fxmem.record("h100", steps=2) as recorded:
+        masks = Unmeasured([torch.ones(1 << 20, device="cuda")])
+        train(make_net(), 2)
+        del masks
+    assert "masks" in {each.label for each in holdings_at_peak(recorded.profile, recorded.timeline)}
