@@ -168,7 +168,7 @@ class RecordedCode(Subject):
             yield from nvidia_smi_patches(self.memory, target, self.notes)
             yield from nvml_patches(self.memory, target, self.notes)
         if on_card or world is not None:
-            yield from process_patches(self.notes, world)
+            yield from process_patches(self.notes, world, compiles=self.recording.compilation.compiles)
 
     def _move(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """`Module.to` and its kind: what has come to the target is a root, its recurrent weights are one block."""

@@ -38,7 +38,7 @@ class RoundTracer(ProgramTracer):
 
     def __init__(self, roots: Roots, nodes: NodeLedger, program: Observer, *, everything_is_targets: bool) -> None:
         self._roots = roots
-        self._log = nodes.log
+        self._ledger, self._log = nodes, nodes.log
         self._everything = everything_is_targets
         super().__init__(ProgramRoot(), nodes, program, writes_anew=True)
         self.restart()
@@ -66,7 +66,11 @@ class RoundTracer(ProgramTracer):
         """The node that made what a tensor lies in, in this round: a view that is no call of the program's."""
         index = None if torch_wrappers.is_transformed(tensor) else self._log.find_storage(tensor)
         node = None if index is None else self._log.storages[index].node
-        return self.nodes[node] if node is not None and 0 <= node < len(self.nodes) else None
+        # What a rank gathers for a node is a parameter to the program, not a result of the node.
+        results = self._ledger.results.get(node, ()) if node is not None else ()
+        if node is None or node >= len(self.nodes) or all(storage != index for _, _, storage in results):
+            return None
+        return self.nodes[node]
 
     def describe_node(self, node: int) -> str:
         """What a node calls, and the line that calls it."""

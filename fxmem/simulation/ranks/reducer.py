@@ -122,7 +122,8 @@ class Replica(torch.nn.Module):
         self._members: list[list[torch.Tensor]] = []
         self._missing: list[int] = []
         self._limits = [min(_FIRST_BUCKET, limit), limit]
-        self._rebuilds = self.begins_as_one and (static_graph or not find_unused_parameters)
+        on_card = all(each.is_cuda for each in parameters)
+        self._rebuilds = self.begins_as_one and on_card and (static_graph or not find_unused_parameters)
         self._came: list[torch.Tensor] = []
         """The parameters in the order in which the first gradients came."""
         self._retired: list[torch.Tensor] = []
@@ -159,8 +160,10 @@ class Replica(torch.nn.Module):
         torch.empty(2 * sum(each.dim() for each in parameters), dtype=torch.int64, device=device)
 
     @torch.no_grad()
-    def _rebuild(self) -> None:
+    def _rebuild_once(self) -> None:
         """`rebuild_buckets`: the ranks agree about the order, and the one bucket goes before the others come."""
+        if not self._rebuilds or not 0 < len(self._came) == len(self._places):
+            return
         parameters, device = self._came, self._came[0].device
         numbers = torch.empty(len(parameters) + 1, dtype=torch.int32, device=device)
         count = len(torch_distributed.assign_buckets(parameters, self._limits))
@@ -179,8 +182,8 @@ class Replica(torch.nn.Module):
         if self._reduced and not self._is_rebuilt:
             self._is_rebuilt = True
             self._reduced.clear()
-        if self._rebuilds and torch.is_grad_enabled() and 0 < len(self._came) == len(self._places):
-            self._rebuild()
+        if self._rebuilds and torch.is_grad_enabled():
+            self._rebuild_once()
         with torch_distributed.split_by_buckets(self):
             return self.module(*args, **kwargs)
 

@@ -133,7 +133,7 @@ class _Untraced:
         return getattr(self._model, name)
 
 
-def process_patches(notes: MadeUpNotes, world: World | None) -> torch_common.Patches:
+def process_patches(notes: MadeUpNotes, world: World | None, *, compiles: bool) -> torch_common.Patches:
     """One process on one card: a rank of the world, or the first one, alone in its group."""
 
     def spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
@@ -149,7 +149,7 @@ def process_patches(notes: MadeUpNotes, world: World | None) -> torch_common.Pat
     yield torch_common.replace(torch.multiprocessing, "spawn", spawn)
     yield torch_common.replace(torch.nn.DataParallel, "forward", forward)
     if torch.distributed.is_available():
-        yield from _distributed(notes, world)
+        yield from _distributed(notes, world, compiles=compiles)
 
 
 @contextlib.contextmanager
@@ -208,7 +208,7 @@ class _CardCount(int):
     __hash__ = int.__hash__
 
 
-def _distributed(notes: MadeUpNotes, world: World | None) -> torch_common.Patches:
+def _distributed(notes: MadeUpNotes, world: World | None, *, compiles: bool) -> torch_common.Patches:
     place = world or World(1)
 
     def init_process_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -234,7 +234,7 @@ def _distributed(notes: MadeUpNotes, world: World | None) -> torch_common.Patche
     class NotedReplica(Replica):
         """`DistributedDataParallel` of a program."""
 
-        begins_as_one = True
+        begins_as_one = not compiles  # compiled code would keep the first bucket
 
         def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
             super().__init__(module, *args, **kwargs)
