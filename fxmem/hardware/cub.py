@@ -1,7 +1,7 @@
 """What CUB, NVIDIA's library of parallel primitives, takes for itself.
 
 Read off an H200's allocator (torch 2.11, CUDA 13.0), 130 sorts of 3,280 to 1,048,576 items, all to the byte
-(`benchmarks/accuracy/card_runs.py`: `script/lengths`, `script/read_backs`). Other architectures share the formula; the
+(`benchmarks/programs/card_runs.py`: `script/lengths`, `script/read_backs`). Other architectures share the formula; the
 items of a block are theirs, which moves a kilobyte for each block.
 """
 

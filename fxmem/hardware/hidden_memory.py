@@ -109,7 +109,7 @@ Events: TypeAlias = tuple[HiddenEvent, ...]
 
 class HiddenMemory(Record):
     """The events of one op, in order. Whatever is not freed explicitly is freed when the op returns, the last that came
-    first, as C++ ends what a function holds (held to an H200's log: benchmarks/accuracy/card_runs.py)."""
+    first, as C++ ends what a function holds (held to an H200's log: benchmarks/programs/card_runs.py)."""
 
     events: Events = ()
 

@@ -1,4 +1,4 @@
-"""Operators and programs that an H200 has run, predicted block by block: `python -m benchmarks.accuracy.card_runs`."""
+"""Operators and programs that an H200 has run, predicted block by block: `python -m benchmarks.programs.card_runs`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fxmem
-from benchmarks.accuracy import card_runs
+from benchmarks.programs import card_runs
 from fxmem.simulation.observe.graph_task import NodeClock
 from tests.benchmarks import on_measured_release
 

@@ -116,7 +116,7 @@ def _native_attention(
     """`native_multi_head_attention_cpu` (transformers/attention.cpp) and `native_multi_head_attention_cuda`
     (transformers/cuda/attention.cu) for one tensor as query, key and value. A card with a fused kernel runs that.
 
-    The events of both on an H200: `program/multihead_attention` of benchmarks/accuracy/card_runs.py.
+    The events of both on an H200: `program/multihead_attention` of benchmarks/programs/card_runs.py.
     """
     del key, value
     weight, bias, out_weight, out_bias, *options = rest

@@ -1,9 +1,9 @@
 """What a card does with torch's operators, with programs of many kinds and with whole scripts: measured once, held ever
 after.
 
-    python -m benchmarks.accuracy.card_runs --measure     where a card is: under six minutes on a data-centre card
+    python -m benchmarks.programs.card_runs --measure     where a card is: under six minutes on a data-centre card
       --dry-run                                           the same road on the CPU, a few of each, to see that it runs
-    python -m benchmarks.accuracy.card_runs [FILE]        anywhere: predict what the file has, print where it differs;
+    python -m benchmarks.programs.card_runs [FILE]        anywhere: predict what the file has, print where it differs;
       --only operator/sort                                of KIND/NAME, what contains this
 
 Three kinds, each in worker processes side by side:
@@ -47,7 +47,7 @@ from fxmem.records.validation import Difference
 from fxmem.show.text.verdict import describe_difference
 
 SCRIPTS = Path(__file__).parent / "card_programs"
-RUN = ("-m", "benchmarks.accuracy.card_runs")
+RUN = ("-m", "benchmarks.programs.card_runs")
 ALONE = "alone_"
 """Scripts of such a name want the whole card."""
 CHUNK = 24
