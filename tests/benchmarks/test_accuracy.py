@@ -454,6 +454,7 @@ def test_the_road_on_a_card_from_measuring_to_the_page(
         "ops/convs": cases.Case("ops", "convs", kw={"dtype": "fp32", "layers": [(3, 4, 3, 1, 8)]}),
     }
     monkeypatch.setattr(cases, "every_case", lambda: every)
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path)  # nothing is kept of this card
 
     def here(arguments: Sequence[str], *, dry_run: bool, **_: Any) -> dict[str, Any]:
         with pytest.MonkeyPatch.context() as patches:
