@@ -10,9 +10,10 @@ Three kinds, each in worker processes side by side:
 
 - `operator`: every operator of torch's own list (`benchmarks.programs.operators`), forward and backward.
 - `program`: every program of `benchmarks.programs.program_cases`.
-- `script`: every script of `card_programs`, whole, in a process of its own. What it prints is kept, and the log of the
-  card's allocator, each entry with the line of the script that it comes from. In the prediction the same happens under
-  `fxmem run`: both print what `torch.cuda` says of the memory, and both dump the log.
+- `script`: every script of `card_programs`, whole, in a process of its own; what several share is in `card_parts`.
+  What it prints is kept, and the log of the card's allocator, each entry with the line of the script that it comes
+  from. In the prediction the same happens under `fxmem run`: both print what `torch.cuda` says of the memory, and both
+  dump the log.
 
 The result is one file under `benchmarks/results/gpu`, named after the card and the day; what is in it is not measured
 again.
@@ -174,17 +175,17 @@ def _child(arguments: Sequence[str], limit_s: float) -> tuple[int | None, str, s
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), *sys.path)))
     command = [sys.executable, *RUN, *arguments]
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(command, env=environ, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
-        try:
-            code: int | None = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            code = None
-        for file in (out, err):
-            file.seek(0)
-        return code, out.read(), err.read()
+    try:
+        done = subprocess.run(
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        return None, _text(late.stdout), _text(late.stderr)
+    return done.returncode, _text(done.stdout), _text(done.stderr)
+
+
+def _text(said: bytes | None) -> str:
+    return (said or b"").decode(errors="replace")
 
 
 def _measure_chunk(kind: str, names: Sequence[str], end: float, dry_run: bool) -> list[dict[str, Any]]:

@@ -91,7 +91,6 @@ class StepRequest:
                 raise UsageError(f"expected {name} to be at least {least}, got {given}")
         if self.accumulate > 1 and self.mode == "infer":
             raise UsageError("expected accumulate with a training step: at inference there are no gradients")
-
         if self.values not in get_args(Values):
             raise UsageError(f"expected values 'bound' or 'real', got {self.values!r}")
         if self.zero_grad not in get_args(ZeroGrad):

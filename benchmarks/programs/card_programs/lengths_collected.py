@@ -3,27 +3,9 @@
 import os
 
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "garbage_collection_threshold:0.6"
-import random
-
 import torch
-from torch import nn
 
-random.seed(0)
-torch.manual_seed(0)
+from benchmarks.programs.card_parts import train_on_lengths
+
 torch.cuda.set_per_process_memory_fraction(0.1)
-layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True, norm_first=True)
-model = nn.Sequential(
-    nn.Embedding(8192, 512), nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), nn.Linear(512, 8192)
-)
-model.cuda()
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(200):
-    ids = torch.randint(0, 8192, (8, random.randint(16, 1024)), device="cuda")
-    logits = model(ids)
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if step % 10 == 0:
-        print(step, torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved())
-print(torch.cuda.memory_stats()["num_alloc_retries"], torch.cuda.memory_stats()["num_device_alloc"])
+train_on_lengths(200, 10)

@@ -10,8 +10,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ful
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-os.environ["MASTER_PORT"] = "29541"
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29541", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 torch.cuda.set_device(0)
 dist.init_process_group("nccl")
 

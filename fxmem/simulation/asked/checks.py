@@ -71,13 +71,17 @@ def _wanted_to_continue(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr, bool
         yield node, node.test, not isinstance(node.body[-1], (ast.Break, ast.Continue, ast.Raise, ast.Return))
 
 
+def _parse(file: str) -> ast.Module:
+    """The source of a file; nothing where it is none."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ast.Module(body=[], type_ignores=[])
+
+
 @functools.lru_cache(maxsize=32)
 def _places(file: str, wanted_by: _Wanted) -> dict[Place, bool]:
     """By the place of each condition in a file, the truth value that is wanted."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return {}
     found: dict[Place, bool] = {}
 
     def note(node: ast.AST, test: ast.expr, wanted: bool) -> None:
@@ -86,7 +90,7 @@ def _places(file: str, wanted_by: _Wanted) -> dict[Place, bool]:
         if len({truth for _, truth in conditions}) == 1:  # Python 3.11 gives a jump the place of the whole statement
             found[_place(cast("ast.expr | ast.stmt", node))] = conditions[0][1]
 
-    for node in ast.walk(tree):
+    for node in ast.walk(_parse(file)):
         for asked in wanted_by(node):
             note(*asked)
     return found
@@ -94,12 +98,8 @@ def _places(file: str, wanted_by: _Wanted) -> dict[Place, bool]:
 
 @functools.lru_cache(maxsize=32)
 def _lines_in_while(file: str) -> frozenset[int]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return frozenset()
     found: set[int] = set()
-    for node in ast.walk(tree):  # what is inside comes after what is around it
+    for node in ast.walk(_parse(file)):  # what is inside comes after what is around it
         match node:
             case ast.While():
                 found.update(range(node.lineno, _last_line(node) + 1))

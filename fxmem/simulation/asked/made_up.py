@@ -124,15 +124,16 @@ class MadeUpNotes:
                 if name in names and (origin := self._find_origin(value)):
                     return _describe(f"`{name}`", origin, "")
         last = self._last
-        for frame, line in reversed(frames) if last is not None else ():
-            file, _, number = last.place.rpartition(":")  # type: ignore[union-attr]
+        if last is None:
+            return ""
+        file, _, number = last.place.rpartition(":")
+        for frame, line in reversed(frames):
             lines = [each for _, _, each in frame.f_code.co_lines() if each]
             is_here = package_path(frame.f_code.co_filename) == file and min(lines) <= int(number) <= max(lines)
             names = _find_names(frame.f_code.co_filename, line)
             bound = _find_names(frame.f_code.co_filename, int(number), until="=")
-            is_meant = int(number) == line or last.what not in _PLAIN or names & bound  # type: ignore[union-attr]
-            if is_here and is_meant:
-                return _describe(last.what, last.origin, last.place)  # type: ignore[union-attr]
+            if is_here and (int(number) == line or last.what not in _PLAIN or names & bound):
+                return _describe(last.what, last.origin, last.place)
         return ""
 
     def _find_origin(self, value: Any) -> str:

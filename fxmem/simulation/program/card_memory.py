@@ -60,7 +60,7 @@ class CardMemory(Observer):
         """Begin with an empty card."""
         device_bytes = self._target.memory_bytes
         self._allocator = CachingAllocator(self._settings, capacity_bytes=capacity_bytes, device_bytes=device_bytes)
-        self._allocator.counts = PoolCounts()
+        self._counts = self._allocator.counts = PoolCounts()
         self.highest_requested = self.highest_allocated = self.highest_reserved = 0
         """Since `clear_highest`, whatever the program does with its own peak statistics."""
         self._address: dict[int, int] = {}
@@ -219,14 +219,14 @@ class CardMemory(Observer):
     def counts(self) -> dict[str, int]:
         """What `torch.cuda.memory_stats` says, by its names."""
         stats, settings = self.stats(), self._settings
-        found = {} if self._allocator.counts is None else self._allocator.counts.flatten()
+        found = self._counts.flatten()
         limit = settings.max_split_bytes
         return {
             **found,
             "num_alloc_retries": stats.alloc_retries,
             "num_ooms": stats.ooms,
-            "num_device_alloc": found.get("segment.all.allocated", 0),
-            "num_device_free": found.get("segment.all.freed", 0),
+            "num_device_alloc": found["segment.all.allocated"],
+            "num_device_free": found["segment.all.freed"],
             "num_sync_all_streams": self._allocator.emptied,
             "max_split_size": -1 if limit is None else limit,
         }
@@ -239,7 +239,8 @@ class CardMemory(Observer):
     def initialize(self) -> None:
         """CUDA is initialised: the allocator's settings are read, and what the program sets later comes too late.
 
-        So it was on an H200."""
+        So it was on an H200.
+        """
         if self._is_untouched:
             self._read_settings()
 
