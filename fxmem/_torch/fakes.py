@@ -63,15 +63,16 @@ def describe(
     """Append to `key` all that a fake kernel sees of these arguments. Append the tensors among them to `tensors`, in
     order.
 
-    False if metadata do not determine them: a tensor that is not this mode's, or knows its values (FakeTensor's
-    own `constant`, or an attribute named `unless`), or an argument of another kind. Raises RuntimeError for a sparse
-    tensor.
+    False if metadata do not determine them: a tensor that is not this mode's, or is sparse, or knows its values
+    (FakeTensor's own `constant`, or an attribute named `unless`), or an argument of another kind.
     """
     for value in values:
         kind = type(value)
         if kind is FakeTensor:
             state = value.__dict__
             if state["constant"] is not None or unless in state or state["fake_mode"] is not mode:
+                return False
+            if value.layout is not torch.strided:
                 return False
             tensors.append(value)
             keys = _keys(value).raw_repr()

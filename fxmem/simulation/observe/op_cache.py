@@ -144,11 +144,7 @@ class OpCache:
             return None
         key: list[Any] = [torch.get_default_dtype()]
         tensors: list[torch.Tensor] = []
-        try:
-            is_described = torch_fakes.describe(args, self._mode, VALUE, key, tensors)
-        except RuntimeError:  # of a sparse tensor
-            return None
-        if not is_described:
+        if not torch_fakes.describe(args, self._mode, VALUE, key, tensors):
             return None
         if kwargs:
             key += kwargs

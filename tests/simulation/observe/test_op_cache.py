@@ -160,6 +160,7 @@ def test_the_default_dtype_tells_calls_apart(fakes: torch_common.FakeTensorMode)
         (aten.nonzero.default, lambda: (x(),)),
         (aten._local_scalar_dense.default, lambda: (x(1),)),
         (aten.add.Tensor, lambda: (torch.tensor([1.0]), x())),
+        (aten.mul.Tensor, lambda: (x().to_sparse(), 2)),
     ],
 )
 def test_what_looks_do_not_tell_is_not_replayed(
