@@ -100,6 +100,14 @@ def test_lightning_finds_the_devices_of_a_machine() -> None:
         torch.zeros(1, device="cuda")
 
 
+def test_a_rank_of_the_cpu_finds_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning does when it is imported
+    before = torch.cuda.is_available()
+    with fxmem.record("cpu", ranks=2, rank=1):
+        assert torch.cuda.is_available() == before
+        torch.zeros(1)
+
+
 ACCELERATE = """
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin

@@ -218,8 +218,10 @@ def _distributed(notes: MadeUpNotes, world: World | None, *, compiles: bool) -> 
 
     def device_count(original: Callable[..., int]) -> int:
         asks_for_all = sys._getframe(2).f_code.co_name == "num_cuda_devices"
-        count = int(place.variables["LOCAL_WORLD_SIZE"])
-        return count if asks_for_all else original() if world is None else _CardCount(original(), count)
+        own, all_ = original(), int(place.variables["LOCAL_WORLD_SIZE"])
+        if not own:  # a rank on the CPU; with Lightning imported, torch takes more than none for a card that works
+            return own
+        return all_ if asks_for_all else own if world is None else _CardCount(own, all_)
 
     # Of a machine's cards a rank finds its own alone, but Lightning compares the devices it is to use with all of them.
     yield torch_common.wrap(torch.cuda, "device_count", device_count)
