@@ -23,7 +23,8 @@ from fxmem.records.units import package_path
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(fxmem.__file__) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
-_STEP = _HERE + os.path.join("simulation", "step.py")
+_STARTERS = tuple(_HERE + os.path.join("simulation", *path) for path in (("step.py",), ("program", "launcher.py")))
+"""Files that start a step or a program: beyond them is the caller of the analysis."""
 _NOT_THE_USERS = (_TORCH, _HERE, contextlib.__file__, functools.__file__, OWN_FILES)
 
 _CHECKING = tuple(
@@ -44,8 +45,8 @@ def calling_line() -> SourceLine | None:
 def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
     """The innermost of a frame and its callers that is the user's own code; None where none is."""
     while frame is not None:
-        if frame.f_code.co_filename == _STEP:
-            return None  # beyond it is the caller of the analysis
+        if frame.f_code.co_filename in _STARTERS:
+            return None
         if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
             return frame
         frame = frame.f_back

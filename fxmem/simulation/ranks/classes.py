@@ -58,8 +58,8 @@ def find_classes(world: int, analyse: Callable[[int], _Step]) -> Classes[_Step]:
     def find_like(rank: int) -> int:
         if rank not in like:
             step = analyse(rank)
-            storages = step.profile.storages
-            like[rank] = next((each for each, known in steps.items() if known.profile.storages == storages), rank)
+            lives = _lives(step)
+            like[rank] = next((each for each, known in steps.items() if _lives(known) == lives), rank)
             steps.setdefault(like[rank], step)
         return like[rank]
 
@@ -77,6 +77,14 @@ def find_classes(world: int, analyse: Callable[[int], _Step]) -> Classes[_Step]:
     records = tuple(_describe(each, steps[like[each.first]], like) for each in sorted(found))
     largest = max(records, key=lambda each: (each.reserved_bytes or 0, each.requested_bytes, -each.first))
     return Classes(steps[like[largest.first]], records)
+
+
+def _lives(step: ProfiledStep) -> list[tuple[object, ...]]:
+    """What makes ranks equal: the sizes of their storages, from when to when and on which streams; not their names, for
+    which a search through the program's objects may end sooner on one rank than on another."""
+    return [
+        (each.nbytes, each.birth, each.death, each.stream, each.used_on, each.free_by) for each in step.profile.storages
+    ]
 
 
 def with_classes(profile: Profile, records: tuple[RankClass, ...]) -> Profile:

@@ -16,10 +16,12 @@ import torch
 from torch import nn
 
 import fxmem
+from fxmem.hardware import catalogue
 from fxmem.memory.figures import holdings_at_peak
 from fxmem.memory.module_rows import module_rows
 from fxmem.records.profile import Kind
 from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.program import Launch, RunSettings, launch
 
 
 def kept(run: ProfiledStep, kind: Kind) -> dict[str, int]:
@@ -274,6 +276,27 @@ class Unmeasured(tuple[torch.Tensor, ...]):
 
     def __len__(self) -> int:
         raise NotImplementedError
+
+
+KEEPING = """
+import stash, torch
+stash.kept.append(torch.ones(1024, 1024, device="cuda"))
+net = torch.nn.Linear(1024, 1024, device="cuda")
+net(stash.kept[0]).sum().backward()
+"""
+
+
+def test_what_called_the_program_owns_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stash = types.ModuleType("stash")
+    kept_by_caller: list[torch.Tensor] = []
+    stash.kept = kept_by_caller  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "stash", stash)
+    script = tmp_path / "train.py"
+    script.write_text(KEEPING)
+    recorded = launch(Launch(str(script)), catalogue.target("h100"), RunSettings(1)).recorded
+    assert kept_by_caller
+    holders = {each.holder for each in recorded.profile.storages if each.nbytes == 4 * MIB}
+    assert not [each for each in holders if "kept_by_caller" in (each or "")]
 
 
 def test_a_sequence_is_asked_for_nothing_of_its_own() -> None:

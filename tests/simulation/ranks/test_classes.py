@@ -16,11 +16,11 @@ Groups = tuple[tuple[str, int, int], ...]
 
 
 class MadeStep(ProfiledStep):
-    """A step with one storage."""
+    """A step with one storage, which every rank calls otherwise."""
 
     def __init__(self, nbytes: int, ranks: RankedStep) -> None:
         log = Log(step=TRAINING.model_copy(update={"ranks": ranks}))
-        log.resident(nbytes, Kind.PARAMETER)
+        log.resident(nbytes, Kind.PARAMETER, name=f"of rank {ranks.rank}")
         self.profile = log.profile()
 
 
