@@ -90,7 +90,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     settings: KernelSettings | None = None,
     zero_grad: ZeroGrad = "after-step",
     set_to_none: bool = True,
-    keep_outputs: bool = False,
+    keep_outputs: bool = True,
     inference_mode: bool = False,
     accumulate: int = 1,
     prefetch: int = 0,

@@ -63,7 +63,7 @@ class StepRequest:
     before live."""
     set_to_none: bool = True
     """Whether clearing gradients frees them, as `zero_grad(set_to_none=True)`, or fills them with zeros."""
-    keep_outputs: bool = False
+    keep_outputs: bool = True
     """Whether the loop's variables hold output and loss of the step before until the new ones replace them, as in most
     loops that people write; not where a step is a function of its own."""
     inference_mode: bool = False

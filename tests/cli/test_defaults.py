@@ -55,13 +55,13 @@ def test_a_switch_is_read_from_the_file_and_the_environment(tmp_path: Path, monk
         given = Parser(prog="tool").add_arguments([keeps]).parse_args(words)
         return given.keep_outputs, keeps.is_given(given)
 
-    assert parse() == (False, False)
-    (tmp_path / "pyproject.toml").write_text("[tool.fxmem]\nkeep_outputs = true\n", encoding="utf-8")
     assert parse() == (True, False)
-    assert parse("--no-keep-outputs") == (False, True)
-    monkeypatch.setenv("FXMEM_KEEP_OUTPUTS", "false")
+    (tmp_path / "pyproject.toml").write_text("[tool.fxmem]\nkeep_outputs = false\n", encoding="utf-8")
     assert parse() == (False, False)
     assert parse("--keep-outputs") == (True, True)
+    monkeypatch.setenv("FXMEM_KEEP_OUTPUTS", "true")
+    assert parse() == (True, False)
+    assert parse("--no-keep-outputs") == (False, True)
     monkeypatch.setenv("FXMEM_KEEP_OUTPUTS", "maybe")
     with pytest.raises(UsageError, match="expected --keep-outputs to be true or false; got 'maybe'"):
         parse()

@@ -550,7 +550,7 @@ MISTAKES: dict[str, tuple[int, str]] = {
     "mine.py:net --input 2x8 --budget nan": (2, "expected --budget as bytes"),
     "mine.py:net --input 2x8 --target rtx4900": (2, "did you mean rtx4090"),
     "mine.py:net --input 2x8 --json nowhere/at/all.json": (2, "a folder that exists"),
-    "mine.py:net --input 9999999999x8 --target 24GB --budget 24GB": (4, "does NOT keep .* 22.4 GiB: 596.1 GiB"),
+    "mine.py:net --input 9999999999x8 --target 24GB --budget 24GB": (4, "does NOT keep .* 22.4 GiB: 745.1 GiB"),
 }
 
 

@@ -134,7 +134,7 @@ def test_advice_and_cards_offer_the_host_s_memory() -> None:
     with torch.device("meta"):
         model, x = nn.Sequential(*(Layer() for _ in range(6))), torch.zeros(6 * ROWS, WIDTH)
     without, with_host = (
-        card_fit.cards(model, x, optimizer=None, names=["rtx4090"], plans=True, host_memory=each)
+        card_fit.cards(model, x, optimizer=None, keep_outputs=False, names=["rtx4090"], plans=True, host_memory=each)
         for each in (None, "64GiB")
     )
     alone, found = without.cards[0].plan, with_host.cards[0].plan

@@ -141,7 +141,7 @@ class Small(nn.Module):
 
 def small(seed: int) -> OperatorPlanner:
     with without_hidden_memory():
-        analysis = fxmem.analyze(Small(seed), torch.empty(256, 8), target="cpu", optimizer=None)
+        analysis = fxmem.analyze(Small(seed), torch.empty(256, 8), target="cpu", optimizer=None, keep_outputs=False)
     return OperatorPlanner(analysis.profile, lambda: verified_plan.survey(analysis))
 
 
