@@ -68,6 +68,8 @@ MAX_OPERATORS: Final = 200_000
 """Operators of one round after which a recorded program is ended, unless the user gives another number."""
 STEPS: Final = 3
 """Optimizer steps of a program that are run, unless the user gives another number."""
+GROWING: Final = 16
+"""The same at most, while more is kept after each."""
 STEADY: Final = 100
 """The same, of a program that is run until it is steady."""
 EFFORT: Final = 4.0

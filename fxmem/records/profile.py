@@ -18,7 +18,7 @@ from typing import Literal, TypedDict
 from pydantic import Field
 
 from fxmem.records.names import ZeroGrad
-from fxmem.records.parts import CompileRecord, GenerationRun, RankedStep
+from fxmem.records.parts import CompileRecord, GenerationRun, Growth, RankedStep
 from fxmem.records.parts.base import Bytes, Flops, FlopsChange, Many, Mapped, Record, Tick
 from fxmem.records.registry import Viewed
 from fxmem.records.units import package_path
@@ -379,6 +379,8 @@ class ProgramRun(Record):
     growth_bytes: Bytes | None = None
     """How many bytes more are alive after each step than after the one before: 0 for none. None: not known, as with
     fewer than two steps, or steps that differ."""
+    grown: Many[Growth] = ()
+    """Who keeps more after each step, the most first; empty where nothing grows, or not enough steps are known."""
     optimizers: Many[str] = ()
     """Class names of the optimizers that stepped, in order."""
     made_up: Many[MadeUp] = ()

@@ -17,6 +17,7 @@ from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import describe
 from fxmem.records.names import OWN_LOSS
+from fxmem.records.parts import Growth
 from fxmem.records.profile import (
     Headed,
     InputTensor,
@@ -119,11 +120,46 @@ def describe_growth(profile: Profile) -> str:
     program, memory = profile.step.program, profile.target.memory_bytes
     if program is None or not program.growth_bytes:
         return ""
-    words, last = f"grows by {program.growth_bytes:,} bytes a step", program.steps[-1]
+    words, last, done = f"grows by {program.growth_bytes:,} bytes a step", program.steps[-1], len(program.steps)
+    if program.grown:
+        words += f" ({_describe_keeper(program.grown[0])})"
+    ends = [each.until for each in program.grown]
+    end = None if not ends or None in ends else max(each for each in ends if each is not None)
+    words += "" if end is None else f" until step {end:,}"
     if memory is None or last.allocated_bytes is None:
         return words
-    left = (memory - last.allocated_bytes) // DEFAULT_SETTINGS.round_size(program.growth_bytes)
-    return f"{words}, out of memory at about step {len(program.steps) + left + 1:,}"
+    full = done + 1 + (memory - last.allocated_bytes) // DEFAULT_SETTINGS.round_size(program.growth_bytes)
+    if end is None or full <= end:
+        return f"{words}, out of memory at about step {full:,}"
+    return f"{words}, to {format_bytes(last.allocated_bytes + (end - done) * program.growth_bytes)}"
+
+
+def _describe_keeper(grown: Growth) -> str:
+    """Who keeps it, and on which line."""
+    return f"{grown.kept_at} keeps {grown.holder}" if grown.kept_at else f"kept by {grown.holder or 'torch'}"
+
+
+def growth_facts(profile: Profile) -> Facts:
+    """Who keeps more after each step, the most first, and the sum of the rest."""
+    program = profile.step.program
+    grown = () if program is None else program.grown
+    found: Facts = []
+    large = [each for each in grown if 100 * each.nbytes >= sum(every.nbytes for every in grown)][:_MOST_GROWING]
+    for each in large:
+        tensors = "one tensor" if not each.tensors else f"{each.tensors} tensor{'s' * (each.tensors != 1)} a step"
+        largest = f"{format_shape(each.shape)} {each.dtype}" + (f" of {each.made_at}" if each.made_at else "")
+        since = "" if each.since == 1 else f", from step {each.since} on"
+        until = "" if each.until is None else f", until step {each.until:,}"
+        what = f"{each.nbytes:,} bytes a step, {_describe_keeper(each)}: {tensors}, the largest {largest}{since}{until}"
+        found.append(Fact("" if found else "Grows", what, "grows"))
+    if rest := grown[len(large) :]:
+        others = f"{len(rest)} other{'s' * (len(rest) > 1)}"
+        found.append(Fact("", f"{sum(each.nbytes for each in rest):,} bytes a step of {others}", "grows"))
+    return make_printable(found)
+
+
+_MOST_GROWING = 3
+"""Owners that grow that have a line of their own."""
 
 
 class PeakCount(NamedTuple):

@@ -74,6 +74,8 @@ _MOST_LOOKED_AT: Final = 100_000
 """Objects of one search; a program that holds more keeps few tensors among the last of them."""
 _MOST_SEARCHES: Final = 3
 """For one storage: what only C++ holds has no name."""
+_MOST_IF_FOUND: Final = 2
+"""The same where it was found: by the next round its place in a list may be another's, and a graph alone keep it."""
 _MOST_IN_VAIN: Final = 20
 """Searches of one program that do not find all, each of which looks at everything."""
 _ATOMS: Final = (
@@ -99,6 +101,8 @@ class Holders:
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
+        self.bounds: dict[str, list[tuple[int, int]]] = {}
+        """By queue that has a bound, its length and that bound at each search."""
         self._searches: Counter[int] = Counter()
         self._in_vain = 0
 
@@ -114,17 +118,17 @@ class Holders:
         log, wanted = self._log, set[int]()
         for index in log.alive():
             storage = log.storages[index]
-            if not storage.name and (not storage.holder or storage.holder.isidentifier()):
+            most = _MOST_SEARCHES if not storage.holder or storage.holder.isidentifier() else _MOST_IF_FOUND
+            if not storage.name and self._searches[index] < most:
                 self._searches[index] += 1
-                if self._searches[index] <= _MOST_SEARCHES:
-                    wanted.add(index)
+                wanted.add(index)
         if not wanted or self._in_vain >= _MOST_IN_VAIN:
             return sorted(wanted)
         with torch_common.no_modes(), torch_common.pause_observers():
-            search = _Search(log, wanted, saved)
+            search = _Search(log, wanted, saved, self.bounds)
             search.run((name, value, kind) for find, kind in places for name, value in find())
-        self._in_vain += bool(search.wanted)
-        return sorted(search.wanted)
+        self._in_vain += any(not log.storages[index].holder for index in search.wanted)
+        return sorted(index for index in search.wanted if not log.storages[index].holder)
 
 
 class _Search:
@@ -134,10 +138,17 @@ class _Search:
         log: of the storages.
         wanted: those that are looked for; without those that were found, afterwards.
         saved: as of `Holders.search`.
+        bounds: of queues, to which those found are added.
     """
 
-    def __init__(self, log: StepLog, wanted: set[int], saved: Mapping[int, int]) -> None:
-        self._log, self.wanted = log, wanted
+    def __init__(
+        self,
+        log: StepLog,
+        wanted: set[int],
+        saved: Mapping[int, int],
+        bounds: dict[str, list[tuple[int, int]]],
+    ) -> None:
+        self._log, self.wanted, self._bounds = log, wanted, bounds
         self._saved: dict[int, list[int]] = {}
         """By node of autograd, the wanted storages that it keeps."""
         for index in wanted & saved.keys():
@@ -204,6 +215,8 @@ class _Search:
     def _open_elements(self, path: str, base: Any, values: Any, kind: Kind | None) -> None:
         if base.__len__(values) >= _LONG and issubclass(type(next(base.__iter__(values))), _ATOMS):
             return
+        if base is deque and (most := deque.maxlen.__get__(values)) is not None:
+            self._bounds.setdefault(path, []).append((deque.__len__(values), most))
         names = getattr(type(values), "_fields", ())
         for position, each in enumerate(list(base.__iter__(values))):
             inner = f".{names[position]}" if position < len(names) else f"[{position}]"
@@ -221,8 +234,11 @@ class _Search:
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 with contextlib.suppress(ValueError):  # not yet filled
                     self._wait(f"{path}.{name}", cell.cell_contents, kind)
-            for each in (value.__defaults__, value.__kwdefaults__, value.__dict__):
-                self._wait(path, each, kind)
+            defaults = value.__defaults__ or ()
+            names = value.__code__.co_varnames[: value.__code__.co_argcount][-len(defaults) :] if defaults else ()
+            for name, each in (*zip(names, defaults, strict=True), *(value.__kwdefaults__ or {}).items()):
+                self._wait(f"{path}.{name}", each, kind)
+            self._wait(path, value.__dict__, kind)
             return
         elif issubclass(type(value), types.GeneratorType):
             if value.gi_frame is not None:

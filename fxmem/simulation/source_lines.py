@@ -83,6 +83,12 @@ def program_frames(frame: types.FrameType | None) -> tuple[list[types.FrameType]
     return own, [each for each in found[:last] if _is_installed(each.f_code.co_filename)]
 
 
+def program_files(frame: types.FrameType | None) -> list[str]:
+    """The files of the program's own code: of a frame and its callers, then of the modules that are imported."""
+    own, _ = program_frames(frame)
+    return [*(each.f_code.co_filename for each in own), *(scope["__file__"] for _, scope in program_modules())]
+
+
 def program_modules() -> list[tuple[str, dict[str, Any]]]:
     """The names and variables of the modules that are the program's own: neither installed, nor torch's or ours."""
     found = []

@@ -1,8 +1,7 @@
 """For test suites and training loops: peaks held against a budget, a baseline, or a card.
 
-`assert_peak_below`; the pytest plugin that keeps peaks beside the tests; callbacks that print a prediction beside what
-a training run measures.
-
+`assert_peak_below`, `assert_steady`; the pytest plugin that keeps peaks beside the tests; callbacks that print a
+prediction beside what a training run measures.
 
 Importing the package imports nothing else, because pytest loads the plugin in every test suite.
 """
@@ -14,11 +13,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fxmem.testing.callbacks import lightning_callback, trainer_callback
-    from fxmem.testing.peak_checks import assert_peak_below
+    from fxmem.testing.peak_checks import assert_peak_below, assert_steady
 
-__all__ = ["assert_peak_below", "lightning_callback", "trainer_callback"]
+__all__ = ["assert_peak_below", "assert_steady", "lightning_callback", "trainer_callback"]
 
-_HOMES = {"assert_peak_below": "peak_checks", "lightning_callback": "callbacks", "trainer_callback": "callbacks"}
+_HOMES = {
+    **dict.fromkeys(("assert_peak_below", "assert_steady"), "peak_checks"),
+    **dict.fromkeys(("lightning_callback", "trainer_callback"), "callbacks"),
+}
 
 
 if not TYPE_CHECKING:

@@ -16,10 +16,14 @@ from fxmem.errors import UsageError
 from fxmem.memory.budget import parse_budget, parse_bytes
 from fxmem.memory.figures import alive_by_node
 from fxmem.records import json_reader
+from fxmem.records.names import STEPS
 from fxmem.records.sizes import BASELINE_SCHEMA_VERSION, Baseline, PeakBaseline
+from fxmem.show.facts import describe_growth as describe_program_growth
+from fxmem.show.facts import growth_facts
 from fxmem.show.text.peak_check import describe_excess, describe_growth
 from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.program import RecordedProgram
 
 _SMALL = 1000
 """A node whose share of the peak is less than one in this many is left out of a baseline."""
@@ -70,6 +74,29 @@ def assert_peak_below(
     if not limit.keeps(step.profile, step.peak):
         raise AssertionError(describe_excess(step.profile, step.timeline, limit))
     return step
+
+
+def assert_steady(program: RecordedProgram) -> RecordedProgram:
+    """Assert that a recorded program keeps no more after each step than after the one before; return it.
+
+    What grows until a bound of its own (a queue, a cache that fills) does not fail it once it is full: record a few
+    steps more than that takes.
+
+    Args:
+        program: recorded: `assert_steady(run)` after `with fxmem.record("h100", steps=16) as run`.
+
+    Raises:
+        AssertionError: it grows; by how much, and who keeps what.
+        UsageError: something else than a recorded program, or one of fewer than three steps.
+    """
+    __tracebackhide__ = True
+    steps = program.program.steps if isinstance(program, RecordedProgram) else ()
+    if len(steps) < STEPS:
+        raise UsageError(f"expected a recording of at least {STEPS} steps, got {len(steps) or repr(program)}")
+    if said := describe_program_growth(program.profile):
+        who = "".join(f"\n{fact.text}" for fact in growth_facts(program.profile))
+        raise AssertionError(f"expected as much alive after each step; the program {said}{who}")
+    return program
 
 
 def find_step(model: Any, inputs: Any, options: Mapping[str, Any]) -> ProfiledStep:

@@ -27,7 +27,7 @@ from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.card_thread import CardThread
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
-from fxmem.simulation.program.rounds import IsEnough, Rounds, find_growth
+from fxmem.simulation.program.rounds import IsEnough, Rounds
 from fxmem.simulation.program.sandbox.isolation import Isolation
 from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.program.stand_ins.cuda import stand_ins
@@ -275,6 +275,7 @@ class RecordedCode(Subject):
         """The record of the whole program."""
         rounds, shown = self.rounds.finished, self.rounds.shown
         whole = [each for each in rounds if each.record.is_whole]
+        growth, grown = self.rounds.growth.nbytes, self.rounds.growth.find()
         return ProgramRun(
             ending=ending,
             failed=failed,
@@ -283,7 +284,8 @@ class RecordedCode(Subject):
             rounds=tuple(each.record for each in rounds),
             shown=0 if shown is None else shown.number,
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
-            growth_bytes=find_growth(whole),
+            growth_bytes=growth if growth or not grown else sum(each.nbytes for each in grown),
+            grown=grown if growth != 0 else (),
             optimizers=tuple(self.rounds.stepped_names),
             made_up=self.notes.records(),
         )

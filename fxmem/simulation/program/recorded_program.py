@@ -39,7 +39,7 @@ class RunSettings:
     """How long a program runs, and how."""
 
     steps: int | None = None
-    """Optimizer steps after which it is ended; `STEPS` where nothing is said."""
+    """Optimizer steps after which it is ended; `STEPS` where nothing is said, or up to `GROWING` while it grows."""
     until: str | None = None
     """"steady" ends it when two steps allocate the same and leave as much alive, at the latest after `steps` (`STEADY`
     where nothing is said); "end" never does; None after so many steps."""
@@ -64,6 +64,8 @@ class RunSettings:
     def is_enough(self, rounds: Sequence[FinishedRound]) -> bool:
         """Whether the program has run long enough, asked after each round with all of them."""
         is_steady = self.until == "steady" and len(rounds) > 1 and rounds[-1].repeats(rounds[-2])
+        if rounds[-1].may_grow_on and not (self.steps or self.until):
+            return False
         return is_steady or (self.most_steps is not None and len(rounds) >= self.most_steps)
 
 

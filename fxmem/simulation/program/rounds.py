@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
+from fxmem.simulation.program.growth import GrowthLog
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.program.round_tracer import is_within_module
 from fxmem.simulation.recording import Recording
@@ -44,6 +44,8 @@ class FinishedRound:
     record: Round
     sizes: Counter[int]
     """How often each number of bytes was allocated."""
+    may_grow_on: bool = False
+    """Whether more is kept after each of the last ones, and another may show that it comes to an end."""
 
     def repeats(self, before: FinishedRound) -> bool:
         """Whether it allocates the same as the round before it, and leaves as much alive."""
@@ -55,24 +57,14 @@ IsEnough = Callable[[Sequence[FinishedRound]], bool]
 
 
 @dataclasses.dataclass(frozen=True)
-class ShownRound(FinishedRound):
+class ShownRound:
     """The round with the highest peak."""
 
+    record: Round
+    sizes: Counter[int]
     number: int
     """From 1; 0 for set-up."""
     profile: Profile
-
-
-def find_growth(rounds: Sequence[FinishedRound]) -> int | None:
-    """How many bytes more are alive after each round than after the one before.
-
-    The last two rounds allocate the same, or the last two differences are equal: batches of different lengths leave
-    different bytes alive, which is no growth. None: not known.
-    """
-    alive = [each.record.retained_bytes or 0 for each in rounds[-3:]]
-    grown = [after - before for before, after in itertools.pairwise(alive)]
-    is_sure = len(rounds) > 1 and (rounds[-1].sizes == rounds[-2].sizes or len(set(grown)) < len(grown))
-    return grown[-1] if is_sure and grown[-1] >= 0 else None
 
 
 class Rounds(RoundRule):
@@ -111,6 +103,7 @@ class Rounds(RoundRule):
         """Watch the program of this recording."""
         self._recording, self._log = recording, recording.log
         self._holders = Holders(recording.log)
+        self.growth = GrowthLog(recording.log, self._holders)
 
     # --- what the program does ----------------------------------------------------------------------------------------
 
@@ -270,8 +263,12 @@ class Rounds(RoundRule):
         if self._is_shown(record, sizes) if number else record.requested_bytes > self._live.now:
             self.shown = ShownRound(record, sizes, number, build_profile(self._recording))
         gc.collect()
+        self.growth.note_made([each.place if each else "" for each in self._recording.tracer.sources])
+        if is_whole:
+            self.growth.note_round(sizes)
         self._mark_kept_results()
-        return FinishedRound(record.model_copy(update={"retained_bytes": self._live.now}), sizes)
+        record = record.model_copy(update={"retained_bytes": self._live.now})
+        return FinishedRound(record, sizes, is_whole and self.growth.may_go_on)
 
     def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
         """Whether a round has the highest peak so far; of equals the later one, which is the steadier: in the first,

@@ -1,0 +1,28 @@
+"""What a program keeps more of after each step."""
+
+from __future__ import annotations
+
+from fxmem.records.parts.base import Bytes, Many, Record
+
+
+class Growth(Record):
+    """What one owner keeps more of after each step than after the one before."""
+
+    holder: str
+    """What the program calls the owner (`preds`, `graph of losses`); where only torch keeps it, the call that made it.
+    Untrusted text."""
+    nbytes: Bytes
+    """A step; the mean where steps differ."""
+    tensors: int
+    """A step; 0 where one tensor grows."""
+    shape: Many[int] = ()
+    """Of the largest."""
+    dtype: str = ""
+    made_at: str = ""
+    """`file:line` that made the largest; empty where that is not known."""
+    kept_at: str = ""
+    """`file:line` of the program that writes to the owner; empty where none is found."""
+    since: int
+    """The first step that kept more than the one before."""
+    until: int | None = None
+    """The step from which on it keeps no more, for the owner has a bound (`deque(maxlen=10)`); None: none is known."""

@@ -1,0 +1,208 @@
+"""What a program keeps more of after each step: whose it is, which line made it and which keeps it, and until when.
+
+After each round the storages alive are counted by owner. An owner grows if it has had more after each of the last
+rounds, two at least: more tensors, or as many bytes more each time. A list that is full after ten steps grows until
+then; so a program that grows runs on for a while (`GROWING`), and an owner with a bound of its own says it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import itertools
+import linecache
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from fxmem.records.names import GROWING
+from fxmem.records.parts import Growth
+from fxmem.records.units import package_path
+from fxmem.simulation.observe.event_log import LoggedStorage, StepLog
+from fxmem.simulation.residents import Holders
+from fxmem.simulation.source_lines import program_files
+
+_KEEPING: Final = frozenset("add append appendleft extend extendleft insert put setdefault update".split())
+"""Methods that put something into what they are called of."""
+
+
+class _Held(NamedTuple):
+    """What an owner has after a round."""
+
+    nbytes: int
+    tensors: int
+    largest: int
+    """The largest storage of those that were made last."""
+
+
+class GrowthLog:
+    """What each owner has after each round.
+
+    Args:
+        log: of the storages.
+        holders: who found the owners, and their bounds.
+    """
+
+    def __init__(self, log: StepLog, holders: Holders) -> None:
+        self._log, self._holders = log, holders
+        self._rounds: list[dict[str, _Held]] = []
+        self._sizes: list[Counter[int]] = []
+        self._made_at: dict[int, str] = {}
+        """By storage that has outlived the round that made it, the line that did."""
+        self._files: dict[str, None] = {}
+        """The program's own."""
+
+    def note_made(self, places: Sequence[str]) -> None:
+        """A round or set-up is over: note which lines made what is alive now.
+
+        Args:
+            places: `file:line` of each node of the round; empty where that is not known.
+        """
+        alive = [*self._log.alive()]
+        for index in alive:
+            storage = self._log.storages[index]
+            if storage.birth and storage.node is not None and 0 <= storage.node < len(places):
+                self._made_at.setdefault(index, places[storage.node])
+        self._made_at = {index: self._made_at[index] for index in alive if index in self._made_at}
+
+    def note_round(self, sizes: Counter[int]) -> None:
+        """A whole round is over: count what is alive, by owner.
+
+        Args:
+            sizes: how often each number of bytes was allocated.
+        """
+        held: dict[str, _Held] = {}
+        for index in self._log.alive():
+            storage = self._log.storages[index]
+            owner = _find_owner(storage)
+            nbytes, tensors, largest = held.get(owner, _Held(0, 0, index))
+            is_largest = (storage.birth > 0, storage.nbytes) > self._rank(largest)
+            held[owner] = _Held(nbytes + storage.nbytes, tensors + 1, index if is_largest else largest)
+        self._rounds.append(held)
+        self._sizes.append(sizes)
+        self._files |= dict.fromkeys(program_files(sys._getframe(1)))
+
+    def _rank(self, index: int) -> tuple[bool, int]:
+        storage = self._log.storages[index]
+        return storage.birth > 0, storage.nbytes
+
+    @property
+    def nbytes(self) -> int | None:
+        """How many bytes more are alive after each round than after the one before.
+
+        The last two rounds allocate the same, or the last two differences are equal: batches of different lengths leave
+        different bytes alive, which is no growth. None: not known.
+        """
+        alive = [sum(each.nbytes for each in held.values()) for held in self._rounds[-3:]]
+        more = [after - before for before, after in itertools.pairwise(alive)]
+        is_sure = len(alive) > 1 and (self._sizes[-1] == self._sizes[-2] or len(set(more)) < len(more))
+        return more[-1] if is_sure and more[-1] >= 0 else None
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether something grows, and the next rounds, as many as are run for that, may show its end."""
+        ends = [self._find_end(owner) for owner in self._owners if self._find_rise(owner)]
+        if ends and all(end is not None and end > GROWING for end in ends):
+            return False
+        return bool(ends or self.nbytes) and len(self._rounds) < GROWING
+
+    def find(self) -> tuple[Growth, ...]:
+        """Who keeps more after each of the last rounds, the most first."""
+        found = [self._describe(owner, rise) for owner in self._owners if (rise := self._find_rise(owner))]
+        return tuple(sorted(found, key=lambda each: (-each.nbytes, each.holder)))
+
+    @property
+    def _owners(self) -> Iterable[str]:
+        return self._rounds[-1] if self._rounds else ()
+
+    def _find_rise(self, owner: str) -> list[tuple[int, int]]:
+        """By how many bytes and tensors more an owner had after each of the last rounds, the last first; empty where it
+        does not grow."""
+        nothing = _Held(0, 0, 0)
+        series = [held.get(owner, nothing) for held in self._rounds]
+        more = [
+            (after.nbytes - before.nbytes, after.tensors - before.tensors)
+            for before, after in itertools.pairwise(series)
+        ]
+        counted = [*itertools.takewhile(lambda each: each[0] > 0 and each[1] > 0, reversed(more))]
+        if len(counted) >= 2:
+            return counted
+        alike = [*itertools.takewhile(lambda each: each == more[-1] and each[0] > 0, reversed(more))]
+        return alike if len(alike) >= 2 and self._are_alike() else []
+
+    def _describe(self, owner: str, last: Sequence[tuple[int, int]]) -> Growth:
+        rounds, held = len(self._rounds), self._rounds[-1][owner]
+        storage = self._log.storages[held.largest]
+        return Growth(
+            holder=owner,
+            nbytes=round(sum(nbytes for nbytes, _ in last) / len(last)),
+            tensors=round(sum(tensors for _, tensors in last) / len(last)),
+            shape=storage.shape,
+            dtype=str(storage.dtype).removeprefix("torch."),
+            made_at=self._made_at.get(held.largest, ""),
+            kept_at=find_keeping_line(owner, self._files),
+            since=1 if len(last) == rounds - 1 else rounds - len(last) + 1,
+            until=self._find_end(owner),
+        )
+
+    def _are_alike(self) -> bool:
+        """Whether the last two rounds allocate mostly the same: with batches of ever new lengths all that is kept until
+        the next one differs from round to round."""
+        before, after = self._sizes[-2:]
+        return 2 * (before & after).total() >= after.total()
+
+    def _find_end(self, owner: str) -> int | None:
+        """The round from which on an owner's bound holds."""
+        bounds = next((found for path, found in self._holders.bounds.items() if _is_within(owner, path)), [])
+        if len(bounds) < 2:
+            return None
+        (before, _), (now, most) = bounds[-2:]
+        return None if now <= before else len(self._rounds) - (now - most) // (now - before)
+
+
+def _find_owner(storage: LoggedStorage) -> str:
+    """Who has a storage: a list, not its element."""
+    return (storage.name or storage.holder).partition("[")[0]
+
+
+def _is_within(owner: str, path: str) -> bool:
+    return owner == path or owner.endswith(f" {path}") or owner.startswith(f"{path}.")
+
+
+# --- the line that keeps it -------------------------------------------------------------------------------------------
+
+
+def find_keeping_line(owner: str, files: Iterable[str]) -> str:
+    """Find `file:line` that writes to an owner: `preds.append(out)`, `total += loss`, `seen[step] = out`.
+
+    The first in the order of files and lines, by the owner's last name; empty where there is none.
+    """
+    name = owner.rpartition(" ")[2].rpartition(".")[2]
+    for file in files:
+        if lines := [*_keeping_lines(file, name)]:
+            return f"{package_path(file)}:{min(lines)}"
+    return ""
+
+
+def _keeping_lines(file: str, name: str) -> Iterator[int]:
+    with contextlib.suppress(SyntaxError):
+        for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr in _KEEPING and _last_name(node.func.value) == name:
+                    yield node.lineno
+            elif isinstance(node, ast.AugAssign):
+                if _last_name(node.target) == name:
+                    yield node.lineno
+            elif isinstance(node, ast.Assign):
+                targets = [each for each in node.targets if _last_name(each) == name]
+                reads_itself = any(_last_name(each) == name for each in ast.walk(node.value))
+                if any(isinstance(each, ast.Subscript) for each in targets) or (targets and reads_itself):
+                    yield node.lineno
+
+
+def _last_name(node: ast.AST) -> str:
+    """`preds` of `self.preds[-1]`; empty for what has no name."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

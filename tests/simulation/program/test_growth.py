@@ -1,0 +1,115 @@
+"""Thirty programs that keep something of each step, and thirty twins that do not; what is said of them."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from fxmem.errors import UsageError
+from fxmem.hardware import catalogue
+from fxmem.records.names import GROWING, STEPS
+from fxmem.records.profile import ProgramRun
+from fxmem.show.facts import describe_growth, growth_facts
+from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
+from fxmem.simulation.program.growth import find_keeping_line
+from fxmem.testing import assert_steady
+from tests.simulation.program import growing
+
+
+@functools.cache
+def run(kind: str, which: str, target: str = "h100", steps: int | None = None) -> RecordedProgram:
+    return launch(Launch(growing.__file__, (kind, which)), catalogue.target(target), RunSettings(steps)).recorded
+
+
+def some(kinds: dict[str, growing.After]) -> list[object]:
+    """Every sixth, and all of them as long tests."""
+    return [pytest.param(each, marks=[] if n % 6 == 0 else pytest.mark.truth) for n, each in enumerate(kinds)]
+
+
+@pytest.mark.parametrize("kind", some(growing.LEAKS))
+def test_a_leak_is_named_with_its_bytes_and_its_line(kind: str) -> None:
+    found = run(kind, "leaks").program
+    holder, nbytes = growing.EXPECTED[kind]
+    most = found.grown[0]
+    assert (most.holder.replace("after.", ""), most.nbytes) == (holder, nbytes)
+    assert nbytes <= (found.growth_bytes or 0) <= nbytes + 4  # a loss beside its graph
+    assert len(found.steps) == GROWING
+    assert most.until is None
+    source, line = most.kept_at.rsplit(":", 1)
+    text = Path(source).read_text(encoding="utf-8").splitlines()[int(line) - 1]
+    assert holder.rpartition(" ")[2].rpartition(".")[2] in text
+
+
+@pytest.mark.parametrize("kind", some(growing.TWINS))
+def test_a_twin_is_not_said_to_grow(kind: str) -> None:
+    found = run(kind, "twin").program
+    assert not found.grown
+    assert not found.growth_bytes
+    assert_steady(run(kind, "twin"))
+
+
+def test_what_grows_is_said_where_it_decides() -> None:
+    profile = run("list of outputs", "leaks").profile
+    fact = growth_facts(profile)[0]
+    assert fact.label == "Grows"
+    assert fact.text.startswith("1,048,576 bytes a step, ")
+    assert "growing.py:57 keeps preds: 1 tensor a step, the largest 1024x256 float32 of " in fact.text
+    assert "keeps preds), out of memory at about step " in describe_growth(profile)
+    with pytest.raises(AssertionError, match=r"grows by 1,048,576 bytes a step .*\n.*keeps preds"):
+        assert_steady(run("list of outputs", "leaks"))
+
+
+def test_a_queue_says_until_when_it_grows() -> None:
+    found = run("queue of five", "twin", steps=4)
+    most = found.program.grown[0]
+    assert (most.holder, most.nbytes, most.until) == ("after.memory", growing.MIB, 6)
+    assert len(found.program.steps) == 4  # as many as were asked for
+    last = found.program.steps[-1].allocated_bytes or 0
+    expected = last + 2 * growing.MIB
+    assert describe_growth(found.profile).endswith(f"until step 6, to {expected / growing.MIB:.1f} MiB")
+    real = run("queue of five", "twin", steps=8).program.steps
+    assert [each.allocated_bytes for each in real[5:]] == [expected] * 3
+
+
+@pytest.mark.truth
+def test_the_step_of_the_end_is_the_predicted_one() -> None:
+    small = catalogue.target("1GiB")
+    told = launch(Launch(growing.__file__, ("replay without end", "leaks")), small, RunSettings()).recorded
+    expected = int(describe_growth(told.profile).rpartition("step ")[2].replace(",", ""))
+    words = ("replay without end", "leaks", "2000")
+    real = launch(Launch(growing.__file__, words), small, RunSettings(until="end")).recorded
+    assert real.ending.startswith("ran out of memory")
+    assert abs(len(real.rounds) - expected) <= 0.01 * expected
+
+
+def test_fewer_than_three_steps_are_too_few_to_say() -> None:
+    found: ProgramRun = run("list of outputs", "leaks", steps=STEPS - 1).program
+    assert not found.grown
+    with pytest.raises(UsageError, match="expected a recording of at least 3 steps"):
+        assert_steady(run("list of outputs", "leaks", steps=STEPS - 1))
+
+
+SOURCE = """
+self.preds.append(out)
+total = total + loss
+seen[step] = out
+best = out
+other.preds2.append(out)
+kept += [out]
+joined = torch.cat([joined, out])
+"""
+
+
+@pytest.mark.parametrize(
+    ("owner", "line"),
+    [
+        *(("Net.preds", 2), ("graph of total", 3), ("seen", 4), ("best", None), ("preds2", 6), ("kept", 7)),
+        *(("joined", 8), ("missing", None), ("", None)),
+    ],
+)
+def test_the_line_that_keeps_it(owner: str, line: int | None, tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(SOURCE, encoding="utf-8")
+    assert find_keeping_line(owner, [str(tmp_path / "none.py"), str(file)]) == (f"{file}:{line}" if line else "")
