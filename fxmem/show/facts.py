@@ -120,18 +120,20 @@ def describe_growth(profile: Profile) -> str:
     program, memory = profile.step.program, profile.target.memory_bytes
     if program is None or not program.growth_bytes:
         return ""
-    words, last, done = f"grows by {program.growth_bytes:,} bytes a step", program.steps[-1], len(program.steps)
+    words, last = f"grows by {program.growth_bytes:,} bytes a step", program.steps[-1]
     if program.grown:
         words += f" ({_describe_keeper(program.grown[0])})"
-    ends = [each.until for each in program.grown]
-    end = None if not ends or None in ends else max(each for each in ends if each is not None)
-    words += "" if end is None else f" until step {end:,}"
     if memory is None or last.allocated_bytes is None:
         return words
-    full = done + 1 + (memory - last.allocated_bytes) // DEFAULT_SETTINGS.round_size(program.growth_bytes)
-    if end is None or full <= end:
-        return f"{words}, out of memory at about step {full:,}"
-    return f"{words}, to {format_bytes(last.allocated_bytes + (end - done) * program.growth_bytes)}"
+    step, rate, alive = len(program.steps), program.growth_bytes, last.allocated_bytes
+    for end, nbytes in sorted((each.until, each.nbytes) for each in program.grown if each.until is not None):
+        if alive + rate * (end - step) > memory:
+            break
+        step, rate, alive = end, rate - nbytes, alive + rate * (end - step)
+    if rate <= 0:
+        return f"{words} until step {step:,}, to {format_bytes(alive)}"
+    full = step + 1 + (memory - alive) // DEFAULT_SETTINGS.round_size(rate)
+    return f"{words}, out of memory at about step {full:,}"
 
 
 def _describe_keeper(grown: Growth) -> str:

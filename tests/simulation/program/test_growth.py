@@ -73,6 +73,21 @@ def test_a_queue_says_until_when_it_grows() -> None:
     assert [each.allocated_bytes for each in real[5:]] == [expected] * 3
 
 
+def test_what_has_a_bound_stops_before_the_card_is_full() -> None:
+    profile = run("list of outputs", "leaks").profile
+    program, left = profile.step.program, 100 * growing.MIB
+    assert program is not None
+    endless, last = program.grown[0], program.steps[-1].allocated_bytes or 0
+    bounded = endless.model_copy(update={"holder": "queue", "until": len(program.steps) + 10})
+    program = program.model_copy(update={"grown": (endless, bounded), "growth_bytes": 2 * growing.MIB})
+    step = profile.step.model_copy(update={"program": program})
+    target = profile.target.model_copy(update={"memory_bytes": last + left})
+    # Ten steps of two, then as many of one as are left, and one that is too many.
+    expected = len(program.steps) + 10 + (100 - 20) + 1
+    words = describe_growth(profile.model_copy(update={"step": step, "target": target}))
+    assert words.endswith(f"out of memory at about step {expected}")
+
+
 @pytest.mark.truth
 def test_the_step_of_the_end_is_the_predicted_one() -> None:
     small = catalogue.target("1GiB")
