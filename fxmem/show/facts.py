@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from fxmem.hardware.context import describe_uncounted, format_range
 from fxmem.hardware.step_time import estimate
-from fxmem.memory.allocator import DEFAULT_SETTINGS
 from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
+from fxmem.memory.forecast import forecast
 from fxmem.memory.module_tree import describe
 from fxmem.records.names import OWN_LOSS
 from fxmem.records.parts import Growth
@@ -117,23 +117,18 @@ def _list_fact(label: str, parts: Sequence[Part]) -> Fact:
 
 def describe_growth(profile: Profile) -> str:
     """By how much a program grows with each step, and until when; empty where it does not."""
-    program, memory = profile.step.program, profile.target.memory_bytes
+    program = profile.step.program
     if program is None or not program.growth_bytes:
         return ""
-    words, last = f"grows by {program.growth_bytes:,} bytes a step", program.steps[-1]
+    words, ahead = f"grows by {program.growth_bytes:,} bytes a step", forecast(profile)
     if program.grown:
         words += f" ({_describe_keeper(program.grown[0])})"
-    if memory is None or last.allocated_bytes is None:
+    if ahead is None:
         return words
-    step, rate, alive = len(program.steps), program.growth_bytes, last.allocated_bytes
-    for end, nbytes in sorted((each.until, each.nbytes) for each in program.grown if each.until is not None):
-        if alive + rate * (end - step) > memory:
-            break
-        step, rate, alive = end, rate - nbytes, alive + rate * (end - step)
-    if rate <= 0:
-        return f"{words} until step {step:,}, to {format_bytes(alive)}"
-    full = step + 1 + (memory - alive) // DEFAULT_SETTINGS.round_size(rate)
-    return f"{words}, out of memory at about step {full:,}"
+    step, alive = ahead.points[-1]
+    if ahead.is_full:
+        return f"{words}, out of memory at about step {step:,}"
+    return f"{words} until step {step:,}, to {format_bytes(alive)}"
 
 
 def _describe_keeper(grown: Growth) -> str:

@@ -6,9 +6,12 @@ import pytest
 
 from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.memory.budget import Budget, find_least_budget, peak_in_memory
+from fxmem.memory.liveness import timeline
 from fxmem.records.profile import Kind, Peak, Phase, Profile, ProgramRun, Round
 from fxmem.records.units import percent
 from fxmem.show.facts import find_fit
+from fxmem.show.html import PageOptions, report_html
+from fxmem.show.html.sections import verdict as page_verdict
 from tests.profiles import TINY_CARD, Log
 
 MIB = 1 << 20
@@ -101,6 +104,9 @@ def test_growth_and_an_error_come_before_that_it_fits(failed: bool, grown: int, 
     start = "not known: the program raised KeyError; " if failed else ""
     assert fit.verdict == f"{start}{growth}{until}: 130.0 MiB of 1.00 GiB on tiny, 12.7 %"
     assert (fit.is_fitting, fit.exit_code) == (None if failed else True, code)
+    assert page_verdict(profile, peak_of(profile))["mark"] == ("yes" if not (failed or grown) else "")
+    page = report_html(profile, timeline(profile), PageOptions(graph=False))
+    assert ("How the run goes on" in page) == bool(grown)
 
 
 def test_a_share_of_more_than_all_says_so() -> None:

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from fxmem.memory import liveness
 from fxmem.memory.allocator import Levels
 from fxmem.memory.figures import bytes_at_peak
+from fxmem.memory.forecast import Forecast
 from fxmem.memory.module_rows import parts_at_peak
 from fxmem.records.profile import Kind, Node, Peak, Phase, Profile, ProgramRun, Round, SourceLine, Storage, Timeline
 from fxmem.records.units import exact_bytes
 from fxmem.show.palette import DARK, KINDS, LIGHT, Palette
-from fxmem.show.plots import CurveDot, PlottedStep, curve_svg, icicle_svg, timeline_svg
+from fxmem.show.plots import CurveDot, PlottedStep, curve_svg, growth_svg, icicle_svg, timeline_svg
 from fxmem.show.plots.axes import LEFT, SIZE, STYLE, byte_steps, spread
 from fxmem.show.plots.samples import Sample, samples
 from fxmem.show.svg import text_width
@@ -587,3 +588,29 @@ def test_a_programs_whole_run_is_below_its_step(width: float) -> None:
     assert outlines == pytest.approx([0.3 * full, 0.8 * full, full], abs=0.1)
     assert any("evaluation, forward, backward, optimizer; peak at train.py:7" in each for each in titles(root))
     assert not any("whole run" in each for each in words(plotted(small_profile(), width=width)))
+
+
+# --- a run that grows -------------------------------------------------------------------------------------------------
+
+
+def growing_run(*, until: int | None) -> tuple[ProgramRun, Forecast]:
+    rounds = tuple(
+        Round(requested_bytes=n * MIB, allocated_bytes=n * MIB, phase=Phase.FORWARD, operators=1) for n in range(10, 26)
+    )
+    run = ProgramRun(ending="stopped", rounds=rounds, shown=16, steady=False, growth_bytes=MIB)
+    end = (100, 109 * MIB) if until is None else (until, (until + 9) * MIB)
+    return run, Forecast(((16, 25 * MIB), end), is_full=until is None)
+
+
+@pytest.mark.parametrize("width", [280.0, 366.0, 720.0])
+@pytest.mark.parametrize("until", [None, 40])
+def test_a_run_that_grows_is_drawn_as_far_as_it_goes(until: int | None, width: float) -> None:
+    run, ahead = growing_run(until=until)
+    root = ET.fromstring(growth_svg(run, ahead, 109 * MIB, width=width))
+    assert ("Out of memory at about step 100" if until is None else "49.0 MiB from step 40 on") in words(root)
+    said = [each for each in titles(root) if each.startswith("step ")]
+    assert (len(said), said[0], said[-1]) == (16, "step 1: 10.0 MiB allocated", "step 16: 25.0 MiB allocated")
+    boxes = boxes_of_text(root)
+    assert all(left >= 0 and right <= width for left, _, right, _, _ in boxes)
+    for one, other in combinations(boxes, 2):
+        assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1], (one, other)

@@ -18,7 +18,7 @@ from fxmem.show import facts
 from fxmem.show.graph import OVERVIEW, DrawingOptions, hierarchy_data, render
 from fxmem.show.html.links import link_data, script_json
 from fxmem.show.html.page import fill_page, read_asset
-from fxmem.show.html.sections import draw_views, numbers, plan_section, verdict
+from fxmem.show.html.sections import draw_views, growth_views, numbers, plan_section, verdict
 from fxmem.show.html.tables import alive_table, node_table
 from fxmem.show.plots import PlottedStep, icicle_svg, timeline_svg
 from fxmem.show.plots.axes import step_title
@@ -89,6 +89,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         verdict=verdict(profile, peak),
         facts=[*where, *facts.total_facts(profile)],
         shares=facts.share_table(peak, headings=("Kind", "Bytes", "Share")),
+        growth=growth_views(profile),
         timelines=draw_views(_timelines(profile, timeline, options), _WIDEST),
         graph=drawn.svg if drawn else None,
         plan=shown_plan,

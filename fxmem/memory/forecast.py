@@ -1,0 +1,37 @@
+"""How a run goes on that keeps more after each step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fxmem.memory.allocator import DEFAULT_SETTINGS
+from fxmem.records.profile import Profile
+
+
+class Forecast(NamedTuple):
+    """The peaks to come, if every owner goes on as it did, up to its bound."""
+
+    points: tuple[tuple[int, int], ...]
+    """Step and allocated bytes: the last that was run, then those where the growth changes; between them it is even."""
+    is_full: bool
+    """Whether the last point is the step at which the card has no more memory; else nothing grows from it on."""
+
+
+def forecast(profile: Profile) -> Forecast | None:
+    """Go on with a program that grows; None where it does not, or the card's memory or allocator is not known."""
+    program, memory = profile.step.program, profile.target.memory_bytes
+    if program is None or not program.growth_bytes or memory is None:
+        return None
+    step, rate, alive = len(program.steps), program.growth_bytes, program.steps[-1].allocated_bytes
+    if alive is None:
+        return None
+    points = [(step, alive)]
+    for end, nbytes in sorted((each.until, each.nbytes) for each in program.grown if each.until is not None):
+        if alive + rate * (end - step) > memory:
+            break
+        step, rate, alive = end, rate - nbytes, alive + rate * (end - step)
+        points.append((step, alive))
+    if rate <= 0:
+        return Forecast(tuple(points), is_full=False)
+    full = step + 1 + (memory - alive) // DEFAULT_SETTINGS.round_size(rate)
+    return Forecast((*points, (full, memory)), is_full=True)
