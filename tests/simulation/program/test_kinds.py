@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -288,24 +288,73 @@ def test_a_parameter_of_a_class_of_its_own_packs_itself() -> None:
     assert run.peak.requested_bytes >= 128 * 64
 
 
-def test_four_bit_weights_are_as_a_real_quantisation_makes_them() -> None:
+@pytest.fixture
+def bnb() -> Iterator[Any]:
+    """bitsandbytes, which warns of what it does not find."""
     with warnings.catch_warnings(action="ignore"):
-        bnb = pytest.importorskip("bitsandbytes")
-        weight = bnb.nn.Params4bit(torch.randn(512, 512), requires_grad=False, quant_type="nf4").to("cpu")
+        yield pytest.importorskip("bitsandbytes")
 
-        def sizes(weight: Any) -> list[tuple[Any, ...]]:
-            state = weight.quant_state
-            inside = weight.data, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code
-            return [(tuple(each.shape), each.dtype) for each in inside]
 
-        with fxmem.record("h100", steps=1):
-            layer = bnb.nn.Linear4bit(512, 512, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").cuda()
-            head = nn.Linear(512, 4).cuda().bfloat16()
-            optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-            found = sizes(layer.weight)
-            head(layer(torch.randn(2, 512, device="cuda", dtype=torch.bfloat16))).sum().backward()
-            optimizer.step()
+def test_four_bit_weights_are_as_a_real_quantisation_makes_them(bnb: Any) -> None:
+    weight = bnb.nn.Params4bit(torch.randn(384, 512), requires_grad=False, quant_type="nf4").to("cpu")
+
+    def sizes(weight: Any) -> list[tuple[Any, ...]]:
+        state = weight.quant_state
+        inside = weight.data, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code
+        return [(tuple(each.shape), each.dtype) for each in inside]
+
+    with fxmem.record("h100", steps=1) as run:
+        layer = bnb.nn.Linear4bit(512, 384, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").cuda()
+        head = nn.Linear(384, 4).cuda().bfloat16()
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        found = sizes(layer.weight)
+        x = torch.randn(2, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        head(layer(x)).sum().backward()
+        optimizer.step()
     assert found == sizes(weight)
+    # Backward makes the weights anew in the type they had, and then in that of the product.
+    made = {each.dtype for each in run.profile.storages if each.kind is Kind.TEMPORARY and each.nbytes >= 384 * 512}
+    assert made == {"float32", "bfloat16"}
+    assert "dequantize_4bit_default" in {node.name for node in run.profile.nodes}
+
+
+@pytest.mark.parametrize(("name", "on_card"), [("AdamW8bit", 2 << 20), ("PagedAdamW8bit", 0), ("PagedAdamW32bit", 0)])
+def test_states_of_paged_optimizers_are_not_on_the_card(bnb: Any, name: str, on_card: int) -> None:
+    with fxmem.record("h100", steps=3) as run:
+        model = nn.Linear(1024, 1024, bias=False).cuda()
+        optimizer = getattr(bnb.optim, name)(model.parameters())
+        while True:
+            model(torch.randn(4, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    state = optimizer.state[model.weight]
+    assert {state[each].device.type for each in ("state1", "state2")} == {"cuda" if on_card else "cpu"}
+    assert state["state1"].shape == (1024, 1024)
+    large = [each for each in run.profile.storages if each.kind is Kind.OPTIMIZER_STATE and each.nbytes >= 1 << 20]
+    assert sum(each.nbytes for each in large) == on_card
+    assert any("paged state" in each.what for each in run.made_up) == (not on_card)
+
+
+@pytest.mark.truth
+def test_a_fused_loss_of_triton_keeps_no_logits() -> None:
+    rows, width, words = 2048, 512, 32000
+    with warnings.catch_warnings(action="ignore"):
+        liger = pytest.importorskip("liger_kernel.transformers")
+    with fxmem.record("h100", steps=3) as run:
+        norm = liger.LigerRMSNorm(width).cuda().bfloat16()
+        head = nn.Linear(width, words, bias=False).cuda().bfloat16()
+        loss = liger.LigerFusedLinearCrossEntropyLoss()
+        optimizer = torch.optim.SGD([*norm.parameters(), *head.parameters()], lr=0.1)
+        while True:
+            x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+            loss(head.weight, norm(x), torch.randint(words, (rows,), device="cuda")).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.ending == "stopped after step 3"
+    # The largest are the weight, its gradient and cuBLAS' workspace; then come the logits of 64 rows at a time.
+    sizes = sorted({each.nbytes for each in run.profile.storages}, reverse=True)
+    assert sizes[:3] == [32 << 20, words * width * 2, 64 * words * 2]
+    assert sum(op.name == "triton.liger_cross_entropy_kernel" for op in run.profile.ops) == rows // 64
 
 
 @pytest.mark.truth
