@@ -41,6 +41,7 @@ from fxmem._torch.imports import patch_when_imported
 from fxmem.errors import NoKernelError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Assumption, Target
+from fxmem.simulation.kernels import bitsandbytes
 from fxmem.simulation.kernels.attention.backend_rules import attention_backend
 from fxmem.simulation.kernels.attention.backends import attend
 from fxmem.simulation.kernels.attention.call import (
@@ -189,8 +190,6 @@ def _route(builtin: Callable[..., Any]) -> Callable[..., Any]:
 
 # --- what is compiled for a card --------------------------------------------------------------------------------------
 
-_EXTENSIONS: Final = "torch.utils.cpp_extension"
-
 
 def _refuse_to_build(library: Any) -> Iterator[contextlib.AbstractContextManager[None]]:
     """No compiler of CUDA is started; a library that has another way takes it."""
@@ -310,11 +309,18 @@ def target_kernels(target: Target) -> Iterator[None]:
         stack.enter_context(torch_common.patch(torch.backends.mha, "get_fastpath_enabled", outside_compiler))
         stack.enter_context(torch_kernels.override_fake_kernels(FAKE_KERNELS))
         stack.enter_context(_forget_library_answers())
-        stack.enter_context(patch_when_imported({_EXTENSIONS: _refuse_to_build}))
+        stack.enter_context(patch_when_imported(_LIBRARIES))
         _active.stack.append(card)
         stack.callback(_active.stack.pop)
         yield
 
+
+_LIBRARIES: Final = {
+    "torch.utils.cpp_extension": _refuse_to_build,
+    "bitsandbytes": bitsandbytes.register_kernels,
+    "bitsandbytes.functional": bitsandbytes.patch_functions,
+}
+"""By the module, what is patched where a library is imported."""
 
 _last: list[bool] = []
 """Whether the last card entered was of capability 8.0 or later; empty before the first."""

@@ -29,7 +29,6 @@ from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
 from fxmem.simulation.program.rounds import IsEnough, Rounds, find_growth
 from fxmem.simulation.program.sandbox.isolation import Isolation
-from fxmem.simulation.program.stand_ins.bitsandbytes import bitsandbytes_patches
 from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.program.stand_ins.cuda import stand_ins
 from fxmem.simulation.program.stand_ins.host import loader_patches, process_patches, trace_patches
@@ -168,7 +167,6 @@ class RecordedCode(Subject):
             yield from stand_ins(self.memory, target.capability, self._thread)
             yield from nvidia_smi_patches(self.memory, target, self.notes)
             yield from nvml_patches(self.memory, target, self.notes)
-            yield from bitsandbytes_patches(self.notes)
         if on_card or world is not None:
             yield from process_patches(self.notes, world, compiles=self.recording.compilation.compiles)
 
