@@ -374,6 +374,63 @@ def test_a_fused_loss_of_triton_keeps_no_logits() -> None:
     assert sum(op.name == "triton.liger_cross_entropy_kernel" for op in run.profile.ops) == rows // 64
 
 
+LENGTHS = (30, 50, 70)
+
+
+class Rows(nn.Module):
+    """Layers that work on each row alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.norm, self.narrow = nn.Linear(64, 256), nn.LayerNorm(256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.narrow(self.norm(self.wide(x)).relu())
+        return result
+
+
+@pytest.mark.parametrize("where", ["made there", "moved there"])
+def test_a_jagged_tensor_takes_what_its_rows_take(where: str) -> None:
+    def batch(is_jagged: bool) -> torch.Tensor:
+        rows = [torch.randn(length, 64) for length in LENGTHS]
+        if not is_jagged:
+            return torch.cat(rows).cuda()
+        if where == "moved there":
+            return torch.nested.nested_tensor(rows, layout=torch.jagged).cuda()
+        return torch.nested.nested_tensor(rows, layout=torch.jagged, device="cuda")
+
+    peaks = []
+    for is_jagged in (False, True):
+        with fxmem.record("h100", steps=3) as run:
+            model = Rows().cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            while True:
+                x = batch(is_jagged)
+                out = model(x)
+                out = out.values() if is_jagged else out
+                out.sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        peaks.append(run.peak.requested_bytes)
+    assert peaks[1] - peaks[0] == 8 * (len(LENGTHS) + 1)  # where each begins, and the end
+    assert not hasattr(torch.Tensor, "nested_int_memo")
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.float16, "flash"), (torch.float32, "efficient")])
+def test_jagged_attention_runs_the_kernel_of_the_card(dtype: torch.dtype, kernel: str) -> None:
+    with fxmem.record("h100") as run:
+        project = nn.Linear(64, 192).cuda().to(dtype)
+        x = torch.nested.nested_tensor([torch.randn(each, 64) for each in LENGTHS], layout=torch.jagged).cuda()
+        q, k, v = (each.unflatten(-1, (4, 16)).transpose(1, 2) for each in project(x.to(dtype)).chunk(3, -1))
+        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2)
+        found = out.cpu()
+        assert out.values().shape == found.values().shape == (sum(LENGTHS), 64)
+        assert found.offsets().tolist() == [0, 30, 80, 150]
+        out.values().sum().backward()
+    names = {op.name for op in run.profile.ops}
+    assert {f"aten._{kernel}_attention_forward.default", f"aten._{kernel}_attention_backward.default"} <= names
+
+
 @pytest.mark.truth
 def test_attention_is_compiled_with_the_math_way_off() -> None:
     class Model(nn.Module):
