@@ -24,6 +24,7 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import kernels as torch_kernels
 from fxmem._torch import triton as torch_triton
 from fxmem._torch import wrappers as torch_wrappers
+from fxmem._torch.jagged import fakes_have_nested_ints
 from fxmem.errors import FxmemError
 from fxmem.hardware.workspaces import CUBLAS_VARIABLES, Collector, CpuCollector
 from fxmem.records.parts import CompileRecord
@@ -351,6 +352,7 @@ class Recording(Observer):
             with process_unchanged(subject.output), contextlib.ExitStack() as stack:
                 stack.enter_context(self.compilation.environment())
                 stack.enter_context(self.emulate())
+                stack.enter_context(fakes_have_nested_ints())
                 for patch in subject.patches():
                     stack.enter_context(patch)
                 stack.enter_context(self.compilation.observe())

@@ -35,15 +35,18 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import jagged as torch_jagged
 from fxmem._torch import kernels as torch_kernels
 from fxmem._torch.compiler.inlined import outside_compiler
 from fxmem._torch.imports import patch_when_imported
 from fxmem.errors import NoKernelError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Assumption, Target
-from fxmem.simulation.kernels.attention.backend_rules import attention_backend
+from fxmem.simulation.kernels import bitsandbytes
+from fxmem.simulation.kernels.attention.backend_rules import attention_backend, can_run
 from fxmem.simulation.kernels.attention.backends import attend
 from fxmem.simulation.kernels.attention.call import (
+    CUDNN,
     DEFAULT_ORDER,
     EFFICIENT,
     FLASH,
@@ -142,6 +145,17 @@ def has_fused_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
         return False
 
 
+def _can_use(backend: SDPBackend, params: Any, debug: bool = False) -> bool:
+    """`torch.backends.cuda.can_use_*_attention`; of jagged tensors, every sequence is taken for as long as the
+    longest."""
+    q, k, v = (Operand.describe(torch_jagged.pad(each)) for each in (params.query, params.key, params.value))
+    mask = None if params.attn_mask is None else Operand.describe(params.attn_mask)
+    call = AttentionCall(
+        q, k, v, mask, params.dropout, params.is_causal, params.enable_gqa, grad_enabled=torch.is_grad_enabled()
+    )
+    return can_run(backend, call, _active.stack[-1].attention_settings())
+
+
 def attend_on_card(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The same while a compiler traces, whose tensors are no FakeTensors."""
     if not query.is_cuda:
@@ -188,8 +202,6 @@ def _route(builtin: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # --- what is compiled for a card --------------------------------------------------------------------------------------
-
-_EXTENSIONS: Final = "torch.utils.cpp_extension"
 
 
 def _refuse_to_build(library: Any) -> Iterator[contextlib.AbstractContextManager[None]]:
@@ -298,6 +310,11 @@ def target_kernels(target: Target) -> Iterator[None]:
             for owner in (torch.cuda, torch.cuda.random)  # Trainer saves `torch.cuda.random.get_rng_state()`
             if hasattr(owner, name)
         ),
+        *(
+            (owner, f"can_use_{name}_attention", functools.partial(_can_use, backend))
+            for name, backend in (("flash", FLASH), ("efficient", EFFICIENT), ("cudnn", CUDNN))
+            for owner in (torch.backends.cuda, torch_jagged.ATTENTION)
+        ),
         (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),  # a name of its own in torch.amp
         *torch_kernels.DEVICE_TOUCHING,
     ]
@@ -310,11 +327,18 @@ def target_kernels(target: Target) -> Iterator[None]:
         stack.enter_context(torch_common.patch(torch.backends.mha, "get_fastpath_enabled", outside_compiler))
         stack.enter_context(torch_kernels.override_fake_kernels(FAKE_KERNELS))
         stack.enter_context(_forget_library_answers())
-        stack.enter_context(patch_when_imported({_EXTENSIONS: _refuse_to_build}))
+        stack.enter_context(patch_when_imported(_LIBRARIES))
         _active.stack.append(card)
         stack.callback(_active.stack.pop)
         yield
 
+
+_LIBRARIES: Final = {
+    "torch.utils.cpp_extension": _refuse_to_build,
+    "bitsandbytes": bitsandbytes.register_kernels,
+    "bitsandbytes.functional": bitsandbytes.patch_functions,
+}
+"""By the module, what is patched where a library is imported."""
 
 _last: list[bool] = []
 """Whether the last card entered was of capability 8.0 or later; empty before the first."""

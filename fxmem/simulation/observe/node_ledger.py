@@ -14,6 +14,7 @@ import torch
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
+from fxmem._torch.jagged import known_shape
 from fxmem.records.profile import Kind, Phase
 from fxmem.simulation.observe.event_log import LOSS, StepLog
 from fxmem.simulation.observe.observer import Observer
@@ -103,7 +104,7 @@ class NodeLedger(Observer):
             self._sequence_node[-1] = node
             log.node = node
         tensors = torch_common.iterate_tensors(result)
-        self.results.setdefault(node, [(tuple(t.shape), str(t.dtype)[6:], log.note_storage(t)) for t in tensors])
+        self.results.setdefault(node, [(known_shape(t), str(t.dtype)[6:], log.note_storage(t)) for t in tensors])
 
     @contextlib.contextmanager
     def observe_recomputation(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fxmem.hardware.context import context_range
 from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, conv_workspaces
 from fxmem.memory.allocator import CachingAllocator, OutOfMemory, PoolCounts, Segment, Stats, read_settings
 from fxmem.records.profile import Phase, Target
@@ -236,6 +237,12 @@ class CardMemory(Observer):
         self.run_operator()
         return self._allocator.stats()
 
+    def used_bytes(self) -> int:
+        """What the driver counts as in use: segments, and once CUDA is initialised the least that a context takes."""
+        reserved = self.stats().reserved_bytes.current
+        context = None if self._is_untouched else context_range(self._target)
+        return reserved if context is None else min(reserved + context.low, self.total_bytes)
+
     def initialize(self) -> None:
         """CUDA is initialised: the allocator's settings are read, and what the program sets later comes too late.
 
@@ -358,7 +365,7 @@ def memory_answers(memory: CardMemory) -> Answers:
 
     def mem_get_info(*_: Any, **__: Any) -> tuple[int, int]:
         memory.initialize()
-        return memory.total_bytes - memory.stats().reserved_bytes.current, memory.total_bytes
+        return memory.total_bytes - memory.used_bytes(), memory.total_bytes
 
     def memory_summary(*_: Any, **__: Any) -> str:
         stats = memory.stats()

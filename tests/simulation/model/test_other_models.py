@@ -880,7 +880,7 @@ def with_packing(model, x):
 
 
 def with_nested(model, x):
-    return model.first(torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged)).values()
+    return torch.cat(torch.nested.nested_tensor_from_jagged(model.first(x), x[:3, 0].long()).unbind())
 
 
 def with_two_devices(model, x):
@@ -912,6 +912,13 @@ REFUSED = [
     (with_cond, "torch's cond", "Call the branch"),
     (with_flex_attention, "torch's flex_attention", "scaled_dot_product_attention"),
 ]
+
+
+def test_a_jagged_tensor_of_known_lengths_is_as_measured():
+    def first(model, x):
+        return model.first(torch.nested.nested_tensor([x[:100], x[100:]], layout=torch.jagged)).relu().values()
+
+    assert_as_measured(Doing(first), batch())
 
 
 @pytest.mark.parametrize(("function", "what", "advice"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -288,24 +288,147 @@ def test_a_parameter_of_a_class_of_its_own_packs_itself() -> None:
     assert run.peak.requested_bytes >= 128 * 64
 
 
-def test_four_bit_weights_are_as_a_real_quantisation_makes_them() -> None:
+@pytest.fixture
+def bnb() -> Iterator[Any]:
+    """bitsandbytes, which warns of what it does not find."""
     with warnings.catch_warnings(action="ignore"):
-        bnb = pytest.importorskip("bitsandbytes")
-        weight = bnb.nn.Params4bit(torch.randn(512, 512), requires_grad=False, quant_type="nf4").to("cpu")
+        yield pytest.importorskip("bitsandbytes")
 
-        def sizes(weight: Any) -> list[tuple[Any, ...]]:
-            state = weight.quant_state
-            inside = weight.data, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code
-            return [(tuple(each.shape), each.dtype) for each in inside]
 
-        with fxmem.record("h100", steps=1):
-            layer = bnb.nn.Linear4bit(512, 512, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").cuda()
-            head = nn.Linear(512, 4).cuda().bfloat16()
-            optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-            found = sizes(layer.weight)
-            head(layer(torch.randn(2, 512, device="cuda", dtype=torch.bfloat16))).sum().backward()
-            optimizer.step()
+def test_four_bit_weights_are_as_a_real_quantisation_makes_them(bnb: Any) -> None:
+    weight = bnb.nn.Params4bit(torch.randn(384, 512), requires_grad=False, quant_type="nf4").to("cpu")
+
+    def sizes(weight: Any) -> list[tuple[Any, ...]]:
+        state = weight.quant_state
+        inside = weight.data, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code
+        return [(tuple(each.shape), each.dtype) for each in inside]
+
+    with fxmem.record("h100", steps=1) as run:
+        layer = bnb.nn.Linear4bit(512, 384, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").cuda()
+        head = nn.Linear(384, 4).cuda().bfloat16()
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        found = sizes(layer.weight)
+        x = torch.randn(2, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        head(layer(x)).sum().backward()
+        optimizer.step()
     assert found == sizes(weight)
+    # Backward makes the weights anew in the type they had, and then in that of the product.
+    made = {each.dtype for each in run.profile.storages if each.kind is Kind.TEMPORARY and each.nbytes >= 384 * 512}
+    assert made == {"float32", "bfloat16"}
+    assert "dequantize_4bit_default" in {node.name for node in run.profile.nodes}
+
+
+@pytest.mark.parametrize(("rows", "unpacked"), [(1, 0), (4096, 4096 * 4096 * (2 + 4 / 64 + 4 / 64))])
+def test_products_of_many_rows_unpack_four_bit_weights_and_scales(bnb: Any, rows: int, unpacked: float) -> None:
+    with fxmem.record("h100"), torch.no_grad():
+        layer = bnb.nn.Linear4bit(4096, 4096, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").cuda()
+        x = torch.randn(rows, 4096, device="cuda", dtype=torch.bfloat16)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        layer(x)
+        most = torch.cuda.max_memory_allocated() - before
+    assert most == unpacked + 2 * rows * 4096
+
+
+@pytest.mark.parametrize(("name", "on_card"), [("AdamW8bit", 2 << 20), ("PagedAdamW8bit", 0), ("PagedAdamW32bit", 0)])
+def test_states_of_paged_optimizers_are_not_on_the_card(bnb: Any, name: str, on_card: int) -> None:
+    with fxmem.record("h100", steps=3) as run:
+        model = nn.Linear(1024, 1024, bias=False).cuda()
+        optimizer = getattr(bnb.optim, name)(model.parameters())
+        x = torch.randn(4, 1024, device="cuda")
+        while True:
+            out = model(x)
+            out.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    state = optimizer.state[model.weight]
+    assert {state[each].device.type for each in ("state1", "state2")} == {"cuda" if on_card else "cpu"}
+    assert state["state1"].shape == (1024, 1024)
+    large = [each for each in run.profile.storages if each.kind is Kind.OPTIMIZER_STATE and each.nbytes >= 1 << 20]
+    assert sum(each.nbytes for each in large) == on_card
+    analysed = fxmem.analyze(
+        nn.Linear(1024, 1024, bias=False), torch.randn(4, 1024), optimizer=f"bnb:{name}", target="h100"
+    )
+    assert analysed.peak.requested_bytes == run.peak.requested_bytes
+
+
+@pytest.mark.truth
+def test_a_fused_loss_of_triton_keeps_no_logits() -> None:
+    rows, width, words = 2048, 512, 32000
+    with warnings.catch_warnings(action="ignore"):
+        liger = pytest.importorskip("liger_kernel.transformers")
+    with fxmem.record("h100", steps=3) as run:
+        norm = liger.LigerRMSNorm(width).cuda().bfloat16()
+        head = nn.Linear(width, words, bias=False).cuda().bfloat16()
+        loss = liger.LigerFusedLinearCrossEntropyLoss()
+        optimizer = torch.optim.SGD([*norm.parameters(), *head.parameters()], lr=0.1)
+        while True:
+            x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+            loss(head.weight, norm(x), torch.randint(words, (rows,), device="cuda")).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.ending == "stopped after step 3"
+    # The largest are the weight, its gradient and cuBLAS' workspace; then come the logits of 64 rows at a time.
+    sizes = sorted({each.nbytes for each in run.profile.storages}, reverse=True)
+    assert sizes[:3] == [32 << 20, words * width * 2, 64 * words * 2]
+    assert sum(op.name == "triton.liger_cross_entropy_kernel" for op in run.profile.ops) == rows // 64
+
+
+LENGTHS = (30, 50, 70)
+
+
+class Rows(nn.Module):
+    """Layers that work on each row alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.norm, self.narrow = nn.Linear(64, 256), nn.LayerNorm(256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.narrow(self.norm(self.wide(x)).relu())
+        return result
+
+
+@pytest.mark.parametrize("where", ["made there", "moved there"])
+def test_a_jagged_tensor_takes_what_its_rows_take(where: str) -> None:
+    def batch(is_jagged: bool) -> torch.Tensor:
+        rows = [torch.randn(length, 64) for length in LENGTHS]
+        if not is_jagged:
+            return torch.cat(rows).cuda()
+        if where == "moved there":
+            return torch.nested.nested_tensor(rows, layout=torch.jagged).cuda()
+        return torch.nested.nested_tensor(rows, layout=torch.jagged, device="cuda")
+
+    peaks = []
+    for is_jagged in (False, True):
+        with fxmem.record("h100", steps=3) as run:
+            model = Rows().cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            while True:
+                x = batch(is_jagged)
+                out = model(x)
+                out = out.values() if is_jagged else out
+                out.sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        peaks.append(run.peak.requested_bytes)
+    assert peaks[1] - peaks[0] == 8 * (len(LENGTHS) + 1)  # where each begins, and the end
+    assert not hasattr(torch.Tensor, "nested_int_memo")
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.float16, "flash"), (torch.float32, "efficient")])
+def test_jagged_attention_runs_the_kernel_of_the_card(dtype: torch.dtype, kernel: str) -> None:
+    with fxmem.record("h100") as run:
+        project = nn.Linear(64, 192).cuda().to(dtype)
+        x = torch.nested.nested_tensor([torch.randn(each, 64) for each in LENGTHS], layout=torch.jagged).cuda()
+        q, k, v = (each.unflatten(-1, (4, 16)).transpose(1, 2) for each in project(x.to(dtype)).chunk(3, -1))
+        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2)
+        found = out.cpu()
+        assert out.values().shape == found.values().shape == (sum(LENGTHS), 64)
+        assert found.offsets().tolist() == [0, 30, 80, 150]
+        out.values().sum().backward()
+    names = {op.name for op in run.profile.ops}
+    assert {f"aten._{kernel}_attention_forward.default", f"aten._{kernel}_attention_backward.default"} <= names
 
 
 @pytest.mark.truth

@@ -6,7 +6,9 @@ import concurrent.futures
 import contextlib
 import copy
 import ctypes
+import gc
 import json
+import linecache
 import multiprocessing
 import os
 import queue
@@ -18,6 +20,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +31,16 @@ import fxmem
 from fxmem.__main__ import _unwind_on_sigterm
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
+from fxmem.hardware.context import context_range
 from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.program import Launch, RunSettings, find_started, launch
+
+
+def least_context(card: str) -> int:
+    """Bytes that a process takes at the least beside its segments."""
+    found = context_range(catalogue.target(card))
+    assert found is not None
+    return found.low
 
 
 def test_types_of_tensors_name_the_card() -> None:
@@ -121,8 +132,9 @@ def test_nvidia_smi_speaks_of_the_pretended_card() -> None:
         assert shutil.which("nvidia-smi")
         assert subprocess.check_output(["echo", "nvidia-smi"], text=True) == "nvidia-smi\n"
         del kept
-    assert "NVIDIA H100 80GB HBM3, 20MiB / 81" in said
-    assert asked.startswith("NVIDIA H100 80GB HBM3, 20, 81")
+    used = (least_context("h100") >> 20) + 20
+    assert f"NVIDIA H100 80GB HBM3, {used}MiB / 81" in said
+    assert asked.startswith(f"NVIDIA H100 80GB HBM3, {used}, 81")
     assert asked.endswith(", [N/A]\n")
     assert [each.kind for each in run.made_up] == ["answered", "answered"]
 
@@ -427,8 +439,56 @@ def test_a_monitor_asks_the_driver_s_library() -> None:
     assert codes == [0] * 6
     assert (count.value, major.value, minor.value) == (1, 8, 6)
     assert name.value == b"NVIDIA GeForce RTX 3080"
-    assert (found.used, found.total) == (reserved, recorded.profile.target.memory_bytes)
+    assert (found.used, found.total) == (
+        reserved + least_context("rtx3080"),
+        recorded.profile.target.memory_bytes,
+    )
     assert found.total - found.used == found.free
     assert not hasattr(library, "nvmlDeviceSetPowerManagementLimit")
     assert [each.what for each in recorded.made_up] == ["libnvidia-ml: of the pretended card"]
     assert ctypes.CDLL is before
+
+
+@pytest.mark.parametrize("card", ["rtx3080", "h100"])
+def test_a_tracker_of_lines_prints_what_the_card_would_have_said(card: str) -> None:
+    """As profilers of lines do: before each line the memory that NVML knows of, and the tensors alive."""
+    pynvml = pytest.importorskip("pynvml")
+    rows: list[tuple[str, int, int, set[tuple[int, ...]]]] = []
+
+    def work(x: torch.Tensor) -> None:
+        y = x[:, :3] * 2
+        del x
+        torch.cuda.empty_cache()
+        y.sum()
+
+    def track(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code is not work.__code__:
+            return None
+        if event == "line":
+            device = pynvml.nvmlDeviceGetHandleByIndex(0)
+            (process,) = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
+            assert process.pid == os.getpid()
+            used = pynvml.nvmlDeviceGetMemoryInfo(device).used
+            assert (used, pynvml.nvmlDeviceGetGraphicsRunningProcesses(device)) == (process.usedGpuMemory, [])
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            alive = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.is_cuda]
+            rows.append((line, used, torch.cuda.memory_allocated(), {tuple(each.shape) for each in alive}))
+        return track
+
+    with fxmem.record(card, steps=1):
+        pynvml.nvmlInit()
+        device = pynvml.nvmlDeviceGetHandleByIndex(0)
+        name, nobody = pynvml.nvmlDeviceGetName(device), pynvml.nvmlDeviceGetComputeRunningProcesses(device)
+        before = sys.gettrace()
+        sys.settrace(track)
+        work(torch.ones(1 << 20, 7, device="cuda"))
+        sys.settrace(before)
+    x, y = ((1 << 20, width) for width in (7, 3))
+    large, small, context = 28 << 20, 12 << 20, least_context(card)
+    assert (name, nobody) == (catalogue.target(card).full_name, [])
+    assert rows == [
+        ("y = x[:, :3] * 2", context + large, large, {x}),
+        ("del x", context + large + small, large + small, {x, y}),
+        ("torch.cuda.empty_cache()", context + large + small, small, {y}),
+        ("y.sum()", context + small, small, {y}),
+    ]

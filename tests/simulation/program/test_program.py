@@ -23,6 +23,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import fxmem
 from fxmem._torch.common import FakeTensor
 from fxmem.errors import AnalysisError, UsageError
+from fxmem.hardware import catalogue
+from fxmem.hardware.context import context_range
 from fxmem.memory.allocator import CachingAllocator, known_levels, read_settings, replay
 from fxmem.planning.estimate import estimate
 from fxmem.records.profile import Kind, Phase
@@ -486,7 +488,9 @@ def test_torch_cuda_answers_with_the_prediction() -> None:
         torch.cuda.reset_peak_memory_stats()
         assert torch.cuda.max_memory_allocated() == 4096
         free, total = torch.cuda.mem_get_info()
-        assert total - free == torch.cuda.memory_reserved()
+        context = context_range(catalogue.target("h100"))
+        assert context is not None
+        assert total - free == torch.cuda.memory_reserved() + context.low
         with torch.cuda.stream(torch.cuda.Stream()):
             torch.cuda.synchronize()
         assert "predicted by fxmem" in torch.cuda.memory_summary()

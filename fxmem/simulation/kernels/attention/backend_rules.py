@@ -58,6 +58,11 @@ def attention_backend(call: AttentionCall, settings: AttentionSettings) -> Backe
     )
 
 
+def can_run(backend: SDPBackend, call: AttentionCall, settings: AttentionSettings) -> bool:
+    """Whether a call meets a backend's rules."""
+    return _refusal(backend, call, settings) is None
+
+
 def _sm(settings: AttentionSettings) -> str:
     return "sm{}{}".format(*settings.capability)
 

@@ -42,7 +42,7 @@ def nvidia_smi_patches(memory: CardMemory, target: Target, notes: MadeUpNotes) -
 
 def _answer(options: Sequence[str], target: Target, memory: CardMemory) -> str:
     name, total = target.full_name or target.name, (target.memory_bytes or 0) // _MIB
-    used = memory.stats().reserved_bytes.current // _MIB
+    used = memory.used_bytes() // _MIB
     if {"-L", "--list-gpus"} & set(options):
         return f"GPU 0: {name} (UUID: {UUID})\n"
     values = {

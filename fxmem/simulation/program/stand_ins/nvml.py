@@ -6,6 +6,7 @@ The functions are those of NVML's C interface (nvml.h) that monitors call; any o
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -20,6 +21,7 @@ DRIVER: Final = "580.65.06"
 UUID: Final = "GPU-00000000-0000-0000-0000-000000000000"
 _NAME: Final = "nvidia-ml"
 _SUCCESS: Final = 0
+_INSUFFICIENT_SIZE: Final = 7
 _ZEROS: Final = (
     "PowerUsage Temperature FanSpeed ClockInfo MaxClockInfo PerformanceState EncoderUtilization DecoderUtilization"
 )
@@ -40,8 +42,12 @@ def nvml_patches(memory: CardMemory, target: Target, notes: MadeUpNotes) -> torc
         return CDLL
 
     yield torch_common.patch(ctypes, "CDLL", make)
-    if hasattr(sys.modules.get("pynvml"), "CDLL"):
-        yield torch_common.patch(sys.modules["pynvml"], "CDLL", make)
+    pynvml = sys.modules.get("pynvml")
+    if hasattr(pynvml, "CDLL"):  # torch imports it where it is installed
+        yield torch_common.patch(pynvml, "CDLL", make)
+        for name, nothing in (("nvmlLib", None), ("_nvmlGetFunctionPointer_cache", {})):
+            if hasattr(pynvml, name):  # what it keeps of a library, which is another's before and after
+                yield torch_common.replace(pynvml, name, nothing)
 
 
 class NvmlLibrary:
@@ -70,16 +76,28 @@ class NvmlLibrary:
             "DeviceGetUtilizationRates": _write_fields(gpu=0, memory=0),
             **{f"DeviceGet{name}": _write(0) for name in _ZEROS.split()},
             **{
-                f"DeviceGet{kind}RunningProcesses{version}": lambda _, count, infos: _write(0)(count)
-                for kind in ("Compute", "Graphics")
+                f"DeviceGet{kind}RunningProcesses{version}": list_processes
+                for kind, list_processes in (("Compute", self._list_processes), ("Graphics", _list_nothing))
                 for version in ("", "_v2", "_v3")
             },
         }
         vars(self).update({f"nvml{name}": function for name, function in functions.items()})
 
     def _describe_memory(self, device: Any, info: Any) -> int:
-        used, total = self._memory.stats().reserved_bytes.current, self._memory.total_bytes
+        used, total = self._memory.used_bytes(), self._memory.total_bytes
         return _write_fields(total=total, free=total - used, used=used)(device, info)
+
+    def _list_processes(self, device: Any, count: Any, infos: Any) -> int:
+        """This process alone, once it has a context. A caller without room for it is told how much it needs."""
+        used, has_room = self._memory.used_bytes(), bool(infos) and _target(count).value > 0
+        _write(int(used > 0))(count)
+        if used and has_room:
+            infos[0].pid, infos[0].usedGpuMemory = os.getpid(), used
+        return _INSUFFICIENT_SIZE if used and not has_room else _SUCCESS
+
+
+def _list_nothing(device: Any, count: Any, infos: Any) -> int:
+    return _write(0)(count)
 
 
 def _target(pointer: Any) -> Any:
