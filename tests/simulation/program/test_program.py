@@ -796,6 +796,28 @@ def test_numpys_memory_is_not_counted_on_the_cpu() -> None:
     assert recorded.peak.requested_bytes == 4 * moved.numel()
 
 
+def test_an_array_keeps_the_memory_of_its_tensor_on_the_cpu() -> None:
+    with fxmem.record("cpu") as recorded:
+        array = torch.ones(1000, 250).numpy()[:10]
+        torch.ones(1000, 250)
+        del array
+        torch.ones(1000, 375)
+    assert recorded.peak.requested_bytes == 2 * 1_000_000
+    with fxmem.record("h100") as recorded:
+        arrays = [torch.ones(1000, 250, device="cuda").cpu().numpy() for _ in range(2)]
+    assert len(arrays) == 2
+    assert recorded.peak.requested_bytes == 1_000_000
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+def test_a_model_that_processes_share_is_as_large_as_any(target: str) -> None:
+    device = "cpu" if target == "cpu" else "cuda"
+    with fxmem.record(target) as recorded:
+        model = nn.Linear(250, 1000, device=device).share_memory()
+        assert model.weight.share_memory_() is model.weight
+    assert recorded.peak.requested_bytes == 1_000_000 + 4000
+
+
 def test_a_file_in_memory_is_counted_on_the_cpu_as_torch_reports_it(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1000, 250)}, tmp_path / "w.pt")
     save_file({"w": torch.ones(1000, 250)}, tmp_path / "w.safetensors")
