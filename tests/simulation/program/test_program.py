@@ -809,6 +809,21 @@ def test_an_array_keeps_the_memory_of_its_tensor_on_the_cpu() -> None:
     assert recorded.peak.requested_bytes == 1_000_000
 
 
+class Bag:
+    """A batch of a class of its own."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self.store = {"x": torch.ones(len(rows), 250), "at": torch.tensor(rows)}
+
+
+def test_batches_of_any_class_are_counted_on_the_cpu() -> None:
+    with fxmem.record("cpu") as recorded:
+        batches = [each for each in DataLoader(range(2000), batch_size=1000, collate_fn=Bag)]
+        torch.ones(1, 250)
+        assert [batch.store["x"].view(-1).sum() is not None for batch in batches] == [True, True]
+    assert recorded.peak.requested_bytes == 2 * (1_000_000 + 8000) + 1000
+
+
 @pytest.mark.parametrize("target", ["cpu", "h100"])
 def test_a_model_that_processes_share_is_as_large_as_any(target: str) -> None:
     device = "cpu" if target == "cpu" else "cuda"
