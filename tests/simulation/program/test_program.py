@@ -818,7 +818,7 @@ class Bag:
 
 def test_batches_of_any_class_are_counted_on_the_cpu() -> None:
     with fxmem.record("cpu") as recorded:
-        batches = [each for each in DataLoader(range(2000), batch_size=1000, collate_fn=Bag)]
+        batches = list(DataLoader(range(2000), batch_size=1000, collate_fn=Bag))
         torch.ones(1, 250)
         assert [batch.store["x"].view(-1).sum() is not None for batch in batches] == [True, True]
     assert recorded.peak.requested_bytes == 2 * (1_000_000 + 8000) + 1000
