@@ -4,15 +4,16 @@ A FakeTensor is a tensor on meta in a Python subclass that knows which device it
 `Tensor._make_subclass` (since 1.7) and `torch._C._set_throw_on_mutable_data_ptr`,
 `_set_warn_deprecated_on_mutable_data_ptr` (since 2.4), as `FakeTensor.__new__` uses them;
 `torch._C._DisableTorchDispatch` (since 1.12), as FakeTensorMode does around kernels; `torch._C._dispatch_keys` (since
-1.13); `FakeTensorMode.fake_tensor_converter` and what it remembers, `MetaConverter.describer` and `storage_memo` among
-it (since 2.4), for numbers; `torch._C._swap_tensor_impl` and `Tensor._use_count` (since 2.2), as
-`torch.utils.swap_tensors` uses them.
+1.13); `FakeTensorMode.fake_tensor_converter` and its `from_real_tensor` (since 1.13), and what it remembers,
+`MetaConverter.describer` and `storage_memo` among it (since 2.4), for numbers; `torch._C._swap_tensor_impl` and
+`Tensor._use_count` (since 2.2), as `torch.utils.swap_tensors` uses them.
 
 Checked on torch 2.11 and 2.15.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -122,6 +123,20 @@ def fakes_have_addresses() -> AbstractContextManager[None]:
     return wrap(torch.UntypedStorage, "data_ptr", data_ptr)
 
 
+def observe_twins(mode: FakeTensorMode, see: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    """Call `see` with each real tensor that the mode turns into a fake, and with that fake."""
+
+    def convert(
+        original: Callable[..., Any], fakes: FakeTensorMode, real: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        fake = original(fakes, real, *args, **kwargs)
+        see(real, fake)
+        return fake
+
+    converter: Any = mode.fake_tensor_converter
+    converter.from_real_tensor = functools.partial(convert, converter.from_real_tensor)
+
+
 class Maker:
     """Makes FakeTensors of one mode, equal to those that the mode itself makes."""
 
@@ -174,8 +189,9 @@ class Maker:
             or real.dtype not in _SINGLE_OR_HALF
             or real.requires_grad
             or real.is_neg()
+            or not real.untyped_storage().resizable()
         ):
-            return None
+            return None  # of the last kind is a number in memory that torch did not allocate
         if memo.copy_data or not hasattr(memo, "storage_memo"):
             return None
         with _no_dispatch():

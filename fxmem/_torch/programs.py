@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import functools
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -224,6 +225,18 @@ def swap_moved(original: Callable[[Any, Any], None], t1: torch.Tensor, t2: torch
     else:
         with torch.no_grad():
             t1.data = t2.detach()
+
+
+def observe_mappings(note: Callable[[str, torch.UntypedStorage], None]) -> AbstractContextManager[None]:
+    """Call `note` with each file that torch maps into memory, and its storage (`UntypedStorage.from_file`, public):
+    `torch.load(mmap=True)` and safetensors do."""
+
+    def from_file(original: Callable[..., Any], filename: Any, *args: Any, **kwargs: Any) -> Any:
+        storage = original(filename, *args, **kwargs)
+        note(os.path.basename(os.fspath(filename)), storage)
+        return storage
+
+    return wrap(torch.UntypedStorage, "from_file", from_file)
 
 
 def observe_moves(run: Callable[..., Any]) -> AbstractContextManager[None]:

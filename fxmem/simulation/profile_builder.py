@@ -176,7 +176,11 @@ def _find_first_readers(run: FinishedRun) -> dict[int, int]:
         else:
             continue
         for storage in read:
-            if storage is not None and log.storages[storage].kind in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT):
+            if (
+                storage is not None
+                and storage not in log.mapped
+                and log.storages[storage].kind in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
+            ):
                 readers.setdefault(storage, position)
     return readers
 

@@ -115,6 +115,12 @@ class StepLog:
         self.first_of_backward_node = 0
         """The first storage that the node whose gradient is computed may have allocated."""
         self._watched: dict[int, _Watch] = {}
+        self._twins: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        """By address, the fake storages that stand for real ones, and those."""
+        self._mappings: list[tuple[int, int, weakref.ref[Any]]] = []
+        """Files in memory: where each begins and ends, and its storage."""
+        self.mapped: dict[int, str] = {}
+        """By storage, the names of files in memory."""
         self._open = True
         self._freed: list[int] | None = None
         self.used_on: dict[int, dict[int, None]] = {}
@@ -187,12 +193,12 @@ class StepLog:
         """As `note_storage`, of a tensor that is no wrapper."""
         if torch_common.device_type(tensor) != self.device_type or tensor.layout is not torch.strided:
             return None
-        if self._counts is not None and not self._counts(tensor):
-            return None
-        storage = tensor.untyped_storage()
-        watch = self._watched.get(torch_common.storage_address(storage))
+        watch, is_twin = self._find_watch(tensor)
         if watch is not None:
             return watch.index
+        if is_twin or (self._counts is not None and not self._counts(tensor)):
+            return None
+        storage = tensor.untyped_storage()
         nbytes = 0 if torch_autograd.is_zero(tensor) else storage.nbytes()
         return self.enter(storage, nbytes, tuple(tensor.shape), tensor.dtype) if nbytes else None
 
@@ -224,8 +230,58 @@ class StepLog:
         """The storage of a tensor that is no wrapper, where it was noted; None for others."""
         if torch_common.device_type(tensor) != self.device_type or tensor.layout is not torch.strided:
             return None
-        watch = self._watched.get(torch_common.storage_key(tensor))
+        watch, _ = self._find_watch(tensor)
         return None if watch is None else watch.index
+
+    def _find_watch(self, tensor: torch.Tensor) -> tuple[_Watch | None, bool]:
+        """The watch of a tensor's storage where it was noted, and whether that stands for another one."""
+        storage = tensor.untyped_storage()
+        address = torch_common.storage_address(storage)
+        watch = self._watched.get(address)
+        if watch is not None or not (self._twins or self._mappings):
+            return watch, False
+        if (twin := self._twins.get(address)) is not None:
+            return self._find_real(twin[1]), True
+        return (None if isinstance(tensor, torch_common.FakeTensor) else self._find_real(storage)), False
+
+    def _find_real(self, storage: Any) -> _Watch | None:
+        """The watch of a real storage, or of the file in memory that it is a part of."""
+        watch = self._watched.get(torch_common.storage_address(storage))
+        if watch is not None or storage.resizable():
+            return watch
+        at = storage.data_ptr()
+        found = (mapping() for begin, end, mapping in self._mappings if begin <= at < end)
+        mapping = next((each for each in found if each is not None), None)
+        return None if mapping is None else self._watched.get(torch_common.storage_address(mapping))
+
+    def note_twin(self, real: torch.Tensor, fake: torch.Tensor) -> None:
+        """Note that a fake tensor stands for a real one, whose memory was noted or is not of torch's allocator."""
+        if real.layout is not torch.strided:
+            return
+        storage = real.untyped_storage()
+        if storage.resizable() and torch_common.storage_address(storage) not in self._watched:
+            return  # dropped as soon as it has become the fake
+        address = torch_common.storage_key(fake)
+
+        def forget(_: Any) -> None:
+            self._twins.pop(address, None)
+
+        self._twins[address] = weakref.ref(fake.untyped_storage(), forget), storage
+
+    def note_loaded(self, value: Any) -> None:
+        """Log the storages of real tensors that have been read from a file, but for parts of one that is mapped."""
+        for tensor in torch_common.iterate_tensors(value):
+            on_device = tensor.layout is torch.strided and torch_common.device_type(tensor) == self.device_type
+            if on_device and self._find_watch(tensor)[0] is None and (nbytes := tensor.untyped_storage().nbytes()):
+                self.enter(tensor.untyped_storage(), nbytes, tuple(tensor.shape), tensor.dtype)
+
+    def note_mapping(self, name: str, storage: Any) -> None:
+        """Log a file that is mapped into memory: torch reports it to the profiler in one piece (`MapAllocator`)."""
+        index = self.enter(storage, storage.nbytes(), (storage.nbytes(),), torch.uint8)
+        self.mapped[index] = self.storages[index].holder = name
+        begin = storage.data_ptr()
+        self._mappings = [each for each in self._mappings if each[2]() is not None]
+        self._mappings.append((begin, begin + storage.nbytes(), weakref.ref(storage)))
 
     def note_use(self, tensor: torch.Tensor, stream: int) -> None:
         """Note that another stream uses a tensor (`Tensor.record_stream`)."""
@@ -347,6 +403,9 @@ class StepLog:
             index = self.note_part(part)
             storage = None if index is None else self.storages[index]
             if storage is not None and (over is None or storage.kind in over):
+                if index in self.mapped:
+                    storage.kind, storage.name = kind, self.mapped[index]
+                    continue
                 if storage.kind is None and not storage.birth:  # no operator has shown what it looks like
                     storage.shape, storage.dtype = tuple(part.shape), part.dtype
                 storage.kind, storage.name = kind, f"{name}.{path}".rstrip(".")

@@ -83,7 +83,7 @@ class RecordedCode(Subject):
         self._isolation = isolation or Isolation()
         self._is_moving = False
         """Whether a module is on its way, with what is inside it."""
-        self._checkpoints = Checkpoints(self.notes, device, self._isolation)
+        self._checkpoints = Checkpoints(self._border, self.notes, device, self._isolation)
 
     def record(self, recording: Recording) -> None:
         """Trace whatever the program calls."""
@@ -97,6 +97,8 @@ class RecordedCode(Subject):
         """A mode that leaves the host's tensors real."""
         mode = CardMode(self._border, self._thread)
         self._made_up.maker = torch_fakes.Maker(mode)
+        if self.memory is None:
+            torch_fakes.observe_twins(mode, lambda real, fake: self._border.log.note_twin(real, fake))
         return mode
 
     def make_log(self, device: torch.device) -> StepLog:
@@ -162,6 +164,8 @@ class RecordedCode(Subject):
         yield from self._thread.patches()
         yield torch_programs.observe_moves(self._move)
         yield torch_common.wrap(torch.nn.Module, "__setstate__", self._copy)
+        if self.memory is None:
+            yield torch_programs.observe_mappings(self._border.log.note_mapping)
         if self.memory is not None and target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
             yield from stand_ins(self.memory, target.capability, self._thread)

@@ -40,7 +40,9 @@ class TensorReads:
     def __init__(self, border: Border, notes: MadeUpNotes, device: torch.device) -> None:
         self._border = border
         self._notes = notes
+        self._shares = device.type == "cpu"
         answers: dict[Any, Callable[..., Any]] = {
+            Tensor.share_memory_: lambda tensor: tensor,
             Tensor.item: self._item,
             Tensor.numpy: lambda tensor, *, force=False: self._array(tensor),
             Tensor.__array__: self._array,
@@ -143,7 +145,9 @@ class TensorReads:
     def _array(self, tensor: Tensor, dtype: Any = None) -> Any:
         host = self._host(tensor, "numpy")
         with torch_common.no_modes(), torch_common.pause_observers():
-            array = host.numpy()
+            array: Any = host.numpy()
+        if self._shares:
+            array.base.fxmem_memory = tensor  # a real array lies in it, and keeps it
         return array if dtype is None else array.astype(dtype)
 
     def _format(self, tensor: Tensor, spec: str) -> str:
@@ -187,6 +191,5 @@ _ON_CARD: Final[dict[Any, Callable[..., Any]]] = {
     Tensor.type: convert,
     Tensor.pin_memory: lambda tensor, *_, **__: tensor,
     Tensor.is_pinned: lambda tensor, *_, **__: False,
-    Tensor.share_memory_: lambda tensor: tensor,
 }
 """What reaches for the driver."""

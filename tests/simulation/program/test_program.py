@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -775,6 +776,89 @@ def test_integers_are_real_on_the_cpu_and_counted() -> None:
         torch.from_numpy(kept.float().numpy())  # numpy's own
         del kept
     assert recorded.rounds[0].requested_bytes == 8000 + 4000
+
+
+def test_numpys_memory_is_not_counted_on_the_cpu() -> None:
+    array = np.ones((1000, 250), np.float32)
+    makers: list[Callable[[], torch.Tensor]] = [
+        lambda: torch.from_numpy(array),
+        lambda: torch.FloatTensor(array),
+        lambda: torch.as_tensor(array)[:, :10],
+        lambda: torch.frombuffer(array, dtype=torch.float32).view(1000, 250),
+        lambda: torch.utils.dlpack.from_dlpack(array),
+    ]
+    for make in makers:
+        with fxmem.record("cpu") as recorded:
+            found = make()
+            made = found.t() * found[:].t()  # torch's own, of views
+        assert recorded.peak.requested_bytes == 4 * made.numel()
+    with fxmem.record("cpu") as recorded:
+        copied = torch.tensor(array)
+    assert recorded.peak.requested_bytes == 4 * copied.numel()
+    with fxmem.record("h100") as recorded:
+        moved = torch.from_numpy(array).cuda()
+    assert recorded.peak.requested_bytes == 4 * moved.numel()
+
+
+def test_an_array_keeps_the_memory_of_its_tensor_on_the_cpu() -> None:
+    with fxmem.record("cpu") as recorded:
+        array = torch.ones(1000, 250).numpy()[:10]
+        torch.ones(1000, 250)
+        del array
+        torch.ones(1000, 375)
+    assert recorded.peak.requested_bytes == 2 * 1_000_000
+    with fxmem.record("h100") as recorded:
+        arrays = [torch.ones(1000, 250, device="cuda").cpu().numpy() for _ in range(2)]
+    assert len(arrays) == 2
+    assert recorded.peak.requested_bytes == 1_000_000
+
+
+class Bag:
+    """A batch of a class of its own."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self.store = {"x": torch.ones(len(rows), 250), "at": torch.tensor(rows)}
+
+
+def test_batches_of_any_class_are_counted_on_the_cpu() -> None:
+    with fxmem.record("cpu") as recorded:
+        batches = list(DataLoader(range(2000), batch_size=1000, collate_fn=Bag))
+        torch.ones(1, 250)
+        assert [batch.store["x"].view(-1).sum() is not None for batch in batches] == [True, True]
+    assert recorded.peak.requested_bytes == 2 * (1_000_000 + 8000) + 1000
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+def test_a_model_that_processes_share_is_as_large_as_any(target: str) -> None:
+    device = "cpu" if target == "cpu" else "cuda"
+    with fxmem.record(target) as recorded:
+        model = nn.Linear(250, 1000, device=device).share_memory()
+        assert model.weight.share_memory_() is model.weight
+    assert recorded.peak.requested_bytes == 1_000_000 + 4000
+
+
+def test_a_file_in_memory_is_counted_on_the_cpu_as_torch_reports_it(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(1000, 250)}, tmp_path / "w.pt")
+    save_file({"w": torch.ones(1000, 250)}, tmp_path / "w.safetensors")
+    loads: list[tuple[Callable[[], dict[str, torch.Tensor]], str]] = [
+        (lambda: torch.load(tmp_path / "w.pt"), ""),
+        (lambda: torch.load(tmp_path / "w.pt", mmap=True), "w.pt"),
+        (lambda: load_file(tmp_path / "w.safetensors"), "w.safetensors"),
+    ]
+    for load, file in loads:
+        held = (tmp_path / file).stat().st_size if file else 1_000_000
+        with fxmem.record("cpu", steps=1) as recorded:
+            layer = nn.Linear(250, 1000, bias=False)
+            layer.load_state_dict({"weight": load()["w"]}, assign=True)
+            view = layer.weight.detach().view(-1)  # the same memory
+            optimizer = torch.optim.SGD(layer.parameters())
+            layer(torch.ones(2, 250)).sum().backward()
+            optimizer.step()
+            del view
+        first = recorded.rounds[0]
+        assert first.requested_bytes == held + 1_000_000 + 2000 + 8000 + 2 * 4
+        by_name = {each.name: each.nbytes for each in recorded.profile.storages if each.kind is Kind.PARAMETER}
+        assert by_name == {file or "linear.weight": held}
 
 
 @torch.library.custom_op("fxmem_tests::failing", mutates_args=())

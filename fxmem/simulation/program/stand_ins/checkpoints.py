@@ -27,7 +27,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.made_up import MadeUpNotes
-from fxmem.simulation.program.border import has_fake_inside, move_to_card
+from fxmem.simulation.program.border import Border, has_fake_inside, move_to_card
 from fxmem.simulation.program.sandbox.isolation import Isolation
 
 _TOKEN: Final = secrets.token_bytes(16)
@@ -47,12 +47,14 @@ class Checkpoints:
     """What saves and loads a program's checkpoints.
 
     Args:
+        border: whose log has what is loaded.
         notes: of what is made up.
         device: the target's.
         isolation: where files lie.
     """
 
-    def __init__(self, notes: MadeUpNotes, device: torch.device, isolation: Isolation) -> None:
+    def __init__(self, border: Border, notes: MadeUpNotes, device: torch.device, isolation: Isolation) -> None:
+        self._border = border
         self._notes = notes
         self._device = device
         self._isolation = isolation
@@ -100,6 +102,8 @@ class Checkpoints:
             return _restore(known, original, map_location, self._device)
         with torch_common.no_modes(), torch_common.pause_observers():
             found = original(file, "cpu", *args, **kwargs)
+            if self._device.type == "cpu" and not self._border.loading:
+                self._border.log.note_loaded(found)
         on_card = isinstance(map_location, (str, torch.device)) and torch.device(map_location).type
         return move_to_card(found) if on_card == "cuda" else found
 

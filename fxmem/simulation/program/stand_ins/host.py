@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +44,10 @@ def loader_patches(border: Border, *, on_card: bool) -> torch_common.Patches:
             return original(*args, **kwargs)
 
     def next_batch(original: Callable[..., Any], loader: Any) -> Any:
-        return torch_common.tree_map_only(torch.Tensor, _entering, run_on_host(original, loader))
+        batch = torch_common.tree_map_only(torch.Tensor, _entering, run_on_host(original, loader))
+        with torch_common.no_modes(), torch_common.pause_observers():
+            border.log.note_tensors(list(_find_tensors(batch)))
+        return batch
 
     yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__init__", run_on_host)
     yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__next__", next_batch)
@@ -54,6 +58,22 @@ def _entering(tensor: torch.Tensor) -> torch.Tensor:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+
+def _find_tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch of any class, in its containers and attributes."""
+    pending, seen = [batch], dict[int, Any]()
+    while pending:
+        for leaf in torch_common.tree_iter(pending.pop()):
+            if isinstance(leaf, torch.Tensor):
+                yield leaf
+            elif id(leaf) not in seen and not isinstance(leaf, _WITHOUT_BATCHES):
+                seen[id(leaf)] = leaf
+                pending.append(getattr(leaf, "__dict__", None))
+
+
+_WITHOUT_BATCHES: Final = (type, types.ModuleType, types.FunctionType, torch.nn.Module)
+"""What has attributes and is no part of a batch."""
 
 
 def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
