@@ -543,7 +543,6 @@ MISTAKES: dict[str, tuple[int, str]] = {
     "mine.py:net --input 2x8 --lora rank=2": (2, "expected --lora like r=8,alpha=16"),
     "mine.py:net --input 2x8 --lora r=2,target=nothing": (2, "Target modules .*nothing.* not found"),
     "mine.py:net --input 2x8 --optimizer torchao:AdamW9bit": (2, "closest: AdamW8bit"),
-    "mine.py:net --input 2x8 --optimizer bitsandbytes:AdamW8bit": (3, "pip install bitsandbytes"),
     "lit.py:Gan --input lit.py:loader": (1, "configure_optimizers of Gan makes 2. .*fxmem run train.py"),
     "mine.py:net --input 2x8 --loss cee": (2, "got 'cee'; or as ce, mse, bce or l1"),
     "mine.py:net --input 2x8 --optimizer adamww": (2, "closest: adamw"),
@@ -552,6 +551,13 @@ MISTAKES: dict[str, tuple[int, str]] = {
     "mine.py:net --input 2x8 --json nowhere/at/all.json": (2, "a folder that exists"),
     "mine.py:net --input 9999999999x8 --target 24GB --budget 24GB": (4, "does NOT keep .* 22.4 GiB: 745.1 GiB"),
 }
+
+
+def test_an_optimizer_of_a_library_that_is_not_there(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    words = "analyze mine.py:net --input 2x8 --target cpu --quiet --optimizer bitsandbytes:AdamW8bit".split()
+    assert main(words) == 3
+    assert "pip install bitsandbytes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", MISTAKES)

@@ -286,7 +286,7 @@ def _set_fake_state(put: Callable[[Tensor], None], new_state: Tensor) -> None:
 def target_kernels(target: Target) -> Iterator[None]:
     """Within this context and on this thread, torch chooses kernels as on `target`.
 
-    On the CPU that is its generator's state alone, which takes memory there.
+    On the CPU that is its generator's state, which takes memory there, and what libraries compute on the host.
 
     Nests, the innermost target holding; restores everything on the way out, also on error. Other threads see torch
     unchanged, but two threads must not be inside at overlapping times unless one lies within the other.
@@ -298,6 +298,7 @@ def target_kernels(target: Target) -> Iterator[None]:
         with (
             torch_common.wrap(torch, "get_rng_state", _get_fake_state, here=True),
             torch_common.wrap(torch, "set_rng_state", _set_fake_state, here=True),
+            patch_when_imported({"bitsandbytes.functional": bitsandbytes.patch_functions}),
         ):
             yield
         return

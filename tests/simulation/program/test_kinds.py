@@ -350,6 +350,7 @@ def test_states_of_paged_optimizers_are_not_on_the_card(bnb: Any, name: str, on_
         nn.Linear(1024, 1024, bias=False), torch.randn(4, 1024), optimizer=f"bnb:{name}", target="h100"
     )
     assert analysed.peak.requested_bytes == run.peak.requested_bytes
+    assert fxmem.analyze(nn.Linear(8, 8), torch.randn(4, 8), optimizer=f"bnb:{name}", target="cpu").peak.requested_bytes
 
 
 @pytest.mark.truth
