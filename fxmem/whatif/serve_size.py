@@ -156,7 +156,13 @@ def serve_size(  # noqa: PLR0913 - the settings of the public API, by keyword
     sequences = min(max_seqs, max_batched_tokens)
     ids = torch.empty(1, max_batched_tokens, dtype=torch.int64, device="meta")
     request = StepRequest(
-        args=(ids,), mode="infer", inference_mode=True, target=card, name=name or type(module).__name__, notes=(*notes,)
+        args=(ids,),
+        mode="infer",
+        inference_mode=True,
+        keep_outputs=False,  # the engine's function returns
+        target=card,
+        name=name or type(module).__name__,
+        notes=(*notes,),
     )
     run = analyze_step(_ProfileRun(module, sequences), request, tell)
     sizes = [s.nbytes for s in run.profile.storages if s.kind in (Kind.PARAMETER, Kind.BUFFER)]
