@@ -7,6 +7,7 @@ first step, evaluation.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -292,10 +293,12 @@ class CardMemory(Observer):
     def _complaint(self, nbytes: int) -> str:
         """What torch writes where a card has no more (`CUDACachingAllocator.cpp`), and that none was there."""
         stats, total = self._allocator.stats(), self.total_bytes
+        most = self._allocator.capacity_bytes
+        allowed = f"{format_bytes(most)} allowed; " if most is not None and most < total else ""
         return (
             f"CUDA out of memory. Tried to allocate {format_bytes(nbytes)}. GPU 0 has a total capacity of "
             f"{format_bytes(total)} of which {format_bytes(total - stats.reserved_bytes.current)} is free. "
-            f"{format_bytes(stats.allocated_bytes.current)} is allocated by PyTorch, and "
+            f"{allowed}{format_bytes(stats.allocated_bytes.current)} is allocated by PyTorch, and "
             f"{format_bytes(stats.reserved_bytes.current - stats.allocated_bytes.current)} is reserved by PyTorch but "
             f"unallocated. Predicted by fxmem for {self._target.name}: no card was used."
         )
@@ -350,8 +353,11 @@ class LiveBytes(Observer):
 
 def describe_shortage(complaint: str, place: str) -> str:
     """The request that a card refused, of torch's own words, and where it was made."""
-    asked = complaint.partition(". GPU")[0].removeprefix("CUDA out of memory. ")
-    return f"It runs out{f' at {place}' if place else ''}: {asked}"
+    asked, _, rest = complaint.partition(". GPU")
+    allowed = re.search(r"free\. (.+ allowed); ", rest)
+    share = f", with {allowed[1]} by set_per_process_memory_fraction" if allowed else ""
+    asked = asked.removeprefix("CUDA out of memory. ")
+    return f"It runs out{f' at {place}' if place else ''}: {asked}{share}"
 
 
 Answers = dict[str, Callable[..., Any]]
