@@ -81,6 +81,16 @@ def _grid_sample_backward_on_cpu(call: Call) -> Events | None:
     return None if copied is None else (*(output("gradient") for _ in call.results), *copied[1:])
 
 
+def _max_pool_backward_on_cpu(call: Call) -> Events | None:
+    """`max_pool2d_backward_kernel_impl` (cpu/MaxPoolKernel.cpp): the layout of the output's gradient decides in which
+    all three are read or written; those in another are copied, the indices and the result among them."""
+    gradient = call.layout()
+    laid_out = gradient.memory_format()
+    read = {"dense gradient": gradient, "dense indices": call.layout(7), "dense result": call.made}
+    copies = tuple(alloc(name, each.nbytes) for name, each in read.items() if not each.is_contiguous(laid_out))
+    return (output("result"), *copies) if copies else None
+
+
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
 # Gradients that meet in one place are added: each once …
@@ -92,7 +102,8 @@ ROWS = {
         "max_pool1d": _max_pool(1),
         "max_pool2d_with_indices": _max_pool(2),
         "max_pool3d_with_indices": _max_pool(3),
-        "max_pool2d_with_indices_backward max_pool3d_with_indices_backward": _ADDED_DENSE,
+        "max_pool2d_with_indices_backward": Operator((1, 0), cpu=_max_pool_backward_on_cpu),
+        "max_pool3d_with_indices_backward": _ADDED_DENSE,
         "avg_pool2d": Operator(_average_pool(2)),
         "avg_pool3d": Operator(_average_pool(3)),
         "avg_pool2d_backward": _average_pool_backward(2),

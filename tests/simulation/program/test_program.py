@@ -767,6 +767,16 @@ def test_a_round_on_the_cpu_counts_what_a_kernel_has_for_itself() -> None:
     assert recorded.rounds[-1].requested_bytes == recorded.peak.requested_bytes
 
 
+def test_pooling_backward_copies_what_lies_in_another_layout_on_the_cpu() -> None:
+    with fxmem.record("cpu") as recorded:
+        x = torch.empty_strided((1, 16, 28, 66), (29568, 1, 1056, 16)).requires_grad_()  # as channels_last
+        pooled = nn.functional.max_pool2d(x, (1, 2)).transpose(1, 3)
+        pooled.backward(torch.ones(pooled.shape))
+    copied = sorted(each.nbytes for each in recorded.profile.storages if each.kind is Kind.WORKSPACE)
+    elements = 16 * 28 * 33
+    assert copied == [4 * elements, 8 * elements, 2 * 4 * elements]  # gradient, indices, result
+
+
 def test_integers_are_real_on_the_cpu_and_counted() -> None:
     with fxmem.record("cpu") as recorded:
         kept = torch.arange(1000)
