@@ -31,7 +31,8 @@ images = torch.empty(16, 3, 128, 128, device="meta")
 print(f"{'mode':<8}{'ReLU':<14}{'output of ReLUs':>18}{'saved by ReLUs':>18}{'saved in all':>16}{'peak':>16}   bytes")
 for mode in ("train", "infer"):
     for inplace in (False, True):
-        analysis = fxmem.analyze(functools.partial(build, inplace), images, mode=mode, optimizer=None, target="cpu")
+        step = {"mode": mode, "optimizer": None, "target": "cpu", "keep_outputs": False}
+        analysis = fxmem.analyze(functools.partial(build, inplace), images, **step)
         relus = [node for node in analysis.profile.nodes if node.module_type == "ReLU"]
         output, saved = sum(node.output_bytes for node in relus), sum(node.saved_bytes for node in relus)
         how = "in place" if inplace else "out of place"

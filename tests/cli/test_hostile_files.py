@@ -424,6 +424,10 @@ ALLOWED = {
     ("_torch/compiler/inductor.py", "importlib.util.find_spec"): "whether triton is installed",
     ("_torch/compiler/inductor.py", "importlib.import_module"): "triton, by its name",
     ("_torch/compiler/inductor.py", "compile"): "a function given to it, which takes dynamo's graph",
+    (
+        "simulation/kernels/bitsandbytes.py",
+        "importlib.import_module",
+    ): "bitsandbytes, where the program has imported it",
     ("simulation/given/adapters.py", "importlib.import_module"): "peft and torchao, by their names",
     ("cli/verbs/serve.py", "importlib.util.find_spec"): "whether the extra `serve` is installed",
     ("cli/server/worker.py", "subprocess.run"): "this Python with a program that stands in that file; options as JSON",
