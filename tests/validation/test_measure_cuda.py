@@ -230,7 +230,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 X = torch.ones(1, 3)
-STEP: dict[str, Any] = {"args": (X,), "optimizer": "sgd"}
+STEP: dict[str, Any] = {"args": (X,), "optimizer": "sgd", "keep_outputs": False}
 WEIGHTS, INPUT = 4 * (3 * 2 + 2), 4 * 3
 
 
