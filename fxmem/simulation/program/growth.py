@@ -12,12 +12,13 @@ import contextlib
 import itertools
 import linecache
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from fxmem.records.names import GROWING
 from fxmem.records.parts import Growth
+from fxmem.records.profile import SourceLine
 from fxmem.records.units import package_path
 from fxmem.simulation.observe.event_log import LoggedStorage, StepLog
 from fxmem.simulation.residents import Holders
@@ -46,24 +47,31 @@ class GrowthLog:
 
     def __init__(self, log: StepLog, holders: Holders) -> None:
         self._log, self._holders = log, holders
-        self._rounds: list[dict[str, _Held]] = []
-        self._sizes: list[Counter[int]] = []
+        self._alive: list[int] = []
+        """By round, the bytes alive after it."""
+        self._held: dict[str, _Held] = {}
+        """By owner, what it has after the last round."""
+        self._rises: dict[str, list[tuple[int, int]]] = {}
+        """By owner that has had more after each of the last rounds, by how many bytes and tensors each time."""
+        self._sizes: deque[Counter[int]] = deque(maxlen=2)
+        """Of the last rounds, how often each number of bytes was allocated."""
         self._made_at: dict[int, str] = {}
         """By storage that has outlived the round that made it, the line that did."""
         self._files: dict[str, None] = {}
         """The program's own."""
 
-    def note_made(self, places: Sequence[str]) -> None:
+    def note_made(self, sources: Sequence[SourceLine | None]) -> None:
         """A round or set-up is over: note which lines made what is alive now.
 
         Args:
-            places: `file:line` of each node of the round; empty where that is not known.
+            sources: of each node of the round.
         """
         alive = [*self._log.alive()]
         for index in alive:
             storage = self._log.storages[index]
-            if storage.birth and storage.node is not None and 0 <= storage.node < len(places):
-                self._made_at.setdefault(index, places[storage.node])
+            if storage.birth and storage.node is not None and 0 <= storage.node < len(sources):
+                source = sources[storage.node]
+                self._made_at.setdefault(index, "" if source is None else source.place)
         self._made_at = {index: self._made_at[index] for index in alive if index in self._made_at}
 
     def note_round(self, sizes: Counter[int]) -> None:
@@ -77,11 +85,21 @@ class GrowthLog:
             storage = self._log.storages[index]
             owner = _find_owner(storage)
             nbytes, tensors, largest = held.get(owner, _Held(0, 0, index))
-            is_largest = (storage.birth > 0, storage.nbytes) > self._rank(largest)
+            is_largest = self._rank(index) > self._rank(largest)
             held[owner] = _Held(nbytes + storage.nbytes, tensors + 1, index if is_largest else largest)
-        self._rounds.append(held)
+        if self._alive:
+            nothing, rises = _Held(0, 0, 0), self._rises
+            self._rises = {}
+            for owner, now in held.items():
+                before = self._held.get(owner, nothing)
+                if now.nbytes > before.nbytes:
+                    self._rises[owner] = rise = rises.get(owner, [])
+                    rise.append((now.nbytes - before.nbytes, now.tensors - before.tensors))
+        self._held = held
+        self._alive.append(sum(each.nbytes for each in held.values()))
         self._sizes.append(sizes)
-        self._files |= dict.fromkeys(program_files(sys._getframe(1)))
+        if len(self._alive) <= GROWING:
+            self._files |= dict.fromkeys(program_files(sys._getframe(1)))
 
     def _rank(self, index: int) -> tuple[bool, int]:
         storage = self._log.storages[index]
@@ -94,45 +112,39 @@ class GrowthLog:
         The last two rounds allocate the same, or the last two differences are equal: batches of different lengths leave
         different bytes alive, which is no growth. None: not known.
         """
-        alive = [sum(each.nbytes for each in held.values()) for held in self._rounds[-3:]]
-        more = [after - before for before, after in itertools.pairwise(alive)]
-        is_sure = len(alive) > 1 and (self._sizes[-1] == self._sizes[-2] or len(set(more)) < len(more))
+        more = [after - before for before, after in itertools.pairwise(self._alive[-3:])]
+        is_sure = bool(more) and (self._sizes[-1] == self._sizes[-2] or len(set(more)) < len(more))
         return more[-1] if is_sure and more[-1] >= 0 else None
 
     @property
     def may_go_on(self) -> bool:
         """Whether something grows, and the next rounds, as many as are run for that, may show its end."""
-        ends = [self._find_end(owner) for owner in self._owners if self._find_rise(owner)]
+        if len(self._alive) >= GROWING:
+            return False
+        ends = [self._find_end(owner) for owner in self._rises if self._find_rise(owner)]
         if ends and all(end is not None and end > GROWING for end in ends):
             return False
-        return bool(ends or self.nbytes) and len(self._rounds) < GROWING
+        return bool(ends or self.nbytes)
 
     def find(self) -> tuple[Growth, ...]:
-        """Who keeps more after each of the last rounds, the most first."""
-        found = [self._describe(owner, rise) for owner in self._owners if (rise := self._find_rise(owner))]
+        """Who keeps more after each of the last rounds, the most first; nobody where as much is alive in all."""
+        if self.nbytes == 0:
+            return ()
+        found = [self._describe(owner, rise) for owner in self._rises if (rise := self._find_rise(owner))]
         return tuple(sorted(found, key=lambda each: (-each.nbytes, each.holder)))
-
-    @property
-    def _owners(self) -> Iterable[str]:
-        return self._rounds[-1] if self._rounds else ()
 
     def _find_rise(self, owner: str) -> list[tuple[int, int]]:
         """By how many bytes and tensors more an owner had after each of the last rounds, the last first; empty where it
         does not grow."""
-        nothing = _Held(0, 0, 0)
-        series = [held.get(owner, nothing) for held in self._rounds]
-        more = [
-            (after.nbytes - before.nbytes, after.tensors - before.tensors)
-            for before, after in itertools.pairwise(series)
-        ]
-        counted = [*itertools.takewhile(lambda each: each[0] > 0 and each[1] > 0, reversed(more))]
+        last_first = self._rises[owner][::-1]
+        counted = [*itertools.takewhile(lambda each: each[1] > 0, last_first)]
         if len(counted) >= 2:
             return counted
-        alike = [*itertools.takewhile(lambda each: each == more[-1] and each[0] > 0, reversed(more))]
+        alike = [*itertools.takewhile(lambda each: each == last_first[0], last_first)]
         return alike if len(alike) >= 2 and self._are_alike() else []
 
     def _describe(self, owner: str, last: Sequence[tuple[int, int]]) -> Growth:
-        rounds, held = len(self._rounds), self._rounds[-1][owner]
+        rounds, held = len(self._alive), self._held[owner]
         storage = self._log.storages[held.largest]
         return Growth(
             holder=owner,
@@ -142,14 +154,14 @@ class GrowthLog:
             dtype=str(storage.dtype).removeprefix("torch."),
             made_at=self._made_at.get(held.largest, ""),
             kept_at=find_keeping_line(owner, self._files),
-            since=1 if len(last) == rounds - 1 else rounds - len(last) + 1,
+            since=rounds - len(last) + 1 if len(last) < rounds - 1 else 1,  # nothing is known of before the first
             until=self._find_end(owner),
         )
 
     def _are_alike(self) -> bool:
         """Whether the last two rounds allocate mostly the same: with batches of ever new lengths all that is kept until
         the next one differs from round to round."""
-        before, after = self._sizes[-2:]
+        before, after = self._sizes
         return 2 * (before & after).total() >= after.total()
 
     def _find_end(self, owner: str) -> int | None:
@@ -158,7 +170,7 @@ class GrowthLog:
         if len(bounds) < 2:
             return None
         (before, _), (now, most) = bounds[-2:]
-        return None if now <= before else len(self._rounds) - (now - most) // (now - before)
+        return None if now <= before else len(self._alive) - (now - most) // (now - before)
 
 
 def _find_owner(storage: LoggedStorage) -> str:

@@ -288,8 +288,8 @@ class RecordedCode(Subject):
             rounds=tuple(each.record for each in rounds),
             shown=0 if shown is None else shown.number,
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
-            growth_bytes=growth if growth or not grown else sum(each.nbytes for each in grown),
-            grown=grown if growth != 0 else (),
+            growth_bytes=sum(each.nbytes for each in grown) if growth is None and grown else growth,
+            grown=grown,
             optimizers=tuple(self.rounds.stepped_names),
             made_up=self.notes.records(),
         )

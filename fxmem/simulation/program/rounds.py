@@ -263,7 +263,7 @@ class Rounds(RoundRule):
         if self._is_shown(record, sizes) if number else record.requested_bytes > self._live.now:
             self.shown = ShownRound(record, sizes, number, build_profile(self._recording))
         gc.collect()
-        self.growth.note_made([each.place if each else "" for each in self._recording.tracer.sources])
+        self.growth.note_made(self._recording.tracer.sources)
         if is_whole:
             self.growth.note_round(sizes)
         self._mark_kept_results()

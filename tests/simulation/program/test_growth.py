@@ -6,7 +6,9 @@ import functools
 from pathlib import Path
 
 import pytest
+import torch
 
+import fxmem
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.names import GROWING, STEPS
@@ -97,6 +99,21 @@ def test_the_step_of_the_end_is_the_predicted_one() -> None:
     real = launch(Launch(growing.__file__, words), small, RunSettings(until="end")).recorded
     assert real.ending.startswith("ran out of memory")
     assert abs(len(real.rounds) - expected) <= 0.01 * expected
+
+
+def test_what_goes_from_one_list_to_another_is_no_growth() -> None:
+    with fxmem.record("h100", steps=5) as found:
+        net = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        waiting, done = [torch.zeros(1024, device="cuda") for _ in range(10)], list[torch.Tensor]()
+        while True:
+            net(torch.randn(4, 8, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            waiting.pop()
+            done.append(torch.ones(1024, device="cuda"))
+    assert (found.program.growth_bytes, found.program.grown) == (0, ())
+    assert_steady(found)
 
 
 def test_fewer_than_three_steps_are_too_few_to_say() -> None:
