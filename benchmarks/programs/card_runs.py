@@ -149,12 +149,16 @@ def record_script(script: str, dump: str) -> None:
     """Run a script as a program with the allocator's log kept; on a card, and as well on a pretended one."""
     import torch
 
-    torch.cuda.init()
-    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MOST_EVENTS)
+    begin = functools.partial(
+        torch.cuda.memory._record_memory_history, "all", context="alloc", stacks="python", max_entries=MOST_EVENTS
+    )
+    # a card that is not in use yet reads its allocator's settings when it comes into use: the script may make some
+    begin() if torch.cuda.is_initialized() else torch.cuda._lazy_call(begin)
     sys.argv = [script]
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
+        print("end", *(f"{each:,}" for each in _counts()))
         found = torch.cuda.memory._snapshot()
         events = []
         for entry in found["device_traces"][0]:
@@ -165,6 +169,13 @@ def record_script(script: str, dump: str) -> None:
         host = getattr(torch.cuda, "host_memory_stats", dict)() if torch.cuda.is_available() else {}
         with open(dump, "wb") as file:
             pickle.dump({"events": events, "statistics": dict(statistics), "host": dict(host)}, file)
+
+
+def _counts() -> tuple[int, int, int]:
+    """Of the card, what is allocated, the most that was, and the most that was reserved."""
+    import torch
+
+    return torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
 # --- all of them, on a card -------------------------------------------------------------------------------------------
@@ -360,24 +371,44 @@ def hold(row: Mapping[str, Any], card: Target) -> Held:
     )
 
 
-def run_script(name: str, card: Target) -> tuple[list[str], str]:
-    """The lines that a script prints under `fxmem run`, and how it ended."""
+PEAKS = ("requested", "allocated", "reserved")
+"""Of the allocator's statistics, in bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldScript:
+    """A script, predicted beside what it did on the card."""
+
+    name: str
+    lines: int
+    """How many lines with a number it printed on the card."""
+    missing: tuple[str, ...]
+    """Those of them that the prediction does not print."""
+    ending: str
+    """How the prediction ended; empty where well."""
+    peaks: tuple[tuple[int, int], ...]
+    """Of `PEAKS`, predicted and measured, since the script last reset them; empty where one of both is not known."""
+
+
+def run_script(name: str, card: Target) -> tuple[list[str], str, dict[str, Any]]:
+    """The lines that a script prints under `fxmem run`, how it ended, and what `record_script` kept there."""
     compiles = ["--compile", "as-is"] if name.startswith("compile_") else []
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "card.json")
         target.write_text(card.model_dump_json())
-        arguments = ["--one", "script", "--names", str(SCRIPTS / f"{name}.py"), "--answer", str(Path(folder, "dump"))]
-        command = ["run", "--target", str(target), "--until", "end", *compiles, *RUN, *arguments]
+        dump = Path(folder, "dump")
+        arguments = ["--one", "script", "--names", str(SCRIPTS / f"{name}.py"), "--answer", str(dump)]
+        command = ["run", "--target", str(target), "--until", "end", "--write", *compiles, *RUN, *arguments]
         done = subprocess.run([sys.executable, "-m", "fxmem", *command], capture_output=True, text=True, check=False)
+        kept = pickle.loads(dump.read_bytes()) if dump.exists() else {}
     last = done.stderr.strip().splitlines()[-1:]
-    return done.stderr.splitlines(), "" if done.returncode == 0 else " ".join(last)
+    return done.stderr.splitlines(), "" if done.returncode == 0 else " ".join(last), kept
 
 
-def hold_script(row: Mapping[str, Any], card: Target) -> tuple[int, list[str], str]:
-    """Of a script: how many lines with a number of bytes it printed on the card, those that the prediction does not
-    print, and how this ended."""
+def hold_script(row: Mapping[str, Any], card: Target) -> HeldScript:
+    """Predict a measured script for the card."""
     wanted = [line for line in row["printed"].splitlines() if any(word.isdigit() for word in line.split())]
-    printed, ending = run_script(row["name"], card)
+    printed, ending, kept = run_script(row["name"], card)
     left = Counter(printed)
     missing = []
     for line in wanted:
@@ -385,7 +416,10 @@ def hold_script(row: Mapping[str, Any], card: Target) -> tuple[int, list[str], s
             left[line] -= 1
         else:
             missing.append(line)
-    return len(wanted), missing, ending
+    found = kept.get("statistics", {}), row.get("statistics", {})
+    peaks = [tuple(each.get(f"{what}_bytes.all.peak", 0) for each in found) for what in PEAKS]
+    known = tuple(peaks) if all(map(all, peaks)) else ()
+    return HeldScript(row["name"], len(wanted), tuple(missing), ending, known)
 
 
 def card_of(document: Mapping[str, Any]) -> Target:
@@ -404,7 +438,7 @@ def latest() -> Path:
     return found[-1]
 
 
-def report(held: Sequence[Held], scripts: Sequence[tuple[str, int, list[str], str]], name: str) -> Iterator[str]:
+def report(held: Sequence[Held], scripts: Sequence[HeldScript], name: str) -> Iterator[str]:
     """What was found, in Markdown."""
     yield f"# Operators, programs and scripts beside a card: {name}, predicted on {datetime.date.today()}"
     yield ""
@@ -421,10 +455,14 @@ def report(held: Sequence[Held], scripts: Sequence[tuple[str, int, list[str], st
         near = sum(abs(each.error) <= 0.01 for each in ran)
         yield f"| {kind}s | {len(of_kind)} | {equal} | {same} | {near} | {len(of_kind) - len(ran)} |"
     if scripts:
-        yield from ("", "| script | lines of bytes | printed alike | first that differs |", "|---|---:|---:|---|")
-        for script, count, missing, ending in scripts:
-            first = f"`{missing[0][:70]}`" if missing else ""
-            yield f"| {script} | {count} | {count - len(missing)} | {first}{f' ({ending[:80]})' if ending else ''} |"
+        yield from ("", f"| script | {' | '.join(PEAKS)} | lines of bytes | printed alike | first that differs |")
+        yield "|---|---:|---:|---:|---:|---:|---|"
+        for each in scripts:
+            off = " | ".join(f"{ours / theirs - 1:+.3%}" if ours != theirs else "0" for ours, theirs in each.peaks)
+            first = f"`{each.missing[0][:70]}`" if each.missing else ""
+            ending = f" ({each.ending[:80]})" if each.ending else ""
+            alike = each.lines - len(each.missing)
+            yield f"| {each.name} | {off or ' | | '} | {each.lines} | {alike} | {first}{ending} |"
     far = sorted((each for each in held if not each.refused and each.error), key=lambda each: -abs(each.error))
     if far:
         yield from (
@@ -454,8 +492,8 @@ def hold_all(asked: argparse.Namespace) -> int:
     held, scripts = [], []
     for row in rows:
         if row["kind"] == "script":
-            scripts.append((row["name"], *hold_script(row, card)))
-            print(*scripts[-1][:2], len(scripts[-1][2]), file=sys.stderr, flush=True)
+            scripts.append(hold_script(row, card))
+            print(scripts[-1].name, scripts[-1].lines, len(scripts[-1].missing), file=sys.stderr, flush=True)
         else:
             held.append(hold(row, card))
     lines = list(report(held, scripts, path.name.removesuffix(".json.gz")))

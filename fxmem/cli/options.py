@@ -108,9 +108,9 @@ STEP = grouped(
     argument(
         "--keep-outputs",
         action=_SWITCH,
-        default=True,
-        help="whether the loop's variables hold output and loss until those of the next step replace them, as in most "
-        "loops that people write but in transformers' Trainer",
+        default=None,
+        help="whether the loop's variables hold output and loss until those of the next step replace them; by default "
+        "where it trains, as in most loops that people write but in transformers' Trainer",
     )._replace(variable="FXMEM_KEEP_OUTPUTS"),
     argument(
         "--values",

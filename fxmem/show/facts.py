@@ -94,7 +94,8 @@ def header_facts(about: Headed) -> Facts:
         settings += [("", f"last of {step.accumulate} micro-batches")] if step.accumulate > 1 else []
         settings += [("", "zero_grad before backward")] if step.zero_grad == "before-backward" else []
         settings += [("", "set_to_none=False")] if not step.set_to_none else []
-    settings += [("", "outputs not kept")] if step.keep_outputs is False else []
+    if step.keep_outputs is not None and step.keep_outputs != (step.mode == "train"):
+        settings += [("", "outputs kept" if step.keep_outputs else "outputs not kept")]
     settings += [("", "inference_mode")] if step.inference_mode else []
     settings += [*autocast_parts(step), *rank_parts(step)]
     versions = [("", about.torch_version), ("", f"predicted by fxmem {about.fxmem_version}")]

@@ -90,7 +90,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     settings: KernelSettings | None = None,
     zero_grad: ZeroGrad = "after-step",
     set_to_none: bool = True,
-    keep_outputs: bool = True,
+    keep_outputs: bool | None = None,
     inference_mode: bool = False,
     accumulate: int = 1,
     prefetch: int = 0,
@@ -128,7 +128,8 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         zero_grad: "after-step", or "before-backward", where gradients of the step before live through forward.
         set_to_none: whether clearing gradients frees them; False fills them with zeros, and they stay.
         keep_outputs: whether the loop's variables hold output and loss of the step before until the new ones replace
-            them, as in most training loops; False where the step is a function of its own, as in transformers' Trainer.
+            them. None: where it trains, as most loops do; False where the step is a function of its own, as in
+            transformers' Trainer.
         inference_mode: at inference, run under `torch.inference_mode` rather than `torch.no_grad`.
         accumulate: micro-batches of the size of `inputs` to one optimizer step; above 1, the step is the last of them,
             and the gradients of those before exist when it begins.

@@ -126,7 +126,7 @@ class ModelStep(Subject):
             )
             if self._request.mode == "infer":
                 self._note_replacement()
-            if not self._request.keep_outputs:
+            if not self._request.keeps_outputs:
                 self._drop(variables)
         self._log.end_phase()
         self._drop(variables)
@@ -177,7 +177,7 @@ class ModelStep(Subject):
 
     def _note_replacement(self) -> None:
         """An output or a loss is made, and replaces that of the step before."""
-        self._replacing.append(self._log.pass_tick() if self._request.keep_outputs else self._log.tick)
+        self._replacing.append(self._log.pass_tick() if self._request.keeps_outputs else self._log.tick)
 
     def _drop(self, variables: LoopVariables) -> None:
         """Let go of what the variables hold; it is what they held of the step before, too, until it was replaced."""
@@ -189,7 +189,7 @@ class ModelStep(Subject):
             setattr(variables, name, None)
             gone = [index for index in sorted(before - {*log.alive()}) if log.storages[index].stream != GRAPH_POOL]
             found.append((tick, log.sum_bytes(gone)))
-            for index in gone if self._request.keep_outputs else ():
+            for index in gone if self._request.keeps_outputs else ():
                 log.note_of_before(index, f"{name} of the step before", tick)
         self._replaced = tuple(found) or self._replaced
 

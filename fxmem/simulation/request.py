@@ -63,9 +63,9 @@ class StepRequest:
     before live."""
     set_to_none: bool = True
     """Whether clearing gradients frees them, as `zero_grad(set_to_none=True)`, or fills them with zeros."""
-    keep_outputs: bool = True
+    keep_outputs: bool | None = None
     """Whether the loop's variables hold output and loss of the step before until the new ones replace them, as in most
-    loops that people write; not where a step is a function of its own."""
+    training loops that people write; not where a step is a function of its own. None: where it trains."""
     inference_mode: bool = False
     """At inference, run under `torch.inference_mode` rather than `torch.no_grad`."""
     values: Values = "bound"
@@ -113,6 +113,11 @@ class StepRequest:
     def world(self) -> World | None:
         """The place of the rank; None for one card alone. Raises UsageError if there is no such rank."""
         return None if self.ranks is None else World(self.ranks, self.rank or 0)
+
+    @property
+    def keeps_outputs(self) -> bool:
+        """Whether output and loss of the step before live until the new ones replace them."""
+        return self.mode == "train" if self.keep_outputs is None else self.keep_outputs
 
     @property
     def keeps_gradients(self) -> bool:

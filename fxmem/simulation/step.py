@@ -175,7 +175,7 @@ def set_training(model: nn.Module, mode: Mode) -> None:
 def describe(request: StepRequest, optimizer: Optimizer | None) -> Step:
     """The step as a record."""
     common: dict[str, Any] = {"mode": request.mode, "precision": request.precision, "prefetch": request.prefetch}
-    common["keep_outputs"] = request.keep_outputs
+    common["keep_outputs"] = request.keeps_outputs
     if request.mode == "infer":
         return Step(optimizer=None, loss=None, inference_mode=request.inference_mode, **common)
     common |= {"zero_grad": request.zero_grad, "set_to_none": request.set_to_none}

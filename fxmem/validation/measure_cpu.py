@@ -88,7 +88,7 @@ def measure_cpu(
 def _measure(
     model: nn.Module, request: StepRequest, stepper: Optimizer | None, steps: int, set_aside: tuple[str, ...]
 ) -> Measurement:
-    variables = LoopVariables() if request.keep_outputs else None
+    variables = LoopVariables() if request.keeps_outputs else None
     step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cpu", variables=variables)
     try:
         # A free is reported only of what a profiler saw allocated, and a model may keep tensors until its next step.

@@ -191,7 +191,7 @@ def measure_cuda(model: nn.Module, request: StepRequest, *, steps: int = 3) -> M
     args, kwargs = _on_card((request.args, request.kwargs))
     request = dataclasses.replace(request, args=args, kwargs=kwargs)
     stepper = make_optimizer(request.optimizer, model.parameters()) if request.mode == "train" else None
-    variables = LoopVariables() if request.keep_outputs else None
+    variables = LoopVariables() if request.keeps_outputs else None
     step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cuda", variables=variables)
     meter = Meter()
     try:

@@ -159,7 +159,6 @@ def serve_size(  # noqa: PLR0913 - the settings of the public API, by keyword
         args=(ids,),
         mode="infer",
         inference_mode=True,
-        keep_outputs=False,  # the engine's function returns
         target=card,
         name=name or type(module).__name__,
         notes=(*notes,),

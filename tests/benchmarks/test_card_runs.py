@@ -73,9 +73,11 @@ def test_most_runs_are_met_block_by_block(kind: str) -> None:
 @pytest.mark.parametrize("name", ["writes", "checkpoint_kinds"])
 def test_scripts_print_what_they_printed_on_the_card(name: str) -> None:
     row = next(row for row in document()["rows"] if (row["kind"], row["name"]) == ("script", name))
-    count, missing, ending = card_runs.hold_script(row, card_runs.card_of(document()))
-    assert count >= 4
-    assert (missing, ending) == ([], "")
+    found = card_runs.hold_script(row, card_runs.card_of(document()))
+    assert found.lines >= 4
+    assert (found.missing, found.ending) == ((), "")
+    assert len(found.peaks) == 3
+    assert all(ours == theirs for ours, theirs in found.peaks)
 
 
 @pytest.mark.parametrize("name", ["leak_outputs", "cached_given_back", "halve_batch"])

@@ -55,7 +55,7 @@ def test_a_switch_is_read_from_the_file_and_the_environment(tmp_path: Path, monk
         given = Parser(prog="tool").add_arguments([keeps]).parse_args(words)
         return given.keep_outputs, keeps.is_given(given)
 
-    assert parse() == (True, False)
+    assert parse() == (None, False)
     (tmp_path / "pyproject.toml").write_text("[tool.fxmem]\nkeep_outputs = false\n", encoding="utf-8")
     assert parse() == (False, False)
     assert parse("--keep-outputs") == (True, True)

@@ -234,7 +234,7 @@ def test_the_record_of_a_step() -> None:
         "generation": None,
         "zero_grad": "after-step",
         "set_to_none": True,
-        "keep_outputs": True,
+        "keep_outputs": False,
         "inference_mode": False,
     }
     assert describe(StepRequest(mode="infer", inference_mode=True), None).inference_mode

@@ -14,7 +14,7 @@ from typing import Any
 
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.cublas import cublas_workspaces
-from fxmem.hardware.hidden_memory import HeldBuffer, HiddenMemory, RnnSignature
+from fxmem.hardware.hidden_memory import HeldBuffer, HiddenMemory, RnnSignature, output
 from fxmem.hardware.operators import Call, ConvSettings, Platform, find_operator, short_name
 from fxmem.hardware.operators.attention import CUDNN_ATTENTION_VERSION
 from fxmem.hardware.operators.convolution import ConvolutionMemory
@@ -36,6 +36,13 @@ class Seen:
     multiplies_lt: bool
     """Whether it needs cuBLASLt's."""
     memory: HiddenMemory | None
+
+    def after_resizing(self, ticks: int) -> Seen:
+        """The same of an `out=` call, whose results are resized, in so many ticks, before its kernel allocates."""
+        if self.memory is None:
+            return self
+        events = *(output("result"),) * ticks, *(each for each in self.memory.events if each.action != "output")
+        return dataclasses.replace(self, memory=HiddenMemory(events=events))
 
 
 class CpuCollector:

@@ -31,8 +31,6 @@ class GenerationRequest(StepRequest):
     """
 
     mode: Mode = "infer"
-    keep_outputs: bool = False
-    """A generation is a call of its own."""
     new_tokens: int = 512
     """How many each sequence gets."""
     cache: str = "dynamic"

@@ -220,7 +220,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             op.name, begin, facts.flops, facts.moved_bytes, (args, kwargs), host_bytes=facts.host_bytes
         )
         if facts.hidden is not None:
-            self._observer.on_hidden(index, facts.hidden, self._log.phase)
+            hidden = facts.hidden.after_resizing(self._log.tick - begin) if op.may_grow else facts.hidden
+            self._observer.on_hidden(index, hidden, self._log.phase)
 
     def _run(self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call on fakes."""

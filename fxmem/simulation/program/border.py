@@ -13,6 +13,7 @@ Where the target is the CPU, all but integers are fake, so that indices and labe
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import sys
@@ -119,6 +120,9 @@ class Border:
             args = tuple(
                 each.as_subclass(torch.Tensor) if torch_programs.is_host_subclass(each) else each for each in args
             )
+        if self._memory is not None and _is_all_on_host(args, kwargs):
+            with contextlib.suppress(*torch_common.DATA_DEPENDENT):
+                return func(*args, **kwargs)
         log = self.log
         first = len(log.storages)
         try:
@@ -220,6 +224,14 @@ class CardMode(torch_common.FakeMode):  # type: ignore[no-untyped-call]
 
 def _is_fake_on(device_type: str, value: Any) -> bool:
     return isinstance(value, torch_common.FakeTensor) and value.fake_device.type == device_type
+
+
+def _is_all_on_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator takes tensors of the host alone, makes its results there, and asks no fake for a value."""
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type == "cuda":
+        return False
+    return all(tensor.device.type == "cpu" for tensor in torch_common.iterate_tensors((args, kwargs)))
 
 
 def _is_building_a_module() -> bool:

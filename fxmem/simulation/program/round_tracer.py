@@ -159,10 +159,12 @@ def _names_card(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def has_fake(value: Any, depth: int = 0) -> bool:
-    """Whether a FakeTensor, or a wrapper of one, is among nested arguments."""
+    """Whether a FakeTensor of the card, or a wrapper of one, is among nested arguments."""
     if isinstance(value, torch.Tensor):
+        if isinstance(value, torch_common.FakeTensor):
+            return value.fake_device.type != "cpu"
         # A wrapper's parts are asked for only where there are wrappers: they are rare on the host.
-        return isinstance(value, torch_common.FakeTensor) or type(value) not in (torch.Tensor, torch.nn.Parameter)
+        return type(value) not in (torch.Tensor, torch.nn.Parameter)
     if depth > 3:
         return False
     if isinstance(value, (list, tuple)):

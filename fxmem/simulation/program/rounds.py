@@ -215,8 +215,13 @@ class Rounds(RoundRule):
             )
 
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
-        # Where the CPU is the target, so are the real tensors of a model that was made before the recording.
-        return any(self._memory is None or torch_wrappers.is_fake(each) for each in stepped_parameters(optimizer))
+        # Where the CPU is the target, so are the real tensors of a model that was made before the recording; else
+        # parameters of the host count where the card has worked for them.
+        return any(
+            self._memory is None
+            or (torch_wrappers.is_fake(each) and (each.device.type != "cpu" or bool(self._log.ops)))
+            for each in stepped_parameters(optimizer)
+        )
 
     # --- the ends of set-up and rounds --------------------------------------------------------------------------------
 

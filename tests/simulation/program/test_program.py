@@ -459,6 +459,24 @@ def test_parameters_move_by_their_data() -> None:
     assert run.peak.by_kind[Kind.PARAMETER] == (2048 + 1) * 1024 * 4
 
 
+def test_what_works_on_the_host_is_not_the_card_s_however_large() -> None:
+    with fxmem.record("h100", steps=2) as run:
+        model = nn.Sequential(*[nn.Linear(1200, 1200) for _ in range(3)])  # each weight is made without memory
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(2, 1200)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.cuda.memory_allocated() == 0
+        optimizer = torch.optim.AdamW(model.cuda().parameters())
+        for _ in range(2):
+            model(torch.randn(4, 1200, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(run.rounds) == 2
+    layers = [node.module for node in run.profile.nodes if node.op == "call_module"]
+    assert layers == ["model.0", "model.1", "model.2"]
+
+
 def test_a_deep_copy_shares_memory_where_the_original_does() -> None:
     with fxmem.record("h100"):
         whole = torch.arange(8 << 20, dtype=torch.int64, device="cuda").view(8, -1)
