@@ -53,7 +53,7 @@ ALONE = "alone_"
 """Scripts of such a name want the whole card."""
 CHUNK = 24
 """Operators or programs that one process measures."""
-LIMIT_S = 210
+LIMIT_S = 300
 MOST_EVENTS = 1_000_000
 LOGGED = {"alloc", "free_requested", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom"}
 """Entries of the allocator's log that are kept."""

@@ -6,11 +6,12 @@ first step, evaluation.
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -26,6 +27,12 @@ from fxmem.simulation.source_lines import program_place
 
 _Request = tuple[int, int, int]
 """A storage, its bytes, its stream."""
+
+
+_STATE: Final = (
+    "_allocator _counts highest_requested highest_allocated highest_reserved _address _held _of_graphs".split()
+)
+"""What the history of a card leads to."""
 
 
 class CardMemory(Observer):
@@ -56,7 +63,21 @@ class CardMemory(Observer):
         self._met: set[Signature] = set()
         self._waiting: list[_Request] = []
         self._history: list[Callable[[], None]] | None = []
-        self._start(target.memory_bytes)
+        self._origin: dict[str, Any] | None = None
+        """What there was when the history began; None for an empty card."""
+        self._is_first_round = True
+        self._start(self._usable_bytes)
+
+    @property
+    def _usable_bytes(self) -> int | None:
+        """What the allocator can have at most: a context has the rest."""
+        return self._target.memory_bytes and self.total_bytes - self._context_bytes
+
+    @property
+    def _context_bytes(self) -> int:
+        """The least that a context of the target takes; 0 where that is not known."""
+        context = context_range(self._target)
+        return 0 if context is None else context.low
 
     def _start(self, capacity_bytes: int | None) -> None:
         """Begin with an empty card."""
@@ -87,10 +108,13 @@ class CardMemory(Observer):
         Raises `torch.cuda.OutOfMemoryError` as the card does.
         """
         requested, self._waiting = self._waiting, []
+        if hidden is not None:
+            if self._history is None and any(each not in self._asked for each in hidden.signatures):
+                self._origin = copy.deepcopy({name: getattr(self, name) for name in _STATE})
+                self._history = []
+            self._met.update(hidden.signatures)
         if requested or hidden is not None:
             self._do(functools.partial(self._run, requested, hidden, stream))
-        if hidden is not None:
-            self._met.update(hidden.signatures)
 
     def hold(self, workspaces: Mapping[str, HeldBuffer]) -> None:
         """Allocate what a library keeps from now on, once by its name; the operator's own output comes first."""
@@ -129,17 +153,20 @@ class CardMemory(Observer):
     def ask_cudnn(self) -> None:
         """Ask how much workspace the convolutions met since the last time take.
 
-        All are asked in one go, so they count from here on. In the first round, whose history is kept, they count from
-        its beginning.
+        All are asked in one go, and then count from where the first was met: the history since is kept, that of the
+        first round from its beginning.
         """
         self.run_operator()
         if missing := [signature for signature in self._met if signature not in self._asked]:
             answers = conv_workspaces(missing, self._target, torch_version=torch.__version__, library=chosen_cudnn())
             self._asked.update({signature: answer.nbytes for signature, answer in answers.items()})
             self._repeat_history()
+        if not self._is_first_round:
+            self._history = self._origin = None
 
     def forget_history(self) -> None:
-        """Keep no history from now on: the first round is over."""
+        """Keep no history of the first round: it is over."""
+        self._is_first_round = False
         self._history = None
 
     def _repeat_history(self) -> None:
@@ -150,7 +177,10 @@ class CardMemory(Observer):
         if self._history is None:
             return
         before, raises = dict(vars(self)), self._raises
-        self._start(self._allocator.capacity_bytes)
+        if self._origin is None:
+            self._start(self._allocator.capacity_bytes)
+        else:
+            vars(self).update(self._origin)
         self._raises, self.on_block = True, None
         try:
             for act in self._history:
@@ -235,14 +265,15 @@ class CardMemory(Observer):
 
     def stats(self) -> Stats:
         """Bytes and counts now."""
+        if not self._is_first_round:
+            self.ask_cudnn()
         self.run_operator()
         return self._allocator.stats()
 
     def used_bytes(self) -> int:
         """What the driver counts as in use: segments, and once CUDA is initialised the least that a context takes."""
         reserved = self.stats().reserved_bytes.current
-        context = None if self._is_untouched else context_range(self._target)
-        return reserved if context is None else min(reserved + context.low, self.total_bytes)
+        return reserved if self._is_untouched else min(reserved + self._context_bytes, self.total_bytes)
 
     def initialize(self) -> None:
         """CUDA is initialised: the allocator's settings are read, and what the program sets later comes too late.
@@ -281,8 +312,8 @@ class CardMemory(Observer):
         except OutOfMemory as error:
             if self._raises:
                 self.wanted = error.allocated_bytes + error.asked_bytes, error.reserved_bytes + error.segment_bytes
-                raise torch.cuda.OutOfMemoryError(self._complaint(nbytes)) from error
-            self.shortage = describe_shortage(self._complaint(nbytes), program_place(sys._getframe(1)))
+                raise torch.cuda.OutOfMemoryError(self._complaint(error.segment_bytes)) from error
+            self.shortage = describe_shortage(self._complaint(error.segment_bytes), program_place(sys._getframe(1)))
             allocator.capacity_bytes = None
             return self._malloc(nbytes, stream)
         self.highest_requested = max(self.highest_requested, allocator.requested_bytes)
@@ -290,18 +321,29 @@ class CardMemory(Observer):
         self.highest_reserved = max(self.highest_reserved, allocator.reserved_bytes)
         return address
 
-    def _complaint(self, nbytes: int) -> str:
-        """What torch writes where a card has no more (`CUDACachingAllocator.cpp`), and that none was there."""
-        stats, total = self._allocator.stats(), self.total_bytes
-        most = self._allocator.capacity_bytes
-        allowed = f"{format_bytes(most)} allowed; " if most is not None and most < total else ""
+    def _complaint(self, segment_bytes: int) -> str:
+        """What torch writes where a card has no such segment more (`CUDACachingAllocator.cpp`), and that none was
+        there."""
+        stats, total, most = self._allocator.stats(), self.total_bytes, self._allocator.capacity_bytes
+        used = stats.reserved_bytes.current + self._context_bytes
+        is_limited = most is not None and most < (self._usable_bytes or total)
+        allowed = f"{_size(most)} allowed; " if most is not None and is_limited else ""
+        allocated = stats.allocated_bytes.current
         return (
-            f"CUDA out of memory. Tried to allocate {format_bytes(nbytes)}. GPU 0 has a total capacity of "
-            f"{format_bytes(total)} of which {format_bytes(total - stats.reserved_bytes.current)} is free. "
-            f"{allowed}{format_bytes(stats.allocated_bytes.current)} is allocated by PyTorch, and "
-            f"{format_bytes(stats.reserved_bytes.current - stats.allocated_bytes.current)} is reserved by PyTorch but "
-            f"unallocated. Predicted by fxmem for {self._target.name}: no card was used."
+            f"CUDA out of memory. Tried to allocate {_size(segment_bytes)}. GPU 0 has a total capacity of "
+            f"{_size(total)} of which {_size(total - used)} is free. Including non-PyTorch memory, this process has "
+            f"{_size(used)} memory in use. {allowed}Of the allocated memory {_size(allocated)} is allocated by "
+            f"PyTorch, and {_size(stats.reserved_bytes.current - allocated)} is reserved by PyTorch but unallocated. "
+            f"Predicted by fxmem for {self._target.name}: no card was used."
         )
+
+
+def _size(nbytes: int) -> str:
+    """As torch writes it (`format_size`, CUDACachingAllocator.cpp)."""
+    if nbytes <= 1024:
+        return f"{nbytes} bytes"
+    exponent = next((each for each in (1, 2) if nbytes <= 1024 ** (each + 1)), 3)
+    return f"{nbytes / 1024**exponent:.2f} {('KiB', 'MiB', 'GiB')[exponent - 1]}"
 
 
 class LiveBytes(Observer):
@@ -354,7 +396,7 @@ class LiveBytes(Observer):
 def describe_shortage(complaint: str, place: str) -> str:
     """The request that a card refused, of torch's own words, and where it was made."""
     asked, _, rest = complaint.partition(". GPU")
-    allowed = re.search(r"free\. (.+ allowed); ", rest)
+    allowed = re.search(r"in use\. (.+ allowed); ", rest)
     share = f", with {allowed[1]} by set_per_process_memory_fraction" if allowed else ""
     asked = asked.removeprefix("CUDA out of memory. ")
     return f"It runs out{f' at {place}' if place else ''}: {asked}{share}"

@@ -333,13 +333,13 @@ def test_products_of_half_precision_with_a_wide_result() -> None:
 def test_a_program_limits_its_share_of_the_card() -> None:
     with fxmem.record("rtx3080") as recorded:
         torch.cuda.set_per_process_memory_fraction(0.05)
-        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"499\.4 MiB allowed; ") as raised:
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"499\.36 MiB allowed; ") as raised:
             torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
         torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
     assert recorded.peak.requested_bytes == 1 << 28
     said = describe_shortage(str(raised.value), "train.py:1")
-    share = "499.4 MiB allowed by set_per_process_memory_fraction"
-    assert said == f"It runs out at train.py:1: Tried to allocate 1.00 GiB, with {share}"
+    share = "499.36 MiB allowed by set_per_process_memory_fraction"
+    assert said == f"It runs out at train.py:1: Tried to allocate 1024.00 MiB, with {share}"
     with pytest.raises(ValueError, match="Invalid fraction value: 2"), fxmem.record("rtx3080"):
         torch.cuda.set_per_process_memory_fraction(2)
 

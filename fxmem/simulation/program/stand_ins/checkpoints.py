@@ -238,6 +238,18 @@ def _find_device(device: torch.device, map_location: Any) -> torch.device:
     return torch.device("cpu" if callable(map_location) else map_location)
 
 
+def _move(tensor: torch.Tensor, map_location: Any) -> torch.Tensor:
+    """A tensor of the host that was saved beside such without values, where `torch.load` puts it."""
+    device = _find_device(tensor.device, map_location)
+    if device == tensor.device:
+        return tensor
+    moved = tensor.detach().to(device)
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return (
+        torch.nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved.requires_grad_(tensor.requires_grad)
+    )
+
+
 def _dump(value: Any, save: Callable[..., Any]) -> bytes:
     """A pickled value, with its tensors beside it, each once, by torch's own `save`."""
     tensors: list[_KeptTensor | torch.Tensor] = []
@@ -269,7 +281,8 @@ def _restore(text: bytes, load: Callable[..., Any], map_location: Any, target: t
     def tensor(number: Any) -> torch.Tensor:
         if number not in made:
             kept = tensors[number]
-            made[number] = kept.load(map_location, target) if isinstance(kept, _KeptTensor) else kept
+            is_kept = isinstance(kept, _KeptTensor)
+            made[number] = kept.load(map_location, target) if is_kept else _move(kept, map_location)
         return made[number]
 
     unpickler = pickle.Unpickler(io.BytesIO(pickled))
