@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from fxmem.records.profile import Assumption, Bytes, Headed, Peak, Record, Versioned
 from fxmem.records.registry import Viewed
 
@@ -32,6 +34,9 @@ class Suggestion(Record):
     """FLOPs of the changed step beyond the unchanged one's; None where an operator without a formula is among them."""
     step_seconds: float | None = None
     """Estimated; as `Plan.before_seconds`."""
+    growth_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of a program that keeps more after each step: how many bytes a step with the change, where one of its owners
+    then keeps no more; None where none does."""
     note: str = ""
     """What to know before doing it."""
 

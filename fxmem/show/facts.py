@@ -137,10 +137,9 @@ def _describe_keeper(grown: Growth) -> str:
     return f"{grown.kept_at} keeps {grown.holder}" if grown.kept_at else f"kept by {grown.holder or 'torch'}"
 
 
-def growth_facts(profile: Profile) -> Facts:
+def growth_facts(step: Step) -> Facts:
     """Who keeps more after each step, the most first, and the sum of the rest."""
-    program = profile.step.program
-    grown = () if program is None else program.grown
+    grown = () if step.program is None else step.program.grown
     found: Facts = []
     large = [each for each in grown if 100 * each.nbytes >= sum(every.nbytes for every in grown)][:_MOST_GROWING]
     for each in large:

@@ -107,7 +107,7 @@ def program_facts(profile: Profile) -> Facts:
     if program.steady is not None:
         grows = f"no: it grows by {program.growth_bytes:,} bytes a step" if program.growth_bytes else ""
         facts.append(Fact("Steady", grows or _STEADY[program.steady]))
-        facts += growth_facts(profile)
+        facts += growth_facts(profile.step)
     if program.files is not None and (program.files.written or program.files.native != "held"):
         facts.append(Fact("Files", _describe_files(program.files)))
     return make_printable(facts)

@@ -94,7 +94,7 @@ def assert_steady(program: RecordedProgram) -> RecordedProgram:
     if len(steps) < STEPS:
         raise UsageError(f"expected a recording of at least {STEPS} steps, got {len(steps) or repr(program)}")
     if said := describe_program_growth(program.profile):
-        who = "".join(f"\n{fact.text}" for fact in growth_facts(program.profile))
+        who = "".join(f"\n{fact.text}" for fact in growth_facts(program.profile.step))
         raise AssertionError(f"expected as much alive after each step; the program {said}{who}")
     return program
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
+import os
 from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
 from typing import Any, Final, Literal
 
 import torch
@@ -30,6 +33,8 @@ class ProgramEdits:
     """Of optimizers for which the program chooses none."""
     releases_gradients: bool = False
     """Whether its optimizers step within backward."""
+    sources: tuple[tuple[str, str], ...] = ()
+    """By real path, the text that Python reads in the place of a file of the program's."""
 
     def prepare(self, name: str, module: torch.nn.Module) -> None:
         """Change a model of the program before its first call, as `record` asks for it."""
@@ -47,6 +52,9 @@ class ProgramEdits:
         """What the program runs inside; torch is as before afterwards."""
         before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
         with contextlib.ExitStack() as stack:
+            if self.sources:
+                stack.enter_context(torch_common.patch(io, "open_code", self._open_code))
+                stack.enter_context(torch_common.patch(SourceFileLoader, "get_code", self._get_code))
             if self.optimizer_form or self.releases_gradients:
                 stack.enter_context(torch_common.patch(torch.optim.Optimizer, "__init__", self._make_optimizer))
             if self.autocast:
@@ -69,6 +77,25 @@ class ProgramEdits:
                 checkpointing.release_gradients(optimizer)
 
         return init
+
+    def _open_code(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        sources = dict(self.sources)
+
+        def open_code(path: str) -> Any:
+            source = sources.get(os.path.realpath(path))
+            return original(path) if source is None else io.BytesIO(source.encode())
+
+        return open_code
+
+    def _get_code(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        sources = dict(self.sources)
+
+        def get_code(loader: SourceFileLoader, name: str) -> Any:
+            path = loader.get_filename(name)
+            source = sources.get(os.path.realpath(path))
+            return original(loader, name) if source is None else compile(source, path, "exec")
+
+        return get_code
 
 
 AS_IT_IS: Final = ProgramEdits()

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
-from fxmem.show.facts import header_facts
+from fxmem.show.facts import growth_facts, header_facts
 from fxmem.show.sections import Fact, Section, Table, TableColumn, make_table
 from fxmem.show.text.columns import Column
 from fxmem.show.text.tables import fit, grid, label_content, lay_out_sections, render
@@ -33,6 +33,7 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
     """What each change is worth, and several together; in text of this width."""
     peak, together, budget = advice.before, advice.together, advice.budget_bytes
     head = [*header_facts(advice), Fact("Peak", f"{exact_bytes(peak.counted_bytes)} in {peak.phase.value}")]
+    head += growth_facts(advice.step)
     over = 0 if budget is None else peak.counted_bytes - budget
     if budget is not None:
         verdict = f"{format_bytes(over)} too much" if over > 0 else "kept as it is"

@@ -201,19 +201,19 @@ def _keeping_lines(file: str, name: str) -> Iterator[int]:
     with contextlib.suppress(SyntaxError):
         for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if node.func.attr in _KEEPING and _last_name(node.func.value) == name:
+                if node.func.attr in _KEEPING and last_name(node.func.value) == name:
                     yield node.lineno
             elif isinstance(node, ast.AugAssign):
-                if _last_name(node.target) == name:
+                if last_name(node.target) == name:
                     yield node.lineno
             elif isinstance(node, ast.Assign):
-                targets = [each for each in node.targets if _last_name(each) == name]
-                reads_itself = any(_last_name(each) == name for each in ast.walk(node.value))
+                targets = [each for each in node.targets if last_name(each) == name]
+                reads_itself = any(last_name(each) == name for each in ast.walk(node.value))
                 if any(isinstance(each, ast.Subscript) for each in targets) or (targets and reads_itself):
                     yield node.lineno
 
 
-def _last_name(node: ast.AST) -> str:
+def last_name(node: ast.AST) -> str:
     """`preds` of `self.preds[-1]`; empty for what has no name."""
     while isinstance(node, ast.Subscript):
         node = node.value

@@ -12,7 +12,7 @@ from fxmem.records.plan import Plan
 from fxmem.whatif.advice.changes import expandable_segments
 from fxmem.whatif.advice.in_place import sort_activations
 from fxmem.whatif.advice.optimizer import FORMS, RELEASE, RELEASE_NOTE
-from fxmem.whatif.advice.release import release_changes
+from fxmem.whatif.advice.release import growth_changes, release_changes
 from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, code_for_modules, list_refused
 from fxmem.whatif.program_edits import ProgramEdits
 from fxmem.whatif.program_step import ProgramCommand, ProgramStep
@@ -71,6 +71,7 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
                 code = f"# give {names or 'the optimizer'} this argument\n{argument}"
                 yield AnyChange(f"{form}-optimizer", title, "none", code, _use_form(form), excludes="optimizer")
             yield AnyChange(*RELEASE, lambda way, _: way.edit(releases_gradients=True), note=RELEASE_NOTE)
+        yield from growth_changes(self.step)
         yield from release_changes(self.step)
         if profile.target.device == "cuda":
             yield expandable_segments()

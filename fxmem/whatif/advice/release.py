@@ -1,16 +1,25 @@
-"""Results that the program keeps after their last use."""
+"""Results that the program keeps after their last use, or after every step."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import linecache
+import os
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
+from fxmem.records.parts import Growth
 from fxmem.records.profile import Node, Profile
 from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.whatif.advice.source_edits import let_go
 from fxmem.whatif.advice.uses import find_idle
-from fxmem.whatif.advice.variant import AnyChange
+from fxmem.whatif.advice.variant import AnyChange, NotApplicableError
+from fxmem.whatif.program_step import ProgramCommand, ProgramStep
+
+_MOST_GROWING: Final = 3
+"""Owners that grow whose lines are rewritten."""
 
 
 def release_changes(analysis: ProfiledStep) -> Iterator[AnyChange[Any, Any]]:
@@ -35,6 +44,52 @@ def release_changes(analysis: ProfiledStep) -> Iterator[AnyChange[Any, Any]]:
             _release(names),
             note=f"held by {holder or 'a local name or by the output'} until the {profile.phases[-1].phase.value} ends",
         )
+
+
+def growth_changes(step: ProgramStep) -> Iterator[AnyChange[Any, Any]]:
+    """Yield a change for each line by which a program keeps more after each step, the most first, and one for all of
+    them: two may keep the same."""
+    grown = () if step.profile.step.program is None else step.profile.step.program.grown
+    lines = [_KeepingLine.find(each) for each in grown if each.kept_at][:_MOST_GROWING]
+    for each in [*([lines] if len(lines) > 1 else []), *([line] for line in lines)]:
+        owners = " and ".join(line.owner for line in each)
+        code = "\n".join(textwrap.dedent(line.text).strip() for line in each)
+        note = "at " + " and ".join(line.place for line in each)
+        title = f"keep nothing of the card in {owners}"
+        yield AnyChange(f"let-go:{owners.replace(' and ', ',')}", title, "none", code, _rewrite(each), note)
+
+
+class _KeepingLine(NamedTuple):
+    """A line by which an owner keeps more."""
+
+    owner: str
+    place: str
+    text: str
+    """As it is to be written; empty where no way is known."""
+
+    @classmethod
+    def find(cls, grown: Growth) -> _KeepingLine:
+        owner = grown.holder.rpartition(" ")[2].rpartition(".")[2]
+        file, _, line = grown.kept_at.rpartition(":")
+        return cls(owner, grown.kept_at, let_go(file, int(line), owner))
+
+
+def _rewrite(lines: Sequence[_KeepingLine]) -> Callable[[Any, Any], Any]:
+    def make(way: Any, step: ProgramStep) -> Any:
+        if not all(each.text for each in lines):
+            raise NotApplicableError("no simple way of writing its line is known: keep numbers, or .detach().cpu()")
+        if not isinstance(step.program, ProgramCommand):
+            raise NotApplicableError("a function's source stays as it is: try it on a script (fxmem advise --run)")
+        sources = dict(way.edits.sources)
+        for _, place, text in lines:
+            file, _, line = place.rpartition(":")
+            path, first = os.path.realpath(file), int(line) - 1
+            old = sources.get(path, "".join(linecache.getlines(file))).splitlines(keepends=True)
+            old[first : first + text.count("\n")] = text.splitlines(keepends=True)
+            sources[path] = "".join(old)
+        return way.edit(sources=(*sources.items(),))
+
+    return make
 
 
 def _find_holder(profile: Profile, nodes: Iterable[Node]) -> str:

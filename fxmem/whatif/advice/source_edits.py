@@ -6,6 +6,12 @@ import ast
 import linecache
 import textwrap
 from collections.abc import Iterator, Mapping
+from typing import Final
+
+from fxmem.simulation.program.growth import last_name
+
+_TAKING: Final = frozenset("add append appendleft insert put setdefault".split())
+"""Methods whose last argument is kept."""
 
 
 def calls_in_place(file: str, calls: Mapping[tuple[int, str], bool]) -> Iterator[tuple[int, str]]:
@@ -33,6 +39,68 @@ def calls_in_place(file: str, calls: Mapping[tuple[int, str], bool]) -> Iterator
             yield statements[0].lineno, text
         else:
             yield from ((line, "") for line, _ in inside)
+
+
+_ON_THE_HOST: Final = ".detach().cpu()"
+_WITHOUT_GRAPH: Final = ".detach()"
+
+
+def let_go(file: str, line: int, owner: str) -> str:
+    """Rewrite the statement of a line that keeps something of the card, so that it keeps it on the host, and a sum
+    without its graph. Returns its text, with its indentation; empty where it cannot be rewritten.
+
+    `preds.append(out)` becomes `preds.append(out.detach().cpu())`, `total += loss` becomes `total += loss.detach()`.
+
+    Args:
+        owner: the last name of what keeps it (`preds` of `self.preds`).
+    """
+    lines = linecache.getlines(file)
+    try:
+        statements = _innermost(ast.parse("".join(lines)), line)
+        kept = [found for each in statements for node in ast.walk(each) for found in _find_kept(node, owner)]
+        texts = {number: lines[number - 1].encode() for number in range(line, _last_line(statements) + 1)}
+        for part, ending in sorted(kept, key=lambda each: (each[0].lineno, each[0].col_offset), reverse=True):
+            number, begin, end, _ = _span(part, "")
+            text = texts[number][begin:end].decode()
+            is_whole = isinstance(part, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+            text = (text if is_whole else f"({text})") + ending
+            texts[number] = texts[number][:begin] + text.encode() + texts[number][end:]
+    except (SyntaxError, ValueError, KeyError):
+        return ""
+    return b"".join(texts.values()).decode() if kept and statements[0].lineno == line else ""
+
+
+def _last_line(statements: tuple[ast.stmt, ...]) -> int:
+    return max((each.end_lineno or 0 for each in statements), default=0)
+
+
+def _find_kept(node: ast.AST, owner: str) -> Iterator[tuple[ast.expr, str]]:
+    """What a statement gives to an owner, and what is to be written behind it."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TAKING:
+        if node.args and any(last_name(each) == owner for each in ast.walk(node.func.value)):
+            yield from _parts(node.args[-1], _ON_THE_HOST)
+    elif isinstance(node, ast.AugAssign) and last_name(node.target) == owner:
+        is_list = isinstance(node.value, (ast.List, ast.Tuple))
+        yield from _parts(node.value, _ON_THE_HOST if is_list else _WITHOUT_GRAPH)
+    elif isinstance(node, ast.Assign) and any(last_name(each) == owner for each in node.targets):
+        is_item = any(isinstance(each, ast.Subscript) for each in node.targets)
+        if is_item or isinstance(node.value, ast.BinOp):
+            yield from _parts(node.value, _ON_THE_HOST if is_item else _WITHOUT_GRAPH)
+
+
+def _parts(value: ast.expr, ending: str) -> Iterator[tuple[ast.expr, str]]:
+    """The expressions in which tensors are kept, with what is missing at their end."""
+    if isinstance(value, (ast.Tuple, ast.List)):
+        for each in value.elts:
+            yield from _parts(each, ending)
+    elif isinstance(value, ast.Dict):
+        for each in value.values:
+            yield from _parts(each, ending)
+    elif not isinstance(value, ast.Constant):
+        is_detached = isinstance(value, ast.Call) and _last(value.func) == "detach"
+        ending = ending.removeprefix(_WITHOUT_GRAPH) if is_detached else ending
+        if ending:
+            yield value, ending
 
 
 def _rewrite(statements: tuple[ast.stmt, ...], lines: list[str], calls: Mapping[tuple[int, str], bool]) -> str:

@@ -124,7 +124,7 @@ def try_changes(
         before_flops=_flops(profile),
         before_seconds=step_seconds(profile),
         budget_bytes=None if limit is None else limit.nbytes,
-        suggestions=tuple(sorted(suggestions, key=lambda s: (-s.saved_bytes, s.extra_flops or 0))),
+        suggestions=tuple(sorted(suggestions, key=_rank)),
         together=advisor.together(plans) if limit is not None else None,
         refused=tuple(refused),
         assumptions=profile.assumptions,
@@ -165,7 +165,8 @@ class _Advisor:
                 continue
             reserved = (self.step.peak.reserved_bytes or 0) - (suggestion.peak.reserved_bytes or 0)
             worth = self.step.peak.counted_bytes // _WORTH
-            if suggestion.saved_bytes > worth or (suggestion.saved_bytes >= 0 and reserved > worth):
+            is_leaner = suggestion.saved_bytes > worth or (suggestion.saved_bytes >= 0 and reserved > worth)
+            if is_leaner or suggestion.growth_bytes is not None:
                 self.useful.append((change, suggestion))
                 suggestions.append(suggestion)
                 self.found(suggestion)
@@ -331,6 +332,8 @@ class _Advisor:
 
     def _suggestion(self, changes: Sequence[_Change], reached: _Outcome) -> Suggestion:
         flops, before = _flops(reached.profile), _flops(self.step.profile)
+        growth = _find_less_growth(self.step.profile, reached.profile)
+        less = () if growth is None else (f"it then grows by {growth:,} bytes a step",)
         repeats = self.bench.parts(reached)  # a step of micro-batches runs that often
         return Suggestion(
             key="+".join(change.key for change in changes),
@@ -341,8 +344,22 @@ class _Advisor:
             saved_bytes=self.step.peak.counted_bytes - reached.peak.counted_bytes,
             extra_flops=None if flops is None or before is None else 0 if repeats > 1 else flops - before,
             step_seconds=None if repeats > 1 else step_seconds(reached.profile),
-            note="; ".join(change.note for change in changes if change.note),
+            growth_bytes=growth,
+            note="; ".join((*(change.note for change in changes if change.note), *less)),
         )
+
+
+def _rank(suggestion: Suggestion) -> tuple[bool, int, int, int]:
+    """What grows less comes first, then what frees most."""
+    growth = suggestion.growth_bytes
+    return growth is None, growth or 0, -suggestion.saved_bytes, suggestion.extra_flops or 0
+
+
+def _find_less_growth(before: Profile, after: Profile) -> int | None:
+    """How many bytes a step a program grows by, where one of those that grew before grows no more."""
+    was, is_now = (() if each.step.program is None else each.step.program.grown for each in (before, after))
+    left = {each.holder for each in is_now}
+    return sum(each.nbytes for each in is_now) if any(each.holder not in left for each in was) else None
 
 
 def _order(change: _Change) -> tuple[bool, str]:

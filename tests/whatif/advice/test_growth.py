@@ -1,0 +1,78 @@
+"""Lines that keep more after each step, rewritten and tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fxmem.hardware import catalogue
+from fxmem.simulation.program import Launch
+from fxmem.whatif.advice.source_edits import let_go
+from fxmem.whatif.advice.suggestions import advise
+from fxmem.whatif.program_step import ProgramCommand, ProgramStep
+
+PROGRAM = """
+import torch
+from torch import nn
+from meter import Meter
+net, meter = nn.Linear(256, 256).cuda(), Meter()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+total = 0
+for _ in range(5):
+    out = net(torch.ones(1024, 256, device="cuda"))
+    loss = out.exp().sum().log()
+    meter.update(loss)
+    optimizer.zero_grad()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    total = total + loss
+"""
+METER = """
+class Meter:
+    def __init__(self):
+        self.seen = []
+
+    def update(self, loss):
+        self.seen.append(
+            loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "owner", "written"),
+    [
+        ("preds.append(out)", "preds", "preds.append(out.detach().cpu())"),
+        ("    self.preds[-1].append(out.detach())", "preds", "    self.preds[-1].append(out.detach().cpu())"),
+        ("preds.append((x, out + 1, 3))", "preds", "preds.append((x.detach().cpu(), (out + 1).detach().cpu(), 3))"),
+        ("preds += [out]", "preds", "preds += [out.detach().cpu()]"),
+        ("seen.setdefault('é', []).append([out])", "seen", "seen.setdefault('é', []).append([out.detach().cpu()])"),
+        ("seen[step] = out", "seen", "seen[step] = out.detach().cpu()"),
+        ("total += loss", "total", "total += loss.detach()"),
+        ("self.total = self.total + loss", "total", "self.total = (self.total + loss).detach()"),
+        ("total += loss.detach()", "total", ""),
+        ("preds.extend(found)", "preds", ""),
+        ("preds.append(out", "preds", ""),
+        ("others.append(out)", "preds", ""),
+    ],
+)  # fmt: skip
+def test_a_line_keeps_it_on_the_host(tmp_path: Path, line: str, owner: str, written: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"if True:\n{line}\n" if line.startswith(" ") else f"x = 0\n{line}\n", encoding="utf-8")
+    assert let_go(str(path), 2, owner) == (f"{written}\n" if written else "")
+
+
+@pytest.mark.truth
+def test_edits_of_a_program_s_files_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("train.py", PROGRAM), ("meter.py", METER)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    program = ProgramCommand(Launch("train.py"), catalogue.target("rtx3080"), 5)
+    advice = advise(ProgramStep(program), plans=False)
+    best, *others = advice.suggestions
+    assert best.key == "let-go:total,seen"
+    assert best.code == "total = (total + loss).detach()\nself.seen.append(\n    loss.detach().cpu())"
+    assert best.growth_bytes == 0
+    # Each of both keeps the graph by itself.
+    assert all(each.growth_bytes for each in others if each.key.startswith("let-go"))
+    assert [(tmp_path / name).read_text(encoding="utf-8") for name in ("train.py", "meter.py")] == [PROGRAM, METER]
