@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import functools
+import importlib
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -151,6 +152,12 @@ def is_host_subclass(value: Any) -> bool:
     if kind is torch.Tensor or kind is torch.nn.Parameter or not isinstance(value, torch.Tensor):
         return False
     return not isinstance(value, FakeTensor) and not is_wrapper(value)
+
+
+def import_dynamo() -> None:
+    """Import the compiler's front, which torch itself does where the first optimizer is made (`torch._compile`, since
+    2.0)."""
+    importlib.import_module("torch._dynamo")
 
 
 LOADER_ITERATOR: Final[Any] = dataloader._BaseDataLoaderIter

@@ -30,6 +30,9 @@ _NOT_THE_USERS = (_TORCH, _HERE, contextlib.__file__, functools.__file__, OWN_FI
 _NOT_CALLED = (_HERE, contextlib.__file__, functools.__file__, _TORCH + "utils" + os.sep + "_contextlib.py")
 """What stands between a line and the function that it calls."""
 
+_WRAPPERS = ("wrapper", "inner")
+"""Functions around the one that was called."""
+
 _CHECKING = tuple(
     _TORCH + name for name in ("functional.py", "nn" + os.sep, "distributions" + os.sep, "testing" + os.sep)
 )
@@ -80,8 +83,8 @@ def program_call(frame: types.FrameType | None) -> tuple[str, str]:
         if not file.startswith((*_NOT_CALLED, "<")):
             if not _is_installed(file) and not file.startswith(_TORCH):
                 return place, called
-            method = frame.f_code.co_qualname
-            called = method.removesuffix(".__init__").rpartition(".")[2]
+            name = frame.f_code.co_qualname.removesuffix(".__init__").rpartition(".")[2]
+            called = called if name.startswith("_") or name in _WRAPPERS else name
         frame = frame.f_back
     return place, ""
 

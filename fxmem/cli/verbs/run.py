@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         if options.write:
             raise UsageError("expected --keep-files or --write, not both: what is written for real is not moved")
         check_folder("--keep-files", options.keep_files)
-    host = None if options.host is None else parse_bytes(options.host, "--host")
+    host = None if options.host is None else parse_bytes(options.host, "--host").nbytes
     ranks, rank = read_ranks(options)
     card = catalogue.target(options.target)
     require_torch()

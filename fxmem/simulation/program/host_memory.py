@@ -2,12 +2,13 @@
 
 Resident memory is measured, ten times in a tenth of a second, in a thread of its own; the kernel's high-water mark shows
 what came and went between. Pages of files are left out: a system drops them where it needs the room. fxmem's own memory
-is in the same process and is taken off by a rule: what its modules take (`_OWN_BYTES`), and what it keeps of each node
-of a round's graph (`_NODE_BYTES`). Both were measured, in an empty program and over GPT-2 of 12 and 48 layers
-(torch 2.11 and 2.15, Linux on x86-64); `tests/simulation/program/test_host_memory.py` holds them to real runs.
+is in the same process and is taken off by a rule: what its modules take (`_OWN_BYTES`), what it keeps of each node of a
+round's graph (`_NODE_BYTES`), and torch._dynamo until the program would have imported it, with its first optimizer or a
+library (`measure_dynamo`). The first two were measured, in an empty program and over GPT-2 of 12 and 48 layers (torch
+2.11 and 2.15, Linux on x86-64); `tests/simulation/program/test_host_memory.py` holds all to real runs.
 
-Workers are other processes. Of what they have, their own counts (`Private_Clean` and `Private_Dirty`): the rest they
-share with the process that they were forked from. A batch that waits for the program in shared memory is in no process's
+Workers are other processes. Of what they have, their own counts (`Private_Dirty`): the rest they share with the process
+that they were forked from. A batch that waits for the program in shared memory is in no process's
 resident memory, and is counted.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import threading
@@ -39,11 +41,25 @@ _OWN_BYTES: Final = 18 << 20
 """What fxmem's modules, and what only they import, take of a process: 17.2 MiB with torch 2.11, 20.0 with 2.15."""
 _NODE_BYTES: Final = 24 << 10
 """What fxmem keeps of a node of the graph, its operators and storages, once a round is over: 24.4 and 24.1 KiB."""
+_IMPORTERS: Final = "transformers timm torchvision peft diffusers lightning pytorch_lightning".split()
+"""Libraries that import torch._dynamo where they are imported (transformers 5.17, timm 1.0, torchvision 0.26)."""
 _INTERVAL_S: Final = 0.01
-_WORKERS_SHARE: Final = 20
-"""Looking at workers takes one part of so many of the time: the kernel walks all their pages."""
+_MARKS_S: Final = 0.1
+_PAGES_SHARE: Final = 20
+"""Looking at the pages of workers takes one part of so many of the time: the kernel walks them all."""
+_SAME_PLACE: Final = 100
+"""A peak that is higher by less than one part of so many is that of the place before: it creeps up."""
 _WORTH_A_LOOK: Final = 1000
 """A counted tensor is looked at at once where it lifts the peak by one part of so many."""
+
+
+@functools.cache
+def measure_dynamo() -> int:
+    """Import torch._dynamo, which recordings need; what it takes, 0 where it was imported already or is not known."""
+    before = _read_resident()
+    torch_programs.import_dynamo()
+    after = _read_resident()
+    return 0 if before is None or after is None else max(after.anonymous - before.anonymous, 0)
 
 
 # --- what is counted --------------------------------------------------------------------------------------------------
@@ -60,10 +76,12 @@ class HostLedger(Observer):
         self.pinned = PinnedPool()
         self.batches_bytes = 0
         """Of batches in shared memory."""
-        self.worker_batches_bytes = 0
-        """Of those that a worker of the last loader loads ahead."""
+        self.worker_batches = 0, 0
+        """Of the last loader, bytes of a batch in shared memory, and of all that a worker loads ahead."""
         self._pinned_bytes = 0
         """Of tensors in pinned blocks."""
+        self._handed_out: list[weakref.ref[Any]] = []
+        """The storages of the last batch from shared memory."""
         self._pretended: dict[int, int] = {}
         self.on_rise: Callable[[int], None] = lambda passing: None
         """Called where more is pretended, with bytes that are there for this moment alone."""
@@ -126,12 +144,12 @@ class HostLedger(Observer):
         if plan.pins:
             self.note_pinned(batch)
         elif plan.workers:
-            for tensor in torch_common.iterate_tensors(batch):
-                nbytes = tensor.untyped_storage().nbytes()
-                self.batches_bytes += nbytes
-                weakref.finalize(tensor.untyped_storage(), self._drop_batches, nbytes)
+            for storage in filter(None, (each() for each in self._handed_out)):
+                self.batches_bytes += storage.nbytes()  # in its place another one waits by now
+                weakref.finalize(storage, self._drop_batches, storage.nbytes())
+            self._handed_out = [weakref.ref(each.untyped_storage()) for each in torch_common.iterate_tensors(batch)]
         if plan.workers and plan.is_first:
-            self.worker_batches_bytes = plan.ahead * sum(sizes) // plan.workers
+            self.worker_batches = sum(sizes), plan.ahead * sum(sizes) // plan.workers
             if plan.pins:
                 blocks = [self.pinned.malloc(nbytes) for _ in range(plan.ahead) for nbytes in sizes]
                 weakref.finalize(loader, lambda: [self.pinned.free(each) for each in blocks])
@@ -182,13 +200,24 @@ def _find_children() -> Iterator[int]:
 
 
 def _read_private(process: int) -> int | None:
-    """What a process shares with no other; None where it is over, or the system does not say."""
+    """What a process shares with no other, without files' pages and batches; None where it is over, or the system does
+    not say."""
     try:
         with open(f"/proc/{process}/smaps_rollup", encoding="ascii") as file:
-            lines = [line.split() for line in file if line.startswith(("Private_Clean", "Private_Dirty"))]
-        return sum(int(line[1]) << 10 for line in lines)
+            found = dict(line.split(":", 1) for line in file if line.startswith(("Private_Dirty", "Pss_Shmem")))
+        own, shared = (int(found.get(each, "0").split()[0]) << 10 for each in ("Private_Dirty", "Pss_Shmem"))
+        return max(own - shared, 0)
     except (OSError, ValueError):
         return None
+
+
+class _Worker(NamedTuple):
+    """A worker, in bytes."""
+
+    shares: int
+    """What of its resident memory others have, too, when its pages were looked at."""
+    nbytes: int
+    """The most that it had beyond that, but for the batch that it was making in shared memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,22 +241,38 @@ class HostMeter:
         ledger: what is counted.
         pretended: bytes of the target's that are the host's, too: where the CPU is the target, all of them.
         nodes: how many nodes the graph of the round has.
+        optimizers: how many the program has.
+        limit_bytes: what the host has; None where nothing is said.
     """
 
-    def __init__(self, ledger: HostLedger, pretended: Callable[[], int], nodes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        ledger: HostLedger,
+        pretended: Callable[[], int],
+        nodes: Callable[[], int],
+        optimizers: Callable[[], int],
+        limit_bytes: int | None,
+    ) -> None:
+        self.limit_bytes = limit_bytes
         self.ledger, self._find_pretended, self._count_nodes = ledger, pretended, nodes
+        self._count_optimizers = optimizers
         self._most_nodes = 0
+        self._dynamo = measure_dynamo()
+        """What torch._dynamo takes, until the program would have it."""
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._highest = 0
+        self._highest = self._files = 0
+        """The mark of the kernel, and pages of files, at the last look."""
         self._last: int | None = None
         """What the process had when it was last looked at."""
         self._after_round: int | None = None
-        self._workers: dict[int, int] = {}
-        self._next_workers = 0.0
+        self._workers: dict[int, _Worker] = {}
+        self._next_marks = self._next_pages = 0.0
         self._most_by_worker = 0
         self._peak = _Peak()
+        self._placed = 0
+        """The peak whose place is known."""
         self._is_known = True
 
     @contextlib.contextmanager
@@ -244,7 +289,7 @@ class HostMeter:
             yield
         finally:
             self._over.set()
-            self.look(workers=True)
+            self.look()
             self.ledger.on_rise = lambda passing: None
             if self._is_known:
                 sampler.join()
@@ -261,59 +306,79 @@ class HostMeter:
     def _note_rise(self, passing: int) -> None:
         most = self._peak.total
         counted = self.ledger.counted_bytes + self._find_pretended() + self.ledger.batches_bytes + passing
-        if (self._last or 0) + sum(self._workers.values()) + counted > most + most // _WORTH_A_LOOK:
+        if (self._last or 0) + sum(
+            each.nbytes for each in self._workers.values()
+        ) + counted > most + most // _WORTH_A_LOOK:
             self.look(passing)
 
-    def look(self, passing: int = 0, *, workers: bool = False, frame: types.FrameType | None = None) -> int:
+    def look(self, passing: int = 0, *, frame: types.FrameType | None = None) -> int:
         """Measure now; all that there is.
 
         Args:
             passing: bytes that are counted for this moment alone.
-            workers: whether to look at workers in any case.
             frame: where the program is; None for the caller's.
         """
         with self._lock:
             found = _read_resident()
             self._most_nodes = max(self._most_nodes, self._count_nodes())
-            self._find_workers(force=workers)
+            self._find_workers()
             pretended = self.ledger.pretended_bytes + self._find_pretended() + passing
             batches, process, lift = self.ledger.batches_bytes, None, 0
             if found is not None:
                 # What came and went since the last look, of which the kernel kept the mark.
-                lift = found.highest - found.total if found.highest > self._highest else 0
-                self._highest = max(self._highest, found.highest)
-                own = _OWN_BYTES + _NODE_BYTES * self._most_nodes
-                process = max(found.anonymous + max(found.shared - batches, 0) + lift - own, 0)
+                if found.highest > self._highest:
+                    dropped = max(self._files - found.of_files, 0)
+                    lift = max(found.highest - found.total - dropped, 0)
+                self._highest, self._files = max(self._highest, found.highest), found.of_files
+                process = max(found.anonymous + max(found.shared - batches, 0) + lift - self._own_bytes(), 0)
                 self._last = process - lift
             counted = self.ledger.counted_bytes - self.ledger.pretended_bytes + pretended
-            total = (process or 0) + sum(self._workers.values()) + batches + counted
+            total = (process or 0) + sum(each.nbytes for each in self._workers.values()) + batches + counted
             if total > self._peak.total:
-                place, call = program_call(frame or sys._getframe(1))
+                place, call = self._peak.place, self._peak.call
+                if total > self._placed + self._placed // _SAME_PLACE:
+                    found_at = program_call(frame or sys._getframe(1))
+                    place, call = found_at if found_at[0] else (place, call)
+                    self._placed = total if found_at[0] else self._placed
                 files = None if found is None else found.of_files
-                alive = tuple(self._workers.values())
+                alive = tuple(each.nbytes for each in self._workers.values())
                 self._peak = _Peak(total, process, files, pretended, alive, batches, place, call)
             return total - lift - passing
 
-    def _find_workers(self, *, force: bool) -> None:
+    def _own_bytes(self) -> int:
+        """What fxmem has in this process."""
+        if self._dynamo and (self._count_optimizers() or any(each in sys.modules for each in _IMPORTERS)):
+            self._dynamo = 0
+        return _OWN_BYTES + _NODE_BYTES * self._most_nodes + self._dynamo
+
+    def _find_workers(self) -> None:
+        """Look at the workers' marks, which is cheap, and now and then at their pages, which is not."""
         begun = time.monotonic()
-        if not self._is_known or (begun < self._next_workers and not force):
-            for process in [each for each in self._workers if not os.path.exists(f"/proc/{each}")]:
-                del self._workers[process]
+        if not self._is_known or begun < self._next_marks:
             return
-        found = {process: _read_private(process) for process in _find_children()}
-        self._workers = {process: nbytes for process, nbytes in found.items() if nbytes}
-        self._most_by_worker = max([self._most_by_worker, *self._workers.values()])
-        now = time.monotonic()
-        self._next_workers = now + max(_WORKERS_SHARE * (now - begun), 10 * _INTERVAL_S)
+        self._next_marks = begun + _MARKS_S
+        is_due = begun >= self._next_pages
+        found: dict[int, _Worker] = {}
+        for process in _find_children():
+            before, resident = self._workers.get(process), _read_resident(str(process))
+            if resident is None:
+                continue
+            shares, most = (before.shares, before.nbytes) if before else (None, 0)
+            if (shares is None or is_due) and (private := _read_private(process)) is not None:
+                shares = resident.total - private
+            if shares is not None:
+                lifted = resident.highest - shares - self.ledger.worker_batches[0]
+                found[process] = _Worker(shares, max(most, resident.total - resident.shared - shares, lifted))
+        self._workers = found
+        self._most_by_worker = max([self._most_by_worker, *(each.nbytes for each in found.values())])
+        if is_due:
+            now = time.monotonic()
+            self._next_pages = now + _PAGES_SHARE * (now - begun)
 
-    def record(self, limit_bytes: int | None) -> HostMemory:
-        """What was found.
-
-        Args:
-            limit_bytes: what the host has; None where nothing is said.
-        """
+    def record(self) -> HostMemory:
+        """What was found."""
         peak, ledger = self._peak, self.ledger
-        adds = ledger.worker_batches_bytes + self._most_by_worker if self._most_by_worker else None
+        adds = ledger.worker_batches[1] + self._most_by_worker if self._most_by_worker else None
         return HostMemory(
             peak_bytes=peak.total if self._is_known else None,
             after_bytes=self._after_round if self._is_known else None,
@@ -327,5 +392,5 @@ class HostMeter:
             worker_adds_bytes=adds,
             pinned_bytes=ledger.pinned.allocated_bytes,
             files_bytes=peak.files,
-            limit_bytes=limit_bytes,
+            limit_bytes=self.limit_bytes,
         )

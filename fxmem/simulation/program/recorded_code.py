@@ -71,7 +71,6 @@ class RecordedCode(Subject):
         host_bytes: int | None = None,
     ) -> None:
         self.name = name
-        self._host_bytes = host_bytes
         self.notes = MadeUpNotes(given)
         self._made_up = MadeUpValues(self.notes)
         super().__init__(self._made_up)
@@ -85,6 +84,8 @@ class RecordedCode(Subject):
             self._border.host,
             lambda: 0 if on_card else self._live.now,
             lambda: len(self.recording.tracer.nodes),
+            lambda: len(self.rounds.optimizers),
+            host_bytes,
         )
         self.roots = Roots(prepare)
         self.rounds = Rounds(
@@ -301,5 +302,5 @@ class RecordedCode(Subject):
             **self.rounds.growth.describe(),
             optimizers=tuple(self.rounds.stepped_names),
             made_up=self.notes.records(),
-            host=self._host.record(self._host_bytes).model_copy(update=self.rounds.host_growth.describe()),
+            host=self._host.record().model_copy(update=self.rounds.host_growth.describe()),
         )

@@ -284,7 +284,8 @@ class Rounds(RoundRule):
         self._host.note_round()
         self._mark_kept_results()
         record = record.model_copy(update={"retained_bytes": self._live.now})
-        return FinishedRound(record, sizes, is_whole and self.growth.may_go_on)
+        may_grow_on = self.growth.may_go_on or (self._host.limit_bytes is not None and self.host_growth.may_go_on)
+        return FinishedRound(record, sizes, is_whole and may_grow_on)
 
     def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
         """Whether a round has the highest peak so far; of equals the later one, which is the steadier: in the first,
