@@ -113,9 +113,15 @@ def predict(command: Sequence[str], environ: dict[str, str]) -> dict[str, Any]:
     return found
 
 
+def environment() -> dict[str, str]:
+    """The variables that a run has."""
+    settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(filter(None, (os.getcwd(), *sys.path)))}
+
+
 def run(name: str, arguments: Sequence[str], runs: int) -> dict[str, Any]:
     """One program: predicted, and measured several times."""
-    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environ = environment()
     script = str(PROGRAMS / f"{name}.py")
     real = [measure([sys.executable, script, *arguments], environ) for _ in range(runs)]
     said = predict([script, *arguments], environ)
@@ -131,8 +137,8 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     errors = [error(row) for row in rows]
     noise = [spread(row) for row in rows]
     yield (
-        f"torch {torch.__version__}, one thread, CPU. Measured: the median of {len(rows[0]['real'])} real runs; runs of "
-        f"one program differ by up to {max(noise):.2%}. **{sum(abs(each) <= TOLERANCE for each in errors)} of "
+        f"torch {torch.__version__}, one thread, CPU. Measured: the median of {len(rows[0]['real'])} real runs, those "
+        f"of one program differing by up to {max(noise):.2%}. **{sum(abs(each) <= TOLERANCE for each in errors)} of "
         f"{len(rows)}** are within {TOLERANCE:.0%}; mean error {statistics.mean(map(abs, errors)):.2%}."
     )
     yield ""

@@ -189,7 +189,8 @@ def _grown_facts(grown: Sequence[Growth], of: str = "") -> Facts:
         largest = f"{format_shape(each.shape)} {each.dtype}" + (f" of {each.made_at}" if each.made_at else "")
         since = "" if each.since == 1 else f", from step {each.since} on"
         until = "" if each.until is None else f", until step {each.until:,}"
-        what = f"{each.nbytes:,} bytes{of} a step, {_describe_keeper(each)}: {tensors}, the largest {largest}{since}{until}"
+        much = f"{each.nbytes:,} bytes{of} a step"
+        what = f"{much}, {_describe_keeper(each)}: {tensors}, the largest {largest}{since}{until}"
         found.append(Fact("" if found else "Grows", what, "grows"))
     if rest := grown[len(large) :]:
         others = f"{len(rest)} other{'s' * (len(rest) > 1)}"

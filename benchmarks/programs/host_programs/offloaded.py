@@ -3,20 +3,8 @@
 import torch
 from torch import nn
 
-
-class Offloaded(nn.Module):
-    """A table of a million rows on the host."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(1_000_000, 64)
-
-    def forward(self, index: torch.Tensor) -> torch.Tensor:
-        return self.table(index)
-
-
 device = "cuda" if torch.cuda.is_available() else "cpu"
-table, model = Offloaded(), nn.Linear(64, 10).to(device)
+table, model = nn.Embedding(1_000_000, 64), nn.Linear(64, 10).to(device)
 optimizers = torch.optim.AdamW(table.parameters(), foreach=False), torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
     model(table(torch.randint(1_000_000, (256,))).to(device)).square().mean().backward()

@@ -1,6 +1,6 @@
 """The host's memory of a program that runs on a pretended card: measured where it is real, counted where it is not.
 
-Resident memory is measured, ten times in a tenth of a second, in a thread of its own; the kernel's high-water mark shows
+Resident memory is measured a hundred times a second, in a thread of its own; the high-water mark of the kernel shows
 what came and went between. Pages of files are left out: a system drops them where it needs the room. fxmem's own memory
 is in the same process and is taken off by a rule: what its modules take (`_OWN_BYTES`), what it keeps of each node of a
 round's graph (`_NODE_BYTES`), and torch._dynamo until the program would have imported it, with its first optimizer or a
@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
@@ -41,6 +42,8 @@ _OWN_BYTES: Final = 18 << 20
 """What fxmem's modules, and what only they import, take of a process: 17.2 MiB with torch 2.11, 20.0 with 2.15."""
 _NODE_BYTES: Final = 24 << 10
 """What fxmem keeps of a node of the graph, its operators and storages, once a round is over: 24.4 and 24.1 KiB."""
+_THREADS: Final = 2
+"""The one that measures, and the program's only one."""
 _IMPORTERS: Final = "transformers timm torchvision peft diffusers lightning pytorch_lightning".split()
 """Libraries that import torch._dynamo where they are imported (transformers 5.17, timm 1.0, torchvision 0.26)."""
 _INTERVAL_S: Final = 0.01
@@ -76,8 +79,8 @@ class HostLedger(Observer):
         self.pinned = PinnedPool()
         self.batches_bytes = 0
         """Of batches in shared memory."""
-        self.worker_batches = 0, 0
-        """Of the last loader, bytes of a batch in shared memory, and of all that a worker loads ahead."""
+        self.worker_batches_bytes = 0
+        """Of those that a worker of the last loader loads ahead."""
         self._pinned_bytes = 0
         """Of tensors in pinned blocks."""
         self._handed_out: list[weakref.ref[Any]] = []
@@ -124,39 +127,46 @@ class HostLedger(Observer):
 
     def note_pinned(self, value: Any) -> None:
         """Note tensors in pinned memory."""
-        for tensor in torch_common.iterate_tensors(value):
-            storage = tensor.untyped_storage()
+        for storage in (each.untyped_storage() for each in torch_common.iterate_tensors(value)):
             self._pinned_bytes += storage.nbytes()
-            weakref.finalize(storage, self._unpin, storage.nbytes(), self.pinned.malloc(storage.nbytes()))
+            weakref.finalize(storage, self._unpin, storage.nbytes())
+            self._pin(storage, storage.nbytes())
         self.on_rise(0)
 
-    def _unpin(self, nbytes: int, block: int) -> None:
+    def _unpin(self, nbytes: int) -> None:
         self._pinned_bytes -= nbytes
-        self.pinned.free(block)
 
     def note_batch(self, loader: Any, batch: Any) -> None:
         """Note a batch that a data loader has handed out, and with the first those that its workers load ahead.
 
-        As many wait as it lets its workers load: they are faster than the program.
+        As many wait as it lets its workers load: they are faster than the program. They wait in shared memory, or, once
+        a thread of the loader has copied them there, in pinned memory. In the place of one that is handed out, another
+        waits by the time that the next one is asked for.
         """
         plan = torch_programs.loading_plan(loader)
-        sizes = [each.untyped_storage().nbytes() for each in torch_common.iterate_tensors(batch)]
-        if plan.pins:
-            self.note_pinned(batch)
-        elif plan.workers:
-            for storage in filter(None, (each() for each in self._handed_out)):
-                self.batches_bytes += storage.nbytes()  # in its place another one waits by now
-                weakref.finalize(storage, self._drop_batches, storage.nbytes())
-            self._handed_out = [weakref.ref(each.untyped_storage()) for each in torch_common.iterate_tensors(batch)]
-        if plan.workers and plan.is_first:
-            self.worker_batches = sum(sizes), plan.ahead * sum(sizes) // plan.workers
+        storages = [each.untyped_storage() for each in torch_common.iterate_tensors(batch)]
+        if not plan.workers:
             if plan.pins:
-                blocks = [self.pinned.malloc(nbytes) for _ in range(plan.ahead) for nbytes in sizes]
-                weakref.finalize(loader, lambda: [self.pinned.free(each) for each in blocks])
-            else:
-                self.batches_bytes += plan.ahead * sum(sizes)
-                weakref.finalize(loader, self._drop_batches, plan.ahead * sum(sizes))
+                self.note_pinned(batch)
+            return
+        keep = self._pin if plan.pins else self._share
+        for storage in filter(None, (each() for each in self._handed_out)):
+            keep(storage, storage.nbytes())
+        self._handed_out = [weakref.ref(each) for each in storages]
+        if plan.is_first:
+            for nbytes in [each.nbytes() for each in storages] * plan.ahead:
+                keep(loader, nbytes)
+            self.worker_batches_bytes = plan.ahead * sum(each.nbytes() for each in storages) // plan.workers
         self.on_rise(0)
+
+    def _share(self, owner: Any, nbytes: int) -> None:
+        """Shared memory has so much as long as its owner is there."""
+        self.batches_bytes += nbytes
+        weakref.finalize(owner, self._drop_batches, nbytes)
+
+    def _pin(self, owner: Any, nbytes: int) -> None:
+        """A pinned block is in use as long as its owner is there."""
+        weakref.finalize(owner, self.pinned.free, self.pinned.malloc(nbytes))
 
     def _drop_batches(self, nbytes: int) -> None:
         self.batches_bytes -= nbytes
@@ -217,7 +227,7 @@ class _Worker(NamedTuple):
     shares: int
     """What of its resident memory others have, too, when its pages were looked at."""
     nbytes: int
-    """The most that it had beyond that, but for the batch that it was making in shared memory."""
+    """The most that it had beyond that, batches in shared memory aside."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +251,7 @@ class HostMeter:
         ledger: what is counted.
         pretended: bytes of the target's that are the host's, too: where the CPU is the target, all of them.
         nodes: how many nodes the graph of the round has.
-        optimizers: how many the program has.
+        has_made_optimizer: whether the program has made one.
         limit_bytes: what the host has; None where nothing is said.
     """
 
@@ -250,17 +260,17 @@ class HostMeter:
         ledger: HostLedger,
         pretended: Callable[[], int],
         nodes: Callable[[], int],
-        optimizers: Callable[[], int],
+        has_made_optimizer: Callable[[], bool],
         limit_bytes: int | None,
     ) -> None:
         self.limit_bytes = limit_bytes
         self.ledger, self._find_pretended, self._count_nodes = ledger, pretended, nodes
-        self._count_optimizers = optimizers
+        self._has_made_optimizer = has_made_optimizer
         self._most_nodes = 0
         self._dynamo = measure_dynamo()
         """What torch._dynamo takes, until the program would have it."""
         self._thread = threading.get_ident()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is freed while it is held may run the program's own code
         self._over = threading.Event()
         self._highest = self._files = 0
         """The mark of the kernel, and pages of files, at the last look."""
@@ -286,7 +296,8 @@ class HostMeter:
         if self._is_known:
             sampler.start()
         try:
-            yield
+            with torch_common.wrap(os, "fork", self._fork) if hasattr(os, "fork") else contextlib.nullcontext():
+                yield
         finally:
             self._over.set()
             self.look()
@@ -296,8 +307,16 @@ class HostMeter:
 
     def _repeat(self) -> None:
         while not self._over.wait(_INTERVAL_S):
-            with pause_gc():  # what is collected is the program's, in its own thread
-                self.look(frame=sys._current_frames().get(self._thread))
+            # What is collected is the program's, in its own thread.
+            with self._lock, pause_gc():
+                self._look(0, sys._current_frames().get(self._thread))
+
+    def _fork(self, original: Callable[[], int]) -> int:
+        """`os.fork`, while the other thread measures nothing: a fork would keep what it holds."""
+        with self._lock, warnings.catch_warnings():
+            if threading.active_count() == _THREADS:
+                warnings.filterwarnings("ignore", "This process", DeprecationWarning)
+            return original()
 
     def note_round(self) -> None:
         """A round is over."""
@@ -311,43 +330,45 @@ class HostMeter:
         ) + counted > most + most // _WORTH_A_LOOK:
             self.look(passing)
 
-    def look(self, passing: int = 0, *, frame: types.FrameType | None = None) -> int:
-        """Measure now; all that there is.
+    def look(self, passing: int = 0) -> int:
+        """Measure now, in the program's own thread; all that there is.
 
         Args:
             passing: bytes that are counted for this moment alone.
-            frame: where the program is; None for the caller's.
         """
         with self._lock:
-            found = _read_resident()
-            self._most_nodes = max(self._most_nodes, self._count_nodes())
-            self._find_workers()
-            pretended = self.ledger.pretended_bytes + self._find_pretended() + passing
-            batches, process, lift = self.ledger.batches_bytes, None, 0
-            if found is not None:
-                # What came and went since the last look, of which the kernel kept the mark.
-                if found.highest > self._highest:
-                    dropped = max(self._files - found.of_files, 0)
-                    lift = max(found.highest - found.total - dropped, 0)
-                self._highest, self._files = max(self._highest, found.highest), found.of_files
-                process = max(found.anonymous + max(found.shared - batches, 0) + lift - self._own_bytes(), 0)
-                self._last = process - lift
-            counted = self.ledger.counted_bytes - self.ledger.pretended_bytes + pretended
-            total = (process or 0) + sum(each.nbytes for each in self._workers.values()) + batches + counted
-            if total > self._peak.total:
-                place, call = self._peak.place, self._peak.call
-                if total > self._placed + self._placed // _SAME_PLACE:
-                    found_at = program_call(frame or sys._getframe(1))
-                    place, call = found_at if found_at[0] else (place, call)
-                    self._placed = total if found_at[0] else self._placed
-                files = None if found is None else found.of_files
-                alive = tuple(each.nbytes for each in self._workers.values())
-                self._peak = _Peak(total, process, files, pretended, alive, batches, place, call)
-            return total - lift - passing
+            return self._look(passing, sys._getframe(1))
+
+    def _look(self, passing: int, frame: types.FrameType | None) -> int:
+        found = _read_resident()
+        self._most_nodes = max(self._most_nodes, self._count_nodes())
+        self._find_workers()
+        pretended = self.ledger.pretended_bytes + self._find_pretended() + passing
+        batches, process, lift = self.ledger.batches_bytes, None, 0
+        if found is not None:
+            # What came and went since the last look, of which the kernel kept the mark.
+            if found.highest > self._highest:
+                dropped = max(self._files - found.of_files, 0)
+                lift = max(found.highest - found.total - dropped, 0)
+            self._highest, self._files = max(self._highest, found.highest), found.of_files
+            process = max(found.anonymous + max(found.shared - batches, 0) + lift - self._own_bytes(), 0)
+            self._last = process - lift
+        counted = self.ledger.counted_bytes - self.ledger.pretended_bytes + pretended
+        total = (process or 0) + sum(each.nbytes for each in self._workers.values()) + batches + counted
+        if total > self._peak.total:
+            place, call = self._peak.place, self._peak.call
+            if total > self._placed + self._placed // _SAME_PLACE:
+                found_at = program_call(frame)
+                place, call = found_at if found_at[0] else (place, call)
+                self._placed = total if found_at[0] else self._placed
+            files = None if found is None else found.of_files
+            alive = tuple(each.nbytes for each in self._workers.values())
+            self._peak = _Peak(total, process, files, pretended, alive, batches, place, call)
+        return total - lift - passing
 
     def _own_bytes(self) -> int:
         """What fxmem has in this process."""
-        if self._dynamo and (self._count_optimizers() or any(each in sys.modules for each in _IMPORTERS)):
+        if self._dynamo and (self._has_made_optimizer() or any(each in sys.modules for each in _IMPORTERS)):
             self._dynamo = 0
         return _OWN_BYTES + _NODE_BYTES * self._most_nodes + self._dynamo
 
@@ -367,8 +388,7 @@ class HostMeter:
             if (shares is None or is_due) and (private := _read_private(process)) is not None:
                 shares = resident.total - private
             if shares is not None:
-                lifted = resident.highest - shares - self.ledger.worker_batches[0]
-                found[process] = _Worker(shares, max(most, resident.total - resident.shared - shares, lifted))
+                found[process] = _Worker(shares, max(most, resident.total - resident.shared - shares))
         self._workers = found
         self._most_by_worker = max([self._most_by_worker, *(each.nbytes for each in found.values())])
         if is_due:
@@ -378,7 +398,7 @@ class HostMeter:
     def record(self) -> HostMemory:
         """What was found."""
         peak, ledger = self._peak, self.ledger
-        adds = ledger.worker_batches[1] + self._most_by_worker if self._most_by_worker else None
+        adds = ledger.worker_batches_bytes + self._most_by_worker if self._most_by_worker else None
         return HostMemory(
             peak_bytes=peak.total if self._is_known else None,
             after_bytes=self._after_round if self._is_known else None,

@@ -57,7 +57,7 @@ class RecordedCode(Subject):
 
     compiles_whole = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what `record` is told, by keyword
         self,
         target: Target,
         *,
@@ -84,7 +84,7 @@ class RecordedCode(Subject):
             self._border.host,
             lambda: 0 if on_card else self._live.now,
             lambda: len(self.recording.tracer.nodes),
-            lambda: len(self.rounds.optimizers),
+            lambda: self.rounds.has_made_optimizer,
             host_bytes,
         )
         self.roots = Roots(prepare)
@@ -180,7 +180,7 @@ class RecordedCode(Subject):
             yield torch_programs.observe_mappings(self._border.log.note_mapping)
         if self.memory is not None and target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
-            yield from stand_ins(self.memory, target.capability, self._thread)
+            yield from stand_ins(self.memory, self._border.host.pinned, target.capability, self._thread)
             yield from nvidia_smi_patches(self.memory, target, self.notes)
             yield from nvml_patches(self.memory, target, self.notes)
         if on_card or world is not None:

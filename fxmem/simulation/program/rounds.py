@@ -34,6 +34,9 @@ from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
 _ELSEWHERE: Final = 20
 """Steps of optimizers with nothing on the card after which a program is refused."""
 
+_WORTH_GOING_ON: Final = 1 << 20
+"""Bytes a step that more rounds are run for where they are kept on the host, whose size nobody has said."""
+
 _NO_MODULE: Final = torch.nn.Module()
 """What a function is called in the place of."""
 
@@ -284,7 +287,8 @@ class Rounds(RoundRule):
         self._host.note_round()
         self._mark_kept_results()
         record = record.model_copy(update={"retained_bytes": self._live.now})
-        may_grow_on = self.growth.may_go_on or (self._host.limit_bytes is not None and self.host_growth.may_go_on)
+        is_worth_it = self._host.limit_bytes is not None or (self.host_growth.nbytes or 0) >= _WORTH_GOING_ON
+        may_grow_on = self.growth.may_go_on or (is_worth_it and self.host_growth.may_go_on)
         return FinishedRound(record, sizes, is_whole and may_grow_on)
 
     def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
