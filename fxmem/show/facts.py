@@ -17,7 +17,7 @@ from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.forecast import forecast
 from fxmem.memory.module_tree import describe
 from fxmem.records.names import OWN_LOSS
-from fxmem.records.parts import Growth, HostMemory
+from fxmem.records.parts import Growth, HostUse
 from fxmem.records.profile import (
     Headed,
     InputTensor,
@@ -132,7 +132,7 @@ def describe_growth(profile: Profile) -> str:
     return f"{words} until step {step:,}, to {format_bytes(alive)}"
 
 
-def describe_host(host: HostMemory) -> str:
+def describe_host(host: HostUse) -> str:
     """The most that a program had of the host's memory, where, and of what; empty where that is not known."""
     if host.peak_bytes is None:
         return ""
@@ -345,7 +345,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     )
 
 
-def _compare_with_host(host: HostMemory) -> str:
+def _compare_with_host(host: HostUse) -> str:
     """Where the host is too small, or what it has to hold is not known."""
     if host.fits is None:
         return "what it takes of the host is not known: this system does not say"

@@ -6,7 +6,7 @@ from fxmem.records.parts.base import Bytes, Count, Many, Record
 from fxmem.records.parts.growth import Growth
 
 
-class HostMemory(Record):
+class HostUse(Record):
     """The most that a program had at once in the host's memory, its loader's workers included.
 
     Pages of files are not counted, which a system drops where it needs the room: libraries, mapped checkpoints.

@@ -32,7 +32,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.memory.pinned import PinnedPool
-from fxmem.records.parts import HostMemory
+from fxmem.records.parts import HostUse
 from fxmem.records.pause_gc import pause_gc
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.observer import Observer
@@ -47,6 +47,7 @@ _THREADS: Final = 2
 _IMPORTERS: Final = "transformers timm torchvision peft diffusers lightning pytorch_lightning".split()
 """Libraries that import torch._dynamo where they are imported (transformers 5.17, timm 1.0, torchvision 0.26)."""
 _INTERVAL_S: Final = 0.01
+_STATUS_BYTES: Final = 4096
 _MARKS_S: Final = 0.1
 _PAGES_SHARE: Final = 20
 """Looking at the pages of workers takes one part of so many of the time: the kernel walks them all."""
@@ -188,16 +189,19 @@ class _Resident(NamedTuple):
         return self.anonymous + self.shared + self.of_files
 
 
-_STATUS: Final = ("RssAnon", "RssShmem", "RssFile", "VmHWM")
+def _read_field(text: bytes, name: bytes) -> int:
+    """A line of /proc/PID/status in bytes. Raises ValueError where there is none."""
+    begin = text.index(name) + len(name)
+    return int(text[begin : text.index(b" kB", begin)]) << 10
 
 
 def _read_resident(process: str = "self") -> _Resident | None:
     """None where the system does not say."""
     try:
-        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
-            found = dict(line.split(":", 1) for line in file if line.startswith(_STATUS))
-        return _Resident(*(int(found[each].split()[0]) << 10 for each in _STATUS))
-    except (OSError, KeyError, ValueError):
+        with open(f"/proc/{process}/status", "rb") as file:
+            text = file.read()
+        return _Resident(*(_read_field(text, name) for name in (b"RssAnon:", b"RssShmem:", b"RssFile:", b"VmHWM:")))
+    except (OSError, ValueError):
         return None
 
 
@@ -213,21 +217,48 @@ def _read_private(process: int) -> int | None:
     """What a process shares with no other, without files' pages and batches; None where it is over, or the system does
     not say."""
     try:
-        with open(f"/proc/{process}/smaps_rollup", encoding="ascii") as file:
-            found = dict(line.split(":", 1) for line in file if line.startswith(("Private_Dirty", "Pss_Shmem")))
-        own, shared = (int(found.get(each, "0").split()[0]) << 10 for each in ("Private_Dirty", "Pss_Shmem"))
-        return max(own - shared, 0)
+        with open(f"/proc/{process}/smaps_rollup", "rb") as file:
+            text = file.read()
+        return max(_read_field(text, b"Private_Dirty:") - _read_field(text, b"Pss_Shmem:"), 0)
     except (OSError, ValueError):
         return None
 
 
-class _Worker(NamedTuple):
-    """A worker, in bytes."""
+class _Workers:
+    """The processes that a program has started, and what they have beyond what they share with it."""
 
-    shares: int
-    """What of its resident memory others have, too, when its pages were looked at."""
-    nbytes: int
-    """The most that it had beyond that, batches in shared memory aside."""
+    def __init__(self) -> None:
+        self.are_there = False
+        """Whether there may be any: nobody looks for them before."""
+        self.nbytes = self.count = 0
+        self.most_bytes = 0
+        """Of one of them, ever."""
+        self._found: dict[int, tuple[int, int]] = {}
+        """What others have of its resident memory, too, when its pages were looked at; the most it had beyond that."""
+        self._next_marks = self._next_pages = 0.0
+
+    def look(self) -> None:
+        """Look at their resident memory, which is cheap, and now and then at their pages, which is not."""
+        begun = time.monotonic()
+        if not self.are_there or begun < self._next_marks:
+            return
+        self._next_marks = begun + _MARKS_S
+        is_due = begun >= self._next_pages
+        found: dict[int, tuple[int, int]] = {}
+        for process in _find_children():
+            shares, most = self._found.get(process, (None, 0))
+            if (resident := _read_resident(str(process))) is None:
+                continue
+            if (shares is None or is_due) and (private := _read_private(process)) is not None:
+                shares = resident.total - resident.shared - private
+            if shares is not None:
+                found[process] = shares, max(most, resident.total - resident.shared - shares)
+        self._found, self.count = found, len(found)
+        self.nbytes = sum(most for _, most in found.values())
+        self.most_bytes = max([self.most_bytes, *(most for _, most in found.values())])
+        if is_due:
+            now = time.monotonic()
+            self._next_pages = now + _PAGES_SHARE * (now - begun)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +269,8 @@ class _Peak:
     process: int | None = None
     files: int | None = None
     pretended: int = 0
-    workers: tuple[int, ...] = ()
+    workers: int = 0
+    workers_bytes: int = 0
     batches: int = 0
     place: str = ""
     call: str = ""
@@ -246,6 +278,9 @@ class _Peak:
 
 class HostMeter:
     """Measures the host's memory while a program runs.
+
+    The thread that looks makes no object that Python's garbage collector counts, unless there is a new peak: it would
+    move the moments at which what the program has dropped is freed.
 
     Args:
         ledger: what is counted.
@@ -271,27 +306,27 @@ class HostMeter:
         """What torch._dynamo takes, until the program would have it."""
         self._thread = threading.get_ident()
         self._lock = threading.RLock()  # what is freed while it is held may run the program's own code
-        self._over = threading.Event()
-        self._highest = self._files = 0
-        """The mark of the kernel, and pages of files, at the last look."""
-        self._last: int | None = None
-        """What the process had when it was last looked at."""
+        self._is_over = False
+        self._status: int | None = None
+        """The file that says what the process has, while it is open."""
+        self._is_known = False
+        """Whether there is such a file."""
+        self._process = self._files = self._highest = self._lift = 0
+        """What the process has, the pages of files, the kernel's mark, and how far that is above what it has now, where
+        it rose since the last look."""
+        self._workers = _Workers()
         self._after_round: int | None = None
-        self._workers: dict[int, _Worker] = {}
-        self._next_marks = self._next_pages = 0.0
-        self._most_by_worker = 0
         self._peak = _Peak()
         self._placed = 0
         """The peak whose place is known."""
-        self._is_known = True
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """Measure what runs inside, in this thread."""
-        first = _read_resident()
-        self._is_known, self._highest = first is not None, first.highest if first else 0
-        self._thread = threading.get_ident()
-        self.ledger.on_rise = self._note_rise
+        if (first := _read_resident()) is not None:
+            self._is_known, self._highest = True, first.highest
+            self._status = os.open("/proc/self/status", os.O_RDONLY)
+        self._thread, self.ledger.on_rise = threading.get_ident(), self._note_rise
         sampler = threading.Thread(target=self._repeat, name="fxmem host memory", daemon=True)
         if self._is_known:
             sampler.start()
@@ -299,36 +334,13 @@ class HostMeter:
             with torch_common.wrap(os, "fork", self._fork) if hasattr(os, "fork") else contextlib.nullcontext():
                 yield
         finally:
-            self._over.set()
+            self._is_over = True
             self.look()
             self.ledger.on_rise = lambda passing: None
-            if self._is_known:
+            if self._status is not None:
                 sampler.join()
-
-    def _repeat(self) -> None:
-        while not self._over.wait(_INTERVAL_S):
-            # What is collected is the program's, in its own thread.
-            with self._lock, pause_gc():
-                self._look(0, sys._current_frames().get(self._thread))
-
-    def _fork(self, original: Callable[[], int]) -> int:
-        """`os.fork`, while the other thread measures nothing: a fork would keep what it holds."""
-        with self._lock, warnings.catch_warnings():
-            if threading.active_count() == _THREADS:
-                warnings.filterwarnings("ignore", "This process", DeprecationWarning)
-            return original()
-
-    def note_round(self) -> None:
-        """A round is over."""
-        self._after_round = self.look()
-
-    def _note_rise(self, passing: int) -> None:
-        most = self._peak.total
-        counted = self.ledger.counted_bytes + self._find_pretended() + self.ledger.batches_bytes + passing
-        if (self._last or 0) + sum(
-            each.nbytes for each in self._workers.values()
-        ) + counted > most + most // _WORTH_A_LOOK:
-            self.look(passing)
+                os.close(self._status)
+                self._status = None
 
     def look(self, passing: int = 0) -> int:
         """Measure now, in the program's own thread; all that there is.
@@ -337,77 +349,101 @@ class HostMeter:
             passing: bytes that are counted for this moment alone.
         """
         with self._lock:
-            return self._look(passing, sys._getframe(1))
+            total = self._measure() + passing
+            if total + self._lift > self._peak.total:
+                self._note_peak(total + self._lift, passing, lambda: sys._getframe(1))
+            return total - passing
 
-    def _look(self, passing: int, frame: types.FrameType | None) -> int:
-        found = _read_resident()
+    def note_round(self) -> None:
+        """A round is over."""
+        self._after_round = self.look()
+
+    def _note_rise(self, passing: int) -> None:
+        self._workers.are_there |= self.ledger.worker_batches_bytes > 0
+        most = self._peak.total
+        if self._process + self._workers.nbytes + self._count() + passing > most + most // _WORTH_A_LOOK:
+            self.look(passing)
+
+    def _repeat(self) -> None:
+        while not self._is_over:
+            time.sleep(_INTERVAL_S)
+            with self._lock:
+                total = self._measure() + self._lift
+                if total > self._peak.total:
+                    with pause_gc():  # what is collected is the program's, in its own thread
+                        self._note_peak(total, 0, lambda: sys._current_frames().get(self._thread))
+
+    def _fork(self, original: Callable[[], int]) -> int:
+        """`os.fork`, while the other thread measures nothing: a fork would keep what it holds."""
+        self._workers.are_there = True
+        with self._lock, warnings.catch_warnings():
+            if threading.active_count() == _THREADS:
+                warnings.filterwarnings("ignore", "This process", DeprecationWarning)
+            return original()
+
+    def _count(self) -> int:
+        """What is counted, and not measured."""
+        return self.ledger.counted_bytes + self.ledger.batches_bytes + self._find_pretended()
+
+    def _measure(self) -> int:
+        """Look at the process and its workers; what there is, without what came and went since the last look."""
         self._most_nodes = max(self._most_nodes, self._count_nodes())
-        self._find_workers()
-        pretended = self.ledger.pretended_bytes + self._find_pretended() + passing
-        batches, process, lift = self.ledger.batches_bytes, None, 0
-        if found is not None:
-            # What came and went since the last look, of which the kernel kept the mark.
-            if found.highest > self._highest:
-                dropped = max(self._files - found.of_files, 0)
-                lift = max(found.highest - found.total - dropped, 0)
-            self._highest, self._files = max(self._highest, found.highest), found.of_files
-            process = max(found.anonymous + max(found.shared - batches, 0) + lift - self._own_bytes(), 0)
-            self._last = process - lift
-        counted = self.ledger.counted_bytes - self.ledger.pretended_bytes + pretended
-        total = (process or 0) + sum(each.nbytes for each in self._workers.values()) + batches + counted
-        if total > self._peak.total:
-            place, call = self._peak.place, self._peak.call
-            if total > self._placed + self._placed // _SAME_PLACE:
-                found_at = program_call(frame)
-                place, call = found_at if found_at[0] else (place, call)
-                self._placed = total if found_at[0] else self._placed
-            files = None if found is None else found.of_files
-            alive = tuple(each.nbytes for each in self._workers.values())
-            self._peak = _Peak(total, process, files, pretended, alive, batches, place, call)
-        return total - lift - passing
+        self._workers.look()
+        if self._status is not None:
+            text = os.pread(self._status, _STATUS_BYTES, 0)
+            anonymous, shared = _read_field(text, b"RssAnon:"), _read_field(text, b"RssShmem:")
+            files, highest = _read_field(text, b"RssFile:"), _read_field(text, b"VmHWM:")
+            self._lift = 0
+            if highest > self._highest:  # pages of files that were dropped meanwhile are part of it
+                self._lift = max(highest - anonymous - shared - files - max(self._files - files, 0), 0)
+            self._highest, self._files = max(self._highest, highest), files
+            # Batches that the program has looked at are mapped, and counted already.
+            self._process = max(anonymous + max(shared - self.ledger.batches_bytes, 0) - self._own_bytes(), 0)
+        return self._process + self._workers.nbytes + self._count()
 
     def _own_bytes(self) -> int:
         """What fxmem has in this process."""
-        if self._dynamo and (self._has_made_optimizer() or any(each in sys.modules for each in _IMPORTERS)):
+        if self._dynamo and self._has_made_optimizer():
             self._dynamo = 0
+        if self._dynamo:
+            for name in _IMPORTERS:
+                if name in sys.modules:
+                    self._dynamo = 0
         return _OWN_BYTES + _NODE_BYTES * self._most_nodes + self._dynamo
 
-    def _find_workers(self) -> None:
-        """Look at the workers' marks, which is cheap, and now and then at their pages, which is not."""
-        begun = time.monotonic()
-        if not self._is_known or begun < self._next_marks:
-            return
-        self._next_marks = begun + _MARKS_S
-        is_due = begun >= self._next_pages
-        found: dict[int, _Worker] = {}
-        for process in _find_children():
-            before, resident = self._workers.get(process), _read_resident(str(process))
-            if resident is None:
-                continue
-            shares, most = (before.shares, before.nbytes) if before else (None, 0)
-            if (shares is None or is_due) and (private := _read_private(process)) is not None:
-                shares = resident.total - private
-            if shares is not None:
-                found[process] = _Worker(shares, max(most, resident.total - resident.shared - shares))
-        self._workers = found
-        self._most_by_worker = max([self._most_by_worker, *(each.nbytes for each in found.values())])
-        if is_due:
-            now = time.monotonic()
-            self._next_pages = now + _PAGES_SHARE * (now - begun)
+    def _note_peak(self, total: int, passing: int, find_frame: Callable[[], types.FrameType | None]) -> None:
+        place, call = self._peak.place, self._peak.call
+        if total > self._placed + self._placed // _SAME_PLACE:
+            # A frame that is held while its function returns keeps what the function had: none is held here.
+            found = program_call(find_frame())
+            place, call = found if found[0] else (place, call)
+            self._placed = total if found[0] else self._placed
+        known = self._is_known
+        self._peak = _Peak(
+            total=total,
+            process=self._process + self._lift if known else None,
+            files=self._files if known else None,
+            pretended=self.ledger.pretended_bytes + self._find_pretended() + passing,
+            workers=self._workers.count,
+            workers_bytes=self._workers.nbytes,
+            batches=self.ledger.batches_bytes,
+            place=place,
+            call=call,
+        )
 
-    def record(self) -> HostMemory:
+    def record(self) -> HostUse:
         """What was found."""
-        peak, ledger = self._peak, self.ledger
-        adds = ledger.worker_batches_bytes + self._most_by_worker if self._most_by_worker else None
-        return HostMemory(
-            peak_bytes=peak.total if self._is_known else None,
-            after_bytes=self._after_round if self._is_known else None,
+        peak, ledger, known = self._peak, self.ledger, self._is_known
+        adds = ledger.worker_batches_bytes + self._workers.most_bytes if self._workers.most_bytes else None
+        return HostUse(
+            peak_bytes=peak.total if known else None,
+            after_bytes=self._after_round if known else None,
             place=peak.place,
             call=peak.call,
             process_bytes=peak.process,
             pretended_bytes=peak.pretended,
-            workers=len(peak.workers),
-            workers_bytes=sum(peak.workers),
+            workers=peak.workers,
+            workers_bytes=peak.workers_bytes,
             batches_bytes=peak.batches,
             worker_adds_bytes=adds,
             pinned_bytes=ledger.pinned.allocated_bytes,

@@ -15,7 +15,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
-from fxmem.records.parts import CompileRecord, CompileSettings, HostMemory, RankClass
+from fxmem.records.parts import CompileRecord, CompileSettings, HostUse, RankClass
 from fxmem.records.profile import MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
 from fxmem.records.units import format_bytes
 from fxmem.simulation.error_advice import describe_end
@@ -129,7 +129,7 @@ class RecordedProgram(ProfiledStep):
         return self._code.notes.records()
 
     @property
-    def host(self) -> HostMemory:
+    def host(self) -> HostUse:
         """What the program took of the host's memory, as far as it is measured or counted."""
         found = self.program.host
         assert found is not None

@@ -20,7 +20,7 @@ import fxmem
 from benchmarks.programs import host_runs
 from fxmem.hardware import catalogue
 from fxmem.records.names import GROWING
-from fxmem.records.parts import HostMemory
+from fxmem.records.parts import HostUse
 from fxmem.records.profile import ProgramRun
 from fxmem.show.facts import describe_host, describe_host_growth, find_fit, growth_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
@@ -130,7 +130,7 @@ def test_a_host_that_is_too_small_is_said_first(tmp_path: Path) -> None:
 
 
 def test_a_host_that_says_nothing_is_unknown() -> None:
-    unknown = HostMemory(peak_bytes=None, process_bytes=None, limit_bytes=64 << 30)
+    unknown = HostUse(peak_bytes=None, process_bytes=None, limit_bytes=64 << 30)
     assert unknown.fits is None
     assert describe_host(unknown) == ""
     run = ProgramRun(ending="", rounds=(), shown=0, host=unknown)
