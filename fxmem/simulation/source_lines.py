@@ -76,11 +76,12 @@ def program_place(frame: types.FrameType | None) -> str:
 
 
 def program_call(frame: types.FrameType | None) -> tuple[str, str]:
-    """As `program_place`, and what that line has called: of a library, the name of its function; empty for none."""
+    """As `program_place`, and what that line has called: the function of a library, not of Python's own; or empty."""
     place, called = program_place(frame), ""
     while frame is not None and frame.f_code.co_filename not in _STARTERS:
         file = frame.f_code.co_filename
-        if not file.startswith((*_NOT_CALLED, "<")):
+        is_pythons = file.startswith(_STANDARD) and "site-packages" not in file
+        if not file.startswith((*_NOT_CALLED, "<")) and not is_pythons:
             if not _is_installed(file) and not file.startswith(_TORCH):
                 return place, called
             name = frame.f_code.co_qualname.removesuffix(".__init__").rpartition(".")[2]

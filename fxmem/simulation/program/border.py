@@ -134,7 +134,9 @@ class Border:
             return result
         if func is aten._to_copy.default and not isinstance(args[0], torch_common.FakeTensor):
             log.rename(result, "", Kind.INPUT)
-            known_values.give_from_host(result, args[0])
+            # The zeros that a large tensor came off the card with are no mask.
+            if result.numel() <= plausible.MOST or not self._notes.find_copy(args[0]):
+                known_values.give_from_host(result, args[0])
         return self._bring_back(result, args)
 
     def _run_on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -186,7 +188,10 @@ class Border:
         with torch_common.no_modes(), torch_common.pause_observers():
             real = torch.empty_strided(tuple(result.shape), result.stride(), dtype=result.dtype)
             known = known_values.find_value(result)
-            real.copy_(plausible.make(result) if known is None else known)
+            if known is None and result.numel() > plausible.MOST:
+                real.zero_()  # as it would be made, without another one beside it
+            else:
+                real.copy_(plausible.make(result) if known is None else known)
         if known is None:
             self._notes.mark_copy(real)
         self.host.note_from_card(real, self.log.node)

@@ -233,8 +233,8 @@ class _Workers:
         self.nbytes = self.count = 0
         self.most_bytes = 0
         """Of one of them, ever."""
-        self._found: dict[int, tuple[int, int]] = {}
-        """What others have of its resident memory, too, when its pages were looked at; the most it had beyond that."""
+        self._shares: dict[int, int] = {}
+        """What others have of its resident memory, too, when its pages were looked at last."""
         self._next_marks = self._next_pages = 0.0
 
     def look(self) -> None:
@@ -244,18 +244,19 @@ class _Workers:
             return
         self._next_marks = begun + _MARKS_S
         is_due = begun >= self._next_pages
-        found: dict[int, tuple[int, int]] = {}
+        shares: dict[int, int] = {}
+        beyond = []
         for process in _find_children():
-            shares, most = self._found.get(process, (None, 0))
             if (resident := _read_resident(str(process))) is None:
                 continue
-            if (shares is None or is_due) and (private := _read_private(process)) is not None:
-                shares = resident.total - resident.shared - private
-            if shares is not None:
-                found[process] = shares, max(most, resident.total - resident.shared - shares)
-        self._found, self.count = found, len(found)
-        self.nbytes = sum(most for _, most in found.values())
-        self.most_bytes = max([self.most_bytes, *(most for _, most in found.values())])
+            known = self._shares.get(process)
+            if (known is None or is_due) and (private := _read_private(process)) is not None:
+                known = resident.total - resident.shared - private
+            if known is not None:
+                shares[process] = known
+                beyond.append(max(resident.total - resident.shared - known, 0))
+        self._shares, self.count, self.nbytes = shares, len(beyond), sum(beyond)
+        self.most_bytes = max([self.most_bytes, *beyond])
         if is_due:
             now = time.monotonic()
             self._next_pages = now + _PAGES_SHARE * (now - begun)

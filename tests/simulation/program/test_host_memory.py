@@ -138,9 +138,12 @@ def test_a_host_that_says_nothing_is_unknown() -> None:
 
 
 @on_linux
-def test_what_passes_through_the_host_on_the_way_to_a_file_and_back(tmp_path: Path) -> None:
+def test_what_passes_through_the_host_on_the_way_to_a_file_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One storage at a time by torch, all at once by safetensors, as on an H200 (512 MiB in eight layers: 65,200 KiB
     and 523,872 KiB above what was there; torch.load to the card 65,200)."""
+    monkeypatch.chdir(tmp_path)
     peaks = []
     ways = ("pass", "torch.save(s, 'm.pt')", "save_file(s, 'm.st')", "torch.save(s, 'm.pt'); torch.load('m.pt')")
     for way in ways:
