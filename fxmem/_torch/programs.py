@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import functools
+import importlib
 import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.utils.data
@@ -153,8 +154,36 @@ def is_host_subclass(value: Any) -> bool:
     return not isinstance(value, FakeTensor) and not is_wrapper(value)
 
 
+def import_dynamo() -> None:
+    """Import the compiler's front, which torch itself does where the first optimizer is made (`torch._compile`, since
+    2.0)."""
+    importlib.import_module("torch._dynamo")
+
+
 LOADER_ITERATOR: Final[Any] = dataloader._BaseDataLoaderIter
 """The iterator of a `DataLoader` in this process; its `__next__` hands out a batch (since 1.2)."""
+
+
+class LoadingPlan(NamedTuple):
+    """How a data loader loads."""
+
+    workers: int
+    ahead: int
+    """Batches that its workers load before they are asked for."""
+    pins: bool
+    is_first: bool
+    """Whether it has handed out one batch."""
+
+
+def loading_plan(iterator: Any) -> LoadingPlan:
+    """Read how a loader's iterator loads, by its attributes (since 1.2, `_prefetch_factor` since 1.7); `_fxmem_pins` is
+    what `loaders_at_home` took from it."""
+    workers = int(iterator._num_workers)
+    ahead = workers * int(getattr(iterator, "_prefetch_factor", 0) or 0)
+    with contextlib.suppress(TypeError, NotImplementedError):  # an IterableDataset that does not know its length
+        ahead = max(min(ahead, len(iterator) - 1), 0)
+    return LoadingPlan(workers, ahead, getattr(iterator, "_fxmem_pins", False), iterator._num_yielded == 1)
+
 
 _data: Any = torch.Tensor.data
 _grad: Any = torch.Tensor.grad
@@ -291,7 +320,9 @@ def loaders_at_home(*, workers: bool) -> AbstractContextManager[None]:
         if not workers:
             state.update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0)
         try:
-            return original(loader)
+            iterator = original(loader)
+            iterator._fxmem_pins = bool(before.get("pin_memory"))
+            return iterator
         finally:
             state.update(before)
 

@@ -18,7 +18,7 @@ from typing import Literal, TypedDict
 from pydantic import Field
 
 from fxmem.records.names import ZeroGrad
-from fxmem.records.parts import CompileRecord, GenerationRun, Growth, RankedStep
+from fxmem.records.parts import CompileRecord, GenerationRun, Growth, HostUse, RankedStep
 from fxmem.records.parts.base import Bytes, Flops, FlopsChange, Many, Mapped, Record, Tick
 from fxmem.records.registry import Viewed
 from fxmem.records.units import package_path
@@ -386,6 +386,8 @@ class ProgramRun(Record):
     made_up: Many[MadeUp] = ()
     files: ProgramFiles | None = Field(default=None, exclude_if=lambda value: value is None)
     """None where the program wrote its own files itself."""
+    host: HostUse | None = Field(default=None, exclude_if=lambda value: value is None)
+    """What the program took of the host's memory; None in reports of older versions."""
 
     @property
     def steps(self) -> tuple[Round, ...]:

@@ -17,7 +17,7 @@ from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.forecast import forecast
 from fxmem.memory.module_tree import describe
 from fxmem.records.names import OWN_LOSS
-from fxmem.records.parts import Growth
+from fxmem.records.parts import Growth, HostUse
 from fxmem.records.profile import (
     Headed,
     InputTensor,
@@ -25,6 +25,7 @@ from fxmem.records.profile import (
     Node,
     Peak,
     Profile,
+    ProgramRun,
     SourceLine,
     Step,
     Storage,
@@ -132,6 +133,39 @@ def describe_growth(profile: Profile) -> str:
     return f"{words} until step {step:,}, to {format_bytes(alive)}"
 
 
+def describe_host(host: HostUse) -> str:
+    """The most that a program had of the host's memory, where, and of what; empty where that is not known."""
+    if host.peak_bytes is None:
+        return ""
+    place = printable(f"{host.call} ({host.place})" if host.call and host.place else host.place or host.call)
+    limit = "" if host.limit_bytes is None else f" of {format_bytes(host.limit_bytes)}"
+    parts = [f"{format_bytes(host.peak_bytes)}{limit}{f' at {place}' if place else ''}"]
+    if host.workers:
+        size = format_bytes(host.workers_bytes // host.workers)
+        parts.append(f"{host.workers} worker{'s' * (host.workers > 1)} x {size}")
+    if host.worker_adds_bytes is not None:
+        parts.append(f"one more adds {format_bytes(host.worker_adds_bytes)}")
+    counted = {"pinned": host.pinned_bytes, "batches in shared memory": host.batches_bytes}
+    parts += [f"{name} {format_bytes(nbytes)}" for name, nbytes in counted.items() if nbytes]
+    if host.pretended_bytes:
+        parts.append(f"{format_bytes(host.pretended_bytes)} of it pretended here")
+    return "; ".join(parts)
+
+
+def describe_host_growth(program: ProgramRun) -> str:
+    """By how much what is kept on the host grows with each step, and when the host is full; empty where it does not."""
+    host = program.host
+    if host is None or not host.growth_bytes:
+        return ""
+    keeper = f" ({_describe_keeper(host.grown[0])})" if host.grown else ""
+    words = f"the host's memory grows by {host.growth_bytes:,} bytes a step{keeper}"
+    ends = [each.until for each in host.grown]
+    if host.limit_bytes is None or host.after_bytes is None or host.fits is False or not ends or None not in ends:
+        return words
+    left = max(host.limit_bytes - host.after_bytes, 0)
+    return f"{words}, out of host memory at about step {len(program.steps) + 1 + left // host.growth_bytes:,}"
+
+
 def _describe_keeper(grown: Growth) -> str:
     """Who keeps it, and on which line."""
     return f"{grown.kept_at} keeps {grown.holder}" if grown.kept_at else f"kept by {grown.holder or 'torch'}"
@@ -139,7 +173,16 @@ def _describe_keeper(grown: Growth) -> str:
 
 def growth_facts(step: Step) -> Facts:
     """Who keeps more after each step, the most first, and the sum of the rest."""
-    grown = () if step.program is None else step.program.grown
+    program = step.program
+    if program is None:
+        return []
+    return [
+        *_grown_facts(program.grown),
+        *_grown_facts(() if program.host is None else program.host.grown, " of host memory"),
+    ]
+
+
+def _grown_facts(grown: Sequence[Growth], of: str = "") -> Facts:
     found: Facts = []
     large = [each for each in grown if 100 * each.nbytes >= sum(every.nbytes for every in grown)][:_MOST_GROWING]
     for each in large:
@@ -147,11 +190,12 @@ def growth_facts(step: Step) -> Facts:
         largest = f"{format_shape(each.shape)} {each.dtype}" + (f" of {each.made_at}" if each.made_at else "")
         since = "" if each.since == 1 else f", from step {each.since} on"
         until = "" if each.until is None else f", until step {each.until:,}"
-        what = f"{each.nbytes:,} bytes a step, {_describe_keeper(each)}: {tensors}, the largest {largest}{since}{until}"
+        much = f"{each.nbytes:,} bytes{of} a step"
+        what = f"{much}, {_describe_keeper(each)}: {tensors}, the largest {largest}{since}{until}"
         found.append(Fact("" if found else "Grows", what, "grows"))
     if rest := grown[len(large) :]:
         others = f"{len(rest)} other{'s' * (len(rest) > 1)}"
-        found.append(Fact("", f"{sum(each.nbytes for each in rest):,} bytes a step of {others}", "grows"))
+        found.append(Fact("", f"{sum(each.nbytes for each in rest):,} bytes{of} a step of {others}", "grows"))
     return make_printable(found)
 
 
@@ -260,11 +304,13 @@ class Fit:
     """Whether the program was ended by an error of its own, or within a step."""
     is_growing: bool = False
     """Whether the program takes more with each step."""
+    fits_host: bool | None = None
+    """Whether the program fits the host; None where no size of it was given, or what it takes is not known."""
 
     @property
     def exit_code(self) -> int:
-        """1: a program's own error; 4: a card or a budget that is too small; else 0."""
-        return 1 if self.is_failed else 4 if False in (self.is_fitting, self.keeps_budget) else 0
+        """1: a program's own error; 4: a card, a budget or a host that is too small; else 0."""
+        return 1 if self.is_failed else 4 if False in (self.is_fitting, self.keeps_budget, self.fits_host) else 0
 
 
 def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
@@ -286,12 +332,27 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     if budget is not None:
         keeps = budget.keeps(profile, peak)
         verdict = f"{_describe_budget(peak, budget, keeps=keeps)}; {verdict}"
+    host = None if program is None else program.host
+    if program is not None and host is not None and host.limit_bytes is not None:
+        verdict = "; ".join(filter(None, [_compare_with_host(host), describe_host_growth(program), verdict]))
     counted = ""
     if profile.target.memory_bytes is not None:
         requested = "requested bytes; not counted: the allocator's rounding and fragmentation,"
         bytes_of = requested if peak.fits is None else "what the allocator reserves; not counted:"
         counted = f"Counted: {bytes_of} {describe_uncounted([profile.target])}"
-    return Fit(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed, bool(growth))
+    return Fit(
+        *(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed, bool(growth)),
+        fits_host=None if host is None else host.fits,
+    )
+
+
+def _compare_with_host(host: HostUse) -> str:
+    """Where the host is too small, or what it has to hold is not known."""
+    if host.fits is None:
+        return "what it takes of the host is not known: this system does not say"
+    if host.fits:
+        return ""
+    return f"does NOT fit the host: {describe_host(host)}"
 
 
 def _compare_with_target(profile: Profile, peak: Peak) -> tuple[bool | None, str]:

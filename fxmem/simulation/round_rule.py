@@ -34,6 +34,7 @@ class RoundRule:
 
     def __init__(self) -> None:
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.has_made_optimizer = False
         self._stepped: Counter[int] = Counter()
         self._in_step = 0
         self._backwards = 0
@@ -91,6 +92,7 @@ class RoundRule:
         """Watch every optimizer that is made or steps inside."""
 
         def init(original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self.has_made_optimizer = True
             original(optimizer, *args, **kwargs)
             self.optimizers.add(optimizer)
 

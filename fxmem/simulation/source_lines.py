@@ -27,6 +27,12 @@ _STARTERS = tuple(_HERE + os.path.join("simulation", *path) for path in (("step.
 """Files that start a step or a program: beyond them is the caller of the analysis."""
 _NOT_THE_USERS = (_TORCH, _HERE, contextlib.__file__, functools.__file__, OWN_FILES)
 
+_NOT_CALLED = (_HERE, contextlib.__file__, functools.__file__, _TORCH + "utils" + os.sep + "_contextlib.py")
+"""What stands between a line and the function that it calls."""
+
+_WRAPPERS = ("wrapper", "inner")
+"""Functions around the one that was called."""
+
 _CHECKING = tuple(
     _TORCH + name for name in ("functional.py", "nn" + os.sep, "distributions" + os.sep, "testing" + os.sep)
 )
@@ -67,6 +73,21 @@ def program_place(frame: types.FrameType | None) -> str:
     if shown is None or shown.f_code.co_filename.startswith("<frozen"):
         return ""
     return f"{package_path(shown.f_code.co_filename)}:{shown.f_lineno}"
+
+
+def program_call(frame: types.FrameType | None) -> tuple[str, str]:
+    """As `program_place`, and what that line has called: the function of a library, not of Python's own; or empty."""
+    place, called = program_place(frame), ""
+    while frame is not None and frame.f_code.co_filename not in _STARTERS:
+        file = frame.f_code.co_filename
+        is_pythons = file.startswith(_STANDARD) and "site-packages" not in file
+        if not file.startswith((*_NOT_CALLED, "<")) and not is_pythons:
+            if not _is_installed(file) and not file.startswith(_TORCH):
+                return place, called
+            name = frame.f_code.co_qualname.removesuffix(".__init__").rpartition(".")[2]
+            called = called if name.startswith("_") or name in _WRAPPERS else name
+        frame = frame.f_back
+    return place, ""
 
 
 def program_frames(frame: types.FrameType | None) -> tuple[list[types.FrameType], list[types.FrameType]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,17 @@ def test_the_report_says_why_a_run_ended(
     program = Report.model_validate_json(capsys.readouterr().out).step.program
     assert program is not None
     assert (program.ending, program.failed, program.is_cut) == (ending, False, code == 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process has")
+def test_a_host_that_is_too_small_is_the_first_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    said, report = run(capsys, "--host 10MiB --steps 2 grow hook", 4)
+    assert re.match(r"does NOT fit the host: [\d.]+ [MG]iB of 10\.0 MiB at .*; fits: ", said)
+    program = report.step.program
+    assert program is not None
+    assert program.host is not None
+    assert program.host.limit_bytes == 10 << 20
+    said, _ = run(capsys, "--host 1000GiB --steps 2 grow hook", 0)
+    assert said.startswith("fits: ")
+    assert main(["run", "--host", "60%", PROGRAM]) == 2
+    assert "--host" in capsys.readouterr().err

@@ -56,6 +56,11 @@ ARGUMENTS = (
         help="the value that the program reads there, instead of a made-up one: a number, a list, true, false, or "
         "FILE.npy, FILE.pt; may be repeated",
     ),
+    argument(
+        "--host",
+        metavar="64GiB",
+        help="the host's memory: whether the program fits it, and until when what it keeps there does (exit code 4)",
+    ),
     flag("--strict", "exit code 1 if the program decided anything by a number that was made up"),
     argument(
         "--max-operators",
@@ -78,6 +83,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem run`; return the exit code and the text for stdout."""
     from fxmem.hardware import catalogue
+    from fxmem.memory.budget import parse_bytes
 
     check_output(options)
     if options.steps is not None and options.until == "end":
@@ -89,6 +95,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         if options.write:
             raise UsageError("expected --keep-files or --write, not both: what is written for real is not moved")
         check_folder("--keep-files", options.keep_files)
+    host = None if options.host is None else parse_bytes(options.host, "--host").nbytes
     ranks, rank = read_ranks(options)
     card = catalogue.target(options.target)
     require_torch()
@@ -111,7 +118,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         program,
         card,
         RunSettings(
-            options.steps, options.until, options.oom, options.max_operators, options.compile, given=given, watch=_watch
+            *(options.steps, options.until, options.oom, options.max_operators, options.compile),
+            given=given,
+            host_bytes=host,
+            watch=_watch,
         ),
         IsolationSettings(options.write, options.network, options.keep_files),
     )

@@ -33,6 +33,7 @@ from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_recorder import OpRecorder, Run
 from fxmem.simulation.program.card_memory import CardMemory
 from fxmem.simulation.program.card_thread import CardThread
+from fxmem.simulation.program.host_memory import HostLedger
 from fxmem.simulation.source_lines import variables
 
 aten = torch.ops.aten
@@ -58,6 +59,7 @@ class Border:
     def __init__(self, memory: CardMemory | None, notes: MadeUpNotes) -> None:
         self._memory = memory
         self._notes = notes
+        self.host = HostLedger()
         self.loading = False
         """Whether a data loader is at work: what it does is the host's, on whichever target."""
         self.making_buffers = False
@@ -136,18 +138,25 @@ class Border:
             return result
         if func is aten._to_copy.default and not isinstance(args[0], torch_common.FakeTensor):
             log.rename(result, "", Kind.INPUT)
-            known_values.give_from_host(result, args[0])
+            # The zeros that a large tensor came off the card with are no mask.
+            if result.numel() <= plausible.MOST or not self._notes.find_copy(args[0]):
+                known_values.give_from_host(result, args[0])
         return self._bring_back(result, args)
 
     def _run_on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator for real. Where the CPU is the target, what it allocates counts: integers are real there."""
-        if kwargs.get("pin_memory"):
+        pins = bool(kwargs.get("pin_memory"))
+        if pins:
             kwargs = {**kwargs, "pin_memory": False}
         log = self.log
         begin = log.tick
         result = func(*args, **kwargs)
         self._notes.follow_copies(args, result)
-        if self._memory is None and not self.loading:
+        if pins:
+            self.host.note_pinned(result)
+        if self._memory is not None:
+            self.host.note_made(args, result, log.node)
+        elif not self.loading:
             log.note_tensors(result)
             if log.tick > begin:
                 log.note_op(str(func), begin, 0)
@@ -173,16 +182,23 @@ class Border:
             if not any(_is_fake_on("cpu", each) for each in result):
                 return result
             return type(result)(self._bring_back(each, args) for each in result)
-        from_card = (_is_fake_on("cuda", each) for each in torch_common.iterate_tensors(args))
-        if not _is_fake_on("cpu", result) or not any(from_card):
+        if not _is_fake_on("cpu", result):
+            return result
+        if not any(_is_fake_on("cuda", each) for each in torch_common.iterate_tensors(args)):
+            if self._memory is not None:
+                self.host.note_pretended(result)
             return result
         self._notes.give(result)
         with torch_common.no_modes(), torch_common.pause_observers():
             real = torch.empty_strided(tuple(result.shape), result.stride(), dtype=result.dtype)
             known = known_values.find_value(result)
-            real.copy_(plausible.make(result) if known is None else known)
+            if known is None and result.numel() > plausible.MOST:
+                real.zero_()  # as it would be made, without another one beside it
+            else:
+                real.copy_(plausible.make(result) if known is None else known)
         if known is None:
             self._notes.mark_copy(real)
+        self.host.note_from_card(real, self.log.node)
         return real
 
 

@@ -14,7 +14,7 @@ import linecache
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fxmem.records.names import GROWING
 from fxmem.records.parts import Growth
@@ -125,6 +125,14 @@ class GrowthLog:
         if ends and all(end is not None and end > GROWING for end in ends):
             return False
         return bool(ends or self.nbytes)
+
+    def describe(self) -> dict[str, Any]:
+        """`growth_bytes` and `grown`, as the records have them."""
+        growth, grown = self.nbytes, self.find()
+        return {
+            "growth_bytes": sum(each.nbytes for each in grown) if growth is None and grown else growth,
+            "grown": grown,
+        }
 
     def find(self) -> tuple[Growth, ...]:
         """Who keeps more after each of the last rounds, the most first; nobody where as much is alive in all."""

@@ -25,6 +25,7 @@ from fxmem.records.profile import Report, Target
 from fxmem.simulation.compiled.timed_answers import Answered, Answers, answer_all_ways
 from fxmem.simulation.profiled_step import ReportedStep
 from fxmem.simulation.program.command import Launch, notebook_cells
+from fxmem.simulation.program.host_memory import measure_dynamo
 from fxmem.simulation.program.launchers import check_program, find_started
 from fxmem.simulation.program.recorded_program import (
     RecordedProgram,
@@ -133,6 +134,7 @@ def _report(program: Launch, target: Target, settings: RunSettings, around: _Aro
 @functools.cache
 def _import_for_recordings() -> None:
     """Import what torch imports when it first runs on fakes: that takes several times as long as a small program."""
+    measure_dynamo()
     with record("cpu"):
         torch.zeros(1)
 

@@ -25,6 +25,7 @@ from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.program.border import Border, CardMode
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.card_thread import CardThread
+from fxmem.simulation.program.host_memory import HostMeter
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
 from fxmem.simulation.program.rounds import IsEnough, Rounds
@@ -51,11 +52,12 @@ class RecordedCode(Subject):
         prepare: called with name and module of each model of the program before its first call.
         isolation: what keeps its files apart; None where they are real.
         given: values that the user says it reads, by line.
+        host_bytes: the host's memory; None where it is not known.
     """
 
     compiles_whole = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what `record` is told, by keyword
         self,
         target: Target,
         *,
@@ -66,6 +68,7 @@ class RecordedCode(Subject):
         prepare: Callable[[str, torch.nn.Module], None] | None = None,
         isolation: Isolation | None = None,
         given: Mapping[str, torch.Tensor] | None = None,
+        host_bytes: int | None = None,
     ) -> None:
         self.name = name
         self.notes = MadeUpNotes(given)
@@ -77,8 +80,17 @@ class RecordedCode(Subject):
         self._border = Border(self.memory, self.notes)
         self.route = self._border.run
         self._live = LiveBytes()
+        self._host = HostMeter(
+            self._border.host,
+            lambda: 0 if on_card else self._live.now,
+            lambda: len(self.recording.tracer.nodes),
+            lambda: self.rounds.has_made_optimizer,
+            host_bytes,
+        )
         self.roots = Roots(prepare)
-        self.rounds = Rounds(self.roots, self._live, self.memory, enough=enough, max_operators=max_operators)
+        self.rounds = Rounds(
+            self.roots, self._live, self.memory, self._host, enough=enough, max_operators=max_operators
+        )
         self._reads = TensorReads(self._border, self.notes, device)
         self._isolation = isolation or Isolation()
         self._is_moving = False
@@ -133,7 +145,7 @@ class RecordedCode(Subject):
     def running(self) -> Iterator[None]:
         """The program runs inside, to its end or until it raises."""
         self.recording.log.setting_up = False
-        with self.rounds.observe_optimizers(), self._thread.watch():
+        with self.rounds.observe_optimizers(), self._thread.watch(), self._host.watch():
             try:
                 yield
             except torch.cuda.OutOfMemoryError:
@@ -168,7 +180,7 @@ class RecordedCode(Subject):
             yield torch_programs.observe_mappings(self._border.log.note_mapping)
         if self.memory is not None and target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
-            yield from stand_ins(self.memory, target.capability, self._thread)
+            yield from stand_ins(self.memory, self._border.host.pinned, target.capability, self._thread)
             yield from nvidia_smi_patches(self.memory, target, self.notes)
             yield from nvml_patches(self.memory, target, self.notes)
         if on_card or world is not None:
@@ -279,7 +291,6 @@ class RecordedCode(Subject):
         """The record of the whole program."""
         rounds, shown = self.rounds.finished, self.rounds.shown
         whole = [each for each in rounds if each.record.is_whole]
-        growth, grown = self.rounds.growth.nbytes, self.rounds.growth.find()
         return ProgramRun(
             ending=ending,
             failed=failed,
@@ -288,8 +299,8 @@ class RecordedCode(Subject):
             rounds=tuple(each.record for each in rounds),
             shown=0 if shown is None else shown.number,
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
-            growth_bytes=sum(each.nbytes for each in grown) if growth is None and grown else growth,
-            grown=grown,
+            **self.rounds.growth.describe(),
             optimizers=tuple(self.rounds.stepped_names),
             made_up=self.notes.records(),
+            host=self._host.record().model_copy(update=self.rounds.host_growth.describe()),
         )

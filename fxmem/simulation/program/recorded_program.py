@@ -15,7 +15,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
-from fxmem.records.parts import CompileRecord, CompileSettings, RankClass
+from fxmem.records.parts import CompileRecord, CompileSettings, HostUse, RankClass
 from fxmem.records.profile import MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
 from fxmem.records.units import format_bytes
 from fxmem.simulation.error_advice import describe_end
@@ -53,6 +53,8 @@ class RunSettings:
     """Called with name and module of each of its models before the first call."""
     given: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     """Values that it reads, by line (`train.py:41`), where they would be made up."""
+    host_bytes: int | None = None
+    """The host's memory; None where it is not known."""
     watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     """What the program runs inside."""
 
@@ -125,6 +127,13 @@ class RecordedProgram(ProfiledStep):
     def made_up(self) -> tuple[MadeUp, ...]:
         """What the program was told that no card had computed."""
         return self._code.notes.records()
+
+    @property
+    def host(self) -> HostUse:
+        """What the program took of the host's memory, as far as it is measured or counted."""
+        found = self.program.host
+        assert found is not None
+        return found
 
     @property
     def program(self) -> ProgramRun:
@@ -348,6 +357,7 @@ def record_rank(
         prepare=settings.prepare,
         isolation=isolation,
         given=settings.given,
+        host_bytes=settings.host_bytes,
     )
     recording = make_recording(target, code, world, compiling)
     code.record(recording)

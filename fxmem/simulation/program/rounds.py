@@ -24,6 +24,7 @@ from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.growth import GrowthLog
+from fxmem.simulation.program.host_memory import HostMeter
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.program.round_tracer import is_within_module
 from fxmem.simulation.recording import Recording
@@ -32,6 +33,9 @@ from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
 
 _ELSEWHERE: Final = 20
 """Steps of optimizers with nothing on the card after which a program is refused."""
+
+_WORTH_GOING_ON: Final = 1 << 20
+"""Bytes a step that more rounds are run for where they are kept on the host, whose size nobody has said."""
 
 _NO_MODULE: Final = torch.nn.Module()
 """What a function is called in the place of."""
@@ -74,15 +78,27 @@ class Rounds(RoundRule):
         roots: the program's modules.
         live: the bytes that it has alive.
         memory: the card's; None for the CPU.
+        host: what measures the host's.
         enough: asked after each round, with all of them, whether the program has run long enough.
         max_operators: how many operators a round may have before the program is ended.
     """
 
     def __init__(
-        self, roots: Roots, live: LiveBytes, memory: CardMemory | None, *, enough: IsEnough, max_operators: int
+        self,
+        roots: Roots,
+        live: LiveBytes,
+        memory: CardMemory | None,
+        host: HostMeter,
+        *,
+        enough: IsEnough,
+        max_operators: int,
     ) -> None:
         super().__init__()
         self._roots = roots
+        self._host = host
+        self._host_log = host.ledger.log
+        self._host_holders = Holders(self._host_log)
+        self.host_growth = GrowthLog(self._host_log, self._host_holders)
         self._live = live
         self._memory = memory
         self._enough = enough
@@ -268,12 +284,17 @@ class Rounds(RoundRule):
         if self._is_shown(record, sizes) if number else record.requested_bytes > self._live.now:
             self.shown = ShownRound(record, sizes, number, build_profile(self._recording))
         gc.collect()
-        self.growth.note_made(self._recording.tracer.sources)
-        if is_whole:
-            self.growth.note_round(sizes)
+        self._host_holders.search([(find_variables, None)], {})
+        for growth, of in ((self.growth, log), (self.host_growth, self._host_log)):
+            growth.note_made(self._recording.tracer.sources)
+            if is_whole:
+                growth.note_round(Counter(each.nbytes for each in of.storages if each.birth > 0))
+        self._host.note_round()
         self._mark_kept_results()
         record = record.model_copy(update={"retained_bytes": self._live.now})
-        return FinishedRound(record, sizes, is_whole and self.growth.may_go_on)
+        is_worth_it = self._host.limit_bytes is not None or (self.host_growth.nbytes or 0) >= _WORTH_GOING_ON
+        may_grow_on = self.growth.may_go_on or (is_worth_it and self.host_growth.may_go_on)
+        return FinishedRound(record, sizes, is_whole and may_grow_on)
 
     def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
         """Whether a round has the highest peak so far; of equals the later one, which is the steadier: in the first,
@@ -285,6 +306,7 @@ class Rounds(RoundRule):
 
     def _start(self) -> None:
         self._recording.begin()
+        self._host_log.begin()
         self._live.clear_highest()
         if self._memory is not None:
             self._memory.clear_highest()

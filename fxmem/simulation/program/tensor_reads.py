@@ -66,7 +66,15 @@ class TensorReads:
             self._answers[function] = self._of_copies(function, self._answers.get(function, function), how)
         self._answers[torch_programs.SET_DATA] = torch_programs.set_data
         if device.type == "cuda":
-            self._answers |= _ON_CARD
+            self._answers |= {**_ON_CARD, Tensor.pin_memory: self._pin}
+
+    def _pin(self, tensor: Tensor, *_: Any) -> Tensor:
+        """`Tensor.pin_memory`: a copy in pinned memory, which is counted."""
+        if tensor.is_cuda:
+            return tensor
+        pinned = tensor.detach().clone()
+        self._border.host.note_pinned(pinned)
+        return pinned
 
     def patch(self) -> AbstractContextManager[None]:
         """`FakeTensor.tolist`, which would read number by number."""
@@ -189,7 +197,6 @@ def _cuda(
 _ON_CARD: Final[dict[Any, Callable[..., Any]]] = {
     Tensor.cuda: _cuda,
     Tensor.type: convert,
-    Tensor.pin_memory: lambda tensor, *_, **__: tensor,
     Tensor.is_pinned: lambda tensor, *_, **__: False,
 }
 """What reaches for the driver."""

@@ -28,6 +28,7 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.program.border import Border, has_fake_inside, move_to_card
+from fxmem.simulation.program.host_memory import HostLedger
 from fxmem.simulation.program.sandbox.isolation import Isolation
 
 _TOKEN: Final = secrets.token_bytes(16)
@@ -87,6 +88,8 @@ class Checkpoints:
             original(obj, file, *args, **kwargs)
             return
         self._note(f, is_path)
+        # A storage at a time is on the host on its way to the file (torch/serialization.py; so it was on an H200).
+        self._border.host.pass_through(max(_card_bytes(obj), default=0))
         known = _dump(obj, original)
         settings = {"pickle_module": _pickle_module(known + len(known).to_bytes(_SIZE, "big") + _TOKEN)}
         with (
@@ -99,13 +102,20 @@ class Checkpoints:
     def _load(self, original: Callable[..., Any], f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         file = self._isolation.place_to_read(f) if isinstance(f, (str, os.PathLike)) else f
         if (known := _find_known(file)) is not None:
-            return _restore(known, original, map_location, self._device)
+            return _restore(known, original, map_location, self._device, self._border.host)
+        on_card = isinstance(map_location, (str, torch.device)) and torch.device(map_location).type == "cuda"
+        if on_card and isinstance(file, (str, os.PathLike)) and zipfile.is_zipfile(file):
+            # As on a card, where each storage goes there as soon as it is read, the host has no copy of all of them.
+            kwargs.setdefault("mmap", True)
         with torch_common.no_modes(), torch_common.pause_observers():
             found = original(file, "cpu", *args, **kwargs)
             if self._device.type == "cpu" and not self._border.loading:
                 self._border.log.note_loaded(found)
-        on_card = isinstance(map_location, (str, torch.device)) and torch.device(map_location).type
-        return move_to_card(found) if on_card == "cuda" else found
+        if not on_card:
+            return found
+        host = [each.untyped_storage().nbytes() for each in torch_common.iterate_tensors(found)]
+        self._border.host.pass_through(max(host, default=0))
+        return move_to_card(found)
 
     def _note(self, file: Any, is_path: bool) -> None:
         name = os.path.basename(os.fspath(file)) if is_path else "a checkpoint to an open file"
@@ -120,12 +130,20 @@ class Checkpoints:
             original(tensors, self._isolation.place_to_write(filename), metadata, *args, **kwargs)
             return
         self._note(filename, True)
+        self._border.host.pass_through(sum(_card_bytes(tensors)))
         named = _once(tensors.state_dict()) if isinstance(tensors, torch.nn.Module) else tensors
         with open(filename, "wb") as file:
             _write_safetensors(named, metadata, file)
 
     def _load_file(self, original: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
         return original(self._isolation.place_to_read(filename), *args, **kwargs)
+
+
+def _card_bytes(value: Any) -> list[int]:
+    """Of each storage on the card in nested values, its bytes."""
+    tensors = list(torch_common.iterate_tensors(value.state_dict() if isinstance(value, torch.nn.Module) else value))
+    found = {torch_common.storage_key(each): each.untyped_storage().nbytes() for each in tensors if each.is_cuda}
+    return list(found.values())
 
 
 def _serialize(original: Callable[..., Any], tensors: Any, metadata: Any = None) -> Any:
@@ -272,7 +290,7 @@ def _dump(value: Any, save: Callable[..., Any]) -> bytes:
     return saved.getvalue()
 
 
-def _restore(text: bytes, load: Callable[..., Any], map_location: Any, target: torch.device) -> Any:
+def _restore(text: bytes, load: Callable[..., Any], map_location: Any, target: torch.device, host: HostLedger) -> Any:
     """What `_dump` was given, by torch's own `load`; its tensors anew where that would put them."""
     with torch_common.no_modes(), torch_common.pause_observers():
         pickled, tensors = load(io.BytesIO(text), "cpu", weights_only=False)
@@ -283,6 +301,8 @@ def _restore(text: bytes, load: Callable[..., Any], map_location: Any, target: t
             kept = tensors[number]
             is_kept = isinstance(kept, _KeptTensor)
             made[number] = kept.load(map_location, target) if is_kept else _move(kept, map_location)
+            if is_kept and kept.value is None:
+                host.note_pretended(made[number])  # zeros, which take no memory until they are written to
         return made[number]
 
     unpickler = pickle.Unpickler(io.BytesIO(pickled))

@@ -14,6 +14,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.errors import AnalysisError
+from fxmem.memory.pinned import PinnedPool
 from fxmem.simulation.program.card_memory import CardMemory, memory_answers
 from fxmem.simulation.program.card_thread import CardThread
 from fxmem.simulation.program.stand_ins.memory_history import MemoryHistory
@@ -92,9 +93,12 @@ def convert(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False)
     return torch.Tensor.type(tensor, dtype, non_blocking)
 
 
-def stand_ins(memory: CardMemory, capability: tuple[int, int], thread: CardThread) -> torch_common.Patches:
+def stand_ins(
+    memory: CardMemory, pinned: PinnedPool, capability: tuple[int, int], thread: CardThread
+) -> torch_common.Patches:
     """The patches that put everything in place, for `contextlib.ExitStack`."""
-    cuda, answers, history = torch.cuda, memory_answers(memory), MemoryHistory(memory)
+    cuda, history = torch.cuda, MemoryHistory(memory)
+    answers = {**memory_answers(memory), "host_memory_stats": pinned.counts}
 
     def initialize() -> None:
         thread.require()

@@ -34,8 +34,15 @@ _AS_WRITTEN: Final = b"a module as it was written, number "
 
 def loader_patches(border: Border, *, on_card: bool) -> torch_common.Patches:
     """Data loaders work on the host. Where the host is the target, their batches enter as its inputs."""
+
+    def note_batch(original: Callable[..., Any], loader: Any) -> Any:
+        batch = original(loader)
+        border.host.note_batch(loader, list(_find_tensors(batch)))
+        return batch
+
     yield torch_programs.loaders_at_home(workers=on_card)
     if on_card:
+        yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__next__", note_batch)
         return
 
     def run_on_host(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

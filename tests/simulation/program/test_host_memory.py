@@ -1,0 +1,259 @@
+"""The host's memory of programs: what is counted by arithmetic and by an H200, what is measured by real runs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import fxmem
+from benchmarks.programs import host_runs
+from fxmem.hardware import catalogue
+from fxmem.records.names import GROWING
+from fxmem.records.parts import HostUse
+from fxmem.records.profile import ProgramRun
+from fxmem.show.facts import describe_host, describe_host_growth, find_fit, growth_facts
+from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
+from fxmem.simulation.program.host_memory import _find_children, _read_private, _read_resident
+
+MIB = 1 << 20
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process has")
+
+
+def run(tmp_path: Path, code: str, settings: RunSettings | None = None) -> RecordedProgram:
+    file = tmp_path / "train.py"
+    file.write_text(textwrap.dedent(code), encoding="utf-8")
+    return launch(Launch(str(file)), catalogue.target("h100"), settings or RunSettings()).recorded
+
+
+STEP = """
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    out = model(torch.randn(1024, 256, device="cuda"))
+    out.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@on_linux
+def test_a_model_is_counted_on_the_host_until_it_moves_to_the_card(tmp_path: Path) -> None:
+    found = run(tmp_path, f"import torch\nlarge = torch.nn.Linear(8192, 16384, bias=False)\nlarge.cuda()\n{STEP}").host
+    assert found.pretended_bytes == 8192 * 16384 * 4
+    assert found.peak_bytes is not None
+    assert found.process_bytes is not None
+    assert found.peak_bytes == found.process_bytes + found.pretended_bytes
+    assert found.place.endswith("train.py:2")
+    assert found.call == "Linear"
+    assert re.search(r" at Linear \(.*train.py:2\); 512.0 MiB of it pretended here", describe_host(found))
+    assert found.after_bytes is not None
+    assert found.after_bytes < found.peak_bytes - 400 * MIB  # it has moved
+
+
+@on_linux
+def test_real_memory_is_measured_and_the_line_is_named(tmp_path: Path) -> None:
+    code = f"""
+import torch
+
+def load():
+    return torch.ones(64 << 20)
+
+torch.optim.SGD([torch.ones(1)])  # from here on torch has all that an optimizer needs
+data = load()
+del data
+{STEP}"""
+    found = run(tmp_path, code).host
+    small = run(tmp_path, f"import torch\n{STEP}").host
+    assert found.process_bytes is not None
+    assert small.process_bytes is not None
+    assert found.process_bytes - small.process_bytes == pytest.approx(256 * MIB, rel=0.1)
+    assert found.place.endswith("train.py:5")
+    assert found.files_bytes
+
+
+def test_results_kept_on_the_host_grow(tmp_path: Path) -> None:
+    code = "import torch\nkept = []\n" + STEP + "    kept.append(out.detach().cpu())\n"
+    found = run(tmp_path, code)
+    program = found.program
+    assert (program.growth_bytes, program.grown) == (0, ())  # of the card
+    most = found.host.grown[0]
+    assert (most.holder, most.nbytes, most.tensors, most.shape) == ("kept", 1024 * 256 * 4, 1, (1024, 256))
+    line = code.splitlines().index("    kept.append(out.detach().cpu())") + 1
+    assert most.kept_at.endswith(f"train.py:{line}")
+    assert most.made_at == most.kept_at
+    assert found.host.growth_bytes == MIB
+    facts = growth_facts(found.profile)
+    assert [each.label for each in facts] == ["Grows"]
+    assert f"1,048,576 bytes of host memory a step, {most.kept_at} keeps kept: 1 tensor a step" in facts[0].text
+
+
+def test_what_is_made_of_results_grows_and_a_twin_does_not(tmp_path: Path) -> None:
+    kept = "    twice = out.detach().cpu().double()\n    kept.append(twice)\n"
+    found = run(tmp_path, "import torch\nkept = []\n" + STEP + kept).host
+    assert [(each.holder, each.nbytes) for each in found.grown] == [("kept", 2 * MIB)]
+    twin = run(tmp_path, "import torch\nkept = []\n" + STEP + kept.replace("kept.append(twice)", "kept = [twice]")).host
+    assert (twin.growth_bytes, twin.grown) == (0, ())
+
+
+@on_linux
+def test_the_step_at_which_the_host_is_full(tmp_path: Path) -> None:
+    code = "import torch\nkept = []\n" + STEP + "    kept.append(out.detach().cpu())\n"
+    found = run(tmp_path, code, RunSettings(host_bytes=64 << 30))
+    assert len(found.program.steps) == GROWING  # as far as it takes to see no end
+    after = found.host.after_bytes
+    assert after is not None
+    step = GROWING + 1 + ((64 << 30) - after) // MIB
+    assert describe_host_growth(found.program).endswith(f"out of host memory at about step {step:,}")
+    fit = find_fit(found.profile, found.peak)
+    assert fit.exit_code == 0
+    assert fit.fits_host is True
+    assert fit.verdict.startswith("the host's memory grows by 1,048,576 bytes a step (")
+
+
+@on_linux
+def test_a_host_that_is_too_small_is_said_first(tmp_path: Path) -> None:
+    found = run(tmp_path, f"import torch\n{STEP}", RunSettings(host_bytes=64 * MIB))
+    fit = find_fit(found.profile, found.peak)
+    assert (fit.fits_host, fit.exit_code) == (False, 4)
+    assert re.match(r"does NOT fit the host: [\d.]+ [MG]iB of 64.0 MiB at .*train.py:\d+.*; fits: ", fit.verdict)
+
+
+def test_a_host_that_says_nothing_is_unknown() -> None:
+    unknown = HostUse(peak_bytes=None, process_bytes=None, limit_bytes=64 << 30)
+    assert unknown.fits is None
+    assert describe_host(unknown) == ""
+    run = ProgramRun(ending="", rounds=(), shown=0, host=unknown)
+    assert describe_host_growth(run) == ""
+
+
+@on_linux
+def test_what_passes_through_the_host_on_the_way_to_a_file_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One storage at a time by torch, all at once by safetensors, as on an H200 (512 MiB in eight layers: 65,200 KiB
+    and 523,872 KiB above what was there; torch.load to the card 65,200)."""
+    monkeypatch.chdir(tmp_path)
+    peaks = []
+    ways = ("pass", "torch.save(s, 'm.pt')", "save_file(s, 'm.st')", "torch.save(s, 'm.pt'); torch.load('m.pt')")
+    for way in ways:
+        code = f"""
+        import torch
+        from safetensors.torch import save_file
+        torch.optim.SGD([torch.ones(1)])
+        s = dict((str(i), torch.zeros(4096, 4096, device="cuda")) for i in range(8))
+        {way}
+        """
+        found = run(tmp_path, code + STEP.replace("\n", "\n        ")).host
+        peaks.append(found.pretended_bytes)
+    assert peaks == [0, 64 * MIB, 512 * MIB, 64 * MIB]
+
+
+def test_pinned_memory_is_what_a_card_says() -> None:
+    with fxmem.record("h100") as found:
+        first = torch.randn(750_000).pin_memory()
+        second = torch.empty(1_000_000, pin_memory=True)
+        del first
+        third = torch.empty(625_000, pin_memory=True)
+        said = torch.cuda.host_memory_stats()
+        torch.ones(1, device="cuda")
+    assert (said["allocated_bytes.current"], said["num_host_alloc"]) == (8_388_608, 2)
+    assert found.host.pinned_bytes == 8_388_608
+    assert second.numel() > third.numel()
+
+
+class Images(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 512
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(3, 16, 16)
+
+
+@pytest.mark.truth
+def test_pinned_batches_are_what_an_h200_had() -> None:
+    """Blocks of 32 MiB there (3x256x256): two without workers, three more with two, four more with four."""
+    blocks, said = 32 * 3 * 16 * 16 * 4, []
+    block = 1 << (blocks - 1).bit_length()
+    with fxmem.record("h100") as found:
+        for workers in (0, 2, 4):
+            for _, x in enumerate(DataLoader(Images(), batch_size=32, num_workers=workers, pin_memory=True)):
+                x = x.cuda(non_blocking=True)  # `enumerate` keeps the other one
+            del x
+            said.append(torch.cuda.host_memory_stats()["allocated_bytes.current"] // block)
+    assert said == [2, 5, 9]
+    assert found.host.pinned_bytes == 9 * block
+
+
+@on_linux
+@pytest.mark.truth
+def test_workers_and_what_waits_in_shared_memory() -> None:
+    with fxmem.record("h100") as found:
+        for x in DataLoader(Images(), batch_size=32, num_workers=2, prefetch_factor=3):
+            x.cuda()
+        del x
+    batch = 32 * 3 * 16 * 16 * 4
+    adds = found.host.worker_adds_bytes
+    assert adds is not None
+    assert MIB < adds < 200 * MIB
+    assert found.host.batches_bytes in (0, 6 * batch, 7 * batch)  # wherever the peak was
+    assert not any(_find_children())
+
+
+@on_linux
+def test_what_the_system_says() -> None:
+    resident = _read_resident()
+    assert resident is not None
+    assert resident.highest >= resident.total > resident.anonymous > 0
+    assert _read_resident("none") is None
+    assert _read_private(1 << 30) is None
+
+
+def test_state_is_left_as_it_was() -> None:
+    before, fork = threading.active_count(), os.fork if hasattr(os, "fork") else None
+    with contextlib.suppress(ZeroDivisionError), fxmem.record("h100"):
+        nn.Linear(8, 8).cuda()(torch.ones(1, 8, device="cuda"))
+        raise ZeroDivisionError
+    assert threading.active_count() == before
+    assert gc.isenabled()
+    assert fork is None or os.fork is fork
+
+
+EMPTY = """
+import torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Linear(4, 4).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(2, 4).to(device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@on_linux
+@pytest.mark.truth
+def test_what_fxmem_has_itself_is_taken_off(tmp_path: Path) -> None:
+    file = tmp_path / "empty.py"
+    file.write_text(EMPTY, encoding="utf-8")
+    environ = host_runs.environment()
+    real = min(host_runs.measure([sys.executable, str(file)], environ) for _ in range(2))
+    said = host_runs.predict([str(file)], environ)["peak_bytes"]
+    assert abs(said / real - 1) < host_runs.TOLERANCE
+
+
+@on_linux
+@pytest.mark.truth
+@pytest.mark.parametrize("name", ["averaged", "results_kept", "offloaded"])
+def test_real_runs_have_as_much(name: str) -> None:
+    assert abs(host_runs.error(host_runs.run(name, [], runs=1))) < host_runs.TOLERANCE
