@@ -22,6 +22,7 @@ from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.asked.values import MadeUpValues
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.border import Border, CardMode
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.card_thread import CardThread
@@ -73,12 +74,15 @@ class RecordedCode(Subject):
         super().__init__(self._made_up)
         on_card, device = target.device == "cuda", device_of(target)
         self._thread = CardThread()
-        self.memory = CardMemory(target, os.environ, raises=raises) if on_card else None
+        self.trace = BlockTrace()
+        self.memory = CardMemory(target, os.environ, raises=raises, trace=self.trace) if on_card else None
         self._border = Border(self.memory, self.notes)
         self.route = self._border.run
         self._live = LiveBytes()
         self.roots = Roots(prepare)
-        self.rounds = Rounds(self.roots, self._live, self.memory, enough=enough, max_operators=max_operators)
+        self.rounds = Rounds(
+            self.roots, self._live, self.memory, self.trace, enough=enough, max_operators=max_operators
+        )
         self._reads = TensorReads(self._border, self.notes, device)
         self._isolation = isolation or Isolation()
         self._is_moving = False
@@ -103,7 +107,7 @@ class RecordedCode(Subject):
 
     def make_log(self, device: torch.device) -> StepLog:
         """A log that tells the card's allocator of each storage, and counts what is alive."""
-        observers = (self._live,) if self.memory is None else (self.memory, self._live)
+        observers = (self.trace, self._live) if self.memory is None else (self.memory, self.trace, self._live)
         log = StepLog(device, counts=self._counts, keeps_outputs=True, observers=observers)
         self._live.log = self._border.log = log
         return log
@@ -194,6 +198,8 @@ class RecordedCode(Subject):
     def on_hidden(self, op: int, hidden: Any, phase: Phase) -> None:
         """The kernel of an operator has memory for itself: the card's allocator passes through it."""
         log, collector = self.recording.log, self.recording.collector
+        if isinstance(hidden, Seen):
+            self.trace.run_operator(hidden, log.streams.current)
         if self.memory is None:
             if isinstance(hidden, Seen) and hidden.memory is not None:
                 self._live.pass_through(log.ops[op], hidden.memory)
@@ -205,7 +211,9 @@ class RecordedCode(Subject):
             # A library asks for its workspace once the output is there.
             if hidden.multiplies or (hidden.memory is not None and hidden.memory.signatures):
                 held = collector.held().items()
-                self.memory.hold({name: each for name, each in held if not each.needed_by or op in each.needed_by})
+                needed = {name: each for name, each in held if not each.needed_by or op in each.needed_by}
+                self.memory.hold(needed)
+                self.trace.hold(needed)
 
     def find_replacement(self, function: Any) -> Callable[..., Any] | None:
         """What to run where the program looks into a tensor on the card."""

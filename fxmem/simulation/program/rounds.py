@@ -22,6 +22,7 @@ from fxmem.records.profile import Kind, Phase, Profile, Round
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profile_builder import build_profile
+from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.growth import GrowthLog
 from fxmem.simulation.program.roots import Roots
@@ -74,14 +75,23 @@ class Rounds(RoundRule):
         roots: the program's modules.
         live: the bytes that it has alive.
         memory: the card's; None for the CPU.
+        trace: told where set-up and each round end.
         enough: asked after each round, with all of them, whether the program has run long enough.
         max_operators: how many operators a round may have before the program is ended.
     """
 
     def __init__(
-        self, roots: Roots, live: LiveBytes, memory: CardMemory | None, *, enough: IsEnough, max_operators: int
+        self,
+        roots: Roots,
+        live: LiveBytes,
+        memory: CardMemory | None,
+        trace: BlockTrace,
+        *,
+        enough: IsEnough,
+        max_operators: int,
     ) -> None:
         super().__init__()
+        self._trace = trace
         self._roots = roots
         self._live = live
         self._memory = memory
@@ -280,6 +290,7 @@ class Rounds(RoundRule):
 
     def _start(self) -> None:
         self._recording.begin()
+        self._trace.end_round()
         self._live.clear_highest()
         if self._memory is not None:
             self._memory.clear_highest()
