@@ -111,7 +111,14 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         program,
         card,
         RunSettings(
-            options.steps, options.until, options.oom, options.max_operators, options.compile, given=given, watch=_watch
+            options.steps,
+            options.until,
+            options.oom,
+            options.max_operators,
+            options.compile,
+            given=given,
+            reads_epoch=True,
+            watch=_watch,
         ),
         IsolationSettings(options.write, options.network, options.keep_files),
     )

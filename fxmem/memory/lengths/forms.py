@@ -1,8 +1,8 @@
 """A number of bytes as a function of the lengths of a batch, proved on a few recorded batches.
 
-A size is a polynomial of at most the second degree in one length, in a length rounded up to a multiple (a kernel's
-rows, an alignment), or in the product of two of a batch. It is proved where as many different lengths as it has
-coefficients give it, and one more confirms it.
+A size is a polynomial of at most the second degree in one length, which may be rounded up to a multiple (a kernel's
+rows, an alignment), perhaps times another length, as that of the batch. It is proved where as many different lengths
+as it has coefficients give it, and one more confirms it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_DEGREE: Final = 2
 
 
 class Form(NamedTuple):
-    """A polynomial in a length, or in the product of two."""
+    """A polynomial in a length, perhaps times another length."""
 
     coefficients: tuple[Fraction, ...]
     """The constant one first."""
@@ -29,21 +29,22 @@ class Form(NamedTuple):
     padding: int = 1
     """The length is rounded up to a multiple of this."""
     factor: int | None = None
-    """Which feature it is multiplied by; None for none."""
+    """Which feature the polynomial is multiplied by; None for none."""
+
+    def scale(self, features: Features) -> int:
+        """What the polynomial is multiplied by."""
+        return 1 if self.factor is None else features[self.factor]
 
     def argument(self, features: Features) -> int:
         """What the polynomial is in."""
-        if len(self.coefficients) == 1:
-            return 0
-        padded = -(-features[self.length] // self.padding) * self.padding
-        return padded if self.factor is None else padded * features[self.factor]
+        return -(-features[self.length] // self.padding) * self.padding
 
     def at(self, features: Features) -> int:
         """The value for these lengths, to the nearest whole number."""
-        x, value = self.argument(features), Fraction(0)
+        x, value = self.argument(features) if len(self.coefficients) > 1 else 0, Fraction(0)
         for coefficient in reversed(self.coefficients):
             value = value * x + coefficient
-        return int(value) if value.denominator == 1 else round(value)
+        return round(value * self.scale(features))
 
 
 def find_form(points: Sequence[tuple[Features, int]]) -> Form | None:
@@ -55,14 +56,17 @@ def find_form(points: Sequence[tuple[Features, int]]) -> Form | None:
     values = {value for _, value in points}
     if len(values) == 1:
         return Form((Fraction(points[0][1]),))
-    for degree in range(1, _MOST_DEGREE + 1):
+    for degree in range(_MOST_DEGREE + 1):
         for length, padding, factor in _arguments(len(points[0][0]), degree):
             shape = Form((Fraction(0),) * (degree + 1), length, padding, factor)
-            found = dict[int, int]()
-            pairs = [(shape.argument(features), value) for features, value in points]
-            if all(found.setdefault(x, value) == value for x, value in pairs) and len(found) >= degree + 2:
+            found = dict[int, Fraction]()
+            pairs = [(shape.argument(each), Fraction(value, shape.scale(each))) for each, value in points]
+            known_by = {shape.scale(each) for each, _ in points} if degree == 0 else found
+            if degree == 0:
+                pairs = [(0, value) for _, value in pairs]
+            if all(found.setdefault(x, value) == value for x, value in pairs) and len(known_by) >= degree + 2:
                 known = sorted(found.items())
-                spread = [known[i * (len(known) - 1) // degree] for i in range(degree + 1)]
+                spread = [known[i * (len(known) - 1) // max(degree, 1)] for i in range(degree + 1)]
                 form = shape._replace(coefficients=_interpolate(spread))
                 if all(form.at(features) == value for features, value in points):
                     return form
@@ -71,18 +75,20 @@ def find_form(points: Sequence[tuple[Features, int]]) -> Form | None:
 
 def _arguments(count: int, degree: int) -> Iterator[tuple[int, int, int | None]]:
     """What a polynomial may be in: a length, its padding, and a factor; plain ones first."""
+    if degree == 0:
+        yield from ((length, 1, length) for length in range(count))
+        return
     for padding in PADDINGS:
         yield from ((length, padding, None) for length in range(count))
-    if degree == 1:
-        for padding in PADDINGS:
-            yield from ((length, padding, other) for length, other in itertools.permutations(range(count), 2))
+    for padding in PADDINGS:
+        yield from ((length, padding, other) for length, other in itertools.permutations(range(count), 2))
 
 
-def _interpolate(points: Sequence[tuple[int, int]]) -> tuple[Fraction, ...]:
+def _interpolate(points: Sequence[tuple[int, Fraction]]) -> tuple[Fraction, ...]:
     """The coefficients of the polynomial through these points (Lagrange)."""
     total = [Fraction(0)] * len(points)
     for x, value in points:
-        basis, scale = [Fraction(1)], Fraction(value)
+        basis, scale = [Fraction(1)], value
         for other, _ in points:
             if other != x:
                 basis = [a - other * b for a, b in zip([Fraction(0), *basis], [*basis, Fraction(0)], strict=True)]
@@ -102,19 +108,26 @@ class Lengths:
     """
 
     def __init__(self, shapes: Sequence[tuple[tuple[int, ...], ...]]) -> None:
-        if len({tuple(map(len, each)) for each in shapes}) != 1:
-            raise ValueError("its batches differ in how many tensors they have")
+        self._ranks = tuple(map(len, shapes[0]))
+        if not all(map(self.is_like, shapes)):
+            raise ValueError("its batches differ in how many tensors they have, or dimensions")
         columns = list(zip(*(itertools.chain.from_iterable(each) for each in shapes), strict=True))
         kept: dict[tuple[int, ...], int] = {}
         for number, column in enumerate(columns):
             if len(set(column)) > 1:
                 kept.setdefault(column, number)
         self._columns = tuple(kept.values())
+        outer = [place == 0 for rank in self._ranks for place in range(rank)]
+        self.are_outer = tuple(outer[column] for column in self._columns)
+        """Of each length, whether it is the first of its tensor: how many samples a batch has."""
 
-    @property
-    def vary(self) -> bool:
-        """Whether any two batches differ."""
-        return bool(self._columns)
+    def is_like(self, batch: tuple[tuple[int, ...], ...]) -> bool:
+        """Whether a batch has the same tensors but for their lengths."""
+        return tuple(map(len, batch)) == self._ranks
+
+    def features_of(self, batch: tuple[tuple[int, ...], ...]) -> Features:
+        """The lengths of one batch."""
+        return self.features([batch])
 
     def features(self, batches: Sequence[tuple[tuple[int, ...], ...]]) -> Features:
         """The lengths of a step of so many batches."""

@@ -36,8 +36,9 @@ def replay_lengths(
     capacity_bytes: int | None = None,
     device_bytes: int | None = None,
     most_requests: int | None = None,
+    recorded: int | None = None,
 ) -> LongRun:
-    """Replay set-up and the recorded steps, then steps of these lengths.
+    """Replay set-up and recorded steps, then steps of these lengths.
 
     Args:
         forms: of the program.
@@ -46,6 +47,7 @@ def replay_lengths(
         capacity_bytes: what the driver has; None refuses nothing.
         device_bytes: the card's memory.
         most_requests: after so many requests no further step begins; None for all steps.
+        recorded: how many recorded steps come first; None for all.
     """
     allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes, device_bytes=device_bytes)
     addresses: dict[int, int] = {}
@@ -69,12 +71,12 @@ def replay_lengths(
         allocator.reset_peak_stats()
 
     is_full = False
-    recorded = forms.recorded()
+    first = forms.recorded()[: None if recorded is None else recorded + 1]
     try:
-        for number, requests in enumerate(recorded):
+        for number, requests in enumerate(first):
             run(number, requests)
             done += len(requests)
-        for number, features in enumerate(steps, len(recorded)):
+        for number, features in enumerate(steps, len(first)):
             if most_requests is not None and done >= most_requests:
                 break
             requests = forms.step(features)
@@ -82,5 +84,5 @@ def replay_lengths(
             done += len(requests)
     except OutOfMemory:
         is_full = True
-    requested, allocated, reserved = (tuple(column) for column in zip(*peaks, strict=True)) if peaks else ((), (), ())
-    return LongRun(len(peaks) - 1, requested, allocated, reserved, allocator.stats().alloc_retries, is_full)
+    columns = zip(*peaks, strict=True) if peaks else ((), (), ())
+    return LongRun(len(peaks) - 1, *map(tuple, columns), allocator.stats().alloc_retries, is_full)

@@ -47,7 +47,14 @@ class BlockTrace(Observer):
         self.run_operator()
         self.rounds[-1].append(Empty())
 
-    def end_round(self) -> None:
-        """Set-up or a step is over."""
+    def end_setup(self) -> None:
+        """What comes before the first step is over."""
         self.run_operator()
+        self.rounds.append([])
+
+    def end_round(self) -> None:
+        """A step is over."""
+        self.run_operator()
+        if len(self.rounds) == 1:  # nothing came before it
+            self.rounds.insert(0, [])
         self.rounds.append([])

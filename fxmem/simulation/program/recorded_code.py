@@ -16,7 +16,8 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.hardware.workspaces import Seen
-from fxmem.records.names import GRAPH_POOL, MAX_OPERATORS, OWN_LOSS, Mode
+from fxmem.records.names import GRAPH_POOL, MAX_OPERATORS, OWN_LOSS, STEPS, Mode
+from fxmem.records.parts import LongestBatch
 from fxmem.records.profile import Phase, ProgramRun, Step, Target
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.asked.values import MadeUpValues
@@ -26,6 +27,8 @@ from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.border import Border, CardMode
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.card_thread import CardThread
+from fxmem.simulation.program.loader_watch import LoaderWatch
+from fxmem.simulation.program.longest_batch import RecordedLengths, find_longest
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
 from fxmem.simulation.program.rounds import IsEnough, Rounds
@@ -52,6 +55,7 @@ class RecordedCode(Subject):
         prepare: called with name and module of each model of the program before its first call.
         isolation: what keeps its files apart; None where they are real.
         given: values that the user says it reads, by line.
+        loaders: what watches its loaders.
     """
 
     compiles_whole = False
@@ -67,8 +71,12 @@ class RecordedCode(Subject):
         prepare: Callable[[str, torch.nn.Module], None] | None = None,
         isolation: Isolation | None = None,
         given: Mapping[str, torch.Tensor] | None = None,
+        loaders: LoaderWatch | None = None,
     ) -> None:
         self.name = name
+        self.loaders = loaders or LoaderWatch()
+        self.longest: LongestBatch | None = None
+        """Of its loader's batches; found once the program is over."""
         self.notes = MadeUpNotes(given)
         self._made_up = MadeUpValues(self.notes)
         super().__init__(self._made_up)
@@ -81,7 +89,13 @@ class RecordedCode(Subject):
         self._live = LiveBytes()
         self.roots = Roots(prepare)
         self.rounds = Rounds(
-            self.roots, self._live, self.memory, self.trace, enough=enough, max_operators=max_operators
+            self.roots,
+            self._live,
+            self.memory,
+            self.trace,
+            self.loaders,
+            enough=enough,
+            max_operators=max_operators,
         )
         self._reads = TensorReads(self._border, self.notes, device)
         self._isolation = isolation or Isolation()
@@ -164,6 +178,7 @@ class RecordedCode(Subject):
         yield from self._checkpoints.patches()
         yield self._reads.patch()
         yield from loader_patches(self._border, on_card=on_card)
+        yield from self.loaders.patches()
         yield from trace_patches(self.notes)
         yield from self._thread.patches()
         yield torch_programs.observe_moves(self._move)
@@ -283,6 +298,26 @@ class RecordedCode(Subject):
             is_program=True,
         )
 
+    def find_longest(self) -> None:
+        """Find the batch that decides, where the loader's batches have different lengths."""
+        watch, recording, rounds = self.loaders, self.recording, self.rounds.finished
+        found, per_step = watch.find_training()
+        if watch.epoch is None or found is None:
+            return
+        whole = sum(each.record.is_whole for each in rounds)
+        self.longest = find_longest(
+            RecordedLengths(
+                watch.epoch,
+                watch.handed(found),
+                per_step,
+                STEPS,
+                self.trace.rounds[: whole + 1],
+                recording.collector,
+                recording.target,
+                dict(os.environ if self.memory is None else self.memory.environ),
+            )
+        )
+
     def summarize(self, ending: str, *, failed: bool) -> ProgramRun:
         """The record of the whole program."""
         rounds, shown = self.rounds.finished, self.rounds.shown
@@ -298,6 +333,7 @@ class RecordedCode(Subject):
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
             growth_bytes=sum(each.nbytes for each in grown) if growth is None and grown else growth,
             grown=grown,
+            longest=self.longest,
             optimizers=tuple(self.rounds.stepped_names),
             made_up=self.notes.records(),
         )

@@ -23,6 +23,7 @@ from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program.card_memory import describe_shortage
+from fxmem.simulation.program.loader_watch import LoaderWatch
 from fxmem.simulation.program.recorded_code import RecordedCode
 from fxmem.simulation.program.rounds import FinishedRound
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, isolate_block
@@ -53,6 +54,8 @@ class RunSettings:
     """Called with name and module of each of its models before the first call."""
     given: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     """Values that it reads, by line (`train.py:41`), where they would be made up."""
+    reads_epoch: bool = False
+    """Whether an epoch of its loader's batches is read, where they have different lengths."""
     watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     """What the program runs inside."""
 
@@ -64,7 +67,7 @@ class RunSettings:
     def is_enough(self, rounds: Sequence[FinishedRound]) -> bool:
         """Whether the program has run long enough, asked after each round with all of them."""
         is_steady = self.until == "steady" and len(rounds) > 1 and rounds[-1].repeats(rounds[-2])
-        if rounds[-1].may_grow_on and not (self.steps or self.until):
+        if rounds[-1].may_show_more and not (self.steps or self.until):
             return False
         return is_steady or (self.most_steps is not None and len(rounds) >= self.most_steps)
 
@@ -348,6 +351,7 @@ def record_rank(
         prepare=settings.prepare,
         isolation=isolation,
         given=settings.given,
+        loaders=LoaderWatch(reads=settings.reads_epoch, gives=not (settings.steps or settings.until)),
     )
     recording = make_recording(target, code, world, compiling)
     code.record(recording)
@@ -367,6 +371,8 @@ def record_rank(
         except Exception as error:
             recorded.note_exception(error)
             raise
+        finally:
+            code.find_longest()
 
 
 def read_program_compile(compile: str | None) -> CompileSettings | None:
