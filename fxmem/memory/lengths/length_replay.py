@@ -84,5 +84,5 @@ def replay_lengths(
             done += len(requests)
     except OutOfMemory:
         is_full = True
-    columns = zip(*peaks, strict=True) if peaks else ((), (), ())
-    return LongRun(len(peaks) - 1, *map(tuple, columns), allocator.stats().alloc_retries, is_full)
+    requested, allocated, reserved = (tuple(each[i] for each in peaks) for i in range(3))
+    return LongRun(len(peaks) - 1, requested, allocated, reserved, allocator.stats().alloc_retries, is_full)

@@ -12,8 +12,7 @@ import torch
 from fxmem.hardware.hidden_memory import HiddenMemory
 from fxmem.hardware.workspaces import Collector, CpuCollector, Signature, conv_workspaces
 from fxmem.memory.allocator import AllocatorSettings, read_settings
-from fxmem.memory.lengths import Act, Features, Lengths, LengthsUnproved, LongRun, StepForms, replay_lengths
-from fxmem.memory.lengths.step_forms import Request
+from fxmem.memory.lengths import Act, Features, Lengths, LengthsUnproved, LongRun, Request, StepForms, replay_lengths
 from fxmem.records.parts import LengthChange, LongestBatch
 from fxmem.records.profile import Target
 from fxmem.simulation.kernel_settings import chosen_cudnn
@@ -210,7 +209,11 @@ class _Study:
         }
 
     def _replay(
-        self, steps: Sequence[Features], settings: AllocatorSettings, most: int | None = None, capacity: int | None = None
+        self,
+        steps: Sequence[Features],
+        settings: AllocatorSettings,
+        most: int | None = None,
+        capacity: int | None = None,
     ) -> LongRun:
         memory, first = self._recorded.target.memory_bytes, self._first
         if settings.garbage_collection_threshold is not None and settings.per_process_memory_fraction == 1:
@@ -262,3 +265,16 @@ def _chunks(batches: Sequence[Shapes], size: int) -> Iterator[Sequence[Shapes]]:
     """The batches of each whole step."""
     for begin in range(0, len(batches) - size + 1, size):
         yield batches[begin : begin + size]
+
+
+def explain_longest(longest: LongestBatch) -> Iterator[str]:
+    """What is taken for granted of a long run."""
+    if longest.requested_bytes is None:
+        return
+    yield (
+        "after the third step the program was given the largest, the smallest, two other batches of its loader and the "
+        "last; sizes at other lengths follow by forms that these and one more step confirm"
+    )
+    if longest.steps > longest.batches:
+        yield "further epochs have the batches of the first"
+    yield "evaluations and checkpoints of later steps are not in the long run"

@@ -60,7 +60,7 @@ class RecordedCode(Subject):
 
     compiles_whole = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what one program is run with
         self,
         target: Target,
         *,

@@ -16,7 +16,7 @@ from fxmem.hardware import catalogue
 from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
 from fxmem.records.parts import CompileRecord, CompileSettings, RankClass
-from fxmem.records.profile import MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
+from fxmem.records.profile import Assumption, MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
 from fxmem.records.units import format_bytes
 from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.lock import one_at_a_time
@@ -24,6 +24,7 @@ from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program.card_memory import describe_shortage
 from fxmem.simulation.program.loader_watch import LoaderWatch
+from fxmem.simulation.program.longest_batch import explain_longest
 from fxmem.simulation.program.recorded_code import RecordedCode
 from fxmem.simulation.program.rounds import FinishedRound
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, isolate_block
@@ -99,6 +100,8 @@ class RecordedProgram(ProfiledStep):
             allocated = max(allocated, shown.record.allocated_bytes or 0)
         rounds = (self.setup, *self.rounds)
         reserved = max([reserved, *(each.reserved_bytes or 0 for each in rounds if each is not None)])
+        longest = self._code.longest
+        reserved = max(reserved, 0 if longest is None else longest.reserved_bytes or 0)
         run = CardRun(allocated, reserved, self.shortage, wanted is not None)
         return complete_timeline(self.profile, self.environ, run)
 
@@ -112,7 +115,9 @@ class RecordedProgram(ProfiledStep):
         """What the card had no memory for, and where: what ended the program, or with `out_of_memory="continue"` the
         first such request. Empty where there was none."""
         memory = self._code.memory
-        return self._shortage or ("" if memory is None else memory.shortage)
+        longest = self._code.longest
+        later = "" if longest is None or longest.full_at is None else f"It runs out at step {longest.full_at:,}"
+        return self._shortage or ("" if memory is None else memory.shortage) or later
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -140,6 +145,9 @@ class RecordedProgram(ProfiledStep):
         """The round with the highest peak, the steadiest of equals. Raises AnalysisError if nothing used the target, or
         an error of the program's own ended it before its first step was over."""
         profile = with_classes(self._largest(), self._classes)
+        if self._code.longest is not None:
+            taken = tuple(Assumption(topic="lengths", text=text) for text in explain_longest(self._code.longest))
+            profile = profile.model_copy(update={"assumptions": (*profile.assumptions, *taken)})
         made = {} if self._compiled is None else {"compiled": self._compiled}
         step = profile.step.model_copy(update={"program": self.program, **made})
         return profile.model_copy(update={"step": step})
