@@ -39,12 +39,16 @@ class Form(NamedTuple):
         """What the polynomial is in."""
         return -(-features[self.length] // self.padding) * self.padding
 
-    def at(self, features: Features) -> int:
-        """The value for these lengths, to the nearest whole number."""
+    def evaluate(self, features: Features) -> Fraction:
+        """The value for these lengths; where the form holds, a whole number."""
         x, value = self.argument(features) if len(self.coefficients) > 1 else 0, Fraction(0)
         for coefficient in reversed(self.coefficients):
             value = value * x + coefficient
-        return round(value * self.scale(features))
+        return value * self.scale(features)
+
+    def at(self, features: Features) -> int:
+        """The value for these lengths, to the nearest whole number."""
+        return round(self.evaluate(features))
 
 
 def find_form(points: Sequence[tuple[Features, int]]) -> Form | None:
@@ -68,7 +72,7 @@ def find_form(points: Sequence[tuple[Features, int]]) -> Form | None:
                 known = sorted(found.items())
                 spread = [known[i * (len(known) - 1) // max(degree, 1)] for i in range(degree + 1)]
                 form = shape._replace(coefficients=_interpolate(spread))
-                if all(form.at(features) == value for features, value in points):
+                if all(form.evaluate(features) == value for features, value in points):
                     return form
     return None
 

@@ -233,6 +233,8 @@ def flatten(value: Any) -> tuple[list[int], Any]:
         if type(each) is int:
             numbers.append(each)
             return _Number()
+        if type(each) is float:
+            return 1.0  # a rate or a correction, which changes from step to step and decides no size
         if isinstance(each, TensorLayout):
             return TensorLayout, take(each.shape), take(each.stride), each.dtype
         if isinstance(each, (list, tuple)):

@@ -13,7 +13,7 @@ from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable
 from fxmem.show import facts as findings
 from fxmem.show.facts import Facts, Fit, find_fit
-from fxmem.show.longest_batch import longest_facts
+from fxmem.show.longest_batch import LONGEST, longest_facts
 from fxmem.show.run_facts import made_up, run_facts
 from fxmem.show.sections import Fact
 from fxmem.show.text.report import module_tree, table
@@ -53,8 +53,8 @@ def overview(
     answer = render([_answer(profile, timeline, fit, following, width)], width, color)
     if full:
         return answer + "\n" + table(profile, timeline, width=width, depth=depth, color=color)
-    said = longest_facts(profile)[:1]
-    ran, levels = [each for each in run_facts(profile) if each not in said], DEPTH if depth is None else depth
+    ran = [each for each in run_facts(profile) if each.label != LONGEST]  # said at first
+    levels = DEPTH if depth is None else depth
     # The table alone: what its columns mean is said with everything else.
     modules = next(module_tree(profile, timeline, width, levels, small_calls=depth is not None))
     below = [*([facts(ran)] if ran else []), modules, facts(_ending(profile))]

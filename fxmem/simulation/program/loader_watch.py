@@ -59,6 +59,11 @@ class Epoch(NamedTuple):
     """Whether the sampler gives the same order again."""
     of: LoaderPass
 
+    @property
+    def varies(self) -> bool:
+        """Whether batches differ, and not only the last by how many samples are left for it."""
+        return len(set(self.shapes[:-1])) > 1
+
 
 class LoaderWatch:
     """Watches the loaders of one program.
@@ -177,7 +182,7 @@ def choose_batches(epoch: Epoch) -> list[int]:
 
     Empty where the batches are alike, or differ otherwise than by lengths.
     """
-    if len(set(epoch.shapes)) < 2 or len({tuple(map(len, each)) for each in epoch.shapes}) > 1:
+    if not epoch.varies or len({tuple(map(len, each)) for each in epoch.shapes}) > 1:
         return []
     by_size = sorted(range(len(epoch.shapes)), key=lambda number: (count_elements(epoch.shapes[number]), number))
     last = len(by_size) - 1

@@ -20,9 +20,9 @@ from fxmem.simulation.program.loader_watch import Epoch, Shapes, count_elements
 
 LONG_RUN: Final = 10_000
 """Steps of a long run."""
-MOST_REQUESTS: Final = 600_000
+MOST_REQUESTS: Final = 1_000_000
 """Requests of its replay, which takes seconds."""
-MOST_COMPARED: Final = 200_000
+MOST_COMPARED: Final = 150_000
 """Requests of the replay of each change."""
 _MOST_WEIGHED: Final = 200
 """Different batches, the largest, whose peaks are looked for."""
@@ -68,7 +68,7 @@ def find_longest(recorded: RecordedLengths) -> LongestBatch | None:
     if not shapes:
         varies = len(set(handed)) > 1
         return _unread(recorded.epoch, handed) if varies else None
-    if len(set(shapes)) == 1:
+    if not recorded.epoch.varies:
         return None
     largest = max(range(len(shapes)), key=lambda number: (count_elements(shapes[number]), -number))
     plain = LongestBatch(
