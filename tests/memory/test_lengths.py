@@ -86,7 +86,9 @@ def test_a_size_that_follows_no_form_is_shown() -> None:
 
 def test_a_step_frees_what_the_one_before_left() -> None:
     """By hand: each step makes 1,024 n bytes, and frees what the last one made."""
-    steps = [[RunKernel((k,), (1024 * n,), 0), *([Free(k - 1)] if k else [])] for k, n in enumerate((3, 4, 7, 9, 11, 2))]
+    steps = [
+        [RunKernel((k,), (1024 * n,), 0), *([Free(k - 1)] if k else [])] for k, n in enumerate((3, 4, 7, 9, 11, 2))
+    ]
     forms = StepForms([[], *steps], [None, None, *((n,) for n in (4, 7, 9, 11, 2))], *NOTHING)
     assert forms.step((100,)) == [Request(102400, 0, 0, 0), Request(-1, 1, 0, 0)]
     run = replay_lengths(forms, [(100,), (50,)], AllocatorSettings())

@@ -138,7 +138,9 @@ def test_random_states_and_the_pass_under_way_stay(own: bool) -> None:
         torch.manual_seed(1)
         random.seed(1)
         generator = torch.Generator().manual_seed(5) if own else None
-        loader = DataLoader(varied.make_texts(40), batch_size=4, shuffle=True, generator=generator, collate_fn=varied.collate)
+        loader = DataLoader(
+            varied.make_texts(40), batch_size=4, shuffle=True, generator=generator, collate_fn=varied.collate
+        )
         seen = []
         for number, batch in enumerate(loader):
             seen.append(batch.shape[1])
