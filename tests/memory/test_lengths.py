@@ -13,10 +13,10 @@ from benchmarks.programs import card_parts
 from benchmarks.programs.card_runs import RESULTS, read
 from fxmem.memory.allocator import AllocatorSettings, CachingAllocator
 from fxmem.memory.lengths import (
+    BlockRequest,
     Features,
     Free,
     LengthsUnproved,
-    Request,
     RunKernel,
     StepForms,
     find_form,
@@ -90,7 +90,7 @@ def test_a_step_frees_what_the_one_before_left() -> None:
         [RunKernel((k,), (1024 * n,), 0), *([Free(k - 1)] if k else [])] for k, n in enumerate((3, 4, 7, 9, 11, 2))
     ]
     forms = StepForms([[], *steps], [None, None, *((n,) for n in (4, 7, 9, 11, 2))], *NOTHING)
-    assert forms.step((100,)) == [Request(102400, 0, 0, 0), Request(-1, 1, 0, 0)]
+    assert forms.step((100,)) == [BlockRequest(102400, 0, 0, 0), BlockRequest(-1, 1, 0, 0)]
     run = replay_lengths(forms, [(100,), (50,)], AllocatorSettings())
     assert run.requested_bytes[-2:] == (1024 * 102, 1024 * 150)
     assert find_peak(forms.step((100,))) == 2 * 102400
@@ -142,7 +142,7 @@ def forms() -> StepForms:
     return StepForms(code.trace.rounds[: RECORDED + 1], known, look, lambda signatures: {})  # type: ignore[arg-type]
 
 
-def signed_sizes(steps: Sequence[Sequence[Request]]) -> list[int]:
+def signed_sizes(steps: Sequence[Sequence[BlockRequest]]) -> list[int]:
     """The log of these steps."""
     sizes: dict[tuple[int, int], int] = {}
     log = []

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fxmem.memory.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from fxmem.memory.lengths.forms import Features
-from fxmem.memory.lengths.step_forms import HELD, Request, StepForms
+from fxmem.memory.lengths.step_forms import HELD, BlockRequest, StepForms
 
 _SLOTS = 1 << 24
 """More than a step allocates."""
@@ -54,7 +54,7 @@ def replay_lengths(
     peaks: list[tuple[int, int, int]] = []
     done = 0
 
-    def run(number: int, requests: list[Request]) -> None:
+    def run(number: int, requests: list[BlockRequest]) -> None:
         malloc, free, base = allocator.malloc, allocator.free, number * _SLOTS
         for nbytes, age, slot, stream in requests:
             key = slot if slot < 0 else base - age * _SLOTS + slot

@@ -33,7 +33,7 @@ class LengthsUnproved(AnalysisError):
     """The sizes of the recorded steps follow no form."""
 
 
-class Request(NamedTuple):
+class BlockRequest(NamedTuple):
     """An allocation or a free of a step."""
 
     nbytes: int
@@ -82,7 +82,7 @@ class StepForms:
         self.step = functools.lru_cache(MOST_STEPS)(self._make_step)
         """The requests of a step of these lengths."""
 
-    def recorded(self) -> list[list[Request]]:
+    def recorded(self) -> list[list[BlockRequest]]:
         """The requests of set-up and of each recorded step."""
         return [[*self._write(each)] for each in self._rounds]
 
@@ -116,7 +116,7 @@ class StepForms:
             self._forms.append(form)
         return self._known[key]
 
-    def _make_step(self, features: Features) -> list[Request]:
+    def _make_step(self, features: Features) -> list[BlockRequest]:
         at = [form.at(features) for form in self._forms]
         return [*self._write(_Round([*self._fill(at)], [], 0))]
 
@@ -135,7 +135,7 @@ class StepForms:
                 hidden = HiddenMemory(events=tuple(events))
             yield act._replace(nbytes=tuple(at[number] for number in of_outputs), hidden=hidden)
 
-    def _write(self, round_: _Round) -> Iterator[Request]:
+    def _write(self, round_: _Round) -> Iterator[BlockRequest]:
         """The requests of acts."""
         missing = {s for act in round_.acts if isinstance(act, _Run) and act.hidden for s in act.hidden.signatures}
         if missing := missing - self._asked.keys():
@@ -146,14 +146,14 @@ class StepForms:
                 for number, nbytes in requests.expand(len(act.nbytes), act.hidden):
                     is_output = number >= 0
                     size = act.nbytes[number] if is_output else nbytes
-                    yield Request(size, 0, slot + number if is_output else number, act.stream)
+                    yield BlockRequest(size, 0, slot + number if is_output else number, act.stream)
                 slot += len(act.nbytes)
             elif isinstance(act, _Gone):
-                yield Request(-1, act.age, act.slot, 0)
+                yield BlockRequest(-1, act.age, act.slot, 0)
             elif isinstance(act, Hold):
-                yield Request(act.nbytes, 0, HELD, act.stream)
+                yield BlockRequest(act.nbytes, 0, HELD, act.stream)
             else:
-                yield Request(-2, 0, 0, 0)
+                yield BlockRequest(-2, 0, 0, 0)
 
 
 HELD: Final = -(1 << 20)

@@ -12,7 +12,16 @@ import torch
 from fxmem.hardware.hidden_memory import HiddenMemory
 from fxmem.hardware.workspaces import Collector, CpuCollector, Signature, conv_workspaces
 from fxmem.memory.allocator import AllocatorSettings, read_settings
-from fxmem.memory.lengths import Act, Features, Lengths, LengthsUnproved, LongRun, Request, StepForms, replay_lengths
+from fxmem.memory.lengths import (
+    Act,
+    BlockRequest,
+    Features,
+    Lengths,
+    LengthsUnproved,
+    LongRun,
+    StepForms,
+    replay_lengths,
+)
 from fxmem.records.parts import LengthChange, LongestBatch
 from fxmem.records.profile import Target
 from fxmem.simulation.kernel_settings import chosen_cudnn
@@ -238,7 +247,7 @@ class _Study:
         return tuple(n if outer else -(-n // multiple) * multiple for n, outer in zip(features, is_batch, strict=False))
 
 
-def find_peak(requests: Sequence[Request]) -> int:
+def find_peak(requests: Sequence[BlockRequest]) -> int:
     """The most bytes that a step has at once beyond what it finds, where the steps before were like it."""
     sizes: dict[int, int] = {}
     live = most = 0

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fxmem._torch import common as torch_common
 from fxmem._torch import profiler as torch_profiler
 from fxmem.hardware import catalogue
 from fxmem.memory.lengths import Features, StepForms
