@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from math import ceil
 
+SCAN_BYTES = 1279
+"""Temporary storage of a scan of 3,280 to 11,200 items, and of what is built on one; those of more are not known and
+taken to be the same."""
 _ALIGNMENT = 256
 _BINS = 256
 """Of a digit of eight bits, one pass for each digit."""

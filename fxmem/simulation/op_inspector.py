@@ -61,4 +61,5 @@ class OpInspector:
         if memory is None and not calls:
             return None
         multiplies, multiplies_lt = any(call.multiplies for call in calls), any(call.multiplies_lt for call in calls)
-        return Seen(name, multiplies=multiplies, multiplies_lt=multiplies_lt, memory=memory)
+        call = seen.call if seen is not None and memory is None else None
+        return Seen(name, multiplies=multiplies, multiplies_lt=multiplies_lt, memory=memory, call=call)

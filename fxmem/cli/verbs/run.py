@@ -121,6 +121,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             *(options.steps, options.until, options.oom, options.max_operators, options.compile),
             given=given,
             host_bytes=host,
+            reads_epoch=True,
             watch=_watch,
         ),
         IsolationSettings(options.write, options.network, options.keep_files),

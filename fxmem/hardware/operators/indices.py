@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import ceil, log, log2, prod
 from typing import Any
 
-from fxmem.hardware.cub import radix_sort_bytes
+from fxmem.hardware.cub import SCAN_BYTES, radix_sort_bytes
 from fxmem.hardware.hidden_memory import Events, alloc, free, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, count_factors, layouts_among, undetermined
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, broadcast_numel, is_tensor, read_layout
@@ -62,8 +62,13 @@ def _embedding_backward_on_card(call: Call) -> Events:
         output("grad_weight"),
         alloc("segment offsets", count * index_bytes),
         alloc("number of segments", 8),
+        alloc("keys of the segments", count * index_bytes),
+        alloc("temporary storage of unique_by_key", SCAN_BYTES),
+        *free("temporary storage of unique_by_key", "keys of the segments"),
         alloc("parts per segment", segments * index_bytes),
         alloc("offsets of the parts per segment", segments * index_bytes),
+        alloc("temporary storage of exclusive_sum", SCAN_BYTES),
+        *free("temporary storage of exclusive_sum"),
         alloc("number of parts", 8),
         alloc("part offsets", parts * index_bytes),
         alloc("partial sums", parts * weight[1] * (8 if grad.dtype == "float64" else 4)),

@@ -36,6 +36,8 @@ class Seen:
     multiplies_lt: bool
     """Whether it needs cuBLASLt's."""
     memory: HiddenMemory | None
+    call: tuple[str, Sequence[Any], Any] | None = None
+    """Operator, arguments and result that its row was asked by, tensors as layouts; None for no row."""
 
     def after_resizing(self, ticks: int) -> Seen:
         """The same of an `out=` call, whose results are resized, in so many ticks, before its kernel allocates."""
@@ -64,18 +66,19 @@ class CpuCollector:
             self.saw(index, seen, phase)
 
     def look(self, name: str, args: Sequence[Any], result: Any) -> Seen | None:
-        """What a call hides, which its op, layouts and numbers tell; None for nothing."""
+        """What a call hides, which its op, layouts and numbers tell; None where calls of the op never do."""
         row = find_operator(name)
         if row is None or not row.may_hide(self._platform):
             return None
         key = name, *map(_freeze, (*args, result))
         if key not in self._known:
             memory = row.memory(Call(short_name(name), args, result, self._platform))
-            self._known[key] = self._find_libraries(name, args, memory)
+            call = name, _lay_out(args), _lay_out(result)
+            self._known[key] = dataclasses.replace(self._find_libraries(name, args, memory), call=call)
         return self._known[key]
 
-    def _find_libraries(self, name: str, args: Sequence[Any], memory: HiddenMemory | None) -> Seen | None:
-        return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
+    def _find_libraries(self, name: str, args: Sequence[Any], memory: HiddenMemory | None) -> Seen:
+        return Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
 
     def saw(self, index: int, seen: Seen, phase: Phase, stream: int = 0) -> None:
         """Op `index` of the step was a call that hides this; it ran on this stream."""
@@ -147,11 +150,11 @@ class Collector(CpuCollector):
         self._first_dropout: tuple[int, int] | None = None
         """The first recurrent layer with dropout, and its stream."""
 
-    def _find_libraries(self, name: str, args: Sequence[Any], memory: HiddenMemory | None) -> Seen | None:
+    def _find_libraries(self, name: str, args: Sequence[Any], memory: HiddenMemory | None) -> Seen:
         multiplies = uses_cublas(name, self._torch_version)
         lt = multiplies and uses_cublaslt(name, args, self._environ)
         multiplies |= isinstance(memory, ConvolutionMemory) and memory.backend.startswith("Slow")
-        return Seen(name, multiplies, lt, memory) if memory is not None or multiplies else None
+        return Seen(name, multiplies, lt, memory)
 
     def saw(self, index: int, seen: Seen, phase: Phase, stream: int = 0) -> None:
         """Op `index` of the step was a call that hides this; it ran on this stream."""
@@ -260,6 +263,15 @@ def _freeze(value: Any) -> Any:
         layout = read_layout(value)
         return layout.shape, layout.stride, layout.dtype
     return tuple(_freeze(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+def _lay_out(value: Any) -> Any:
+    """An argument, its tensors as layouts."""
+    if is_tensor(value):
+        return read_layout(value)
+    if isinstance(value, list | tuple):
+        return [_lay_out(each) for each in value] if isinstance(value, list) else tuple(map(_lay_out, value))
+    return value
 
 
 def _handle_name(stream: int, *, is_autograd: bool) -> str:

@@ -11,6 +11,8 @@ from fxmem.records.parts.generation import GenerationRun as GenerationRun
 from fxmem.records.parts.generation import TokenBytes as TokenBytes
 from fxmem.records.parts.growth import Growth as Growth
 from fxmem.records.parts.host import HostUse as HostUse
+from fxmem.records.parts.longest_batch import LengthChange as LengthChange
+from fxmem.records.parts.longest_batch import LongestBatch as LongestBatch
 from fxmem.records.parts.ranks import Collective as Collective
 from fxmem.records.parts.ranks import CollectiveKind as CollectiveKind
 from fxmem.records.parts.ranks import RankClass as RankClass

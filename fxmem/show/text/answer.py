@@ -13,6 +13,7 @@ from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable
 from fxmem.show import facts as findings
 from fxmem.show.facts import Facts, Fit, find_fit
+from fxmem.show.longest_batch import LONGEST, longest_facts
 from fxmem.show.run_facts import made_up, run_facts
 from fxmem.show.sections import Fact
 from fxmem.show.text.report import module_tree, table
@@ -52,7 +53,8 @@ def overview(
     answer = render([_answer(profile, timeline, fit, following, width)], width, color)
     if full:
         return answer + "\n" + table(profile, timeline, width=width, depth=depth, color=color)
-    ran, levels = run_facts(profile), DEPTH if depth is None else depth
+    ran = [each for each in run_facts(profile) if each.label != LONGEST]  # said at first
+    levels = DEPTH if depth is None else depth
     # The table alone: what its columns mean is said with everything else.
     modules = next(module_tree(profile, timeline, width, levels, small_calls=depth is not None))
     below = [*([facts(ran)] if ran else []), modules, facts(_ending(profile))]
@@ -71,7 +73,12 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
         memory.append(_pick_fitting(words, room - memory.cell_len), "default not bold")
     where = _pick_fitting(findings.describe_peak(profile, peak), room)
     loop = findings.loop_facts(profile) if profile.step.outputs_bytes * _WORTH_SAYING >= peak.requested_bytes else ()
-    below = [Fact("Peak", where), *loop, *([Fact("Next", printable(following))] if following else [])]
+    below = [
+        Fact("Peak", where),
+        *longest_facts(profile)[:1],
+        *loop,
+        *([Fact("Next", printable(following))] if following else []),
+    ]
     return add_facts(label_content("Memory", memory), below)
 
 

@@ -23,6 +23,7 @@ from fxmem.records.units import format_bytes
 from fxmem.simulation.kernel_settings import chosen_cudnn
 from fxmem.simulation.observe.event_log import LoggedOp, StepLog
 from fxmem.simulation.observe.observer import Observer
+from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.source_lines import program_place
 
 _Request = tuple[int, int, int]
@@ -43,9 +44,11 @@ class CardMemory(Observer):
         environ: whose allocator settings hold (`PYTORCH_CUDA_ALLOC_CONF`).
         raises: whether what the card does not have is refused, as the card refuses it; else the first request that
             it would refuse is noted, and from there on the card has as much as is asked for.
+        trace: told where the program empties the cache.
     """
 
-    def __init__(self, target: Target, environ: Mapping[str, str], *, raises: bool) -> None:
+    def __init__(self, target: Target, environ: Mapping[str, str], *, raises: bool, trace: BlockTrace) -> None:
+        self._trace = trace
         self.total_bytes = target.memory_bytes or 0
         self.shortage = ""
         """What the card had no memory for and where, once that was noted; in words."""
@@ -141,6 +144,7 @@ class CardMemory(Observer):
 
     def empty_cache(self) -> None:
         """Give every segment without a live block back."""
+        self._trace.empty_cache()
         self.run_operator()
         self._do(lambda: self._allocator.empty_cache())
 

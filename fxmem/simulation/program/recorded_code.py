@@ -16,16 +16,20 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.hardware.workspaces import Seen
-from fxmem.records.names import GRAPH_POOL, MAX_OPERATORS, OWN_LOSS, Mode
+from fxmem.records.names import GRAPH_POOL, MAX_OPERATORS, OWN_LOSS, STEPS, Mode
+from fxmem.records.parts import LongestBatch
 from fxmem.records.profile import Phase, ProgramRun, Step, Target
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.asked.values import MadeUpValues
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.border import Border, CardMode
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.card_thread import CardThread
 from fxmem.simulation.program.host_memory import HostMeter
+from fxmem.simulation.program.loader_watch import LoaderWatch
+from fxmem.simulation.program.longest_batch import RecordedLengths, find_longest
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
 from fxmem.simulation.program.rounds import IsEnough, Rounds
@@ -53,6 +57,7 @@ class RecordedCode(Subject):
         isolation: what keeps its files apart; None where they are real.
         given: values that the user says it reads, by line.
         host_bytes: the host's memory; None where it is not known.
+        loaders: what watches its loaders.
     """
 
     compiles_whole = False
@@ -69,14 +74,19 @@ class RecordedCode(Subject):
         isolation: Isolation | None = None,
         given: Mapping[str, torch.Tensor] | None = None,
         host_bytes: int | None = None,
+        loaders: LoaderWatch | None = None,
     ) -> None:
         self.name = name
+        self.loaders = loaders or LoaderWatch()
+        self.longest: LongestBatch | None = None
+        """Of its loader's batches; found once the program is over."""
         self.notes = MadeUpNotes(given)
         self._made_up = MadeUpValues(self.notes)
         super().__init__(self._made_up)
         on_card, device = target.device == "cuda", device_of(target)
         self._thread = CardThread()
-        self.memory = CardMemory(target, os.environ, raises=raises) if on_card else None
+        self.trace = BlockTrace()
+        self.memory = CardMemory(target, os.environ, raises=raises, trace=self.trace) if on_card else None
         self._border = Border(self.memory, self.notes)
         self.route = self._border.run
         self._live = LiveBytes()
@@ -89,7 +99,14 @@ class RecordedCode(Subject):
         )
         self.roots = Roots(prepare)
         self.rounds = Rounds(
-            self.roots, self._live, self.memory, self._host, enough=enough, max_operators=max_operators
+            self.roots,
+            self._live,
+            self.memory,
+            self._host,
+            self.trace,
+            self.loaders,
+            enough=enough,
+            max_operators=max_operators,
         )
         self._reads = TensorReads(self._border, self.notes, device)
         self._isolation = isolation or Isolation()
@@ -115,7 +132,7 @@ class RecordedCode(Subject):
 
     def make_log(self, device: torch.device) -> StepLog:
         """A log that tells the card's allocator of each storage, and counts what is alive."""
-        observers = (self._live,) if self.memory is None else (self.memory, self._live)
+        observers = (self.trace, self._live) if self.memory is None else (self.memory, self.trace, self._live)
         log = StepLog(device, counts=self._counts, keeps_outputs=True, observers=observers)
         self._live.log = self._border.log = log
         return log
@@ -172,6 +189,7 @@ class RecordedCode(Subject):
         yield from self._checkpoints.patches()
         yield self._reads.patch()
         yield from loader_patches(self._border, on_card=on_card)
+        yield from self.loaders.patches()
         yield from trace_patches(self.notes)
         yield from self._thread.patches()
         yield torch_programs.observe_moves(self._move)
@@ -206,6 +224,8 @@ class RecordedCode(Subject):
     def on_hidden(self, op: int, hidden: Any, phase: Phase) -> None:
         """The kernel of an operator has memory for itself: the card's allocator passes through it."""
         log, collector = self.recording.log, self.recording.collector
+        if isinstance(hidden, Seen):
+            self.trace.run_operator(hidden, log.streams.current)
         if self.memory is None:
             if isinstance(hidden, Seen) and hidden.memory is not None:
                 self._live.pass_through(log.ops[op], hidden.memory)
@@ -217,7 +237,9 @@ class RecordedCode(Subject):
             # A library asks for its workspace once the output is there.
             if hidden.multiplies or (hidden.memory is not None and hidden.memory.signatures):
                 held = collector.held().items()
-                self.memory.hold({name: each for name, each in held if not each.needed_by or op in each.needed_by})
+                needed = {name: each for name, each in held if not each.needed_by or op in each.needed_by}
+                self.memory.hold(needed)
+                self.trace.hold(needed)
 
     def find_replacement(self, function: Any) -> Callable[..., Any] | None:
         """What to run where the program looks into a tensor on the card."""
@@ -287,6 +309,26 @@ class RecordedCode(Subject):
             is_program=True,
         )
 
+    def find_longest(self) -> None:
+        """Find the batch that decides, where the loader's batches have different lengths."""
+        watch, recording, rounds = self.loaders, self.recording, self.rounds.finished
+        found, per_step = watch.find_training()
+        if watch.epoch is None or found is None:
+            return
+        whole = sum(each.record.is_whole for each in rounds)
+        self.longest = find_longest(
+            RecordedLengths(
+                watch.epoch,
+                watch.handed(found),
+                per_step,
+                STEPS,
+                self.trace.rounds[: whole + 1],
+                recording.collector,
+                recording.target,
+                dict(os.environ if self.memory is None else self.memory.environ),
+            )
+        )
+
     def summarize(self, ending: str, *, failed: bool) -> ProgramRun:
         """The record of the whole program."""
         rounds, shown = self.rounds.finished, self.rounds.shown
@@ -300,6 +342,7 @@ class RecordedCode(Subject):
             shown=0 if shown is None else shown.number,
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
             **self.rounds.growth.describe(),
+            longest=self.longest,
             optimizers=tuple(self.rounds.stepped_names),
             made_up=self.notes.records(),
             host=self._host.record().model_copy(update=self.rounds.host_growth.describe()),

@@ -16,13 +16,15 @@ from fxmem.hardware import catalogue
 from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
 from fxmem.records.parts import CompileRecord, CompileSettings, HostUse, RankClass
-from fxmem.records.profile import MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
+from fxmem.records.profile import Assumption, MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
 from fxmem.records.units import format_bytes
 from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program.card_memory import describe_shortage
+from fxmem.simulation.program.loader_watch import LoaderWatch
+from fxmem.simulation.program.longest_batch import explain_longest
 from fxmem.simulation.program.recorded_code import RecordedCode
 from fxmem.simulation.program.rounds import FinishedRound
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, isolate_block
@@ -55,6 +57,8 @@ class RunSettings:
     """Values that it reads, by line (`train.py:41`), where they would be made up."""
     host_bytes: int | None = None
     """The host's memory; None where it is not known."""
+    reads_epoch: bool = False
+    """Whether an epoch of its loader's batches is read, where they have different lengths."""
     watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     """What the program runs inside."""
 
@@ -66,7 +70,7 @@ class RunSettings:
     def is_enough(self, rounds: Sequence[FinishedRound]) -> bool:
         """Whether the program has run long enough, asked after each round with all of them."""
         is_steady = self.until == "steady" and len(rounds) > 1 and rounds[-1].repeats(rounds[-2])
-        if rounds[-1].may_grow_on and not (self.steps or self.until):
+        if rounds[-1].may_show_more and not (self.steps or self.until):
             return False
         return is_steady or (self.most_steps is not None and len(rounds) >= self.most_steps)
 
@@ -98,6 +102,8 @@ class RecordedProgram(ProfiledStep):
             allocated = max(allocated, shown.record.allocated_bytes or 0)
         rounds = (self.setup, *self.rounds)
         reserved = max([reserved, *(each.reserved_bytes or 0 for each in rounds if each is not None)])
+        longest = self._code.longest
+        reserved = max(reserved, 0 if longest is None else longest.reserved_bytes or 0)
         run = CardRun(allocated, reserved, self.shortage, wanted is not None)
         return complete_timeline(self.profile, self.environ, run)
 
@@ -111,7 +117,9 @@ class RecordedProgram(ProfiledStep):
         """What the card had no memory for, and where: what ended the program, or with `out_of_memory="continue"` the
         first such request. Empty where there was none."""
         memory = self._code.memory
-        return self._shortage or ("" if memory is None else memory.shortage)
+        longest = self._code.longest
+        later = "" if longest is None or longest.full_at is None else f"It runs out at step {longest.full_at:,}"
+        return self._shortage or ("" if memory is None else memory.shortage) or later
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -146,6 +154,9 @@ class RecordedProgram(ProfiledStep):
         """The round with the highest peak, the steadiest of equals. Raises AnalysisError if nothing used the target, or
         an error of the program's own ended it before its first step was over."""
         profile = with_classes(self._largest(), self._classes)
+        if self._code.longest is not None:
+            taken = tuple(Assumption(topic="lengths", text=text) for text in explain_longest(self._code.longest))
+            profile = profile.model_copy(update={"assumptions": (*profile.assumptions, *taken)})
         made = {} if self._compiled is None else {"compiled": self._compiled}
         step = profile.step.model_copy(update={"program": self.program, **made})
         return profile.model_copy(update={"step": step})
@@ -358,6 +369,7 @@ def record_rank(
         isolation=isolation,
         given=settings.given,
         host_bytes=settings.host_bytes,
+        loaders=LoaderWatch(reads=settings.reads_epoch, gives=not (settings.steps or settings.until)),
     )
     recording = make_recording(target, code, world, compiling)
     code.record(recording)
@@ -377,6 +389,8 @@ def record_rank(
         except Exception as error:
             recorded.note_exception(error)
             raise
+        finally:
+            code.find_longest()
 
 
 def read_program_compile(compile: str | None) -> CompileSettings | None:

@@ -22,9 +22,11 @@ from fxmem.records.profile import Kind, Phase, Profile, Round
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profile_builder import build_profile
+from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.growth import GrowthLog
 from fxmem.simulation.program.host_memory import HostMeter
+from fxmem.simulation.program.loader_watch import LoaderWatch
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.program.round_tracer import is_within_module
 from fxmem.simulation.recording import Recording
@@ -48,8 +50,9 @@ class FinishedRound:
     record: Round
     sizes: Counter[int]
     """How often each number of bytes was allocated."""
-    may_grow_on: bool = False
-    """Whether more is kept after each of the last ones, and another may show that it comes to an end."""
+    may_show_more: bool = False
+    """Whether more is kept after each of the last ones, and another may show that it comes to an end; or whether
+    batches have different lengths, and another may show what follows from them."""
 
     def repeats(self, before: FinishedRound) -> bool:
         """Whether it allocates the same as the round before it, and leaves as much alive."""
@@ -79,6 +82,8 @@ class Rounds(RoundRule):
         live: the bytes that it has alive.
         memory: the card's; None for the CPU.
         host: what measures the host's.
+        trace: told where set-up and each round end.
+        loaders: told where each round ends.
         enough: asked after each round, with all of them, whether the program has run long enough.
         max_operators: how many operators a round may have before the program is ended.
     """
@@ -89,11 +94,14 @@ class Rounds(RoundRule):
         live: LiveBytes,
         memory: CardMemory | None,
         host: HostMeter,
+        trace: BlockTrace,
+        loaders: LoaderWatch,
         *,
         enough: IsEnough,
         max_operators: int,
     ) -> None:
         super().__init__()
+        self._trace, self._loaders = trace, loaders
         self._roots = roots
         self._host = host
         self._host_log = host.ledger.log
@@ -242,12 +250,15 @@ class Rounds(RoundRule):
     # --- the ends of set-up and rounds --------------------------------------------------------------------------------
 
     def _end_setup(self) -> None:
+        self._trace.end_setup()
         if self._log.ops or self._log.tick > 1:
             self.setup = self._close(0, is_whole=False).record
             self._start()
 
     def _end_round(self) -> None:
+        self._loaders.end_round()
         self.finished.append(self._close(len(self.finished) + 1))
+        self._trace.end_round()
         is_enough = self._enough(self.finished)
         self._start()
         if is_enough:
@@ -294,7 +305,7 @@ class Rounds(RoundRule):
         record = record.model_copy(update={"retained_bytes": self._live.now})
         is_worth_it = self._host.limit_bytes is not None or (self.host_growth.nbytes or 0) >= _WORTH_GOING_ON
         may_grow_on = self.growth.may_go_on or (is_worth_it and self.host_growth.may_go_on)
-        return FinishedRound(record, sizes, is_whole and may_grow_on)
+        return FinishedRound(record, sizes, is_whole and (may_grow_on or self._loaders.may_go_on))
 
     def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
         """Whether a round has the highest peak so far; of equals the later one, which is the steadier: in the first,

@@ -37,7 +37,7 @@ def loader_patches(border: Border, *, on_card: bool) -> torch_common.Patches:
 
     def note_batch(original: Callable[..., Any], loader: Any) -> Any:
         batch = original(loader)
-        border.host.note_batch(loader, list(_find_tensors(batch)))
+        border.host.note_batch(loader, list(find_tensors(batch)))
         return batch
 
     yield torch_programs.loaders_at_home(workers=on_card)
@@ -53,7 +53,7 @@ def loader_patches(border: Border, *, on_card: bool) -> torch_common.Patches:
     def next_batch(original: Callable[..., Any], loader: Any) -> Any:
         batch = torch_common.tree_map_only(torch.Tensor, _entering, run_on_host(original, loader))
         with torch_common.no_modes(), torch_common.pause_observers():
-            border.log.note_tensors(list(_find_tensors(batch)))
+            border.log.note_tensors(list(find_tensors(batch)))
         return batch
 
     yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__init__", run_on_host)
@@ -67,7 +67,7 @@ def _entering(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
-def _find_tensors(batch: Any) -> Iterator[torch.Tensor]:
+def find_tensors(batch: Any) -> Iterator[torch.Tensor]:
     """The tensors of a batch of any class, in its containers and attributes."""
     pending, seen = [batch], dict[int, Any]()
     while pending:

@@ -1,0 +1,19 @@
+"""Steps whose sizes are functions of the lengths of their batches: proved from a few recorded ones, then replayed."""
+
+from __future__ import annotations
+
+from fxmem.memory.lengths.acts import Act as Act
+from fxmem.memory.lengths.acts import Empty as Empty
+from fxmem.memory.lengths.acts import Free as Free
+from fxmem.memory.lengths.acts import Hold as Hold
+from fxmem.memory.lengths.acts import Requests as Requests
+from fxmem.memory.lengths.acts import RunKernel as RunKernel
+from fxmem.memory.lengths.forms import Features as Features
+from fxmem.memory.lengths.forms import Form as Form
+from fxmem.memory.lengths.forms import Lengths as Lengths
+from fxmem.memory.lengths.forms import find_form as find_form
+from fxmem.memory.lengths.length_replay import LongRun as LongRun
+from fxmem.memory.lengths.length_replay import replay_lengths as replay_lengths
+from fxmem.memory.lengths.step_forms import BlockRequest as BlockRequest
+from fxmem.memory.lengths.step_forms import LengthsUnproved as LengthsUnproved
+from fxmem.memory.lengths.step_forms import StepForms as StepForms

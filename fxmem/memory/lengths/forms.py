@@ -1,0 +1,139 @@
+"""A number of bytes as a function of the lengths of a batch, proved on a few recorded batches.
+
+A size is a polynomial of at most the second degree in one length, which may be rounded up to a multiple (a kernel's
+rows, an alignment), perhaps times another length, as that of the batch. It is proved where as many different lengths
+as it has coefficients give it, and one more confirms it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+Features = tuple[int, ...]
+"""The lengths of one step's batches."""
+PADDINGS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Multiples that kernels round a length up to."""
+_MOST_DEGREE: Final = 2
+
+
+class Form(NamedTuple):
+    """A polynomial in a length, perhaps times another length."""
+
+    coefficients: tuple[Fraction, ...]
+    """The constant one first."""
+    length: int = 0
+    """Which of the features."""
+    padding: int = 1
+    """The length is rounded up to a multiple of this."""
+    factor: int | None = None
+    """Which feature the polynomial is multiplied by; None for none."""
+
+    def scale(self, features: Features) -> int:
+        """What the polynomial is multiplied by."""
+        return 1 if self.factor is None else features[self.factor]
+
+    def argument(self, features: Features) -> int:
+        """What the polynomial is in."""
+        return -(-features[self.length] // self.padding) * self.padding
+
+    def evaluate(self, features: Features) -> Fraction:
+        """The value for these lengths; where the form holds, a whole number."""
+        x, value = self.argument(features) if len(self.coefficients) > 1 else 0, Fraction(0)
+        for coefficient in reversed(self.coefficients):
+            value = value * x + coefficient
+        return value * self.scale(features)
+
+    def at(self, features: Features) -> int:
+        """The value for these lengths, to the nearest whole number."""
+        return round(self.evaluate(features))
+
+
+def find_form(points: Sequence[tuple[Features, int]]) -> Form | None:
+    """Find the simplest form that gives all these values; None where none does, or one point more is needed.
+
+    Args:
+        points: lengths, and the value there.
+    """
+    values = {value for _, value in points}
+    if len(values) == 1:
+        return Form((Fraction(points[0][1]),))
+    for degree in range(_MOST_DEGREE + 1):
+        for length, padding, factor in _arguments(len(points[0][0]), degree):
+            shape = Form((Fraction(0),) * (degree + 1), length, padding, factor)
+            found = dict[int, Fraction]()
+            pairs = [(shape.argument(each), Fraction(value, shape.scale(each))) for each, value in points]
+            known_by = {shape.scale(each) for each, _ in points} if degree == 0 else found
+            if degree == 0:
+                pairs = [(0, value) for _, value in pairs]
+            if all(found.setdefault(x, value) == value for x, value in pairs) and len(known_by) >= degree + 2:
+                known = sorted(found.items())
+                spread = [known[i * (len(known) - 1) // max(degree, 1)] for i in range(degree + 1)]
+                form = shape._replace(coefficients=_interpolate(spread))
+                if all(form.evaluate(features) == value for features, value in points):
+                    return form
+    return None
+
+
+def _arguments(count: int, degree: int) -> Iterator[tuple[int, int, int | None]]:
+    """What a polynomial may be in: a length, its padding, and a factor; plain ones first."""
+    if degree == 0:
+        yield from ((length, 1, length) for length in range(count))
+        return
+    for padding in PADDINGS:
+        yield from ((length, padding, None) for length in range(count))
+    for padding in PADDINGS:
+        yield from ((length, padding, other) for length, other in itertools.permutations(range(count), 2))
+
+
+def _interpolate(points: Sequence[tuple[int, Fraction]]) -> tuple[Fraction, ...]:
+    """The coefficients of the polynomial through these points (Lagrange)."""
+    total = [Fraction(0)] * len(points)
+    for x, value in points:
+        basis, scale = [Fraction(1)], value
+        for other, _ in points:
+            if other != x:
+                basis = [a - other * b for a, b in zip([Fraction(0), *basis], [*basis, Fraction(0)], strict=True)]
+                scale /= x - other
+        total = [t + scale * b for t, b in zip(total, basis, strict=True)]
+    return tuple(total)
+
+
+class Lengths:
+    """The lengths by which the batches of an epoch differ.
+
+    Args:
+        shapes: of each batch, the shapes of its tensors.
+
+    Raises:
+        ValueError: the batches differ in more than the lengths of their tensors.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[tuple[int, ...], ...]]) -> None:
+        self._ranks = tuple(map(len, shapes[0]))
+        if not all(map(self.is_like, shapes)):
+            raise ValueError("its batches differ in how many tensors they have, or dimensions")
+        columns = list(zip(*(itertools.chain.from_iterable(each) for each in shapes), strict=True))
+        kept: dict[tuple[int, ...], int] = {}
+        for number, column in enumerate(columns):
+            if len(set(column)) > 1:
+                kept.setdefault(column, number)
+        self._columns = tuple(kept.values())
+        outer = [place == 0 for rank in self._ranks for place in range(rank)]
+        self.are_outer = tuple(outer[column] for column in self._columns)
+        """Of each length, whether it is the first of its tensor: how many samples a batch has."""
+
+    def is_like(self, batch: tuple[tuple[int, ...], ...]) -> bool:
+        """Whether a batch has the same tensors but for their lengths."""
+        return tuple(map(len, batch)) == self._ranks
+
+    def features_of(self, batch: tuple[tuple[int, ...], ...]) -> Features:
+        """The lengths of one batch."""
+        return self.features([batch])
+
+    def features(self, batches: Sequence[tuple[tuple[int, ...], ...]]) -> Features:
+        """The lengths of a step of so many batches."""
+        flat = [[*itertools.chain.from_iterable(each)] for each in batches]
+        return tuple(each[column] for each in flat for column in self._columns)

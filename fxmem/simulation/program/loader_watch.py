@@ -1,0 +1,255 @@
+"""The batches of a program's `DataLoader`: those it has handed out, and the lengths of a whole epoch.
+
+An epoch is read by a second pass over a copy of the loader's sampler, its data set and its `collate_fn`: no model runs,
+nothing of the program's own pass is used up, and random states are as they were. The copy and the random states are
+those of the moment at which the program began its pass, so that the batches come in its order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import itertools
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.utils.data
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import programs as torch_programs
+from fxmem.records.names import STEPS
+from fxmem.simulation.process_guard import process_unchanged
+from fxmem.simulation.program.stand_ins.host import find_tensors
+from fxmem.simulation.source_lines import program_place
+
+MOST_SECONDS: Final = 10.0
+"""Time that reading an epoch may take."""
+MOST_BATCHES: Final = 20_000
+Shapes = tuple[tuple[int, ...], ...]
+"""Of the tensors of a batch, in order."""
+
+
+class LoaderPass(NamedTuple):
+    """A pass of the program over a loader."""
+
+    loader: Any
+    sampler: Any
+    """A copy of what gives the indices, and the loader's generator."""
+    random_state: torch.Tensor
+    place: str
+    """`file:line` that began it."""
+    refusal: str
+    """Why it cannot be read again; empty where it can."""
+
+
+class Epoch(NamedTuple):
+    """The batches of an epoch."""
+
+    shapes: tuple[Shapes, ...]
+    indices: tuple[Any, ...]
+    """Of each batch, what the sampler gives."""
+    stopped: str
+    """Why not all were read; empty where they were."""
+    is_ordered: bool
+    """Whether the sampler gives the same order again."""
+    of: LoaderPass
+
+    @property
+    def varies(self) -> bool:
+        """Whether batches differ, and not only the last by how many samples are left for it."""
+        return len(set(self.shapes[:-1])) > 1
+
+
+class LoaderWatch:
+    """Watches the loaders of one program.
+
+    Args:
+        reads: whether an epoch is read.
+        gives: whether the program may then be given batches of it.
+    """
+
+    def __init__(self, *, reads: bool = False, gives: bool = False) -> None:
+        self._reads, self._gives = reads, gives
+        self._passes: weakref.WeakKeyDictionary[Any, LoaderPass] = weakref.WeakKeyDictionary()
+        self._handed: list[tuple[Any, int, Shapes]] = []
+        """Of each batch: its loader's number, the round, its shapes."""
+        self._last: dict[int, LoaderPass] = {}
+        self._waiting: list[Any] = []
+        """Batches that the program is given next, in the place of its own."""
+        self._given_to = self._until = 0
+        self.round = 1
+        self.epoch: Epoch | None = None
+
+    def patches(self) -> torch_common.Patches:
+        """Watch each pass over a loader, and each batch."""
+        yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__init__", self._begin)
+        yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__next__", self._next)
+
+    def _begin(self, original: Callable[..., None], iterator: Any, loader: Any, *args: Any) -> None:
+        with torch_common.no_modes(), torch_common.pause_observers():
+            state = torch.get_rng_state()
+            sampler, refusal = _copy_sampler(loader)
+        self._passes[iterator] = LoaderPass(loader, sampler, state, program_place(sys._getframe(1)), refusal)
+        original(iterator, loader, *args)
+
+    def _next(self, original: Callable[..., Any], iterator: Any) -> Any:
+        batch = original(iterator)
+        found = self._passes.get(iterator)
+        if found is None:
+            return batch
+        number = id(found.loader)
+        self._last[number] = found
+        if self._waiting and number == self._given_to:
+            batch = self._waiting.pop(0)
+        with torch_common.no_modes(), torch_common.pause_observers():
+            self._handed.append((number, self.round, _find_shapes(batch)))
+        return batch
+
+    def end_round(self) -> None:
+        """A round is over. After the last that is run anyway the epoch is read, and the program runs on with those of
+        its batches that show how sizes follow their lengths."""
+        if self._reads and self.round == STEPS and (found := self.find_training()[0]) is not None:
+            self.epoch = read_epoch(found)
+            if self._gives and (chosen := choose_batches(self.epoch)):
+                self.give_next(chosen)
+                self._until = self.round - (-len(chosen) // self.find_training()[1]) + 1
+        self.round += 1
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the next round shows how sizes follow lengths."""
+        return self.round <= self._until
+
+    # --- what trains --------------------------------------------------------------------------------------------------
+
+    def find_training(self) -> tuple[LoaderPass | None, int]:
+        """The pass of which each round so far had batches, and how many a round has; None and 0 for none."""
+        for number, found in self._last.items():
+            rounds = [at for each, at, _ in self._handed if each == number]
+            counts = [rounds.count(at) for at in range(2, STEPS + 1)]
+            if 1 in rounds and counts and min(counts) and len(set(counts)) == 1:
+                return found, counts[0]
+        return None, 0
+
+    def handed(self, loader: LoaderPass) -> list[Shapes]:
+        """The shapes of all batches of a loader, in the order in which the program got them."""
+        return [shapes for each, _, shapes in self._handed if each == id(loader.loader)]
+
+    def give_next(self, batches: Sequence[int]) -> None:
+        """Let the program get these batches of the epoch next."""
+        epoch = self.epoch
+        if epoch is not None:
+            self._given_to = id(epoch.of.loader)
+            with _reading(epoch.of):
+                self._waiting += [_fetch(epoch.of.loader, epoch.indices[number]) for number in batches]
+
+
+def read_epoch(of: LoaderPass, seconds: float = MOST_SECONDS, most: int = MOST_BATCHES) -> Epoch:
+    """Read the shapes of a pass's batches, without the program.
+
+    Args:
+        of: the pass.
+        seconds: after which reading stops.
+        most: batches that are read.
+    """
+    shapes: list[Shapes] = []
+    indices: list[Any] = []
+    stopped, is_ordered = of.refusal, False
+    end = time.monotonic() + seconds
+    if not stopped:
+        with _reading(of):
+            try:
+                for chosen in _draw(of):
+                    if len(shapes) >= most or time.monotonic() > end:
+                        stopped = f"stopped after {seconds:.0f} s" if len(shapes) < most else f"stopped at {most:,}"
+                        break
+                    shapes.append(_find_shapes(_fetch(of.loader, chosen)))
+                    indices.append(chosen)
+                again = [*itertools.islice(of.sampler[0] or (), 2)]
+                is_ordered = bool(again) and again == indices[:2]
+            except Exception as error:
+                stopped = f"its data raised {type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return Epoch(tuple(shapes), tuple(indices), stopped, is_ordered, of)
+
+
+def choose_batches(epoch: Epoch) -> list[int]:
+    """The batches of an epoch that show how sizes follow the lengths: the largest, the smallest, two between, the last.
+
+    Empty where the batches are alike, or differ otherwise than by lengths.
+    """
+    if not epoch.varies or len({tuple(map(len, each)) for each in epoch.shapes}) > 1:
+        return []
+    by_size = sorted(range(len(epoch.shapes)), key=lambda number: (count_elements(epoch.shapes[number]), number))
+    last = len(by_size) - 1
+    chosen = [by_size[last], by_size[0], by_size[last // 3], by_size[2 * last // 3], last]
+    return [*dict.fromkeys(chosen)]
+
+
+def count_elements(shapes: Shapes) -> int:
+    """Elements of a batch."""
+    total = 0
+    for shape in shapes:
+        count = 1
+        for size in shape:
+            count *= size
+        total += count
+    return total
+
+
+def _copy_sampler(loader: Any) -> tuple[Any, str]:
+    """A copy of what gives the loader's indices, with its generator, and why there is none."""
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        if inspect.isgeneratorfunction(type(loader.dataset).__iter__):
+            return (None, None), ""
+        return None, "an iterable data set that may not be read twice"
+    sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    try:
+        return copy.deepcopy((sampler, loader.generator), {id(loader.dataset): loader.dataset}), ""
+    except Exception as error:
+        return None, f"its sampler cannot be copied ({type(error).__name__})"
+
+
+def _find_shapes(batch: Any) -> Shapes:
+    return tuple(tuple(tensor.shape) for tensor in find_tensors(batch))
+
+
+@contextlib.contextmanager
+def _reading(of: LoaderPass) -> Iterator[None]:
+    """What is read inside is the host's, and leaves random states as they were."""
+    with torch_common.no_modes(), torch_common.pause_observers(), process_unchanged(sys.stdout):
+        torch.set_rng_state(of.random_state)
+        yield
+
+
+def _draw(of: LoaderPass) -> Iterator[Any]:
+    """The indices of each batch, as the program's own pass draws them: after a seed for workers."""
+    sampler, generator = copy.deepcopy(of.sampler, {id(of.loader.dataset): of.loader.dataset})
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
+    if sampler is not None:
+        yield from sampler
+        return
+    size, waiting = of.loader.batch_size, []
+    for each in of.loader.dataset:
+        waiting.append(each)
+        if size is None or len(waiting) == size:
+            yield waiting if size else each
+            waiting = []
+    if waiting and not of.loader.drop_last:
+        yield waiting
+
+
+def _fetch(loader: Any, chosen: Any) -> Any:
+    """The batch of these indices; of an iterable data set, of these samples."""
+    dataset = loader.dataset
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        return loader.collate_fn(chosen)
+    if loader.batch_sampler is None:
+        return loader.collate_fn(dataset[chosen])
+    if hasattr(dataset, "__getitems__"):
+        return loader.collate_fn(dataset.__getitems__(chosen))
+    return loader.collate_fn([dataset[index] for index in chosen])
