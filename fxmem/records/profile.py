@@ -64,6 +64,8 @@ class Phase(StrEnum):
     OPTIMIZER = "optimizer"
     EVALUATION = "evaluation"
     """Of a recorded program: a forward without gradients of a model that it trains, in eval mode."""
+    ROLLOUT = "rollout"
+    """Of a recorded program: a call of a model's `generate`."""
     PREFILL = "prefill"
     """Of a generation: the forward over the prompt, and what comes before it."""
     DECODE = "decode"

@@ -6,10 +6,11 @@ first step, evaluation.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from fxmem.hardware.context import context_range
 from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, conv_workspaces
 from fxmem.memory.allocator import CachingAllocator, OutOfMemory, PoolCounts, Segment, Stats, read_settings
+from fxmem.memory.generation import EvenSteps, LoopEvent
 from fxmem.records.profile import Phase, Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.kernel_settings import chosen_cudnn
@@ -26,6 +28,20 @@ from fxmem.simulation.source_lines import program_place
 
 _Request = tuple[int, int, int]
 """A storage, its bytes, its stream."""
+
+
+@dataclasses.dataclass
+class RepeatedSteps:
+    """Steps of a loop that are made by arithmetic, and what became of them on the card."""
+
+    even: EvenSteps
+    """What they are like; its keys are numbers of storages."""
+    periods: int
+    """How many periods there are to be."""
+    done: int = 0
+    """How many steps the card had room for."""
+    made: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
+    """By step and slot, the storages of what stays; for the caller to fill."""
 
 
 class CardMemory(Observer):
@@ -56,6 +72,8 @@ class CardMemory(Observer):
         self._met: set[Signature] = set()
         self._waiting: list[_Request] = []
         self._history: list[Callable[[], None]] | None = []
+        self._tape: list[Callable[[], None]] | None = None
+        """What was done since `take_tape`; None where nobody asks."""
         self._start(target.memory_bytes)
 
     def _start(self, capacity_bytes: int | None) -> None:
@@ -165,20 +183,19 @@ class CardMemory(Observer):
         act()
         if self._history is not None:
             self._history.append(act)
+        if self._tape is not None:
+            self._tape.append(act)
 
     def _run(self, requested: Sequence[_Request], hidden: HiddenMemory | None, stream: int) -> None:
-        waiting = iter(requested)
         own: dict[str, int] = {}
         try:
-            for event in () if hidden is None else hidden.fill_workspaces(self._asked).events:
-                if event.action == "output":
-                    self._take(next(waiting, None))
-                elif event.action == "free":
-                    self._give_back(own.pop(event.name, 0))
-                elif event.nbytes:
-                    own[event.name] = self._malloc(event.nbytes, stream)
-            for request in waiting:
-                self._take(request)
+            for name, nbytes, at in self._events(requested, hidden, stream):
+                if nbytes is None:
+                    self._give_back(own.pop(name))
+                elif isinstance(name, int):
+                    self._address[name] = self._malloc(nbytes, at)
+                else:
+                    own[name] = self._malloc(nbytes, at)
         except torch.cuda.OutOfMemoryError:
             for storage in (storage for storage, *_ in requested if storage in self._address):
                 self._give_back(self._address.pop(storage))
@@ -187,10 +204,90 @@ class CardMemory(Observer):
             for address in reversed(own.values()):
                 self._give_back(address)
 
-    def _take(self, request: _Request | None) -> None:
-        if request is not None:
-            storage, nbytes, stream = request
-            self._address[storage] = self._malloc(nbytes, stream)
+    def _events(
+        self, requested: Sequence[_Request], hidden: HiddenMemory | None, stream: int
+    ) -> Iterator[tuple[Any, int | None, int]]:
+        """What an operator allocates and frees: its results by their numbers, what its kernel has for itself by name.
+        What that does not free is freed when it is over."""
+        waiting, own = iter(requested), dict[str, None]()
+        for event in () if hidden is None else hidden.fill_workspaces(self._asked).events:
+            if event.action == "output":
+                if (request := next(waiting, None)) is not None:
+                    yield request
+            elif event.action == "free":
+                if event.name in own:
+                    del own[event.name]
+                    yield event.name, None, stream
+            elif event.nbytes:
+                own[event.name] = None
+                yield event.name, event.nbytes, stream
+        yield from waiting
+
+    # --- the steps of a loop ------------------------------------------------------------------------------------------
+
+    def take_tape(self, *, goes_on: bool) -> list[LoopEvent] | None:
+        """What was allocated and freed since the last call, by the numbers of storages; None where something else was
+        done as well, or where a kernel has more than is known yet.
+
+        Args:
+            goes_on: whether it is asked for again.
+        """
+        self.run_operator()
+        tape, self._tape = self._tape, [] if goes_on else None
+        events: list[LoopEvent] = []
+        for number, act in enumerate(tape or ()):
+            if not isinstance(act, functools.partial) or act.func not in (self._run, self._free):
+                return None
+            if act.func == self._free:
+                events.append(LoopEvent(act.args[0], None))
+                continue
+            requested, hidden, stream = act.args
+            if hidden is not None and hidden.signatures:
+                return None
+            own: dict[Any, None] = {}
+            for name, nbytes, at in self._events(requested, hidden, stream):
+                key = name if isinstance(name, int) else (number, name)
+                if nbytes is None:
+                    own.pop(key)
+                elif key is not name:
+                    own[key] = None
+                events.append(LoopEvent(key, nbytes, at))
+            events += [LoopEvent(key, None) for key in reversed(own)]
+        return events
+
+    def repeat(self, steps: RepeatedSteps) -> None:
+        """Do what further steps of a loop do. Raises `torch.cuda.OutOfMemoryError` within the one that the card has no
+        room for."""
+        self._do(functools.partial(self._repeat, steps))
+
+    def _repeat(self, steps: RepeatedSteps) -> None:
+        even, steps.done = steps.even, 0
+        held = {home: self._address[key] for key, home in even.homes.items() if key in self._address}  # type: ignore[index]
+        number = even.models[-1].number
+        malloc, give_back = self._malloc, self._give_back
+        try:
+            for sizes in even.sizes(steps.periods):
+                for model, nbytes in zip(even.models, sizes, strict=True):
+                    number += 1
+                    for age, slot, stream in model.acts:
+                        if age < 0:
+                            held[number, slot] = malloc(nbytes[slot], stream)
+                        else:
+                            give_back(held.pop((number - age, slot)))
+                    steps.done += 1
+        finally:
+            taken = set()
+            for key, (born, slot) in even.homes.items():
+                later = [home for more in (1, 0) if (home := (born + steps.done + more, slot)) in held]
+                if even.moves((born, slot)) and later and key in self._address:
+                    # Where the card ran out within a step, some are that step's, others of the one before.
+                    self._address[key] = held[later[-1]]  # type: ignore[index]
+                    taken.add(later[-1])
+            for home, address in held.items():
+                if home in steps.made:
+                    self._address[steps.made[home]] = address
+                elif home[0] > even.models[-1].number and home not in taken and not even.stays(home):
+                    give_back(address)
 
     def _free(self, storage: int) -> None:
         address = self._address.pop(storage, None)
@@ -326,6 +423,11 @@ class LiveBytes(Observer):
     def on_free(self, index: int) -> None:
         """A storage was freed."""
         self.now -= self.log.storages[index].nbytes
+
+    def on_growth(self, nbytes: int) -> None:
+        """A storage has so many bytes more."""
+        self.now += nbytes
+        self._watch(self.now)
 
     def pass_through(self, op: LoggedOp, hidden: HiddenMemory) -> None:
         """Note the most that was alive within an operator: its kernel has buffers for itself."""

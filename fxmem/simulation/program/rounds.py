@@ -96,6 +96,7 @@ class Rounds(RoundRule):
         self._ended_after = -1
         """How many rounds were finished when the program was last ended."""
         self._elsewhere = 0
+        self._is_generating = False
         self._arguments: Callable[[], Iterable[Place]] = list
         self._trained: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
 
@@ -113,10 +114,30 @@ class Rounds(RoundRule):
             self.is_cut = True
             self._end()
         super().module_called(module)
+        if self._is_generating:
+            return
         if self._evaluates(module):
             self._enter(Phase.EVALUATION)
         else:
             self.begin_forward()
+
+    @contextlib.contextmanager
+    def generating(self, module: torch.nn.Module) -> Iterator[None]:
+        """A model's `generate` runs inside."""
+        before = self._log.phase
+        if before is Phase.BACKWARD:
+            yield
+            return
+        super().module_called(module)
+        before = self._log.phase
+        self._enter(Phase.ROLLOUT)
+        self._is_generating = True
+        try:
+            yield
+        finally:
+            self._is_generating = False
+            if self._log.phase is Phase.ROLLOUT:
+                self._enter(before)
 
     @contextlib.contextmanager
     def holding(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
