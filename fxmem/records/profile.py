@@ -300,6 +300,26 @@ class Target(Record):
     """CUDA compute capability (major, minor); None for the CPU."""
 
 
+class PartOfRound(Record):
+    """A phase of a round, all its times together: of one model, and with gradients or without."""
+
+    phase: Phase
+    model: str = ""
+    """What the program calls it; empty in backward and optimizer, and where it has no name."""
+    with_gradients: bool = True
+    """Whether a forward is one that a gradient leads to."""
+    requested_bytes: Bytes
+    allocated_bytes: Bytes
+    reserved_bytes: Bytes
+    """The most of each count while it runs."""
+
+    @property
+    def title(self) -> str:
+        """Phase and model, in words. Untrusted text."""
+        phase = f"{self.phase}{'' if self.with_gradients or self.phase is not Phase.FORWARD else ' without gradients'}"
+        return f"{phase} of {self.model}" if self.model else phase
+
+
 class Round(Record):
     """One round of a recorded program: what runs until all its optimizers have stepped, or what is done before."""
 
@@ -321,6 +341,9 @@ class Round(Record):
     """Requested bytes alive when it is over. None: not known (a file of an older fxmem)."""
     is_whole: bool = True
     """Whether its optimizers stepped. False: what ran after the last step, or all of a program without one."""
+    parts: Many[PartOfRound] = Field(default=(), exclude_if=lambda value: not value)
+    """Its phases on a card, in the order in which each came first, where it generates or runs models without gradients
+    as well; empty for a plain step."""
 
 
 MadeUpKind = Literal["read", "decided", "shape", "file", "answered", "sent"]

@@ -11,7 +11,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,6 +28,22 @@ from fxmem.simulation.source_lines import program_place
 
 _Request = tuple[int, int, int]
 """A storage, its bytes, its stream."""
+
+
+class PartPeak(NamedTuple):
+    """The most bytes of each count within a part of a round."""
+
+    requested: int
+    allocated: int
+    reserved: int
+
+    def at_least(self, other: PartPeak) -> PartPeak:
+        """The larger of each."""
+        return PartPeak(*map(max, self, other))
+
+
+Part = tuple[Phase, str, bool] | None
+"""A phase, the model that it is of, and whether gradients lead to it; None before any."""
 
 
 @dataclasses.dataclass
@@ -82,7 +98,9 @@ class CardMemory(Observer):
         self._allocator = CachingAllocator(self._settings, capacity_bytes=capacity_bytes, device_bytes=device_bytes)
         self._counts = self._allocator.counts = PoolCounts()
         self.highest_requested = self.highest_allocated = self.highest_reserved = 0
-        """Since `clear_highest`, whatever the program does with its own peak statistics."""
+        """Since `begin_part` or `clear_highest`, whatever the program does with its own peak statistics."""
+        self._part: Part = None
+        self._parts: dict[Part, PartPeak] = {}
         self._address: dict[int, int] = {}
         self._held: set[str] = set()
         self._of_graphs: dict[str, int] = {}
@@ -141,6 +159,16 @@ class CardMemory(Observer):
     def clear_highest(self) -> None:
         """Let the highest levels begin anew at what is there now."""
         self._do(self._clear_highest)
+
+    def begin_part(self, part: Part) -> None:
+        """Let the highest levels from here on be those of this part as well."""
+        self.run_operator()
+        self._do(functools.partial(self._begin_part, part))
+
+    def part_peaks(self) -> dict[Part, PartPeak]:
+        """The highest levels of each part since `clear_highest`."""
+        self._begin_part(self._part)
+        return dict(self._parts)
 
     # --- the workspaces of cuDNN --------------------------------------------------------------------------------------
 
@@ -311,6 +339,16 @@ class CardMemory(Observer):
             self._allocator.capacity_bytes = nbytes
 
     def _clear_highest(self) -> None:
+        self._parts = {}
+        self._restart_highest()
+
+    def _begin_part(self, part: Part) -> None:
+        highest = PartPeak(self.highest_requested, self.highest_allocated, self.highest_reserved)
+        self._parts[self._part] = highest.at_least(self._parts.get(self._part, highest))
+        self._part = part
+        self._restart_highest()
+
+    def _restart_highest(self) -> None:
         allocator = self._allocator
         self.highest_requested = allocator.requested_bytes
         self.highest_allocated, self.highest_reserved = allocator.allocated_bytes, allocator.reserved_bytes

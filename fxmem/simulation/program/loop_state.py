@@ -224,8 +224,10 @@ def _grow_values(known: tuple[torch.Tensor | None, ...], spans: tuple[int, int])
     one, two, three = (each for each in known if each is not None)
     with torch_common.no_modes(), torch_common.pause_observers():
         if one.shape == three.shape:
-            if one.dtype is torch.bool or torch.equal(two, three):
-                return (lambda _: three) if torch.equal(one, three) and torch.equal(two, three) else None
+            if torch.equal(one, three) and torch.equal(two, three):
+                return lambda _: three
+            if one.dtype is torch.bool:
+                return _slide(one, two, three, spans)
             by = (three - two) // spans[1]
             even = torch.equal(two + by * spans[1], three) and torch.equal(one + by * spans[0], two)
             return (lambda periods: three + periods * by) if even else None
@@ -246,6 +248,25 @@ def _grow_values(known: tuple[torch.Tensor | None, ...], spans: tuple[int, int])
         return torch.cat([three, *(tail + i * by if tail.dtype is not torch.bool else tail for i in range(1, periods + 1))], dim)
 
     return go_on
+
+
+def _slide(
+    one: torch.Tensor, two: torch.Tensor, three: torch.Tensor, spans: tuple[int, int]
+) -> Callable[[int], torch.Tensor] | None:
+    """How a mask goes on of which each period moves the rows on, the first element coming again: of a static cache."""
+
+    def move(mask: torch.Tensor, columns: int) -> torch.Tensor:
+        columns = min(columns, mask.shape[-1])
+        return torch.cat([mask[..., :1].expand(*mask.shape[:-1], columns), mask[..., : mask.shape[-1] - columns]], -1)
+
+    if not three.dim() or not three.shape[-1]:
+        return None
+    count = int(three.sum()) - int(two.sum())
+    rows = three.numel() // three.shape[-1]
+    by, rest = divmod(count, rows * spans[1])
+    if rest or by <= 0 or not torch.equal(move(two, by * spans[1]), three):
+        return None
+    return (lambda periods: move(three, by * periods)) if torch.equal(move(one, by * spans[0]), two) else None
 
 
 def set_number(leaf: Leaf, value: int) -> None:

@@ -280,6 +280,7 @@ class RecordedCode(Subject):
             model=root,
             optimizer=next(iter(rounds.optimizers), None),
             is_program=True,
+            rollouts=tuple(filter(None, (each.describe() for each in self.loops.rollouts.values()))),
         )
 
     def summarize(self, ending: str, *, failed: bool) -> ProgramRun:
