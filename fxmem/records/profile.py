@@ -316,8 +316,11 @@ class PartOfRound(Record):
     @property
     def title(self) -> str:
         """Phase and model, in words. Untrusted text."""
-        phase = f"{self.phase}{'' if self.with_gradients or self.phase is not Phase.FORWARD else ' without gradients'}"
-        return f"{phase} of {self.model}" if self.model else phase
+        if self.phase is not Phase.FORWARD:
+            return f"{self.phase} of {self.model}" if self.model else self.phase
+        if not self.model:
+            return "outside of models"
+        return f"forward{'' if self.with_gradients else ' without gradients'} of {self.model}"
 
 
 class Round(Record):

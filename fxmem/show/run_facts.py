@@ -121,7 +121,10 @@ def _part_facts(program: ProgramRun) -> Facts:
     if found is None:
         return []
     lines = [f"{each.title}: {describe_counts(each)}" for each in found[1].parts]
-    return [Fact("" if index else f"Phases of {found[0]}", line) for index, line in enumerate(lines)]
+    return [
+        Fact("" if index else "Phases", line)
+        for index, line in enumerate([f"of step {found[0]}, each with its own peak", *lines])
+    ]
 
 
 _MOST_NAMED = 3

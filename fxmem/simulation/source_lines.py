@@ -103,7 +103,9 @@ def program_modules() -> list[tuple[str, dict[str, Any]]]:
 def is_own_code(function: Any) -> bool:
     """Whether a function, a method, or an object that is called is the program's own."""
     called = inspect.unwrap(getattr(function, "func", function))
-    code = getattr(getattr(called, "__func__", called), "__code__", None) or getattr(type(called).__call__, "__code__", None)
+    code = getattr(getattr(called, "__func__", called), "__code__", None) or getattr(
+        type(called).__call__, "__code__", None
+    )
     return code is not None and _is_own(code.co_filename)
 
 

@@ -1,5 +1,4 @@
-"""Look at: after each line the allocator's peaks (allocated, reserved, live) of a long rollout, ragged prompts and not,
-static cache, beams, scores kept; fxmem makes the tokens in the middle by arithmetic and should print the same."""
+"""Long rollouts of a policy beside a reference: prompts of one length and not, static cache, beams, scores kept."""
 
 import torch
 import torch.nn.functional as F

@@ -148,7 +148,7 @@ class DecodeLoops:
         local = variables(frame)
         if self._is_compiled:
             return "what it compiles is compiled"
-        if local.get("streamer") is not None or local.get("stop_check") is not None and _has_streamer(local):
+        if local.get("streamer") is not None or (local.get("stop_check") is not None and _has_streamer(local)):
             return f"it streams tokens to a {type(_find_streamer(local)).__name__}"
         if frame.f_code.co_name == "_assisted_decoding":
             return "an assistant drafts its tokens"

@@ -217,7 +217,9 @@ def _grow_tensor(values: tuple[Any, ...], spans: tuple[int, int]) -> TensorState
     return TensorState(None, shape, stride, offset, one.dtype)  # type: ignore[arg-type]
 
 
-def _grow_values(known: tuple[torch.Tensor | None, ...], spans: tuple[int, int]) -> Callable[[int], torch.Tensor] | None:
+def _grow_values(
+    known: tuple[torch.Tensor | None, ...], spans: tuple[int, int]
+) -> Callable[[int], torch.Tensor] | None:
     """How known values go on: what was there stays, and what comes is as far from what came before as that."""
     if any(each is None for each in known):
         return None
@@ -245,7 +247,9 @@ def _grow_values(known: tuple[torch.Tensor | None, ...], spans: tuple[int, int])
             return None
 
     def go_on(periods: int) -> torch.Tensor:
-        return torch.cat([three, *(tail + i * by if tail.dtype is not torch.bool else tail for i in range(1, periods + 1))], dim)
+        return torch.cat(
+            [three, *(tail + i * by if tail.dtype is not torch.bool else tail for i in range(1, periods + 1))], dim
+        )
 
     return go_on
 

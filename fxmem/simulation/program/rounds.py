@@ -319,6 +319,7 @@ class Rounds(RoundRule):
         self._recording.begin()
         self._live.clear_highest()
         if self._memory is not None:
+            self._begin_part(Phase.FORWARD)
             self._memory.clear_highest()
 
     def _record(self) -> Round:
