@@ -127,7 +127,7 @@ class PoolCounts:
 
     def flatten(self) -> dict[str, int]:
         """By torch's names: `active.all.current`."""
-        found = {}
+        found: dict[str, int] = {}
         for name, pool in self._pools.items():
             for kind, count in [*pool.of.items(), *((also, pool.of[kind]) for also, kind in _ALSO.items())]:
                 values = {"current": count.now, "peak": count.peak, "allocated": count.came}

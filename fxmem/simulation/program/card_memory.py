@@ -290,7 +290,7 @@ class CardMemory(Observer):
 
     def _repeat(self, steps: RepeatedSteps) -> None:
         even, steps.done = steps.even, 0
-        held = {home: self._address[key] for key, home in even.homes.items() if key in self._address}  # type: ignore[index]
+        held = {home: self._address[key] for key, home in even.homes.items() if key in self._address}
         number = even.models[-1].number
         malloc, give_back = self._malloc, self._give_back
         try:
@@ -309,7 +309,7 @@ class CardMemory(Observer):
                 later = [home for more in (1, 0) if (home := (born + steps.done + more, slot)) in held]
                 if even.moves((born, slot)) and later and key in self._address:
                     # Where the card ran out within a step, some are that step's, others of the one before.
-                    self._address[key] = held[later[-1]]  # type: ignore[index]
+                    self._address[key] = held[later[-1]]
                     taken.add(later[-1])
             for home, address in held.items():
                 if home in steps.made:

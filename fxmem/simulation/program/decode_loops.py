@@ -262,7 +262,8 @@ class _Loop:
             index = log.find_storage(tensor)
             by, now = advance.tensors.get(path), state.leaves[path].value
             shape = now.shape if by is None else _move_on(now.shape, by.shape, periods)
-            if more := sizes.pop(index, 0):
+            more = sizes.pop(index, 0)
+            if index is not None and more:
                 log.grow(index, log.storages[index].nbytes + more, shape)
             if more or by is not None:
                 nbytes = tensor.untyped_storage().nbytes() if index is None else log.storages[index].nbytes

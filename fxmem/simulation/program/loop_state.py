@@ -107,7 +107,7 @@ class LoopState:
             self.leaves[path] = Leaf(value, None, owner, key)
             return
         where = self._place(tensor)
-        state = TensorState(where, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        state = TensorState(where, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
         self.leaves[path] = Leaf(state, known_values.find_value(tensor), owner, key)
         self.tensors.append((path, tensor))
 
@@ -210,7 +210,7 @@ def _grow_tensor(values: tuple[Any, ...], spans: tuple[int, int]) -> TensorState
     if not len(one.shape) == len(two.shape) == len(three.shape):
         return None
     rows = [zip(*(getattr(each, name) for each in values), strict=True) for name in ("shape", "stride")]
-    shape, stride = (tuple(_grow(*each, spans) for each in row) for row in rows)
+    shape, stride = (tuple(_grow(a, b, c, spans) for a, b, c in row) for row in rows)
     offset = _grow(one.offset, two.offset, three.offset, spans)
     if offset is None or None in shape or None in stride:
         return None
