@@ -20,6 +20,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import modules as torch_modules
 from fxmem.memory.generation import PERIOD, EvenSteps, LoopStep, LoopSteps
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.observe.event_log import StepLog
@@ -158,8 +159,7 @@ class DecodeLoops:
                 if not kind.__module__.startswith(_LIBRARY) or kind.__name__ in _CALLS_BACK:
                     return f"a {name.replace('_', ' ').removesuffix('s')} of the program's own, {kind.__name__}"
         for path, module in model.named_modules():
-            hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-            if any(map(is_own_code, hooks)):
+            if any(map(is_own_code, torch_modules.forward_hooks(module))):
                 return f"a hook of the program's own, on {path or 'the model'}"
         return ""
 

@@ -40,7 +40,7 @@ class TensorState(NamedTuple):
     dtype: torch.dtype
 
 
-class Leaf(NamedTuple):
+class StateValue(NamedTuple):
     """A value, by the path that leads to it."""
 
     value: Any
@@ -60,7 +60,7 @@ class LoopState:
     """
 
     def __init__(self, frame: types.FrameType, place: Callable[[torch.Tensor], Any]) -> None:
-        self.leaves: dict[str, Leaf] = {}
+        self.leaves: dict[str, StateValue] = {}
         self.tensors: list[tuple[str, torch.Tensor]] = []
         """Those on the target; for as long as this state is looked at."""
         self.borders: set[int] = set()
@@ -86,7 +86,7 @@ class LoopState:
 
     def _walk(self, value: Any, path: str, owner: Any, key: Any) -> None:
         if value is None or isinstance(value, (bool, int, float, str)):
-            self.leaves[path] = Leaf(value, None, owner, key)
+            self.leaves[path] = StateValue(value, None, owner, key)
             return
         if isinstance(value, torch.Tensor):
             self._add_tensor(value, path, owner, key)
@@ -94,7 +94,7 @@ class LoopState:
         if id(value) in self._seen or len(self.leaves) > _MOST:
             return
         self._seen.add(id(value))
-        self.leaves[path] = Leaf(type(value), None, owner, key)
+        self.leaves[path] = StateValue(type(value), None, owner, key)
         for name, inner, place in _parts(value):
             self._walk(inner, f"{path}{name}", value, place)
         self._note_borders(value)
@@ -104,11 +104,11 @@ class LoopState:
             with torch_common.no_modes(), torch_common.pause_observers():
                 is_few = type(tensor) is torch.Tensor and tensor.numel() <= 64 and not tensor.is_meta
                 value = str(tensor.tolist()) if is_few else type(tensor)
-            self.leaves[path] = Leaf(value, None, owner, key)
+            self.leaves[path] = StateValue(value, None, owner, key)
             return
         where = self._place(tensor)
         state = TensorState(where, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
-        self.leaves[path] = Leaf(state, known_values.find_value(tensor), owner, key)
+        self.leaves[path] = StateValue(state, known_values.find_value(tensor), owner, key)
         self.tensors.append((path, tensor))
 
     def _note_borders(self, value: Any) -> None:
@@ -273,7 +273,7 @@ def _slide(
     return (lambda periods: move(three, by * periods)) if torch.equal(move(one, by * spans[0]), two) else None
 
 
-def set_number(leaf: Leaf, value: int) -> None:
+def set_number(leaf: StateValue, value: int) -> None:
     """Put another number where a state has one.
 
     Raises:
