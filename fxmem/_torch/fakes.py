@@ -172,6 +172,19 @@ class Maker:
             inside.set_(storage, offset, shape, stride)
             return self._wrap(inside, device)
 
+    def grow(
+        self, tensor: torch.Tensor, nbytes: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
+    ) -> None:
+        """Let a fake tensor have another shape, in its own storage, which has so many bytes from here on.
+
+        Whoever has the tensor has the larger one (`torch._C._swap_tensor_impl`, since 2.3).
+        """
+        storage, device = tensor.untyped_storage(), tensor.device
+        with _no_dispatch():
+            if storage.nbytes() != nbytes:
+                torch._C.StorageBase.resize_(storage, nbytes)  # type: ignore[attr-defined]
+        torch._C._swap_tensor_impl(tensor, self.view(tensor, shape, stride, offset, tensor.dtype, device))
+
     def number(self, real: torch.Tensor) -> FakeTensor | None:
         """What FakeTensorMode makes of `torch.tensor(0.5)`: a fake that knows its value and is known by it to whatever
         FakeTensorMode computes from it (`lift_fns` in `_dispatch_impl`, torch/_subclasses/fake_tensor.py). None of what

@@ -9,7 +9,7 @@ Checked on torch 2.11 and 2.15.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -33,6 +33,11 @@ def own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Its parameters and buffers, those that are there."""
     for tensors in (own_parameters(module), own_buffers(module)):
         yield from ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
+
+
+def forward_hooks(module: torch.nn.Module) -> tuple[Callable[..., object], ...]:
+    """What runs around its forward (`Module._forward_hooks`, since 0.1, and `_forward_pre_hooks`, since 0.2)."""
+    return (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -64,6 +64,8 @@ class Phase(StrEnum):
     OPTIMIZER = "optimizer"
     EVALUATION = "evaluation"
     """Of a recorded program: a forward without gradients of a model that it trains, in eval mode."""
+    ROLLOUT = "rollout"
+    """Of a recorded program: a call of a model's `generate`."""
     PREFILL = "prefill"
     """Of a generation: the forward over the prompt, and what comes before it."""
     DECODE = "decode"
@@ -298,6 +300,29 @@ class Target(Record):
     """CUDA compute capability (major, minor); None for the CPU."""
 
 
+class PartOfRound(Record):
+    """A phase of a round, all its times together: of one model, and with gradients or without."""
+
+    phase: Phase
+    model: str = ""
+    """What the program calls it; empty in backward and optimizer, and where it has no name."""
+    with_gradients: bool = True
+    """Whether a forward is one that a gradient leads to."""
+    requested_bytes: Bytes
+    allocated_bytes: Bytes
+    reserved_bytes: Bytes
+    """The most of each count while it runs."""
+
+    @property
+    def title(self) -> str:
+        """Phase and model, in words. Untrusted text."""
+        if self.phase is not Phase.FORWARD:
+            return f"{self.phase} of {self.model}" if self.model else self.phase
+        if not self.model:
+            return "outside of models"
+        return f"forward{'' if self.with_gradients else ' without gradients'} of {self.model}"
+
+
 class Round(Record):
     """One round of a recorded program: what runs until all its optimizers have stepped, or what is done before."""
 
@@ -319,6 +344,9 @@ class Round(Record):
     """Requested bytes alive when it is over. None: not known (a file of an older fxmem)."""
     is_whole: bool = True
     """Whether its optimizers stepped. False: what ran after the last step, or all of a program without one."""
+    parts: Many[PartOfRound] = Field(default=(), exclude_if=lambda value: not value)
+    """Its phases on a card, in the order in which each came first, where it generates or runs models without gradients
+    as well; empty for a plain step."""
 
 
 MadeUpKind = Literal["read", "decided", "shape", "file", "answered", "sent"]

@@ -11,7 +11,7 @@ from fxmem.hardware.context import format_range
 from fxmem.hardware.links import bytes_per_second
 from fxmem.records.names import NO_LOSS, TimedQuestion
 from fxmem.records.parts import GenerationPeak, GenerationRun, RankClass, RankedStep, TimedChoice
-from fxmem.records.profile import FileChange, Headed, Profile, ProgramFiles, ProgramRun, Round
+from fxmem.records.profile import FileChange, Headed, PartOfRound, Profile, ProgramFiles, ProgramRun, Round
 from fxmem.records.units import exact_bytes, format_bytes, printable
 from fxmem.show.facts import Facts, describe_host, growth_facts, make_printable
 from fxmem.show.longest_batch import longest_facts
@@ -105,6 +105,7 @@ def program_facts(profile: Profile) -> Facts:
     for each in groups:
         mark = _SHOWN if each.is_shown and len(groups) > 1 else ""
         facts.append(Fact(each.label, ("" if each.are_equal else "at most ") + _describe_round(each.round) + mark))
+    facts += _part_facts(program)
     if program.steady is not None:
         grows = f"no: it grows by {program.growth_bytes:,} bytes a step" if program.growth_bytes else ""
         facts.append(Fact("Steady", grows or _STEADY[program.steady]))
@@ -115,6 +116,19 @@ def program_facts(profile: Profile) -> Facts:
     if program.files is not None and (program.files.written or program.files.native != "held"):
         facts.append(Fact("Files", _describe_files(program.files)))
     return make_printable(facts)
+
+
+def _part_facts(program: ProgramRun) -> Facts:
+    """The phases of the round that the profile is of, or of the last that has some, each with its own peak."""
+    rounds = [(number, each) for number, each in enumerate(program.rounds, 1) if each.parts]
+    found = next((each for each in rounds if each[0] == program.shown), rounds[-1] if rounds else None)
+    if found is None:
+        return []
+    lines = [f"{each.title}: {describe_counts(each)}" for each in found[1].parts]
+    return [
+        Fact("" if index else "Phases", line)
+        for index, line in enumerate([f"of step {found[0]}, each with its own peak", *lines])
+    ]
 
 
 _MOST_NAMED = 3
@@ -162,7 +176,7 @@ def _generation_facts(run: GenerationRun) -> Facts:
     return facts
 
 
-def describe_counts(peak: GenerationPeak | RankClass | Round) -> str:
+def describe_counts(peak: GenerationPeak | RankClass | Round | PartOfRound) -> str:
     """The bytes in each count that is known."""
     counts = {"requested": peak.requested_bytes, "allocated": peak.allocated_bytes, "reserved": peak.reserved_bytes}
     return ", ".join(f"{format_bytes(nbytes)} {name}" for name, nbytes in counts.items() if nbytes is not None)

@@ -55,6 +55,7 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
         yield "values", f"a single random number drawn on the CPU is {middle}"
     if run.recording.stop_rule.was_asked:
         yield "generation", stop_rule.ASSUMED
+    yield from (("generation", text) for text in run.rollouts)
     if run.recording.stop_rule.was_drafted:
         yield "generation", stop_rule.DRAFTS_ASSUMED
     if values.reads is not None:

@@ -71,6 +71,8 @@ class FinishedRun:
     """Storages that only Python's garbage collector freed."""
     is_program: bool = False
     """Whether this is a round of a program, and not the step of a model."""
+    rollouts: tuple[str, ...] = ()
+    """What of a program's calls of `generate` was made by arithmetic, and why not more."""
     labels: str | None = None
     """What is taken for granted of labels that were made for the loss."""
     missing_loss: tuple[str, int] = ("", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import ctypes
 import functools
 import inspect
 import linecache
@@ -120,6 +121,15 @@ def program_modules() -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def is_own_code(function: Any) -> bool:
+    """Whether a function, a method, or an object that is called is the program's own."""
+    called = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(getattr(called, "__func__", called), "__code__", None) or getattr(
+        type(called).__call__, "__code__", None
+    )
+    return code is not None and _is_own(code.co_filename)
+
+
 def exact_types_place(frame: types.FrameType | None) -> str:
     """Find where the program's own code wants a number of exactly one type: `type(x) is float`.
 
@@ -192,6 +202,20 @@ def variables(frame: types.FrameType) -> dict[str, Any]:
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(kept) is dict and sys.getrefcount(kept) <= _KEPT_BY_FRAME:
         kept.clear()
     return found
+
+
+def set_variable(frame: types.FrameType, name: str, value: Any) -> None:
+    """Give a local variable of a running frame another value.
+
+    From Python 3.13 on `f_locals` writes through (PEP 667). Before, `PyFrame_LocalsToFast` of CPython does it for the
+    whole dictionary; what the frame has not assigned yet stays so.
+    """
+    kept = frame.f_locals
+    kept[name] = value
+    if type(kept) is dict:
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+        del kept
+        variables(frame)  # empties what the frame keeps
 
 
 _KEPT_BY_FRAME = 3

@@ -259,26 +259,20 @@ class CachingAllocator:
 
     def _count_taken(self, counts: PoolCounts, block: Block, size: int, nbytes: int) -> None:
         """A block of `size` is handed out of a free one. Source: `alloc_found_block`."""
-        small, rest = block.pool.small, block.size - size
-        for kind in ("allocation", "active"):
-            counts.add_sized(kind, size, small=small)
-        counts.add("requested_bytes", nbytes, small=small)
-        if block.range is None and block.split:
-            counts.add("inactive_split_bytes", -size, small=small)
-            if not rest:
-                counts.add("inactive_split", -1, small=small)
-        elif block.range is None and rest:
-            counts.add_sized("inactive_split", rest, small=small)
+        rest, splits, split_bytes = block.size - size, 0, 0
+        if block.range is None:
+            if block.split:
+                splits, split_bytes = (0 if rest else -1), -size
+            elif rest:
+                splits, split_bytes = 1, rest
+        counts.take_block(block.pool.small, size, nbytes, splits, split_bytes)
 
     def _count_freed(self, counts: PoolCounts, block: Block, size: int, merged: int) -> None:
         """A block of `size` is given back and has merged with so many neighbours. Source: `free_block`."""
-        small = block.pool.small
-        for kind in ("allocation", "active"):
-            counts.add_sized(kind, -size, small=small)
-        counts.add("requested_bytes", -block.requested, small=small)
+        splits, split_bytes = 0, 0
         if block.range is None:
-            counts.add("inactive_split", block.split - merged, small=small)
-            counts.add("inactive_split_bytes", size - (0 if block.split else block.size), small=small)
+            splits, split_bytes = block.split - merged, size - (0 if block.split else block.size)
+        counts.free_block(block.pool.small, size, block.requested, splits, split_bytes)
 
     def _merge(self, block: Block, other: Block | None) -> None:
         """Absorb a free neighbour in the same state of mapping. Source: `try_merge_blocks`."""
@@ -319,7 +313,7 @@ class CachingAllocator:
             return None
         self._segments += 1
         if self.counts is not None:
-            self.counts.add_sized("segment", segment, small=pool.small)
+            self.counts.add_segment(segment, small=pool.small)
         return Block(pool, self._new_addresses(segment), segment)
 
     def _driver_gives(self, nbytes: int) -> bool:
@@ -397,7 +391,7 @@ class CachingAllocator:
         self._reserved.add(-block.size)
         self._segments -= 1
         if self.counts is not None:
-            self.counts.add_sized("segment", -block.size, small=block.pool.small)
+            self.counts.add_segment(-block.size, small=block.pool.small)
 
     def _unmap(self, block: Block) -> None:
         """Give the pages back that lie wholly in a free block. Source: `unmap_block`, `release_expandable_segment`."""

@@ -42,13 +42,36 @@ class Stats(NamedTuple):
 
 
 _POOLS: Final = "all", "small_pool", "large_pool"
-_BYTES: Final = {
-    "allocation": "allocated_bytes",
-    "active": "active_bytes",
-    "inactive_split": "inactive_split_bytes",
-    "segment": "reserved_bytes",
-}
+_BYTES: Final = {"inactive_split": "inactive_split_bytes", "segment": "reserved_bytes", "allocation": "allocated_bytes"}
 """Of what is counted, by what name its bytes are."""
+_ALSO: Final = {"active": "allocation", "active_bytes": "allocated_bytes"}
+"""What equals something else, as no block waits for another stream."""
+
+
+class _Count:
+    """A number that goes up and down: now, at most, and all that has come."""
+
+    __slots__ = ("came", "now", "peak")
+
+    def __init__(self) -> None:
+        self.now = self.peak = self.came = 0
+
+    def add(self, amount: int) -> None:
+        """Go up by `amount`, or down where it is negative."""
+        self.now = now = self.now + amount
+        if amount > 0:
+            self.came += amount
+            if now > self.peak:
+                self.peak = now
+
+
+class _PoolCount:
+    """What is counted of one pool, or of all."""
+
+    def __init__(self) -> None:
+        self.of = {kind: _Count() for kind in (*_BYTES, *_BYTES.values(), "requested_bytes")}
+        names = ("allocation", "allocated_bytes", "requested_bytes", "inactive_split", "inactive_split_bytes")
+        self.of_blocks = tuple(self.of[name] for name in names)
 
 
 class PoolCounts:
@@ -58,36 +81,59 @@ class PoolCounts:
     """
 
     def __init__(self) -> None:
-        self._counts = {
-            (kind, pool): [0, 0, 0, 0] for kind in (*_BYTES, *_BYTES.values(), "requested_bytes") for pool in _POOLS
-        }
+        self._pools = {name: _PoolCount() for name in _POOLS}
+        every, small, large = self._pools.values()
+        self._with = {True: (every, small), False: (every, large)}
 
     def add(self, kind: str, amount: int, *, small: bool) -> None:
         """One kind goes up by `amount`, or down where it is negative."""
-        for pool in ("all", "small_pool" if small else "large_pool"):
-            count = self._counts[kind, pool]
-            count[0] += amount
-            count[1] = max(count[:2])
-            count[2 if amount > 0 else 3] += abs(amount)
+        for pool in self._with[small]:
+            pool.of[kind].add(amount)
 
-    def add_sized(self, kind: str, nbytes: int, *, small: bool) -> None:
-        """One more of a kind, of so many bytes, or one less where they are negative."""
-        self.add(kind, 1 if nbytes > 0 else -1, small=small)
-        self.add(_BYTES[kind], nbytes, small=small)
+    def add_segment(self, nbytes: int, *, small: bool) -> None:
+        """One more segment, of so many bytes, or one less where they are negative."""
+        self.add("segment", 1 if nbytes > 0 else -1, small=small)
+        self.add("reserved_bytes", nbytes, small=small)
+
+    def take_block(self, small: bool, size: int, nbytes: int, splits: int, split_bytes: int) -> None:
+        """A block is handed out for so many bytes; splits that are not in use change by so many, and their bytes."""
+        for pool in self._with[small]:
+            blocks, sizes, requested, inactive, inactive_bytes = pool.of_blocks
+            blocks.add(1)
+            sizes.add(size)
+            requested.add(nbytes)
+            if splits:
+                inactive.add(splits)
+            if split_bytes:
+                inactive_bytes.add(split_bytes)
+
+    def free_block(self, small: bool, size: int, nbytes: int, splits: int, split_bytes: int) -> None:
+        """A block is given back; as for one that is handed out. What goes down is no peak."""
+        for pool in self._with[small]:
+            blocks, sizes, requested, inactive, inactive_bytes = pool.of_blocks
+            blocks.now -= 1
+            sizes.now -= size
+            requested.now -= nbytes
+            if splits:
+                inactive.add(splits)
+            if split_bytes:
+                inactive_bytes.add(split_bytes)
 
     def reset_peaks(self) -> None:
         """Let every peak begin anew at the current value."""
-        for count in self._counts.values():
-            count[1] = count[0]
+        for pool in self._pools.values():
+            for count in pool.of.values():
+                count.peak = count.now
 
     def flatten(self) -> dict[str, int]:
         """By torch's names: `active.all.current`."""
-        names = ("current", "peak", "allocated", "freed")
-        return {
-            f"{kind}.{pool}.{name}": value
-            for (kind, pool), count in self._counts.items()
-            for name, value in zip(names, count, strict=True)
-        }
+        found: dict[str, int] = {}
+        for name, pool in self._pools.items():
+            for kind, count in [*pool.of.items(), *((also, pool.of[kind]) for also, kind in _ALSO.items())]:
+                values = {"current": count.now, "peak": count.peak, "allocated": count.came}
+                found |= {f"{kind}.{name}.{which}": value for which, value in values.items()}
+                found[f"{kind}.{name}.freed"] = count.came - count.now
+        return found
 
 
 class BlockView(Record):

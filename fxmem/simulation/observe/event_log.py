@@ -354,6 +354,15 @@ class StepLog:
         self.storages[new].kind, self.storages[new].name = shrunk.kind, shrunk.name
         self.note_op("torch.UntypedStorage.resize_", begin, 0)
 
+    def grow(self, index: int, nbytes: int, shape: tuple[int, ...]) -> None:
+        """Let a storage be as large as later ones of its kind: steps in which they took its place are left out."""
+        storage = self.storages[index]
+        more, storage.nbytes = nbytes - storage.nbytes, nbytes
+        if more:
+            storage.shape = shape
+            for observer in self._observers:
+                observer.on_growth(more)
+
     def pass_tick(self) -> int:
         """A moment at which what was there before the step may end."""
         self.tick += 1

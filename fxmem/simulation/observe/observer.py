@@ -27,6 +27,9 @@ class Observer:
     def on_free(self, index: int) -> None:
         """A storage was freed."""
 
+    def on_growth(self, nbytes: int) -> None:
+        """A storage has so many bytes more, as steps were left out that would have replaced it."""
+
     def on_hidden(self, op: int, hidden: Any, phase: Phase) -> None:
         """The kernel of an operator has memory for itself; `hidden` is what the inspection found."""
 

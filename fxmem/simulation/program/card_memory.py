@@ -7,17 +7,19 @@ first step, evaluation.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from fxmem.hardware.context import context_range
 from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, conv_workspaces
 from fxmem.memory.allocator import CachingAllocator, OutOfMemory, PoolCounts, Segment, Stats, read_settings
+from fxmem.memory.generation import EvenSteps, LoopEvent
 from fxmem.records.profile import Phase, Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.kernel_settings import chosen_cudnn
@@ -30,10 +32,39 @@ _Request = tuple[int, int, int]
 """A storage, its bytes, its stream."""
 
 
-_STATE: Final = (
-    "_allocator _counts highest_requested highest_allocated highest_reserved _address _held _of_graphs".split()
-)
+_STATE: Final = """_allocator _counts highest_requested highest_allocated highest_reserved _part _parts _address _held
+    _of_graphs""".split()
 """What the history of a card leads to."""
+
+
+class PartPeak(NamedTuple):
+    """The most bytes of each count within a part of a round."""
+
+    requested: int
+    allocated: int
+    reserved: int
+
+    def at_least(self, other: PartPeak) -> PartPeak:
+        """The larger of each."""
+        return PartPeak(*map(max, self, other))
+
+
+Part = tuple[Phase, str, bool] | None
+"""A phase, the model that it is of, and whether gradients lead to it; None before any."""
+
+
+@dataclasses.dataclass
+class RepeatedSteps:
+    """Steps of a loop that are made by arithmetic, and what became of them on the card."""
+
+    even: EvenSteps
+    """What they are like; its keys are numbers of storages."""
+    periods: int
+    """How many periods there are to be."""
+    done: int = 0
+    """How many steps the card had room for."""
+    made: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
+    """By step and slot, the storages of what stays; for the caller to fill."""
 
 
 class CardMemory(Observer):
@@ -66,6 +97,8 @@ class CardMemory(Observer):
         self._met: set[Signature] = set()
         self._waiting: list[_Request] = []
         self._history: list[Callable[[], None]] | None = []
+        self._tape: list[Callable[[], None]] | None = None
+        """What was done since `take_tape`; None where nobody asks."""
         self._origin: dict[str, Any] | None = None
         """What there was when the history began; None for an empty card."""
         self._is_first_round = True
@@ -88,7 +121,9 @@ class CardMemory(Observer):
         self._allocator = CachingAllocator(self._settings, capacity_bytes=capacity_bytes, device_bytes=device_bytes)
         self._counts = self._allocator.counts = PoolCounts()
         self.highest_requested = self.highest_allocated = self.highest_reserved = 0
-        """Since `clear_highest`, whatever the program does with its own peak statistics."""
+        """Since `begin_part` or `clear_highest`, whatever the program does with its own peak statistics."""
+        self._part: Part = None
+        self._parts: dict[Part, PartPeak] = {}
         self._address: dict[int, int] = {}
         self._held: set[str] = set()
         self._of_graphs: dict[str, int] = {}
@@ -152,6 +187,16 @@ class CardMemory(Observer):
         """Let the highest levels begin anew at what is there now."""
         self._do(self._clear_highest)
 
+    def begin_part(self, part: Part) -> None:
+        """Let the highest levels from here on be those of this part as well."""
+        self.run_operator()
+        self._do(functools.partial(self._begin_part, part))
+
+    def part_peaks(self) -> dict[Part, PartPeak]:
+        """The highest levels of each part since `clear_highest`."""
+        self._begin_part(self._part)
+        return dict(self._parts)
+
     # --- the workspaces of cuDNN --------------------------------------------------------------------------------------
 
     def ask_cudnn(self) -> None:
@@ -199,20 +244,19 @@ class CardMemory(Observer):
         act()
         if self._history is not None:
             self._history.append(act)
+        if self._tape is not None:
+            self._tape.append(act)
 
     def _run(self, requested: Sequence[_Request], hidden: HiddenMemory | None, stream: int) -> None:
-        waiting = iter(requested)
         own: dict[str, int] = {}
         try:
-            for event in () if hidden is None else hidden.fill_workspaces(self._asked).events:
-                if event.action == "output":
-                    self._take(next(waiting, None))
-                elif event.action == "free":
-                    self._give_back(own.pop(event.name, 0))
-                elif event.nbytes:
-                    own[event.name] = self._malloc(event.nbytes, stream)
-            for request in waiting:
-                self._take(request)
+            for name, nbytes, at in self._events(requested, hidden, stream):
+                if nbytes is None:
+                    self._give_back(own.pop(name))
+                elif isinstance(name, int):
+                    self._address[name] = self._malloc(nbytes, at)
+                else:
+                    own[name] = self._malloc(nbytes, at)
         except torch.cuda.OutOfMemoryError:
             for storage in (storage for storage, *_ in requested if storage in self._address):
                 self._give_back(self._address.pop(storage))
@@ -221,10 +265,90 @@ class CardMemory(Observer):
             for address in reversed(own.values()):
                 self._give_back(address)
 
-    def _take(self, request: _Request | None) -> None:
-        if request is not None:
-            storage, nbytes, stream = request
-            self._address[storage] = self._malloc(nbytes, stream)
+    def _events(
+        self, requested: Sequence[_Request], hidden: HiddenMemory | None, stream: int
+    ) -> Iterator[tuple[Any, int | None, int]]:
+        """What an operator allocates and frees: its results by their numbers, what its kernel has for itself by name.
+        What that does not free is freed when it is over."""
+        waiting, own = iter(requested), dict[str, None]()
+        for event in () if hidden is None else hidden.fill_workspaces(self._asked).events:
+            if event.action == "output":
+                if (request := next(waiting, None)) is not None:
+                    yield request
+            elif event.action == "free":
+                if event.name in own:
+                    del own[event.name]
+                    yield event.name, None, stream
+            elif event.nbytes:
+                own[event.name] = None
+                yield event.name, event.nbytes, stream
+        yield from waiting
+
+    # --- the steps of a loop ------------------------------------------------------------------------------------------
+
+    def take_tape(self, *, goes_on: bool) -> list[LoopEvent] | None:
+        """What was allocated and freed since the last call, by the numbers of storages; None where something else was
+        done as well, or where a kernel has more than is known yet.
+
+        Args:
+            goes_on: whether it is asked for again.
+        """
+        self.run_operator()
+        tape, self._tape = self._tape, [] if goes_on else None
+        events: list[LoopEvent] = []
+        for number, act in enumerate(tape or ()):
+            if not isinstance(act, functools.partial) or act.func not in (self._run, self._free):
+                return None
+            if act.func == self._free:
+                events.append(LoopEvent(act.args[0], None))
+                continue
+            requested, hidden, stream = act.args
+            if hidden is not None and hidden.signatures:
+                return None
+            own: dict[Any, None] = {}
+            for name, nbytes, at in self._events(requested, hidden, stream):
+                key = name if isinstance(name, int) else (number, name)
+                if nbytes is None:
+                    own.pop(key)
+                elif key is not name:
+                    own[key] = None
+                events.append(LoopEvent(key, nbytes, at))
+            events += [LoopEvent(key, None) for key in reversed(own)]
+        return events
+
+    def repeat(self, steps: RepeatedSteps) -> None:
+        """Do what further steps of a loop do. Raises `torch.cuda.OutOfMemoryError` within the one that the card has no
+        room for."""
+        self._do(functools.partial(self._repeat, steps))
+
+    def _repeat(self, steps: RepeatedSteps) -> None:
+        even, steps.done = steps.even, 0
+        held = {home: self._address[key] for key, home in even.homes.items() if key in self._address}
+        number = even.models[-1].number
+        malloc, give_back = self._malloc, self._give_back
+        try:
+            for sizes in even.sizes(steps.periods):
+                for model, nbytes in zip(even.models, sizes, strict=True):
+                    number += 1
+                    for age, slot, stream in model.acts:
+                        if age < 0:
+                            held[number, slot] = malloc(nbytes[slot], stream)
+                        else:
+                            give_back(held.pop((number - age, slot)))
+                    steps.done += 1
+        finally:
+            taken = set()
+            for key, (born, slot) in even.homes.items():
+                later = [home for more in (1, 0) if (home := (born + steps.done + more, slot)) in held]
+                if even.moves((born, slot)) and later and key in self._address:
+                    # Where the card ran out within a step, some are that step's, others of the one before.
+                    self._address[key] = held[later[-1]]
+                    taken.add(later[-1])
+            for home, address in held.items():
+                if home in steps.made:
+                    self._address[steps.made[home]] = address
+                elif home[0] > even.models[-1].number and home not in taken and not even.stays(home):
+                    give_back(address)
 
     def _free(self, storage: int) -> None:
         address = self._address.pop(storage, None)
@@ -248,6 +372,16 @@ class CardMemory(Observer):
             self._allocator.capacity_bytes = nbytes
 
     def _clear_highest(self) -> None:
+        self._parts = {}
+        self._restart_highest()
+
+    def _begin_part(self, part: Part) -> None:
+        highest = PartPeak(self.highest_requested, self.highest_allocated, self.highest_reserved)
+        self._parts[self._part] = highest.at_least(self._parts.get(self._part, highest))
+        self._part = part
+        self._restart_highest()
+
+    def _restart_highest(self) -> None:
         allocator = self._allocator
         self.highest_requested = allocator.requested_bytes
         self.highest_allocated, self.highest_reserved = allocator.allocated_bytes, allocator.reserved_bytes
@@ -304,10 +438,11 @@ class CardMemory(Observer):
         return self._allocator.snapshot()
 
     def _malloc(self, nbytes: int, stream: int) -> int:
-        self.initialize()
+        if self._is_untouched:
+            self._read_settings()
         allocator = self._allocator
+        before = allocator.reserved_bytes
         try:
-            before = allocator.reserved_bytes
             address = allocator.malloc(nbytes, stream)
             if self.on_block is not None:
                 if allocator.reserved_bytes > before:
@@ -320,9 +455,13 @@ class CardMemory(Observer):
             self.shortage = describe_shortage(self._complaint(error.segment_bytes), program_place(sys._getframe(1)))
             allocator.capacity_bytes = None
             return self._malloc(nbytes, stream)
-        self.highest_requested = max(self.highest_requested, allocator.requested_bytes)
-        self.highest_allocated = max(self.highest_allocated, allocator.allocated_bytes)
-        self.highest_reserved = max(self.highest_reserved, allocator.reserved_bytes)
+        # `max` takes three times as long, and a run of a generation comes here a million times.
+        if (requested := allocator.requested_bytes) > self.highest_requested:
+            self.highest_requested = requested
+        if (allocated := allocator.allocated_bytes) > self.highest_allocated:
+            self.highest_allocated = allocated
+        if (reserved := allocator.reserved_bytes) > self.highest_reserved:
+            self.highest_reserved = reserved
         return address
 
     def _complaint(self, segment_bytes: int) -> str:
@@ -372,6 +511,11 @@ class LiveBytes(Observer):
     def on_free(self, index: int) -> None:
         """A storage was freed."""
         self.now -= self.log.storages[index].nbytes
+
+    def on_growth(self, nbytes: int) -> None:
+        """A storage has so many bytes more."""
+        self.now += nbytes
+        self._watch(self.now)
 
     def pass_through(self, op: LoggedOp, hidden: HiddenMemory) -> None:
         """Note the most that was alive within an operator: its kernel has buffers for itself."""

@@ -27,6 +27,7 @@ from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.border import Border, CardMode
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
 from fxmem.simulation.program.card_thread import CardThread
+from fxmem.simulation.program.decode_loops import DecodeLoops
 from fxmem.simulation.program.host_memory import HostMeter
 from fxmem.simulation.program.loader_watch import LoaderWatch
 from fxmem.simulation.program.longest_batch import RecordedLengths, find_longest
@@ -117,7 +118,10 @@ class RecordedCode(Subject):
     def record(self, recording: Recording) -> None:
         """Trace whatever the program calls."""
         self.rounds.attach(recording)
-        self.rounds.compiles = recording.compilation.compiles
+        self.rounds.compiles = compiles = recording.compilation.compiles
+        self.loops = DecodeLoops(
+            recording.log, self.memory, self._made_up.maker, self.rounds.generating, is_compiled=compiles
+        )
         recording.attach(torch.nn.Module())
 
     # --- the parts of the recording -----------------------------------------------------------------------------------
@@ -186,6 +190,7 @@ class RecordedCode(Subject):
         """What stands in for the rest of the machine: files, data loaders, processes, the card's driver."""
         on_card, target, world = self.memory is not None, self.recording.target, self.recording.collectives.world
         yield from self._isolation.patches(self.notes)
+        yield self.loops.patched()
         yield from self._checkpoints.patches()
         yield self._reads.patch()
         yield from loader_patches(self._border, on_card=on_card)
@@ -206,6 +211,7 @@ class RecordedCode(Subject):
 
     def _move(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """`Module.to` and its kind: what has come to the target is a root, its recurrent weights are one block."""
+        self.loops.install()
         with torch_common.replace(self, "_is_moving", True), self.recording.tracer.write_nothing():
             moved = original(module, *args, **kwargs)
         if not self._is_moving and has_target_tensors(module, self.recording.device.type):
@@ -247,6 +253,7 @@ class RecordedCode(Subject):
 
     def on_module_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module of the program is about to be called."""
+        self.loops.install()
         with self.rounds.holding(module, args, kwargs):
             self.rounds.module_called(module)
 
@@ -307,6 +314,7 @@ class RecordedCode(Subject):
             model=root,
             optimizer=next(iter(rounds.optimizers), None),
             is_program=True,
+            rollouts=tuple(filter(None, (each.describe() for each in self.loops.rollouts.values()))),
         )
 
     def find_longest(self) -> None:

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
-from fxmem.records.profile import Kind, Phase, Profile, Round
+from fxmem.records.profile import Kind, PartOfRound, Phase, Profile, Round
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.program.block_trace import BlockTrace
-from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
+from fxmem.simulation.program.card_memory import CardMemory, LiveBytes, Part, PartPeak
 from fxmem.simulation.program.growth import GrowthLog
 from fxmem.simulation.program.host_memory import HostMeter
 from fxmem.simulation.program.loader_watch import LoaderWatch
@@ -120,6 +121,8 @@ class Rounds(RoundRule):
         self._ended_after = -1
         """How many rounds were finished when the program was last ended."""
         self._elsewhere = 0
+        self._is_generating = False
+        self._part: Part = None
         self._arguments: Callable[[], Iterable[Place]] = list
         self._trained: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
 
@@ -137,10 +140,41 @@ class Rounds(RoundRule):
             self.is_cut = True
             self._end()
         super().module_called(module)
+        if self._is_generating:
+            return
         if self._evaluates(module):
             self._enter(Phase.EVALUATION)
         else:
             self.begin_forward()
+        if self._log.phase in (Phase.EVALUATION, Phase.FORWARD):
+            self._begin_part(self._log.phase, self._roots.find_path(module) or "", is_forward=True)
+
+    def _begin_part(self, phase: Phase, model: str = "", *, is_forward: bool = False) -> None:
+        """Let peaks be a part's own from here on."""
+        part = phase, model, torch.is_grad_enabled() or not is_forward
+        if self._memory is not None and part != self._part:
+            self._part = part
+            self._memory.begin_part(part)
+
+    @contextlib.contextmanager
+    def generating(self, module: torch.nn.Module) -> Iterator[None]:
+        """A model's `generate` runs inside."""
+        before = self._log.phase
+        if before is Phase.BACKWARD:
+            yield
+            return
+        super().module_called(module)
+        before = self._log.phase
+        self._enter(Phase.ROLLOUT)
+        self._begin_part(Phase.ROLLOUT, self._roots.find_path(module) or "", is_forward=True)
+        self._is_generating = True
+        try:
+            yield
+        finally:
+            self._is_generating = False
+            if self._log.phase is Phase.ROLLOUT:
+                self._enter(before)
+                self._begin_part(before)
 
     @contextlib.contextmanager
     def holding(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
@@ -198,12 +232,14 @@ class Rounds(RoundRule):
                 log.rename(root, "", Kind.OUTPUT)
         self._recording.nodes.end_of_forward()
         log.set_phase(Phase.BACKWARD)
+        self._begin_part(Phase.BACKWARD)
         try:
             yield
         finally:
             self.backward_ends()
             self._name_residents()
             log.set_phase(Phase.OPTIMIZER)
+            self._begin_part(Phase.OPTIMIZER)
             self._recording.nodes.resume_call(OPTIMIZER)
             self._recording.tracer.pause()
 
@@ -222,6 +258,7 @@ class Rounds(RoundRule):
         if self._counts(optimizer):
             if self._log.phase is not Phase.OPTIMIZER:
                 self._log.set_phase(Phase.OPTIMIZER)
+                self._begin_part(Phase.OPTIMIZER)
             self._recording.nodes.resume_call(OPTIMIZER)
             self._recording.tracer.pause()
 
@@ -320,21 +357,25 @@ class Rounds(RoundRule):
         self._host_log.begin()
         self._live.clear_highest()
         if self._memory is not None:
+            self._begin_part(Phase.FORWARD)
             self._memory.clear_highest()
 
     def _record(self) -> Round:
         log, live, memory = self._log, self._live, self._memory
         if memory is not None:
             memory.ask_cudnn()
+        parts = {} if memory is None else memory.part_peaks()
+        most = functools.reduce(PartPeak.at_least, parts.values()) if parts else None
         spans = [span for span in log.phases if span.end > span.begin or span.last_op > span.first_op]
         return Round(
-            requested_bytes=memory.highest_requested if memory else live.highest,
-            allocated_bytes=memory.highest_allocated if memory else None,
-            reserved_bytes=memory.highest_reserved if memory else None,
+            requested_bytes=live.highest if most is None else most.requested,
+            allocated_bytes=most and most.allocated,
+            reserved_bytes=most and most.reserved,
             phase=live.phase,
             place=live.place,
             operators=len(log.ops),
             phases=tuple(span.phase for span in spans),
+            parts=_describe_parts(parts),
         )
 
     # --- whose a storage is -------------------------------------------------------------------------------------------
@@ -368,3 +409,21 @@ class Rounds(RoundRule):
     def _find_saved(self) -> dict[int, int]:
         """By storage that autograd keeps, the number of its node."""
         return self._recording.nodes.find_kept(self._recording.engine.find_saved())
+
+
+def _describe_parts(parts: Mapping[Part, PartPeak]) -> tuple[PartOfRound, ...]:
+    """The parts of a round that does more than a plain step: it generates, or runs a model without gradients."""
+    named = {part: peak for part, peak in parts.items() if part is not None}
+    if all(gradients and phase is not Phase.ROLLOUT for phase, _, gradients in named):
+        return ()
+    return tuple(
+        PartOfRound(
+            phase=phase,
+            model=model,
+            with_gradients=gradients,
+            requested_bytes=peak.requested,
+            allocated_bytes=peak.allocated,
+            reserved_bytes=peak.reserved,
+        )
+        for (phase, model, gradients), peak in named.items()
+    )
