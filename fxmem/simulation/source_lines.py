@@ -258,3 +258,10 @@ def describe_place(error: BaseException) -> str:
     """`innermost_user_line` in words, for the end of a sentence; empty for none."""
     where = innermost_user_line(error)
     return "" if where is None else f" at {where.file}:{where.line} in {where.function}: `{where.code}`"
+
+
+def last_name(node: ast.AST) -> str:
+    """`preds` of `self.preds[-1]`; empty for what has no name."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

@@ -124,7 +124,7 @@ class Border:
             )
         if self._memory is not None and _is_all_on_host(args, kwargs):
             with contextlib.suppress(*torch_common.DATA_DEPENDENT):
-                return func(*args, **kwargs)
+                return self._bring_back(func(*args, **kwargs), args)
         log = self.log
         first = len(log.storages)
         try:

@@ -22,7 +22,7 @@ from fxmem.records.profile import SourceLine
 from fxmem.records.units import package_path
 from fxmem.simulation.observe.event_log import LoggedStorage, StepLog
 from fxmem.simulation.residents import Holders
-from fxmem.simulation.source_lines import program_files
+from fxmem.simulation.source_lines import last_name, program_files
 
 _KEEPING: Final = frozenset("add append appendleft extend extendleft insert put setdefault update".split())
 """Methods that put something into what they are called of."""
@@ -219,10 +219,3 @@ def _keeping_lines(file: str, name: str) -> Iterator[int]:
                 reads_itself = any(last_name(each) == name for each in ast.walk(node.value))
                 if any(isinstance(each, ast.Subscript) for each in targets) or (targets and reads_itself):
                     yield node.lineno
-
-
-def last_name(node: ast.AST) -> str:
-    """`preds` of `self.preds[-1]`; empty for what has no name."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

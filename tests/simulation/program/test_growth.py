@@ -54,7 +54,7 @@ def test_a_twin_is_not_said_to_grow(kind: str) -> None:
 
 def test_what_grows_is_said_where_it_decides() -> None:
     profile = run("list of outputs", "leaks").profile
-    fact = growth_facts(profile)[0]
+    fact = growth_facts(profile.step)[0]
     assert fact.label == "Grows"
     assert fact.text.startswith("1,048,576 bytes a step, ")
     assert "growing.py:57 keeps preds: 1 tensor a step, the largest 1024x256 float32 of " in fact.text

@@ -93,7 +93,7 @@ def test_results_kept_on_the_host_grow(tmp_path: Path) -> None:
     assert most.kept_at.endswith(f"train.py:{line}")
     assert most.made_at == most.kept_at
     assert found.host.growth_bytes == MIB
-    facts = growth_facts(found.profile)
+    facts = growth_facts(found.profile.step)
     assert [each.label for each in facts] == ["Grows"]
     assert f"1,048,576 bytes of host memory a step, {most.kept_at} keeps kept: 1 tensor a step" in facts[0].text
 
