@@ -64,10 +64,10 @@ def test_a_model_is_counted_on_the_host_until_it_moves_to_the_card(tmp_path: Pat
 @on_linux
 def test_real_memory_is_measured_and_the_line_is_named(tmp_path: Path) -> None:
     code = f"""
-import torch
+import time, torch
 
 def load():
-    return torch.ones(64 << 20)
+    return [torch.ones(64 << 20), time.sleep(0.1)]  # long enough to be seen there
 
 torch.optim.SGD([torch.ones(1)])  # from here on torch has all that an optimizer needs
 data = load()
