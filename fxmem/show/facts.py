@@ -336,7 +336,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     if program is not None and host is not None and host.limit_bytes is not None:
         verdict = "; ".join(filter(None, [_compare_with_host(host), describe_host_growth(program), verdict]))
     counted = ""
-    if profile.target.memory_bytes is not None:
+    if profile.target.memory_bytes is not None and not peak.at_least:
         requested = "requested bytes; not counted: the allocator's rounding and fragmentation,"
         bytes_of = requested if peak.fits is None else "what the allocator reserves; not counted:"
         counted = f"Counted: {bytes_of} {describe_uncounted([profile.target])}"
@@ -362,6 +362,8 @@ def _compare_with_target(profile: Profile, peak: Peak) -> tuple[bool | None, str
     nbytes = peak.requested_bytes if peak.fits is None or peak.reserved_bytes is None else peak.reserved_bytes
     is_fitting = nbytes <= memory if peak.fits is None else peak.fits
     nbytes = min(nbytes, memory) if is_fitting else nbytes  # cached blocks go back to the driver where it asks for them
+    if peak.at_least and peak.process_bytes is not None:  # where it ran out, a context had its share
+        nbytes = peak.process_bytes.low
     least = "at least " if peak.at_least else ""
     return is_fitting, f"{least}{format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}"
 
