@@ -12,7 +12,10 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
+import fxmem
+
 if __name__ == "__main__" and not torch.cuda.is_available():
+    print(f"fxmem {fxmem.__version__}", flush=True)
     command = [sys.executable, "-m", "fxmem", "run", "--target", "rtx4090", "--depth", "0", __file__]
     sys.exit(subprocess.run(command, check=False).returncode)
 

@@ -89,6 +89,15 @@ def context_range(target: Target) -> ProcessBytes | None:
     )
 
 
+def room_bytes(target: Target) -> int | None:
+    """What a context leaves of a card at most; all of it where that is not known, or a context would not fit.
+
+    None where the card's memory is not known.
+    """
+    context, memory = context_range(target), target.memory_bytes
+    return memory if memory is None or context is None or context.low >= memory else memory - context.low
+
+
 def format_range(low: int, high: int) -> str:
     """Both ends, or one number where they are one: `495.0 MiB to 616.0 MiB`."""
     return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"

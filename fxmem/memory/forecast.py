@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fxmem.hardware.context import room_bytes
 from fxmem.memory.allocator import DEFAULT_SETTINGS
 from fxmem.records.profile import Profile
 
@@ -18,8 +19,9 @@ class Forecast(NamedTuple):
 
 
 def forecast(profile: Profile) -> Forecast | None:
-    """Go on with a program that grows; None where it does not, or the card's memory or allocator is not known."""
-    program, memory = profile.step.program, profile.target.memory_bytes
+    """Go on with a program that grows, until it has all of the card that a context leaves at most; None where it does
+    not grow, or the card's memory or allocator is not known."""
+    program, memory = profile.step.program, room_bytes(profile.target)
     if program is None or not program.growth_bytes or memory is None:
         return None
     step, rate, alive = len(program.steps), program.growth_bytes, program.steps[-1].allocated_bytes

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from fxmem.hardware.context import context_range
+from fxmem.hardware.context import room_bytes
 from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, conv_workspaces
 from fxmem.memory.allocator import CachingAllocator, OutOfMemory, PoolCounts, Segment, Stats, read_settings
 from fxmem.memory.generation import EvenSteps, LoopEvent
@@ -107,13 +107,12 @@ class CardMemory(Observer):
     @property
     def _usable_bytes(self) -> int | None:
         """What the allocator can have at most: a context has the rest."""
-        return self._target.memory_bytes and self.total_bytes - self._context_bytes
+        return room_bytes(self._target)
 
     @property
     def _context_bytes(self) -> int:
         """The least that a context of the target takes; 0 where that is not known."""
-        context = context_range(self._target)
-        return 0 if context is None else context.low
+        return self.total_bytes - (room_bytes(self._target) or self.total_bytes)
 
     def _start(self, capacity_bytes: int | None) -> None:
         """Begin with an empty card."""
