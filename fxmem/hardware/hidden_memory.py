@@ -8,7 +8,7 @@ op's own outputs are allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 from fxmem.records.profile import Bytes, Record
@@ -130,6 +130,36 @@ class HiddenMemory(Record):
             for event in self.events
         )
         return self.model_copy(update={"events": tuple(filled)})
+
+
+def expand(count: int, hidden: HiddenMemory | None) -> Iterator[tuple[int, int | None]]:
+    """What an operator allocates and frees, in order: a number, and the bytes of an allocation, None of a free.
+
+    Outputs have their places as numbers, and 0 bytes: the caller knows them. The n-th buffer that the kernel has for
+    itself is -n; what it does not free is freed when it is over, the last first. Buffers of unknown size are left out.
+
+    Args:
+        count: how many outputs there are.
+        hidden: what the kernel has for itself.
+    """
+    own: dict[str, int] = {}
+    outputs = iter(range(count))
+    number = 0
+    for event in () if hidden is None else hidden.events:
+        if event.action == "output":
+            if (output := next(outputs, None)) is not None:
+                yield output, 0
+        elif event.action == "free":
+            if event.name in own:
+                yield own.pop(event.name), None
+        elif event.nbytes:
+            number -= 1
+            own[event.name] = number
+            yield number, event.nbytes
+    for output in outputs:
+        yield output, 0
+    for left in reversed(own.values()):
+        yield left, None
 
 
 def alloc(name: str, nbytes: int | None, signature: Signature | None = None) -> HiddenEvent:

@@ -16,6 +16,7 @@ from fxmem.hardware.hidden_memory import ConvSignature as ConvSignature
 from fxmem.hardware.hidden_memory import HeldBuffer as HeldBuffer
 from fxmem.hardware.hidden_memory import HiddenMemory as HiddenMemory
 from fxmem.hardware.hidden_memory import Signature as Signature
+from fxmem.hardware.hidden_memory import expand as expand
 from fxmem.hardware.operators import ConvSettings as ConvSettings
 from fxmem.hardware.workspaces.collector import Collector as Collector
 from fxmem.hardware.workspaces.collector import CpuCollector as CpuCollector

@@ -15,6 +15,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from fxmem.hardware.hidden_memory import expand
+from fxmem.memory.acts import Act as AllocatorAct
+from fxmem.memory.acts import Free, RunKernel
 from fxmem.memory.generation.decode_steps import PERIOD
 
 COMPARED: Final = {1: PERIOD + 1, PERIOD // 2: 3 * PERIOD // 2, PERIOD: 3 * PERIOD}
@@ -42,6 +45,23 @@ class Act(NamedTuple):
     slot: int
     """Its place among what that step allocates."""
     stream: int
+
+
+def find_events(acts: Sequence[AllocatorAct]) -> list[LoopEvent] | None:
+    """The events of a step's acts, by the numbers of storages; None where something else is among them, or where a
+    kernel asks for a workspace whose size may not be known yet."""
+    events: list[LoopEvent] = []
+    for number, act in enumerate(acts):
+        if isinstance(act, Free):
+            events.append(LoopEvent(act.storage, None))
+            continue
+        if not isinstance(act, RunKernel) or (act.hidden is not None and act.hidden.signatures):
+            return None
+        for place, nbytes in expand(len(act.storages), act.hidden):
+            own = place < 0
+            key = (number, place) if own else act.storages[place]
+            events.append(LoopEvent(key, nbytes if own else act.nbytes[place], act.stream))
+    return events
 
 
 @dataclass(frozen=True)
@@ -119,8 +139,8 @@ class LoopSteps:
             if rest.any() or (place in growth and (growth[place] != grown).any()):
                 return None
             growth[place] = grown
-            known = step.flops is not None and before.flops is not None
-            flops[place] = (step.flops - before.flops) // periods if known else None  # type: ignore[operator]
+            is_known = step.flops is not None and before.flops is not None
+            flops[place] = ((step.flops or 0) - (before.flops or 0)) // periods if is_known else None
         models = tuple(compared[-period:])
         order = [model.number % period for model in models]
         closed = all(act.age != _OLDER for model in models for act in model.acts)

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from fxmem.memory.lengths.acts import Act as Act
-from fxmem.memory.lengths.acts import Empty as Empty
-from fxmem.memory.lengths.acts import Free as Free
-from fxmem.memory.lengths.acts import Hold as Hold
-from fxmem.memory.lengths.acts import Requests as Requests
-from fxmem.memory.lengths.acts import RunKernel as RunKernel
 from fxmem.memory.lengths.forms import Features as Features
 from fxmem.memory.lengths.forms import Form as Form
 from fxmem.memory.lengths.forms import Lengths as Lengths

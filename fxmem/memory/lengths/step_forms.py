@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.errors import AnalysisError
-from fxmem.hardware.hidden_memory import HiddenMemory, Signature
+from fxmem.hardware.hidden_memory import HiddenMemory, Signature, expand
 from fxmem.hardware.tensor_layouts import TensorLayout
-from fxmem.memory.lengths.acts import Act, Empty, Free, Hold, Requests, RunKernel
+from fxmem.memory.acts import Act, Empty, Free, Hold, RunKernel
 from fxmem.memory.lengths.forms import Features, Form, find_form
 
 MOST_STEPS: Final = 20_000
@@ -140,12 +140,13 @@ class StepForms:
         missing = {s for act in round_.acts if isinstance(act, _Run) and act.hidden for s in act.hidden.signatures}
         if missing := missing - self._asked.keys():
             self._asked.update(self._ask([*missing]))
-        requests, slot = Requests(self._asked), 0
+        slot = 0
         for act in round_.acts:
             if isinstance(act, _Run):
-                for number, nbytes in requests.expand(len(act.nbytes), act.hidden):
+                hidden = None if act.hidden is None else act.hidden.fill_workspaces(self._asked)
+                for number, nbytes in expand(len(act.nbytes), hidden):
                     is_output = number >= 0
-                    size = act.nbytes[number] if is_output else nbytes
+                    size = act.nbytes[number] if is_output else -1 if nbytes is None else nbytes
                     yield BlockRequest(size, 0, slot + number if is_output else number, act.stream)
                 slot += len(act.nbytes)
             elif isinstance(act, _Gone):

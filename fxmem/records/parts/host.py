@@ -48,5 +48,4 @@ class HostUse(Record):
     @property
     def fits(self) -> bool | None:
         """Whether it fits the limit; None where either is not known."""
-        known = self.limit_bytes is not None and self.peak_bytes is not None
-        return self.peak_bytes <= self.limit_bytes if known else None  # type: ignore[operator]
+        return None if self.limit_bytes is None or self.peak_bytes is None else self.peak_bytes <= self.limit_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fxmem.hardware.workspaces import HeldBuffer, Seen
-from fxmem.memory.lengths import Act, Empty, Free, Hold, RunKernel
+from fxmem.memory.acts import Act, Empty, Free, Hold, RunKernel
 from fxmem.simulation.observe.observer import Observer
 
 
@@ -14,12 +14,14 @@ class BlockTrace(Observer):
 
     def __init__(self) -> None:
         self.rounds: list[list[Act]] = [[]]
-        """Set-up, then each step, and what has come since."""
+        """Set-up, then each step that is kept, and what has come since."""
         self._waiting: list[tuple[int, int, int]] = []
         self._held: set[str] = set()
 
     def on_storage(self, index: int, nbytes: int, stream: int) -> None:
         """Note an allocation of the operator that runs; its kernel's buffers may come first."""
+        if self._waiting and self._waiting[-1][2] != stream:
+            self.run_operator()
         self._waiting.append((index, nbytes, stream))
 
     def on_free(self, index: int) -> None:
@@ -52,9 +54,15 @@ class BlockTrace(Observer):
         self.run_operator()
         self.rounds.append([])
 
-    def end_round(self) -> None:
-        """A step is over."""
+    def end_round(self, *, keeps: bool) -> None:
+        """A step is over.
+
+        Args:
+            keeps: whether its acts are looked at later.
+        """
         self.run_operator()
         if len(self.rounds) == 1:  # nothing came before it
             self.rounds.insert(0, [])
+        if not keeps:
+            del self.rounds[-1]
         self.rounds.append([])

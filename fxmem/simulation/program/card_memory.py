@@ -11,15 +11,15 @@ import dataclasses
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from fxmem.hardware.context import room_bytes
-from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, conv_workspaces
+from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, conv_workspaces, expand
 from fxmem.memory.allocator import CachingAllocator, OutOfMemory, PoolCounts, Segment, Stats, read_settings
-from fxmem.memory.generation import EvenSteps, LoopEvent
+from fxmem.memory.generation import EvenSteps
 from fxmem.records.profile import Phase, Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.kernel_settings import chosen_cudnn
@@ -58,13 +58,11 @@ class RepeatedSteps:
     """Steps of a loop that are made by arithmetic, and what became of them on the card."""
 
     even: EvenSteps
-    """What they are like; its keys are numbers of storages."""
+    """What they are like, of which nothing stays; its keys are numbers of storages."""
     periods: int
     """How many periods there are to be."""
     done: int = 0
     """How many steps the card had room for."""
-    made: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
-    """By step and slot, the storages of what stays; for the caller to fill."""
 
 
 class CardMemory(Observer):
@@ -97,11 +95,11 @@ class CardMemory(Observer):
         self._met: set[Signature] = set()
         self._waiting: list[_Request] = []
         self._history: list[Callable[[], None]] | None = []
-        self._tape: list[Callable[[], None]] | None = None
-        """What was done since `take_tape`; None where nobody asks."""
         self._origin: dict[str, Any] | None = None
         """What there was when the history began; None for an empty card."""
         self._is_first_round = True
+        self.resets = 0
+        """How often the program has reset its peak statistics."""
         self._start(self._usable_bytes)
 
     @property
@@ -150,6 +148,8 @@ class CardMemory(Observer):
                 self._origin = copy.deepcopy({name: getattr(self, name) for name in _STATE})
                 self._history = []
             self._met.update(hidden.signatures)
+        else:
+            self._trace.run_operator()
         if requested or hidden is not None:
             self._do(functools.partial(self._run, requested, hidden, stream))
 
@@ -174,6 +174,7 @@ class CardMemory(Observer):
 
     def reset_peak_stats(self) -> None:
         """Let peaks begin anew at what is there now."""
+        self.resets += 1
         self._do(lambda: self._allocator.reset_peak_stats())
 
     def empty_cache(self) -> None:
@@ -243,81 +244,32 @@ class CardMemory(Observer):
         act()
         if self._history is not None:
             self._history.append(act)
-        if self._tape is not None:
-            self._tape.append(act)
 
     def _run(self, requested: Sequence[_Request], hidden: HiddenMemory | None, stream: int) -> None:
-        own: dict[str, int] = {}
+        own: dict[int, int] = {}
+        filled = None if hidden is None else hidden.fill_workspaces(self._asked)
         try:
-            for name, nbytes, at in self._events(requested, hidden, stream):
-                if nbytes is None:
-                    self._give_back(own.pop(name))
-                elif isinstance(name, int):
-                    self._address[name] = self._malloc(nbytes, at)
+            for number, nbytes in expand(len(requested), filled):
+                if number >= 0:
+                    storage, size, at = requested[number]
+                    self._address[storage] = self._malloc(size, at)
+                elif nbytes is None:
+                    self._give_back(own.pop(number))
                 else:
-                    own[name] = self._malloc(nbytes, at)
+                    own[number] = self._malloc(nbytes, stream)
         except torch.cuda.OutOfMemoryError:
             for storage in (storage for storage, *_ in requested if storage in self._address):
                 self._give_back(self._address.pop(storage))
-            raise
-        finally:
             for address in reversed(own.values()):
                 self._give_back(address)
-
-    def _events(
-        self, requested: Sequence[_Request], hidden: HiddenMemory | None, stream: int
-    ) -> Iterator[tuple[Any, int | None, int]]:
-        """What an operator allocates and frees: its results by their numbers, what its kernel has for itself by name.
-        What that does not free is freed when it is over."""
-        waiting, own = iter(requested), dict[str, None]()
-        for event in () if hidden is None else hidden.fill_workspaces(self._asked).events:
-            if event.action == "output":
-                if (request := next(waiting, None)) is not None:
-                    yield request
-            elif event.action == "free":
-                if event.name in own:
-                    del own[event.name]
-                    yield event.name, None, stream
-            elif event.nbytes:
-                own[event.name] = None
-                yield event.name, event.nbytes, stream
-        yield from waiting
+            raise
 
     # --- the steps of a loop ------------------------------------------------------------------------------------------
-
-    def take_tape(self, *, goes_on: bool) -> list[LoopEvent] | None:
-        """What was allocated and freed since the last call, by the numbers of storages; None where something else was
-        done as well, or where a kernel has more than is known yet.
-
-        Args:
-            goes_on: whether it is asked for again.
-        """
-        self.run_operator()
-        tape, self._tape = self._tape, [] if goes_on else None
-        events: list[LoopEvent] = []
-        for number, act in enumerate(tape or ()):
-            if not isinstance(act, functools.partial) or act.func not in (self._run, self._free):
-                return None
-            if act.func == self._free:
-                events.append(LoopEvent(act.args[0], None))
-                continue
-            requested, hidden, stream = act.args
-            if hidden is not None and hidden.signatures:
-                return None
-            own: dict[Any, None] = {}
-            for name, nbytes, at in self._events(requested, hidden, stream):
-                key = name if isinstance(name, int) else (number, name)
-                if nbytes is None:
-                    own.pop(key)
-                elif key is not name:
-                    own[key] = None
-                events.append(LoopEvent(key, nbytes, at))
-            events += [LoopEvent(key, None) for key in reversed(own)]
-        return events
 
     def repeat(self, steps: RepeatedSteps) -> None:
         """Do what further steps of a loop do. Raises `torch.cuda.OutOfMemoryError` within the one that the card has no
         room for."""
+        self.run_operator()
         self._do(functools.partial(self._repeat, steps))
 
     def _repeat(self, steps: RepeatedSteps) -> None:
@@ -344,9 +296,7 @@ class CardMemory(Observer):
                     self._address[key] = held[later[-1]]
                     taken.add(later[-1])
             for home, address in held.items():
-                if home in steps.made:
-                    self._address[steps.made[home]] = address
-                elif home[0] > even.models[-1].number and home not in taken and not even.stays(home):
+                if home[0] > even.models[-1].number and home not in taken:
                     give_back(address)
 
     def _free(self, storage: int) -> None:

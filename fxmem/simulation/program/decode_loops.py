@@ -21,9 +21,10 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import modules as torch_modules
-from fxmem.memory.generation import PERIOD, EvenSteps, LoopStep, LoopSteps
+from fxmem.memory.generation import PERIOD, EvenSteps, LoopEvent, LoopStep, LoopSteps, find_events
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.card_memory import CardMemory, RepeatedSteps
 from fxmem.simulation.program.loop_state import Advance, LoopState, TensorState, find_advance, set_number
 from fxmem.simulation.source_lines import is_own_code, program_place, variables
@@ -75,6 +76,7 @@ class DecodeLoops:
     Args:
         log: of what the program allocates.
         memory: of its card; None for the CPU, where every token runs.
+        trace: of what it allocates and frees.
         maker: makes fake tensors of the program's.
         rolling: what a call of `generate` runs inside.
         is_compiled: whether what the program compiles is compiled, which is recorded token by token.
@@ -84,12 +86,13 @@ class DecodeLoops:
         self,
         log: StepLog,
         memory: CardMemory | None,
+        trace: BlockTrace,
         maker: torch_fakes.Maker,
         rolling: Callable[[torch.nn.Module], contextlib.AbstractContextManager[None]],
         *,
         is_compiled: bool,
     ) -> None:
-        self._log, self._memory, self._maker = log, memory, maker
+        self._log, self._memory, self._trace, self._maker = log, memory, trace, maker
         self._rolling = rolling
         self._is_compiled = is_compiled
         self._depth = 0
@@ -128,8 +131,6 @@ class DecodeLoops:
                 return original(model, *args, **kwargs)
         finally:
             self._depth, self._loop = 0, None
-            if self._memory is not None:
-                self._memory.take_tape(goes_on=False)
 
     def _end_step(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         goes_on = original(model, *args, **kwargs)
@@ -140,7 +141,7 @@ class DecodeLoops:
             place = program_place(frame)
             rollout = self.rollouts.setdefault(place, Rollout(place))
             rollout.reason = rollout.reason or self._find_obstacle(frame, model)
-            self._loop = _Loop(frame, rollout, self._log, self._memory, self._maker)
+            self._loop = _Loop(frame, rollout, self._log, self._memory, self._trace, self._maker)
         self._loop.end_step(frame)
         return goes_on
 
@@ -149,8 +150,9 @@ class DecodeLoops:
         local = variables(frame)
         if self._is_compiled:
             return "what it compiles is compiled"
-        if local.get("streamer") is not None or (local.get("stop_check") is not None and _has_streamer(local)):
-            return f"it streams tokens to a {type(_find_streamer(local)).__name__}"
+        streamer = local.get("streamer") or getattr(local.get("stop_check"), "streamer", None)
+        if streamer is not None:
+            return f"it streams tokens to a {type(streamer).__name__}"
         if frame.f_code.co_name == "_assisted_decoding":
             return "an assistant drafts its tokens"
         for name in _OWN_TYPES:
@@ -164,22 +166,22 @@ class DecodeLoops:
         return ""
 
 
-def _find_streamer(local: dict[str, Any]) -> Any:
-    return local.get("streamer") or getattr(local.get("stop_check"), "streamer", None)
-
-
-def _has_streamer(local: dict[str, Any]) -> bool:
-    return _find_streamer(local) is not None
-
-
 class _Loop:
     """One loop, from its first step to its end."""
 
     def __init__(
-        self, frame: types.FrameType, rollout: Rollout, log: StepLog, memory: CardMemory, maker: torch_fakes.Maker
+        self,
+        frame: types.FrameType,
+        rollout: Rollout,
+        log: StepLog,
+        memory: CardMemory,
+        trace: BlockTrace,
+        maker: torch_fakes.Maker,
     ) -> None:
         self.frame_id = id(frame)
-        self._rollout, self._log, self._memory, self._maker = rollout, log, memory, maker
+        self._rollout, self._log, self._memory, self._trace, self._maker = rollout, log, memory, trace, maker
+        self._seen_acts = self._seen_resets = 0
+        """Of the round's acts, and of the card's statistics, those before this step."""
         self._steps = LoopSteps()
         self._states: dict[int, LoopState] = {}
         """By number, the state after a step that has run."""
@@ -194,7 +196,7 @@ class _Loop:
         """A step is over, and another is to begin; perhaps far later ones."""
         if self._rollout.reason:
             return
-        events = self._memory.take_tape(goes_on=True)
+        events = self._take_events()
         first, self._first_op = self._first_op, len(self._log.ops)
         if self._number < 0 or events is None or self._round is not self._log.ops:
             self._round, self._number = self._log.ops, self._number + 1
@@ -215,6 +217,14 @@ class _Loop:
             state.forget_tensors(self._states.get(self._number - 1))
             for number in [*self._states][:-_KEPT]:
                 del self._states[number]
+
+    def _take_events(self) -> list[LoopEvent] | None:
+        """What was allocated and freed since the last call; None where something else was done as well."""
+        self._memory.run_operator()
+        acts, resets = self._trace.rounds[-1], self._memory.resets
+        new, is_alone = acts[self._seen_acts :], resets == self._seen_resets
+        self._seen_acts, self._seen_resets = len(acts), resets
+        return find_events(new) if is_alone else None
 
     def _compare(self, step: LoopStep) -> None:
         """Hold a step that has run after a jump against arithmetic."""
@@ -277,7 +287,7 @@ class _Loop:
         moved = periods * sum(model.moved_bytes for model in even.models)
         log.note_op(f"{_LIBRARY}decode_steps", log.tick, even.sum_flops(periods), moved)
         self._first_op = len(log.ops)
-        self._memory.take_tape(goes_on=True)
+        self._take_events()
         self._number += steps.done
         self._rollout.made += steps.done
         self._steps.move_on(even, steps.done)

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import inspect
 import itertools
+import math
 import sys
 import time
 import weakref
@@ -30,6 +31,8 @@ from fxmem.simulation.source_lines import program_place
 MOST_SECONDS: Final = 10.0
 """Time that reading an epoch may take."""
 MOST_BATCHES: Final = 20_000
+MOST_STEPS: Final = 40
+"""Recorded steps whose sizes are compared; further ones confirm what these have shown."""
 Shapes = tuple[tuple[int, ...], ...]
 """Of the tensors of a batch, in order."""
 
@@ -125,6 +128,11 @@ class LoaderWatch:
         """Whether the next round shows how sizes follow lengths."""
         return self.round <= self._until
 
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether what the round before this one has allocated is looked at later."""
+        return self._reads and self.round <= MOST_STEPS and (self.round <= STEPS or self.epoch is not None)
+
     # --- what trains --------------------------------------------------------------------------------------------------
 
     def find_training(self) -> tuple[LoaderPass | None, int]:
@@ -192,13 +200,7 @@ def choose_batches(epoch: Epoch) -> list[int]:
 
 def count_elements(shapes: Shapes) -> int:
     """Elements of a batch."""
-    total = 0
-    for shape in shapes:
-        count = 1
-        for size in shape:
-            count *= size
-        total += count
-    return total
+    return sum(map(math.prod, shapes))
 
 
 def _copy_sampler(loader: Any) -> tuple[Any, str]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import torch
 
 from fxmem.hardware.hidden_memory import HiddenMemory
 from fxmem.hardware.workspaces import Collector, CpuCollector, Signature, conv_workspaces
+from fxmem.memory.acts import Act
 from fxmem.memory.allocator import AllocatorSettings, read_settings
 from fxmem.memory.lengths import (
-    Act,
     BlockRequest,
     Features,
     Lengths,
@@ -249,6 +249,13 @@ class _Study:
 
 def find_peak(requests: Sequence[BlockRequest]) -> int:
     """The most bytes that a step has at once beyond what it finds, where the steps before were like it."""
+    _, left = _run_step(requests, {})
+    most, _ = _run_step(requests, left)
+    return most + sum(left.values())
+
+
+def _run_step(requests: Sequence[BlockRequest], found: Mapping[int, int]) -> tuple[int, dict[int, int]]:
+    """The most bytes that a step has at once beyond what it finds, by slot, and what it leaves."""
     sizes: dict[int, int] = {}
     live = most = 0
     for nbytes, age, slot, _ in requests:
@@ -256,18 +263,9 @@ def find_peak(requests: Sequence[BlockRequest]) -> int:
             sizes[slot] = nbytes
             live += nbytes
             most = max(most, live)
-        elif nbytes == -1 and age == 0:
-            live -= sizes.pop(slot, 0)
-    left = dict(sizes)
-    live = most = 0
-    for nbytes, age, slot, _ in requests:
-        if nbytes >= 0:
-            sizes[slot] = nbytes
-            live += nbytes
-            most = max(most, live)
         elif nbytes == -1:
-            live -= sizes.pop(slot, 0) if age == 0 else left.get(slot, 0)
-    return most + sum(left.values())
+            live -= sizes.pop(slot, 0) if age == 0 else found.get(slot, 0)
+    return most, sizes
 
 
 def _chunks(batches: Sequence[Shapes], size: int) -> Iterator[Sequence[Shapes]]:

@@ -22,8 +22,9 @@ _BORDERS: Final = frozenset(
     "sliding_window attention_chunk_size max_position_embeddings original_max_position_embeddings".split()
 )
 """Numbers of a model's configuration beyond which its steps may be others."""
-_BORDER_OWNERS: Final = ("transformers.cache_utils", "transformers.generation.logits_process")
-_BORDER_OWNERS_TOO: Final = "transformers.generation.stopping_criteria"
+_BORDER_OWNERS: Final = tuple(
+    f"transformers.{name}" for name in ("cache_utils", "generation.logits_process", "generation.stopping_criteria")
+)
 _NO_STATE: Final = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _MOST: Final = 300_000
 """Values that are looked at."""
@@ -81,8 +82,9 @@ class LoopState:
         kept = {} if before is None else before.leaves
         for path, leaf in self.leaves.items():
             same = kept.get(path)
-            is_same = same is not None and same.value == leaf.value and same.known is leaf.known
-            self.leaves[path] = same if is_same else leaf._replace(owner=None)  # type: ignore[assignment]
+            if same is None or same.value != leaf.value or same.known is not leaf.known:
+                same = leaf._replace(owner=None)
+            self.leaves[path] = same
 
     def _walk(self, value: Any, path: str, owner: Any, key: Any) -> None:
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -119,7 +121,7 @@ class LoopState:
             return
         module = type(value).__module__
         numbers = [each for each in getattr(value, "__dict__", {}).values() if type(each) is int]
-        if module.startswith((*_BORDER_OWNERS, _BORDER_OWNERS_TOO)) and len(numbers) < 8:
+        if module.startswith(_BORDER_OWNERS) and len(numbers) < 8:
             self.borders.update(numbers)
             self.borders.update(one + other for one in numbers for other in numbers)
         elif hasattr(value, "__dict__"):
@@ -209,12 +211,12 @@ def _grow_tensor(values: tuple[Any, ...], spans: tuple[int, int]) -> TensorState
         return None
     if not len(one.shape) == len(two.shape) == len(three.shape):
         return None
-    rows = [zip(*(getattr(each, name) for each in values), strict=True) for name in ("shape", "stride")]
-    shape, stride = (tuple(_grow(a, b, c, spans) for a, b, c in row) for row in rows)
-    offset = _grow(one.offset, two.offset, three.offset, spans)
-    if offset is None or None in shape or None in stride:
+    rows = ([*each.shape, *each.stride, each.offset] for each in values)
+    grown = [by for a, b, c in zip(*rows, strict=True) if (by := _grow(a, b, c, spans)) is not None]
+    rank = len(one.shape)
+    if len(grown) < 2 * rank + 1:
         return None
-    return TensorState(None, shape, stride, offset, one.dtype)  # type: ignore[arg-type]
+    return TensorState(None, tuple(grown[:rank]), tuple(grown[rank:-1]), grown[-1], one.dtype)
 
 
 def _grow_values(

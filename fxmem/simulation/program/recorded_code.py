@@ -120,7 +120,8 @@ class RecordedCode(Subject):
         self.rounds.attach(recording)
         self.rounds.compiles = compiles = recording.compilation.compiles
         self.loops = DecodeLoops(
-            recording.log, self.memory, self._made_up.maker, self.rounds.generating, is_compiled=compiles
+            *(recording.log, self.memory, self.trace, self._made_up.maker, self.rounds.generating),
+            is_compiled=compiles,
         )
         recording.attach(torch.nn.Module())
 
@@ -319,18 +320,17 @@ class RecordedCode(Subject):
 
     def find_longest(self) -> None:
         """Find the batch that decides, where the loader's batches have different lengths."""
-        watch, recording, rounds = self.loaders, self.recording, self.rounds.finished
+        watch, recording = self.loaders, self.recording
         found, per_step = watch.find_training()
         if watch.epoch is None or found is None:
             return
-        whole = sum(each.record.is_whole for each in rounds)
         self.longest = find_longest(
             RecordedLengths(
                 watch.epoch,
                 watch.handed(found),
                 per_step,
                 STEPS,
-                self.trace.rounds[: whole + 1],
+                self.trace.rounds[:-1],  # the last is not over
                 recording.collector,
                 recording.target,
                 dict(os.environ if self.memory is None else self.memory.environ),

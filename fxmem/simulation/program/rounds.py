@@ -295,7 +295,7 @@ class Rounds(RoundRule):
     def _end_round(self) -> None:
         self._loaders.end_round()
         self.finished.append(self._close(len(self.finished) + 1))
-        self._trace.end_round()
+        self._trace.end_round(keeps=self._loaders.keeps_steps)
         is_enough = self._enough(self.finished)
         self._start()
         if is_enough:

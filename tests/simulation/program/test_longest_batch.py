@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from fxmem._torch import profiler as torch_profiler
 from fxmem.hardware import catalogue
+from fxmem.hardware.hidden_memory import HiddenMemory
 from fxmem.memory.lengths import Features, StepForms
 from fxmem.records.names import STEPS
 from fxmem.records.parts import LongestBatch
@@ -197,11 +199,11 @@ def test_steps_of_random_lengths_on_the_cpu_are_the_real_ones_event_by_event(ste
     assert loader is not None
     known: list[Features | None] = [None, None, *((shapes[0][1],) for shapes in code.loaders.handed(loader)[1:9])]
 
-    def look(name: str, args: object, result: object) -> object:
-        seen = code.recording.collector.look(name, args, result)  # type: ignore[arg-type]
+    def look(name: str, args: Sequence[Any], result: Any) -> HiddenMemory | None:
+        seen = code.recording.collector.look(name, args, result)
         return None if seen is None else seen.memory
 
-    forms = StepForms(code.trace.rounds[:10], known, look, lambda signatures: {})  # type: ignore[arg-type]
+    forms = StepForms(code.trace.rounds[:10], known, look, lambda signatures: {})
     drawn = random.Random(7)
     lengths = [drawn.randint(16, 400) for _ in range(steps)]
     first, predicted = (
