@@ -1,4 +1,5 @@
-"""What scripts of `card_programs` have in common: a small language model, steps of random lengths, DeepSpeed."""
+"""What scripts of `card_programs` have in common: what they print, a small language model, steps of random lengths,
+DeepSpeed."""
 
 from __future__ import annotations
 
@@ -10,6 +11,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+
+def show(what: str) -> None:
+    """The peaks since the last call."""
+    print(what, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), torch.cuda.memory_allocated())
+    torch.cuda.reset_peak_memory_stats()
+
+
+def probabilities(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Of each token that was taken, in logarithms."""
+    logits = model(ids, use_cache=False).logits[:, :-1]
+    return torch.gather(F.log_softmax(logits.float(), -1), 2, ids[:, 1:, None])[..., 0]
 
 
 class Block(nn.Module):

@@ -7,17 +7,15 @@ for a markup language is the layout's business.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fxmem.hardware.context import describe_uncounted, format_range
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
-from fxmem.memory.forecast import forecast
 from fxmem.memory.module_tree import describe
 from fxmem.records.names import OWN_LOSS
-from fxmem.records.parts import Growth, HostUse
 from fxmem.records.profile import (
     Headed,
     InputTensor,
@@ -25,7 +23,6 @@ from fxmem.records.profile import (
     Node,
     Peak,
     Profile,
-    ProgramRun,
     SourceLine,
     Step,
     Storage,
@@ -41,9 +38,20 @@ from fxmem.records.units import (
     printable,
     to_words,
 )
-from fxmem.show.sections import Cell, Fact, Part, Table, TableColumn, Tone, join_parts, make_table, numbers
-
-Facts = list[Fact]
+from fxmem.show.run_growth import compare_with_host, describe_growth, describe_host_growth
+from fxmem.show.sections import (
+    Cell,
+    Fact,
+    Facts,
+    Part,
+    Table,
+    TableColumn,
+    Tone,
+    join_parts,
+    make_printable,
+    make_table,
+    numbers,
+)
 
 
 class KindShare(NamedTuple):
@@ -115,92 +123,6 @@ def header_facts(about: Headed) -> Facts:
 
 def _list_fact(label: str, parts: Sequence[Part]) -> Fact:
     return Fact(label, join_parts(parts), label.lower(), parts=parts)
-
-
-def describe_growth(profile: Profile) -> str:
-    """By how much a program grows with each step, and until when; empty where it does not."""
-    program = profile.step.program
-    if program is None or not program.growth_bytes:
-        return ""
-    words, ahead = f"grows by {program.growth_bytes:,} bytes a step", forecast(profile)
-    if program.grown:
-        words += f" ({_describe_keeper(program.grown[0])})"
-    if ahead is None:
-        return words
-    step, alive = ahead.points[-1]
-    if ahead.is_full:
-        return f"{words}, out of memory at about step {step:,}"
-    return f"{words} until step {step:,}, to {format_bytes(alive)}"
-
-
-def describe_host(host: HostUse) -> str:
-    """The most that a program had of the host's memory, where, and of what; empty where that is not known."""
-    if host.peak_bytes is None:
-        return ""
-    place = printable(f"{host.call} ({host.place})" if host.call and host.place else host.place or host.call)
-    limit = "" if host.limit_bytes is None else f" of {format_bytes(host.limit_bytes)}"
-    parts = [f"{format_bytes(host.peak_bytes)}{limit}{f' at {place}' if place else ''}"]
-    if host.workers:
-        size = format_bytes(host.workers_bytes // host.workers)
-        parts.append(f"{host.workers} worker{'s' * (host.workers > 1)} x {size}")
-    if host.worker_adds_bytes is not None:
-        parts.append(f"one more adds {format_bytes(host.worker_adds_bytes)}")
-    counted = {"pinned": host.pinned_bytes, "batches in shared memory": host.batches_bytes}
-    parts += [f"{name} {format_bytes(nbytes)}" for name, nbytes in counted.items() if nbytes]
-    if host.pretended_bytes:
-        parts.append(f"{format_bytes(host.pretended_bytes)} of it pretended here")
-    return "; ".join(parts)
-
-
-def describe_host_growth(program: ProgramRun) -> str:
-    """By how much what is kept on the host grows with each step, and when the host is full; empty where it does not."""
-    host = program.host
-    if host is None or not host.growth_bytes:
-        return ""
-    keeper = f" ({_describe_keeper(host.grown[0])})" if host.grown else ""
-    words = f"the host's memory grows by {host.growth_bytes:,} bytes a step{keeper}"
-    ends = [each.until for each in host.grown]
-    if host.limit_bytes is None or host.after_bytes is None or host.fits is False or not ends or None not in ends:
-        return words
-    left = max(host.limit_bytes - host.after_bytes, 0)
-    return f"{words}, out of host memory at about step {len(program.steps) + 1 + left // host.growth_bytes:,}"
-
-
-def _describe_keeper(grown: Growth) -> str:
-    """Who keeps it, and on which line."""
-    return f"{grown.kept_at} keeps {grown.holder}" if grown.kept_at else f"kept by {grown.holder or 'torch'}"
-
-
-def growth_facts(step: Step) -> Facts:
-    """Who keeps more after each step, the most first, and the sum of the rest."""
-    program = step.program
-    if program is None:
-        return []
-    return [
-        *_grown_facts(program.grown),
-        *_grown_facts(() if program.host is None else program.host.grown, " of host memory"),
-    ]
-
-
-def _grown_facts(grown: Sequence[Growth], of: str = "") -> Facts:
-    found: Facts = []
-    large = [each for each in grown if 100 * each.nbytes >= sum(every.nbytes for every in grown)][:_MOST_GROWING]
-    for each in large:
-        tensors = "one tensor" if not each.tensors else f"{each.tensors} tensor{'s' * (each.tensors != 1)} a step"
-        largest = f"{format_shape(each.shape)} {each.dtype}" + (f" of {each.made_at}" if each.made_at else "")
-        since = "" if each.since == 1 else f", from step {each.since} on"
-        until = "" if each.until is None else f", until step {each.until:,}"
-        much = f"{each.nbytes:,} bytes{of} a step"
-        what = f"{much}, {_describe_keeper(each)}: {tensors}, the largest {largest}{since}{until}"
-        found.append(Fact("" if found else "Grows", what, "grows"))
-    if rest := grown[len(large) :]:
-        others = f"{len(rest)} other{'s' * (len(rest) > 1)}"
-        found.append(Fact("", f"{sum(each.nbytes for each in rest):,} bytes{of} a step of {others}", "grows"))
-    return make_printable(found)
-
-
-_MOST_GROWING = 3
-"""Owners that grow that have a line of their own."""
 
 
 class PeakCount(NamedTuple):
@@ -334,7 +256,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
         verdict = f"{_describe_budget(peak, budget, keeps=keeps)}; {verdict}"
     host = None if program is None else program.host
     if program is not None and host is not None and host.limit_bytes is not None:
-        verdict = "; ".join(filter(None, [_compare_with_host(host), describe_host_growth(program), verdict]))
+        verdict = "; ".join(filter(None, [compare_with_host(host), describe_host_growth(program), verdict]))
     counted = ""
     if profile.target.memory_bytes is not None and not peak.at_least:
         requested = "requested bytes; not counted: the allocator's rounding and fragmentation,"
@@ -344,15 +266,6 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
         *(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed, bool(growth)),
         fits_host=None if host is None else host.fits,
     )
-
-
-def _compare_with_host(host: HostUse) -> str:
-    """Where the host is too small, or what it has to hold is not known."""
-    if host.fits is None:
-        return "what it takes of the host is not known: this system does not say"
-    if host.fits:
-        return ""
-    return f"does NOT fit the host: {describe_host(host)}"
 
 
 def _compare_with_target(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
@@ -469,14 +382,6 @@ def _describe_owner(storage: Storage, node: Node | None) -> str:
     if node is None:
         return storage.holder or "of no node"
     return describe(node) + (f", held by {storage.holder}" if storage.holder else "")
-
-
-def make_printable(facts: Facts) -> Facts:
-    """Facts whose text may come from the model, fit for a terminal."""
-    return [
-        replace(fact, text=printable(fact.text), parts=[(label, printable(text)) for label, text in fact.parts])
-        for fact in facts
-    ]
 
 
 def describe_source(source: SourceLine) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from fxmem.records.parts import LongestBatch
 from fxmem.records.profile import Profile
 from fxmem.records.units import format_bytes, format_shape
 from fxmem.show.sections import Fact
 
-LONGEST: Final = "Longest"
-"""What the line of the batch that decides is called."""
-_MOST_CHANGES: Final = 4
+_MOST_CHANGES = 4
 """Changes that are listed, of those that save something."""
 
 
@@ -21,7 +17,7 @@ def longest_facts(profile: Profile) -> list[Fact]:
     longest = None if program is None else program.longest
     if longest is None:
         return []
-    facts = [Fact(LONGEST, describe_longest(longest))]
+    facts = [Fact("Longest", describe_longest(longest), "longest")]
     if longest.compared_bytes is not None:
         as_it_is = longest.compared_bytes
         better = [each for each in longest.changes if each.reserved_bytes < as_it_is][:_MOST_CHANGES]

@@ -13,9 +13,9 @@ from fxmem.records.names import NO_LOSS, TimedQuestion
 from fxmem.records.parts import GenerationPeak, GenerationRun, RankClass, RankedStep, TimedChoice
 from fxmem.records.profile import FileChange, Headed, PartOfRound, Profile, ProgramFiles, ProgramRun, Round
 from fxmem.records.units import exact_bytes, format_bytes, printable
-from fxmem.show.facts import Facts, describe_host, growth_facts, make_printable
 from fxmem.show.longest_batch import longest_facts
-from fxmem.show.sections import Fact
+from fxmem.show.run_growth import describe_host, growth_facts
+from fxmem.show.sections import Fact, Facts, make_printable
 
 
 def run_facts(profile: Profile) -> Facts:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from fxmem.records.profile import Kind
+from fxmem.records.units import printable
 
 Tone = Literal["", "good", "best", "over", "bad"]
 """How good something is; colour repeats what the words say."""
@@ -32,6 +33,17 @@ class Fact:
     tone: Tone = ""
     parts: Sequence[Part] = ()
     """What the text lists; empty where it is one thing."""
+
+
+Facts = list[Fact]
+
+
+def make_printable(facts: Facts) -> Facts:
+    """Facts whose text may come from the model, fit for a terminal."""
+    return [
+        replace(fact, text=printable(fact.text), parts=[(label, printable(text)) for label, text in fact.parts])
+        for fact in facts
+    ]
 
 
 class TableColumn(NamedTuple):

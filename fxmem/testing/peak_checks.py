@@ -18,8 +18,8 @@ from fxmem.memory.figures import alive_by_node
 from fxmem.records import json_reader
 from fxmem.records.names import STEPS
 from fxmem.records.sizes import BASELINE_SCHEMA_VERSION, Baseline, PeakBaseline
-from fxmem.show.facts import describe_growth as describe_program_growth
-from fxmem.show.facts import growth_facts
+from fxmem.show.run_growth import describe_growth as describe_program_growth
+from fxmem.show.run_growth import growth_facts
 from fxmem.show.text.peak_check import describe_excess, describe_growth
 from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.simulation.profiled_step import ProfiledStep

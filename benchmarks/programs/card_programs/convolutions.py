@@ -3,12 +3,7 @@
 import torch
 from torch import nn
 
-
-def show(what: str) -> None:
-    """The peaks since the last call."""
-    print(what, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), torch.cuda.memory_allocated())
-    torch.cuda.reset_peak_memory_stats()
-
+from benchmarks.programs.card_parts import show
 
 kinds = {
     "3x3": (nn.Conv2d(64, 128, 3, padding=1), (16, 64, 56, 56)),

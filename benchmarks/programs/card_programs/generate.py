@@ -3,18 +3,14 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.programs.card_parts import show
+
 config = LlamaConfig(
     num_hidden_layers=4, hidden_size=1024, intermediate_size=2816, num_attention_heads=16, num_key_value_heads=4,
     vocab_size=32000,
 )  # fmt: skip
 model = LlamaForCausalLM(config).cuda().bfloat16().eval()
 ids = torch.randint(0, 32000, (4, 128), device="cuda")
-
-
-def show(what: str) -> None:
-    """The peaks since the last call."""
-    print(what, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), torch.cuda.memory_allocated())
-    torch.cuda.reset_peak_memory_stats()
 
 
 show("made")

@@ -1,8 +1,9 @@
 """Two steps of a policy that generates, is scored, and learns, beside a reference model."""
 
 import torch
-import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.programs.card_parts import probabilities, show
 
 config = LlamaConfig(
     num_hidden_layers=4, hidden_size=1024, intermediate_size=2816, num_attention_heads=16, num_key_value_heads=4,
@@ -11,18 +12,6 @@ config = LlamaConfig(
 policy, reference = (LlamaForCausalLM(config).cuda().bfloat16() for _ in range(2))
 reference.eval().requires_grad_(False)
 optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6)
-
-
-def probabilities(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Of each token that was taken, in logarithms."""
-    logits = model(ids, use_cache=False).logits[:, :-1]
-    return torch.gather(F.log_softmax(logits.float(), -1), 2, ids[:, 1:, None])[..., 0]
-
-
-def show(what: str) -> None:
-    """The peaks since the last call."""
-    print(what, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), torch.cuda.memory_allocated())
-    torch.cuda.reset_peak_memory_stats()
 
 
 show("made")

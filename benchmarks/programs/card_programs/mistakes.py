@@ -11,11 +11,7 @@ from torch import nn
 from torchvision.models import resnet18, resnet50
 from transformers import LlamaConfig, LlamaForCausalLM
 
-
-def show(what: str) -> None:
-    """The peaks since the last call."""
-    print(what, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), torch.cuda.memory_allocated())
-    torch.cuda.reset_peak_memory_stats()
+from benchmarks.programs.card_parts import show
 
 
 def logits(keep: bool) -> None:

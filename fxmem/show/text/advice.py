@@ -9,7 +9,8 @@ from rich.text import Text
 
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
-from fxmem.show.facts import growth_facts, header_facts
+from fxmem.show.facts import header_facts
+from fxmem.show.run_growth import growth_facts
 from fxmem.show.sections import Fact, Section, Table, TableColumn, make_table
 from fxmem.show.text.columns import Column
 from fxmem.show.text.tables import fit, grid, label_content, lay_out_sections, render

@@ -12,10 +12,10 @@ from fxmem.hardware.context import format_range
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable
 from fxmem.show import facts as findings
-from fxmem.show.facts import Facts, Fit, find_fit
-from fxmem.show.longest_batch import LONGEST, longest_facts
+from fxmem.show.facts import Fit, find_fit
+from fxmem.show.longest_batch import longest_facts
 from fxmem.show.run_facts import made_up, run_facts
-from fxmem.show.sections import Fact
+from fxmem.show.sections import Fact, Facts
 from fxmem.show.text.report import module_tree, table
 from fxmem.show.text.tables import GAP, LABEL, add_facts, facts, label_content, render
 
@@ -53,7 +53,7 @@ def overview(
     answer = render([_answer(profile, timeline, fit, following, width)], width, color)
     if full:
         return answer + "\n" + table(profile, timeline, width=width, depth=depth, color=color)
-    ran = [each for each in run_facts(profile) if each.label != LONGEST]  # said at first
+    ran = [each for each in run_facts(profile) if each.key != "longest"]  # said at first
     levels = DEPTH if depth is None else depth
     # The table alone: what its columns mean is said with everything else.
     modules = next(module_tree(profile, timeline, width, levels, small_calls=depth is not None))

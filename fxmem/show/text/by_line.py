@@ -13,8 +13,8 @@ from rich.text import Text
 
 from fxmem.records.breakdown import LineFigures, LineReport, LineRow, TensorGroup
 from fxmem.records.units import exact_bytes, format_bytes, package_path, printable, short_bytes, to_words
-from fxmem.show.facts import Facts, header_facts
-from fxmem.show.sections import Fact
+from fxmem.show.facts import header_facts
+from fxmem.show.sections import Fact, Facts
 from fxmem.show.text.columns import Column, choose_columns
 from fxmem.show.text.tables import facts, fit, note, render
 

@@ -13,7 +13,7 @@ from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.names import GROWING, STEPS
 from fxmem.records.profile import ProgramRun
-from fxmem.show.facts import describe_growth, growth_facts
+from fxmem.show.run_growth import describe_growth, growth_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
 from fxmem.simulation.program.growth import find_keeping_line
 from fxmem.testing import assert_steady

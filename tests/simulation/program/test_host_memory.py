@@ -22,7 +22,8 @@ from fxmem.hardware import catalogue
 from fxmem.records.names import GROWING
 from fxmem.records.parts import HostUse
 from fxmem.records.profile import ProgramRun
-from fxmem.show.facts import describe_host, describe_host_growth, find_fit, growth_facts
+from fxmem.show.facts import find_fit
+from fxmem.show.run_growth import describe_host, describe_host_growth, growth_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
 from fxmem.simulation.program.host_memory import _find_children, _read_private, _read_resident
 
