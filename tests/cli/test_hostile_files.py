@@ -428,6 +428,8 @@ ALLOWED = {
         "simulation/kernels/bitsandbytes.py",
         "importlib.import_module",
     ): "bitsandbytes, where the program has imported it",
+    ("_torch/programs.py", "importlib.import_module"): "torch._dynamo, by its name",
+    ("whatif/program_edits.py", "compile"): "the user's own file, with a line rewritten, as Python would run it",
     ("simulation/given/adapters.py", "importlib.import_module"): "peft and torchao, by their names",
     ("cli/verbs/serve.py", "importlib.util.find_spec"): "whether the extra `serve` is installed",
     ("cli/server/worker.py", "subprocess.run"): "this Python with a program that stands in that file; options as JSON",
