@@ -25,6 +25,7 @@ _UNITS |= {f"{prefix}b": 10**power for prefix, power in zip("kmgt", (3, 6, 9, 12
 _DIGITS = 40
 _SEGMENT = 2 << 20
 _EXPECTED = "expected a budget as bytes (8589934592), with a unit (8GiB, 500MB) or as a share of the peak (60%, 0.6)"
+_IN_BYTES = "as bytes (8589934592) or with a unit (8GiB, 500MB)"
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def parse_bytes(spec: BudgetLike, name: str = "a budget") -> Budget:
     try:
         budget = parse_budget(spec)
     except UsageError as refused:
-        raise UsageError(str(refused).replace("a budget as bytes", f"{name} as bytes")) from None
+        raise UsageError(str(refused).replace(_EXPECTED, f"expected {name} {_IN_BYTES}")) from None
     if isinstance(budget, BudgetShare):
         raise UsageError(f"expected {name} in bytes or with a unit (16GiB), got {spec!r}, a share of the step's peak")
     return budget

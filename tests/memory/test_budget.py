@@ -116,3 +116,9 @@ def test_without_an_allocator_the_requested_bytes_are_bounded(modelled: tuple[Pr
     assert Budget(used).keeps(profile, peak)
     assert not Budget(used - 1).keeps(profile, peak)
     assert peak_in_memory(profile, peak, used - 3).shortage == "Its peak, in backward, is 3 B more"
+
+
+@pytest.mark.parametrize("size", ["64GB2", "0"])
+def test_no_share_is_offered_where_none_is_taken(size: str) -> None:
+    with pytest.raises(UsageError, match=r"expected --host as bytes \(8589934592\) or with a unit \(8GiB, 500MB\)"):
+        parse_bytes(size, "--host")
