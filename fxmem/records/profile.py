@@ -18,7 +18,7 @@ from typing import Literal, TypedDict
 from pydantic import Field
 
 from fxmem.records.names import ZeroGrad
-from fxmem.records.parts import CompileRecord, GenerationRun, Growth, HostUse, LongestBatch, RankedStep
+from fxmem.records.parts import CompileRecord, EvaluationPass, GenerationRun, Growth, HostUse, LongestBatch, RankedStep
 from fxmem.records.parts.base import Bytes, Flops, FlopsChange, Many, Mapped, Record, Tick
 from fxmem.records.registry import Viewed
 from fxmem.records.units import package_path
@@ -411,6 +411,8 @@ class ProgramRun(Record):
     """Who keeps more after each step, the most first; empty where nothing grows, or not enough steps are known."""
     longest: LongestBatch | None = Field(default=None, exclude_if=lambda value: value is None)
     """Where the batches of its loader have different lengths; None where they do not, or it has none."""
+    evaluations: Many[EvaluationPass] = Field(default=(), exclude_if=lambda value: not value)
+    """What its batches leave where the program evaluates after its epoch, by pass."""
     optimizers: Many[str] = ()
     """Class names of the optimizers that stepped, in order."""
     made_up: Many[MadeUp] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fxmem.memory.forecast import forecast
-from fxmem.records.parts import Growth, HostUse
+from fxmem.records.parts import EvaluationPass, Growth, HostUse
 from fxmem.records.profile import Profile, ProgramRun, Step
 from fxmem.records.units import format_bytes, format_shape, printable
 from fxmem.show.sections import Fact, Facts, make_printable
@@ -42,6 +42,23 @@ def growth_facts(step: Step) -> Facts:
         *_grown_facts(program.grown),
         *_grown_facts(() if program.host is None else program.host.grown, " of host memory"),
     ]
+
+
+def evaluation_facts(program: ProgramRun) -> Facts:
+    """A line for each pass that follows the epoch: its batches, and what each of them leaves."""
+    lines = [_describe_evaluation(each) for each in program.evaluations]
+    return make_printable([Fact("" if index else "Evaluation", line) for index, line in enumerate(lines)])
+
+
+def _describe_evaluation(about: EvaluationPass) -> str:
+    """`eval.py:21: 5 of 100 batches ran; 1,024,000 bytes more a batch (eval.py:23 keeps preds), 290 MiB at its end`."""
+    of = "" if about.batches is None else f" of {about.batches:,}"
+    words = f"{about.place}: {about.ran:,}{of} batches ran"
+    if not about.growth_bytes:
+        return words
+    keeper = f" ({_describe_keeper(about.grown[0])})" if about.grown else ""
+    words += f"; {about.growth_bytes:,} bytes more a batch{keeper}"
+    return words if about.end_bytes is None else f"{words}, {format_bytes(about.end_bytes)} at its end"
 
 
 def _grown_facts(grown: Sequence[Growth], of: str = "") -> Facts:

@@ -116,6 +116,10 @@ class GrowthLog:
         is_sure = bool(more) and (self._sizes[-1] == self._sizes[-2] or len(set(more)) < len(more))
         return more[-1] if is_sure and more[-1] >= 0 else None
 
+    def held_bytes(self, owner: str) -> int:
+        """What an owner has after the last round."""
+        return self._held[owner].nbytes if owner in self._held else 0
+
     @property
     def may_go_on(self) -> bool:
         """Whether something grows, and the next rounds, as many as are run for that, may show its end."""

@@ -199,10 +199,15 @@ def _run_recorded(program: Launch, recorded: RecordedProgram, world: World | Non
     except (Enough, KeyboardInterrupt, FxmemError):
         raise
     except SystemExit as leaving:
+        if recorded.note_afterwards(leaving):
+            return False
         if leaving.code:
             recorded.note_error(f"called sys.exit({leaving.code!r})")
         return bool(leaving.code)
     except Exception as error:
+        is_shortage = isinstance(error, torch.cuda.OutOfMemoryError)
+        if not is_shortage and recorded.note_afterwards(error):
+            return False
         _print_traceback(error)
         if isinstance(error, torch.cuda.OutOfMemoryError):
             recorded.note_shortage(error)

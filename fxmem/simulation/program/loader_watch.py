@@ -31,6 +31,9 @@ from fxmem.simulation.source_lines import program_place
 MOST_SECONDS: Final = 10.0
 """Time that reading an epoch may take."""
 MOST_BATCHES: Final = 20_000
+EVALUATED: Final = 5
+"""Batches of its own that a pass gets after the epoch was ended: three show what a batch leaves, a fourth that it is
+so, and one may be fetched ahead."""
 MOST_STEPS: Final = 40
 """Recorded steps whose sizes are compared; further ones confirm what these have shown."""
 Shapes = tuple[tuple[int, ...], ...]
@@ -84,9 +87,19 @@ class LoaderWatch:
         self._last: dict[int, LoaderPass] = {}
         self._waiting: list[Any] = []
         """Batches that the program is given next, in the place of its own."""
-        self._given_to = self._until = 0
+        self._given_to = self._until = self._ended_in = 0
+        self._ending: LoaderPass | None = None
+        """The pass that the program is told is over before it is."""
+        self._evaluated: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """By pass that began after that, its batches so far."""
         self.round = 1
         self.epoch: Epoch | None = None
+        self.is_after = False
+        """Whether that pass is over, and what follows it runs."""
+        self.has_begun_again = False
+        """Whether the program goes through that loader once more."""
+        self.on_evaluated: Callable[[LoaderPass, int], None] = lambda of, batches: None
+        """Called with a pass that began after that, and the batches it has had, when it asks for the next."""
 
     def patches(self) -> torch_common.Patches:
         """Watch each pass over a loader, and each batch."""
@@ -101,8 +114,10 @@ class LoaderWatch:
         original(iterator, loader, *args)
 
     def _next(self, original: Callable[..., Any], iterator: Any) -> Any:
-        batch = original(iterator)
         found = self._passes.get(iterator)
+        if found is not None and not self._goes_on(iterator, found):
+            raise StopIteration
+        batch = original(iterator)
         if found is None:
             return batch
         number = id(found.loader)
@@ -113,13 +128,58 @@ class LoaderWatch:
             self._handed.append((number, self.round, _find_shapes(batch)))
         return batch
 
+    def _goes_on(self, iterator: Any, found: LoaderPass) -> bool:
+        """Whether a pass gets another batch."""
+        if self._ending is None:
+            return True
+        if found is self._ending:
+            self.is_after = True
+            return False
+        if _are_alike(found, self._ending):
+            self.has_begun_again = True
+            return True
+        if not self.is_after or self.has_begun_again:
+            return True
+        batches = self._evaluated.get(iterator, 0)
+        self._evaluated[iterator] = batches + 1
+        self.on_evaluated(found, batches)
+        if batches == EVALUATED and self._reads and (chosen := choose_batches(epoch := read_epoch(found))):
+            self._give(epoch, [chosen[0], chosen[-1]])
+        return batches < EVALUATED or bool(self._waiting)
+
+    @property
+    def has_evaluated(self) -> bool:
+        """Whether another pass has begun after the epoch."""
+        return bool(self._evaluated)
+
+    def end_epoch(self, rounds: int) -> bool:
+        """End the pass of which each round had batches, so that what follows it runs; whether the program goes on.
+
+        A pass that is over by itself within the rounds, or whose loader has no end, is left alone. Where the program
+        has fetched a batch ahead, as accelerate does, it has one round more.
+
+        Args:
+            rounds: how many are over.
+        """
+        if self._ending is not None:
+            return rounds == self._ended_in + 1 and not self.has_begun_again
+        found, per_round = self.find_training()
+        if found is None or not self._gives:
+            return False
+        batches = count_batches(found.loader)
+        if batches is None or len(self.handed(found)) + per_round > batches:
+            return False
+        self._ending, self._ended_in = found, rounds
+        self._waiting.clear()
+        return True
+
     def end_round(self) -> None:
         """A round is over. After the last that is run anyway the epoch is read, and the program runs on with those of
         its batches that show how sizes follow their lengths."""
         if self._reads and self.round == STEPS and (found := self.find_training()[0]) is not None:
             self.epoch = read_epoch(found)
             if self._gives and (chosen := choose_batches(self.epoch)):
-                self.give_next(chosen)
+                self._give(self.epoch, chosen)
                 self._until = self.round - (-len(chosen) // self.find_training()[1]) + 1
         self.round += 1
 
@@ -148,13 +208,11 @@ class LoaderWatch:
         """The shapes of all batches of a loader, in the order in which the program got them."""
         return [shapes for each, _, shapes in self._handed if each == id(loader.loader)]
 
-    def give_next(self, batches: Sequence[int]) -> None:
-        """Let the program get these batches of the epoch next."""
-        epoch = self.epoch
-        if epoch is not None:
-            self._given_to = id(epoch.of.loader)
-            with _reading(epoch.of):
-                self._waiting += [_fetch(epoch.of.loader, epoch.indices[number]) for number in batches]
+    def _give(self, epoch: Epoch, batches: Sequence[int]) -> None:
+        """Let the program get these batches of an epoch next."""
+        self._given_to = id(epoch.of.loader)
+        with _reading(epoch.of):
+            self._waiting += [_fetch(epoch.of.loader, epoch.indices[number]) for number in batches]
 
 
 def read_epoch(of: LoaderPass, seconds: float = MOST_SECONDS, most: int = MOST_BATCHES) -> Epoch:
@@ -196,6 +254,20 @@ def choose_batches(epoch: Epoch) -> list[int]:
     last = len(by_size) - 1
     chosen = [by_size[last], by_size[0], by_size[last // 3], by_size[2 * last // 3], last]
     return [*dict.fromkeys(chosen)]
+
+
+def _are_alike(one: LoaderPass, other: LoaderPass) -> bool:
+    """Whether two passes are over the same loader, or over one that is made anew for each epoch."""
+    alike = [(each.place, each.loader.batch_size, count_batches(each.loader)) for each in (one, other)]
+    return one.loader is other.loader or alike[0] == alike[1]
+
+
+def count_batches(loader: Any) -> int | None:
+    """How many batches a loader has; None where it does not say, or has no end."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def count_elements(shapes: Shapes) -> int:

@@ -351,6 +351,7 @@ class RecordedCode(Subject):
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
             **self.rounds.growth.describe(),
             longest=self.longest,
+            evaluations=tuple(self.rounds.evaluations.passes),
             optimizers=tuple(self.rounds.stepped_names),
             made_up=self.notes.records(),
             host=self._host.record().model_copy(update=self.rounds.host_growth.describe()),

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -75,6 +75,9 @@ class RunSettings:
         return is_steady or (self.most_steps is not None and len(rounds) >= self.most_steps)
 
 
+_TO_ITS_END: Final = "ran to its end"
+
+
 class RecordedProgram(ProfiledStep):
     """What a program did on a pretended card: a profile of its largest round, and figures of all.
 
@@ -83,7 +86,7 @@ class RecordedProgram(ProfiledStep):
 
     def __init__(self, code: RecordedCode) -> None:
         self._code = code
-        self.ending = "ran to its end"
+        self.ending = _TO_ITS_END
         """How the program ended, in words."""
         self._failed = False
         self._shortage = ""
@@ -103,7 +106,8 @@ class RecordedProgram(ProfiledStep):
         rounds = (self.setup, *self.rounds)
         reserved = max([reserved, *(each.reserved_bytes or 0 for each in rounds if each is not None)])
         longest = self._code.longest
-        reserved = max(reserved, 0 if longest is None else longest.reserved_bytes or 0)
+        ends = [each.end_bytes or 0 for each in self._code.rounds.evaluations.passes if each.growth_bytes]
+        reserved = max([reserved, *ends, 0 if longest is None else longest.reserved_bytes or 0])
         run = CardRun(allocated, reserved, self.shortage, wanted is not None)
         return complete_timeline(self.profile, self.environ, run)
 
@@ -119,7 +123,17 @@ class RecordedProgram(ProfiledStep):
         memory = self._code.memory
         longest = self._code.longest
         later = "" if longest is None or longest.full_at is None else f"It runs out at step {longest.full_at:,}"
+        later = self._find_full_evaluation() or later
         return self._shortage or ("" if memory is None else memory.shortage) or later
+
+    def _find_full_evaluation(self) -> str:
+        """The evaluation in which the card is full, in words; empty for none."""
+        nbytes = self._code.recording.target.memory_bytes
+        for each in self._code.rounds.evaluations.passes if nbytes is not None else ():
+            batch = each.find_full(nbytes)
+            if batch is not None:
+                return f"It runs out in the evaluation at {each.place}, at about batch {batch:,} of {each.batches:,}"
+        return ""
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -199,7 +213,7 @@ class RecordedProgram(ProfiledStep):
     def note_stop(self, settings: RunSettings) -> None:
         """Note that the program was ended, and why."""
         done, most = len(self.program.steps), settings.most_steps
-        self.ending = f"stopped after step {done}"
+        self.ending = self._describe_stop()
         if self._code.rounds.is_cut:
             step = f"step {done + 1}{f' of {most}' if most else ''}"
             self.ending = (
@@ -207,11 +221,30 @@ class RecordedProgram(ProfiledStep):
                 f"allows more{'' if done else ', and fxmem.mark_step() ends a step that no optimizer ends'}"
             )
 
+    def _describe_stop(self) -> str:
+        also = " and what follows the epoch" if self._code.rounds.has_evaluated else ""
+        return f"stopped after step {len(self.program.steps)}{also}"
+
     def note_end(self, settings: RunSettings) -> None:
         """Note that the program ended by itself, perhaps before all steps that were asked for."""
         done, most = len(self.program.steps), settings.most_steps
-        if done and most and done < most and not (self._failed or self._shortage):
+        if self._code.rounds.is_after and self.ending == _TO_ITS_END:
+            self.ending = self._describe_stop()
+        elif done and most and done < most and not (self._failed or self._shortage):
             self.ending = f"ran to its end after step {done} of {most}"
+
+    def note_afterwards(self, error: BaseException) -> bool:
+        """Note that what follows an epoch raised; whether it does, and the steps before stand.
+
+        Its batches are few, and its numbers made up: such an error may come of these. What only ran out of batches, as
+        `next` does, has just ended.
+        """
+        if not self._code.rounds.is_after:
+            return False
+        self.ending = self._describe_stop()
+        if isinstance(error, Exception) and not isinstance(error.__cause__ or error, StopIteration):
+            self.ending += f"; what follows the epoch raised {describe_end(error)}{self._code.notes.explain(error)}"
+        return True
 
     def note_exception(self, error: Exception) -> None:
         """Note what the program raised, and which made-up value it may come of."""

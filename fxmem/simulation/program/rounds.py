@@ -25,6 +25,7 @@ from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes, Part, PartPeak
+from fxmem.simulation.program.evaluations import Evaluations
 from fxmem.simulation.program.growth import GrowthLog
 from fxmem.simulation.program.host_memory import HostMeter
 from fxmem.simulation.program.loader_watch import LoaderWatch
@@ -36,6 +37,9 @@ from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
 
 _ELSEWHERE: Final = 20
 """Steps of optimizers with nothing on the card after which a program is refused."""
+
+_MOST_AFTER: Final = 20_000
+"""Operators that may follow an epoch; a program whose steps have many may have four times as many as one of these."""
 
 _WORTH_GOING_ON: Final = 1 << 20
 """Bytes a step that more rounds are run for where they are kept on the host, whose size nobody has said."""
@@ -122,6 +126,8 @@ class Rounds(RoundRule):
         """How many rounds were finished when the program was last ended."""
         self._elsewhere = 0
         self._is_generating = False
+        self.has_evaluated = False
+        """Whether a model was called after the epoch was ended."""
         self._part: Part = None
         self._arguments: Callable[[], Iterable[Place]] = list
         self._trained: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -131,6 +137,15 @@ class Rounds(RoundRule):
         self._recording, self._log = recording, recording.log
         self._holders = Holders(recording.log)
         self.growth = GrowthLog(recording.log, self._holders)
+        self.evaluations = Evaluations(
+            recording.log,
+            lambda: self._live.now if self._memory is None else self._memory.stats().requested_bytes.current,
+            lambda: self._find_peak()[0],
+            self._holders,
+            self._name_held,
+            lambda: recording.tracer.sources,
+        )
+        self._loaders.on_evaluated = self.evaluations.note_batch
 
     # --- what the program does ----------------------------------------------------------------------------------------
 
@@ -139,6 +154,13 @@ class Rounds(RoundRule):
         if len(self._log.ops) > self._max_operators and not self._is_setup:
             self.is_cut = True
             self._end()
+        if self._loaders.has_begun_again and not self.has_evaluated:
+            self._end()  # nothing came between the epochs
+        if self.has_evaluated and len(self._log.ops) > max(_MOST_AFTER, 4 * self.finished[-1].record.operators):
+            self._end_after()
+        if self._loaders.is_after and (self._loaders.has_evaluated or not module.training):
+            self.has_evaluated = True
+            self.evaluations.note_call()
         super().module_called(module)
         if self._is_generating:
             return
@@ -293,18 +315,32 @@ class Rounds(RoundRule):
             self._start()
 
     def _end_round(self) -> None:
+        if self.has_evaluated:
+            self.evaluations.note_step()
+            self._end_after()
         self._loaders.end_round()
         self.finished.append(self._close(len(self.finished) + 1))
         self._trace.end_round(keeps=self._loaders.keeps_steps)
         is_enough = self._enough(self.finished)
         self._start()
-        if is_enough:
+        if is_enough and not self._loaders.end_epoch(len(self.finished)):
             self._end()
+
+    def _end_after(self) -> None:
+        """End the program in what follows its epoch."""
+        self.finish()
+        self._start()
+        self._end()
 
     def _end(self) -> None:
         """End the program."""
         self._ended_after = len(self.finished)
         raise Enough
+
+    @property
+    def is_after(self) -> bool:
+        """Whether what follows the epoch runs, which was ended before its end."""
+        return self._loaders.is_after
 
     @property
     def is_ended(self) -> bool:
@@ -361,14 +397,11 @@ class Rounds(RoundRule):
             self._memory.clear_highest()
 
     def _record(self) -> Round:
-        log, live, memory = self._log, self._live, self._memory
-        if memory is not None:
-            memory.ask_cudnn()
-        parts = {} if memory is None else memory.part_peaks()
-        most = functools.reduce(PartPeak.at_least, parts.values()) if parts else None
+        log, live = self._log, self._live
+        requested, most, parts = self._find_peak()
         spans = [span for span in log.phases if span.end > span.begin or span.last_op > span.first_op]
         return Round(
-            requested_bytes=live.highest if most is None else most.requested,
+            requested_bytes=requested,
             allocated_bytes=most and most.allocated,
             reserved_bytes=most and most.reserved,
             phase=live.phase,
@@ -377,6 +410,15 @@ class Rounds(RoundRule):
             phases=tuple(span.phase for span in spans),
             parts=_describe_parts(parts),
         )
+
+    def _find_peak(self) -> tuple[int, PartPeak | None, dict[Part, PartPeak]]:
+        """The most requested since the round began, and on a card the most of each count, of all and of each part."""
+        if self._memory is None:
+            return self._live.highest, None, {}
+        self._memory.ask_cudnn()
+        parts = self._memory.part_peaks()
+        most = functools.reduce(PartPeak.at_least, parts.values())
+        return most.requested, most, parts
 
     # --- whose a storage is -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,35 @@
+"""What follows an epoch of a program: passes over other loaders, which train nothing."""
+
+from __future__ import annotations
+
+from fxmem.records.parts.base import Bytes, Count, Many, Record
+from fxmem.records.parts.growth import Growth
+
+
+class EvaluationPass(Record):
+    """A pass over a loader after the epoch, of whose batches the first ones ran."""
+
+    place: str = ""
+    """`file:line` that goes through the loader; empty where that is not known."""
+    batches: Count | None = None
+    """Of the whole pass; None where its loader does not say."""
+    ran: Count
+    """Batches that ran."""
+    requested_bytes: Bytes
+    """The most requested at once until then, from the last step before it on."""
+    growth_bytes: Bytes | None = None
+    """How many bytes more are alive after each batch than after the one before. None: not known."""
+    grown: Many[Growth] = ()
+    """Who keeps more after each batch, the most first; batches are the steps of these."""
+    end_bytes: Bytes | None = None
+    """The most requested at once in the whole pass; None where something grows and its end is not known."""
+
+    def find_full(self, memory_bytes: int) -> int | None:
+        """The batch at which a card of this size is full; None for none of the pass.
+
+        Args:
+            memory_bytes: the card's.
+        """
+        if self.end_bytes is None or self.end_bytes <= memory_bytes or not self.growth_bytes:
+            return None
+        return self.ran + 1 + max(memory_bytes - self.requested_bytes, 0) // self.growth_bytes

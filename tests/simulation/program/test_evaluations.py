@@ -1,0 +1,105 @@
+"""What follows an epoch: it runs after three steps, and what its batches leave is known to its end."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from fxmem.hardware import catalogue
+from fxmem.records.parts import EvaluationPass
+from fxmem.records.profile import Phase
+from fxmem.show.facts import find_fit
+from fxmem.show.run_growth import evaluation_facts
+from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunSettings, launch
+
+PROGRAM = str(Path(__file__).with_name("evaluating.py"))
+KEEPING = ("outputs", "graphs", "joined", "ahead")
+
+
+@functools.cache
+def start(kind: str, card: str = "h100", memory_bytes: int = 0, *, to_end: bool = False) -> LaunchResult:
+    target = catalogue.target(card)
+    if memory_bytes:
+        target = target.model_copy(update={"memory_bytes": memory_bytes})
+    device = "cpu" if card == "cpu" else "cuda"
+    settings = RunSettings(until="end" if to_end else None, reads_epoch=True)
+    return launch(Launch(PROGRAM, (device, kind)), target, settings)
+
+
+def run(kind: str, card: str = "h100", memory_bytes: int = 0, *, to_end: bool = False) -> RecordedProgram:
+    return start(kind, card, memory_bytes, to_end=to_end).recorded
+
+
+def found(recorded: RecordedProgram) -> EvaluationPass:
+    (only,) = recorded.program.evaluations
+    return only
+
+
+@pytest.mark.parametrize(
+    ("kind", "card"), [*((kind, "h100") for kind in KEEPING), *((kind, "cpu") for kind in KEEPING if kind != "ahead")]
+)
+def test_what_an_evaluation_keeps_is_known_to_its_end(kind: str, card: str) -> None:
+    """Five batches of sixteen show what both epochs of the program take from the first step to its end."""
+    whole = max(each.requested_bytes for each in run(kind, card, to_end=True).rounds)
+    part = found(run(kind, card))
+    assert (part.batches, part.ran) == (16, 5)
+    assert part.growth_bytes
+    assert part.requested_bytes < whole
+    assert part.end_bytes == whole
+    assert run(kind, card).peak.requested_bytes <= whole
+
+
+def test_its_owner_and_its_line_are_named() -> None:
+    (fact,) = evaluation_facts(run("outputs").program)
+    assert fact.label == "Evaluation"
+    assert "5 of 16 batches ran; 1,024,000 bytes more a batch" in fact.text
+    assert "keeps preds" in fact.text
+
+
+def test_one_that_keeps_nothing_has_its_own_peak_and_no_more() -> None:
+    recorded = run("nothing")
+    part = found(recorded)
+    assert (part.growth_bytes, part.grown, part.end_bytes) == (0, (), part.requested_bytes)
+    assert [each.is_whole for each in recorded.rounds] == [True, True, True, False]
+    assert Phase.EVALUATION in recorded.rounds[-1].phases
+    assert recorded.program.growth_bytes == 0
+    assert recorded.program.steady
+    assert recorded.ending == "stopped after step 3 and what follows the epoch"
+
+
+def test_the_longest_of_varied_batches_is_among_those_that_run() -> None:
+    recorded = run("varied")
+    whole = run("varied", to_end=True)
+    assert max(each.requested_bytes for each in recorded.rounds) == max(each.requested_bytes for each in whole.rounds)
+    assert found(recorded).ran == 5
+
+
+@pytest.mark.parametrize("kind", ["none", "next"])
+def test_where_nothing_follows_the_steps_are_all(kind: str) -> None:
+    """Not even a program that counts on more batches than it gets fails by it."""
+    recorded = run(kind)
+    assert recorded.ending == "stopped after step 3"
+    assert len(recorded.rounds) == 3
+    assert not recorded.program.failed
+    assert not start(kind).raised
+
+
+def test_an_error_after_the_epoch_is_said_and_the_steps_stand() -> None:
+    recorded = run("raises")
+    assert recorded.ending.startswith("stopped after step 3 and what follows the epoch; what follows the epoch raised")
+    assert "one class alone" in recorded.ending
+    assert not start("raises").raised
+    assert not recorded.program.failed
+    assert find_fit(recorded.profile, recorded.peak).is_fitting
+
+
+def test_a_card_that_is_too_small_for_the_whole_evaluation_does_not_fit() -> None:
+    part = found(run("outputs"))
+    between = (part.requested_bytes + (part.end_bytes or 0)) // 2
+    recorded = run("outputs", "h100", between + (16 << 20))
+    assert recorded.peak.fits is (between + (16 << 20) >= (part.end_bytes or 0))
+    small = part.requested_bytes + 4 * (part.growth_bytes or 0)
+    assert part.find_full(small) == part.ran + 1 + 4
+    assert part.find_full(part.end_bytes or 0) is None
