@@ -128,9 +128,9 @@ class RecordedProgram(ProfiledStep):
 
     def _find_full_evaluation(self) -> str:
         """The evaluation in which the card is full, in words; empty for none."""
-        nbytes = self._code.recording.target.memory_bytes
-        for each in self._code.rounds.evaluations.passes if nbytes is not None else ():
-            batch = each.find_full(nbytes)
+        memory_bytes = self._code.recording.target.memory_bytes
+        for each in self._code.rounds.evaluations.passes:
+            batch = None if memory_bytes is None else each.find_full(memory_bytes)
             if batch is not None:
                 return f"It runs out in the evaluation at {each.place}, at about batch {batch:,} of {each.batches:,}"
         return ""
