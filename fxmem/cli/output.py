@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -44,8 +45,20 @@ def check_output(options: argparse.Namespace) -> None:
         raise UsageError(f"expected --depth of at least 0, got {depth}")
     if options.json is not None and options.json != "-":
         check_writable(options, "--json", options.json, ", or - for stdout")
+        _check_is_json(options.json)
     if getattr(options, "svg", None) is not None:
         check_file(options, "--svg", options.svg, (".svg",))
+
+
+def _check_is_json(name: str) -> None:
+    """Refuse a file that is there and is no JSON: in `fxmem run --json train.py` the program would be replaced."""
+    begin = b""
+    if name.endswith(".json"):
+        return
+    with contextlib.suppress(OSError), open(name, "rb") as file:
+        begin = file.read(64).lstrip()
+    if begin and not begin.startswith(b"{"):
+        raise UsageError(f"expected --json to name a new file, or one of JSON, got {name!r}, which is something else")
 
 
 def check_writable(options: argparse.Namespace, option: str, name: str, or_else: str = "") -> None:

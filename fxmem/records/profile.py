@@ -17,6 +17,7 @@ from typing import Literal, TypedDict
 
 from pydantic import Field
 
+from fxmem.records.findings import Finding
 from fxmem.records.names import ZeroGrad
 from fxmem.records.parts import CompileRecord, EvaluationPass, GenerationRun, Growth, HostUse, LongestBatch, RankedStep
 from fxmem.records.parts.base import Bytes, Flops, FlopsChange, Many, Mapped, Record, Tick
@@ -238,6 +239,8 @@ class ModuleCall(Record):
     """One past the last."""
     source: SourceLine | None = None
     """The line that made the call; None where none of the user's did."""
+    leads_to_gradients: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether a backward could begin at what it returns."""
 
 
 class RecomputedRegion(Record):
@@ -604,6 +607,8 @@ class Report(Profile):
     peak: Peak
     time: StepTime | None = None
     """None where the target's rates are not known, as on a CPU."""
+    findings: Many[Finding] = Field(default=(), exclude_if=lambda value: not value)
+    """What is probably not meant, first what grows, then what holds most at the peak."""
 
 
 class Timeline(Record):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxmem.errors import UsageError
+from fxmem.findings import Finding, find
 from fxmem.hardware import step_time
 from fxmem.memory import allocator
 from fxmem.memory.budget import Budget, MemoryFit, peak_in_memory
@@ -50,6 +51,11 @@ class ProfiledStep:
         """The moment with the most bytes alive."""
         return self.timeline.peak
 
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is probably not meant, first what grows, then what holds most at the peak."""
+        return find(self.profile, self.timeline)
+
     def estimate_time(self, card: Target | None = None) -> StepTime | None:
         """The estimated time, on another card if one is given; None where its rates are not known."""
         return step_time.estimate(self.profile if card is None else self.profile.model_copy(update={"target": card}))
@@ -71,7 +77,8 @@ class ProfiledStep:
 
     def report(self) -> Report:
         """The profile, its peak and its time, as `fxmem analyze --json` writes them."""
-        return Report.model_construct(**dict(self.profile), peak=self.peak, time=self.estimate_time())
+        profile, time = dict(self.profile), self.estimate_time()
+        return Report.model_construct(**profile, peak=self.peak, time=time, findings=self.findings)
 
     def to_json(self, path: str | os.PathLike[str] | None = None, *, indent: int | None = None) -> str:
         """The report as JSON; also written to `path` if given (whole or not at all)."""

@@ -105,10 +105,17 @@ def program_frames(frame: types.FrameType | None) -> tuple[list[types.FrameType]
     return own, [each for each in found[:last] if _is_installed(each.f_code.co_filename)]
 
 
-def program_files(frame: types.FrameType | None) -> list[str]:
-    """The files of the program's own code: of a frame and its callers, then of the modules that are imported."""
+def program_files(frame: types.FrameType | None) -> dict[str, set[int]]:
+    """The files of the program's own code: of a frame and its callers, with the lines of these functions, then of the
+    modules that are imported."""
     own, _ = program_frames(frame)
-    return [*(each.f_code.co_filename for each in own), *(scope["__file__"] for _, scope in program_modules())]
+    found: dict[str, set[int]] = {}
+    for each in own:
+        lines = {line for *_, line in each.f_code.co_lines() if line is not None}
+        found.setdefault(each.f_code.co_filename, set()).update(lines)
+    for _, scope in program_modules():
+        found.setdefault(scope["__file__"], set())
+    return found
 
 
 def program_modules() -> list[tuple[str, dict[str, Any]]]:

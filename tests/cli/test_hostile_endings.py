@@ -281,6 +281,18 @@ def test_a_report_on_stdin_is_not_overwritten(folder: Path) -> None:
     assert b"that no other argument names" in done.stderr
 
 
+def test_json_replaces_json_alone(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """In `fxmem run --json train.py other.py` the program is meant, not the report."""
+    Path("train.py").write_text("import torch\n", encoding="utf-8")
+    assert main(["show", "good.json", "--json", "train.py"]) == 2
+    assert capsys.readouterr().err == (
+        "fxmem: expected --json to name a new file, or one of JSON, got 'train.py', which is something else\n"
+    )
+    assert Path("train.py").read_text(encoding="utf-8") == "import torch\n"
+    for _ in range(2):
+        assert main(["show", "good.json", "--json", "again", "--quiet"]) == 0
+
+
 # --- what is written --------------------------------------------------------------------------------------------------
 
 

@@ -173,7 +173,6 @@ def test_two_hundred_steps_are_those_of_the_card_event_by_event() -> None:
 @pytest.mark.parametrize(
     ("script", "settings"),
     [
-        ("lengths", ""),
         ("lengths_expandable", "expandable_segments:True"),
         ("lengths_max_split", "max_split_size_mb:64"),
         ("lengths_rounded", "roundup_power2_divisions:4"),

@@ -27,7 +27,7 @@ from fxmem.validation.profiler_log import live_bytes, read_rounds, scratch_event
 from tests.random_models import BATCH, BINARY, UNARY, WIDTH, RandomModel
 from tests.random_programs import WIDER_BINARY, WIDER_UNARY, Loop, WiderModel
 
-FIRST, _, LAST = os.environ.get("FXMEM_FUZZ", "0:50").partition(":")
+FIRST, _, LAST = os.environ.get("FXMEM_FUZZ", "0:12").partition(":")
 CHUNK = 10
 SEEDS = range(int(FIRST), int(LAST))
 _STATE = torch.get_rng_state().numel()

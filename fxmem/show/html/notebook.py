@@ -14,6 +14,7 @@ from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, t
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, percent, short_bytes
 from fxmem.show import facts
+from fxmem.show.finding_facts import finding_facts
 from fxmem.show.graph import DrawingOptions, render
 from fxmem.show.html.page import fill_template
 from fxmem.show.html.tables import largest_table
@@ -52,7 +53,7 @@ def notebook_html(profile: Profile, timeline: Timeline) -> str:
     found = [*facts.header_facts(profile), *run_facts(profile), *facts.peak_facts(profile, timeline.peak)]
     return fill_template(
         "notebook",
-        facts=[*found, *facts.outcome_facts(profile, timeline.peak)],
+        facts=[*found, *finding_facts(profile, timeline), *facts.outcome_facts(profile, timeline.peak)],
         palette=LIGHT,
         bar=list(_bar(timeline)),
         shares=facts.share_table(timeline.peak),

@@ -15,6 +15,7 @@ from fxmem.memory.allocator import DEFAULT_SETTINGS, AllocatorSettings, known_le
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Profile, Timeline
 from fxmem.show import facts
+from fxmem.show.finding_facts import finding_facts
 from fxmem.show.graph import OVERVIEW, DrawingOptions, hierarchy_data, render
 from fxmem.show.html.links import link_data, script_json
 from fxmem.show.html.page import fill_page, read_asset
@@ -87,7 +88,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         header=[*facts.header_facts(profile), *run_facts(profile)],
         numbers=numbers(profile, peak),
         verdict=verdict(profile, peak),
-        facts=[*where, *facts.total_facts(profile)],
+        facts=[*finding_facts(profile, timeline), *where, *facts.total_facts(profile)],
         shares=facts.share_table(peak, headings=("Kind", "Bytes", "Share")),
         growth=growth_views(profile),
         timelines=draw_views(_timelines(profile, timeline, options), _WIDEST),

@@ -13,6 +13,7 @@ from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable
 from fxmem.show import facts as findings
 from fxmem.show.facts import Fit, find_fit
+from fxmem.show.finding_facts import finding_facts
 from fxmem.show.longest_batch import longest_facts
 from fxmem.show.run_facts import made_up, run_facts
 from fxmem.show.sections import Fact, Facts
@@ -77,6 +78,7 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
         Fact("Peak", where),
         *longest_facts(profile)[:1],
         *loop,
+        *finding_facts(profile, timeline),
         *([Fact("Next", printable(following))] if following else []),
     ]
     return add_facts(label_content("Memory", memory), below)

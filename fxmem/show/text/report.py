@@ -13,6 +13,7 @@ from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable, short_bytes, to_words
 from fxmem.show import facts as findings
 from fxmem.show.facts import flops_sum
+from fxmem.show.finding_facts import finding_facts
 from fxmem.show.run_facts import made_up, run_facts
 from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
 from fxmem.show.text.tables import (
@@ -48,7 +49,7 @@ def table(
         color: whether to write ANSI colours.
     """
     width = max(width, 60)
-    head = facts([*findings.header_facts(profile), *run_facts(profile)])
+    head = facts([*findings.header_facts(profile), *run_facts(profile), *finding_facts(profile, timeline)])
     parts = [head, *module_tree(profile, timeline, width, depth), *_footer(profile, timeline, width)]
     return render(parts, width, color)
 

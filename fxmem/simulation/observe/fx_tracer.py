@@ -17,7 +17,7 @@ import contextlib
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -168,12 +168,22 @@ class ProgramTracer(torch.fx.Tracer):
         tracing, first = self._state == "tracing", len(self.nodes)
         source = calling_line() if tracing else None
         self.writer.stack.append((name, type(module)))
+        result: Any = None
         try:
-            return run()
+            result = run()
+            return result
         finally:
             self.writer.stack.pop()
             if tracing and len(self.nodes) > first:
-                self.calls.append(ModuleCall(module=name, first_node=first, last_node=len(self.nodes), source=source))
+                found = ModuleCall(
+                    module=name,
+                    first_node=first,
+                    last_node=len(self.nodes),
+                    source=source,
+                    leads_to_gradients=_leads_to_gradients(result),
+                )
+                self.calls.append(found)
+            del result
 
     def _trace_root(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         first = not self.nodes
@@ -332,6 +342,15 @@ class Listener(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return self._tracer.call_torch(func, args, kwargs or {})
+
+
+def _leads_to_gradients(result: Any) -> bool:
+    """Whether a tensor among what a module returned, or in the containers there, has a graph behind it."""
+    if isinstance(result, torch.Tensor):
+        return result.requires_grad
+    if isinstance(result, Mapping):
+        return any(map(_leads_to_gradients, result.values()))
+    return isinstance(result, list | tuple) and any(map(_leads_to_gradients, result))
 
 
 def named_arguments(root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -13,7 +13,7 @@ import itertools
 import linecache
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.records.names import GROWING
@@ -57,8 +57,8 @@ class GrowthLog:
         """Of the last rounds, how often each number of bytes was allocated."""
         self._made_at: dict[int, str] = {}
         """By storage that has outlived the round that made it, the line that did."""
-        self._files: dict[str, None] = {}
-        """The program's own."""
+        self._files: dict[str, set[int]] = {}
+        """The program's own, each with the lines of its functions that have run when a round was over."""
 
     def note_made(self, sources: Sequence[SourceLine | None]) -> None:
         """A round or set-up is over: note which lines made what is alive now.
@@ -99,7 +99,8 @@ class GrowthLog:
         self._alive.append(sum(each.nbytes for each in held.values()))
         self._sizes.append(sizes)
         if len(self._alive) <= GROWING:
-            self._files |= dict.fromkeys(program_files(sys._getframe(1)))
+            for file, lines in program_files(sys._getframe(1)).items():
+                self._files.setdefault(file, set()).update(lines)
 
     def _rank(self, index: int) -> tuple[bool, int]:
         storage = self._log.storages[index]
@@ -197,16 +198,16 @@ def _is_within(owner: str, path: str) -> bool:
 # --- the line that keeps it -------------------------------------------------------------------------------------------
 
 
-def find_keeping_line(owner: str, files: Iterable[str]) -> str:
+def find_keeping_line(owner: str, files: Mapping[str, Collection[int]]) -> str:
     """Find `file:line` that writes to an owner: `preds.append(out)`, `total += loss`, `seen[step] = out`.
 
-    The first in the order of files and lines, by the owner's last name; empty where there is none.
+    By the owner's last name: the first, in the order of files and lines, of the lines that are given of each file, else
+    of all; empty where there is none.
     """
     name = owner.rpartition(" ")[2].rpartition(".")[2]
-    for file in files:
-        if lines := [*_keeping_lines(file, name)]:
-            return f"{package_path(file)}:{min(lines)}"
-    return ""
+    found = [(file, line) for file in files for line in sorted(_keeping_lines(file, name))]
+    running = [(file, line) for file, line in found if line in files[file]]
+    return next((f"{package_path(file)}:{line}" for file, line in running or found), "")
 
 
 def _keeping_lines(file: str, name: str) -> Iterator[int]:

@@ -16,6 +16,7 @@ from fxmem.records.units import format_bytes, format_flops, percent
 from fxmem.show import facts as findings
 from fxmem.show.export import register
 from fxmem.show.export.markdown_parts import code_span, fold_list, write_table
+from fxmem.show.finding_facts import finding_facts
 from fxmem.show.run_facts import made_up, run_facts
 from fxmem.show.sections import Fact, TableColumn, make_table, numbers
 
@@ -29,7 +30,13 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     """Peak, split, the nodes that hold most at the peak, assumptions and unknowns."""
     blocks = [
         f"### Predicted memory of {code_span(profile.model)} on {code_span(profile.target.name)}",
-        _facts([*findings.peak_facts(profile, timeline.peak), *findings.outcome_facts(profile, timeline.peak)]),
+        _facts(
+            [
+                *findings.peak_facts(profile, timeline.peak),
+                *findings.outcome_facts(profile, timeline.peak),
+                *finding_facts(profile, timeline),
+            ]
+        ),
         write_table(findings.share_table(timeline.peak, headings=("At the peak", "bytes", "share"))),
         _nodes(profile, timeline),
         _facts([*findings.header_facts(profile), *run_facts(profile)], "Predicted for"),

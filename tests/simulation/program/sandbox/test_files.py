@@ -353,7 +353,7 @@ def test_questions_that_run_a_program_leave_files_alone(folder: Path, monkeypatc
 
 
 @pytest.mark.truth
-@pytest.mark.parametrize("view", [pytest.param(True, marks=needs_view), False])
+@pytest.mark.parametrize("view", [pytest.param(True, marks=needs_view)])
 def test_where_no_fork_runs_backward_a_new_process_is_started(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, view: bool
 ) -> None:

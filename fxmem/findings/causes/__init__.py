@@ -1,0 +1,1 @@
+"""The causes that are known, a module each."""

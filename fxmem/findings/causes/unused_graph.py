@@ -1,0 +1,68 @@
+"""A forward keeps what backward needs, and no backward follows: validation, inference, a teacher without `no_grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxmem.findings import Finding, register
+from fxmem.records.profile import Kind, ModuleCall, Phase, Profile, Timeline
+
+
+def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
+    """A finding for each line that calls a model so, with what is alive of it at the peak that nothing reads again."""
+    if profile.step.program is None:
+        return
+    has_backward, kept = _find_backward(profile), set(_find_kept(profile, timeline))
+    found: dict[str, tuple[str, int]] = {}
+    for call in _outermost(profile):
+        nodes = range(call.first_node, call.last_node)
+        if call.leads_to_gradients and not any(index in has_backward for index in nodes):
+            place = "" if call.source is None else call.source.place
+            nbytes = sum(profile.storages[each].nbytes for each in kept if profile.storages[each].node in nodes)
+            found[place] = call.module, nbytes + found.get(place, ("", 0))[1]
+    for place, (module, nbytes) in found.items():
+        yield Finding(
+            cause="unused-graph",
+            text=f"{module} is called with gradients and no backward follows: it keeps what one would need",
+            place=place,
+            nbytes=nbytes,
+            change="with torch.no_grad(): around the call",
+        )
+
+
+def _outermost(profile: Profile) -> Iterator[ModuleCall]:
+    """Calls within no other."""
+    end = 0
+    for call in sorted(profile.calls, key=lambda each: (each.first_node, -each.last_node)):
+        if call.first_node >= end:
+            yield call
+            end = call.last_node
+
+
+def _find_backward(profile: Profile) -> set[int]:
+    """Nodes with a backward: one of the phase, or of `torch.autograd.grad`, whose ops come after a later node's."""
+    found, furthest = set[int](), -1
+    for op in profile.ops:
+        if op.phase is Phase.BACKWARD or op.node < furthest:
+            found.add(op.node)
+        furthest = max(furthest, op.node)
+    return found
+
+
+def _find_kept(profile: Profile, timeline: Timeline) -> Iterator[int]:
+    """Storages of results that are alive at the peak although no node reads them from there on."""
+    last = dict[int, int]()
+    for index, node in enumerate(profile.nodes):
+        for each in node.inputs:
+            for output in profile.nodes[each].outputs:
+                if output.storage is not None:
+                    last[output.storage] = index
+    op = timeline.peak.op
+    now = -1 if op is None else profile.ops[op].node
+    for storage in timeline.alive:
+        of = profile.storages[storage]
+        if of.kind not in (Kind.PARAMETER, Kind.BUFFER) and of.birth and last.get(storage, -1) < now:
+            yield storage
+
+
+register("unused-graph", find)

@@ -1,0 +1,39 @@
+"""One checkpoint around everything: backward recomputes all of it at once, and the peak is as without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxmem.findings import Finding, register
+from fxmem.records.profile import Phase, Profile, Timeline
+
+_MOST = 0.8
+"""A region that makes this share of what its model makes is around everything."""
+
+
+def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
+    """A finding where the peak is in backward, while such a region's results are alive again."""
+    if timeline.peak.phase is not Phase.BACKWARD or not profile.recomputed:
+        return
+    made = [0 if each.op in ("loss", "optimizer") else each.output_bytes for each in profile.nodes]
+    whole, alive = sum(made), set(timeline.alive)
+    for region in profile.recomputed:
+        nodes = range(region.first_node, region.last_node)
+        again = {each.op for each in profile.recomputed_ops}
+        nbytes = sum(
+            profile.storages[index].nbytes
+            for index in alive
+            if profile.storages[index].op in again and profile.storages[index].node in nodes
+        )
+        if len(nodes) > 1 and sum(made[region.first_node : region.last_node]) >= _MOST * whole:
+            source = next((each.source for each in profile.nodes[region.first_node :] if each.source), None)
+            yield Finding(
+                cause="whole-checkpoint",
+                text=f"one checkpoint is around {len(nodes)} operations: backward makes all of them again at once",
+                place="" if source is None else source.place,
+                nbytes=nbytes,
+                change="a checkpoint around each block in its place; fxmem plan finds where",
+            )
+
+
+register("whole-checkpoint", find)

@@ -1,0 +1,25 @@
+"""What is wrong with a step: a cause, its line, its bytes, and a change."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fxmem.records.parts.base import Bytes, Record
+
+BytesOf = Literal["peak", "step", "batch"]
+"""What the bytes of a finding are of: the peak, or how many more there are after each step, or batch of evaluation."""
+
+
+class Finding(Record):
+    """Something about a step that costs memory and is probably not meant."""
+
+    cause: str
+    """Short and stable, the name under which it is registered: `unused-graph`."""
+    text: str
+    """What happens, in a sentence without an end. Untrusted text."""
+    place: str = ""
+    """`file:line` of the user's own code; empty where that is not known."""
+    nbytes: Bytes
+    of: BytesOf = "peak"
+    change: str
+    """What to write, or to do."""

@@ -1,0 +1,33 @@
+"""What is wrong with a step, in words: the cause, its line, its bytes and the change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from fxmem.findings import Finding, find
+from fxmem.records.findings import BytesOf
+from fxmem.records.profile import Profile, Timeline
+from fxmem.records.units import format_bytes
+from fxmem.show.sections import Fact, Facts, make_printable
+
+MOST: Final = 3
+"""Findings that are listed."""
+_OF: Final[dict[BytesOf, str]] = {"peak": "at the peak", "step": "a step", "batch": "a batch"}
+
+
+def finding_facts(profile: Profile, timeline: Timeline) -> Facts:
+    """The largest findings, a line each."""
+    found = find(profile, timeline)
+    facts = [Fact("" if index else "Found", describe(each), "found") for index, each in enumerate(found[:MOST])]
+    return make_printable([*facts, *_count_rest(found[MOST:])])
+
+
+def _count_rest(rest: Sequence[Finding]) -> Facts:
+    return [Fact("", f"{len(rest)} more in --json", "found")] if rest else []
+
+
+def describe(about: Finding) -> str:
+    """`train.py:14: preds keeps more after each step, 8.00 MiB a step. Write .cpu() of what is kept`."""
+    place = f"{about.place}: " if about.place else ""
+    return f"{place}{about.text}, {format_bytes(about.nbytes)} {_OF[about.of]}. To do: {about.change}"

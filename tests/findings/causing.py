@@ -1,0 +1,127 @@
+"""A small program for each cause of `fxmem.findings`, and a twin without it: `causing.py CAUSE on|off`."""
+
+import copy
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+CAUSE, HAS = sys.argv[1], sys.argv[2] == "on"
+
+
+def make_net(width: int = 256, layers: int = 6, out: int = 256) -> nn.Sequential:
+    hidden = [nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(layers)]
+    return nn.Sequential(*hidden, nn.Linear(width, out)).cuda()
+
+
+def train(net: nn.Module, rows: int = 512, width: int = 256) -> torch.Tensor:
+    loss = net(torch.randn(rows, width, device="cuda")).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def step(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def unused_graph() -> None:
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        train(net)
+        step(optimizer)
+        net.eval()
+        with torch.set_grad_enabled(HAS):
+            net(torch.randn(4096, 256, device="cuda")).argmax(-1)
+        net.train()
+
+
+def kept_results() -> None:
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    kept = []
+    for _ in range(20):
+        out = net(torch.randn(512, 256, device="cuda"))
+        out.square().mean().backward()
+        step(optimizer)
+        kept.append(out.detach() if HAS else out.detach().cpu())
+
+
+def kept_results_of_evaluation() -> None:
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    data = TensorDataset(torch.randn(5120, 256))
+    for _ in range(2):
+        for (x,) in DataLoader(data, batch_size=512):
+            net(x.cuda()).square().mean().backward()
+            step(optimizer)
+        kept = []
+        with torch.no_grad():
+            for (x,) in DataLoader(data, batch_size=256):
+                out = net(x.cuda())
+                kept.append(out if HAS else out.cpu())
+        kept.clear()
+
+
+def whole_checkpoint() -> None:
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        x = torch.randn(8192, 256, device="cuda")
+        if HAS:
+            x = checkpoint(net, x, use_reentrant=False)
+        else:
+            for block in net:
+                x = checkpoint(block, x, use_reentrant=False)
+        x.sum().backward()
+        step(optimizer)
+
+
+def weights_twice() -> None:
+    net = make_net(1024)
+    optimizer = torch.optim.SGD(net.parameters())
+    kept = {"model": copy.deepcopy(net.state_dict())} if HAS else {}
+    for _ in range(3):
+        train(net, 64, 1024)
+        step(optimizer)
+    kept.clear()
+
+
+def late_zero_grad() -> None:
+    net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 50_000)).cuda()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        y = torch.zeros(1024, dtype=torch.int64, device="cuda")
+        loss = F.cross_entropy(net(torch.randn(1024, 64, device="cuda")), y)
+        if HAS:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if not HAS:
+            optimizer.zero_grad()
+
+
+def broadcast_loss() -> None:
+    net = make_net(64, 1, 1)
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        predicted, y = net(torch.randn(4096, 64, device="cuda")), torch.randn(4096, device="cuda")
+        F.mse_loss(predicted if HAS else predicted.squeeze(-1), y).backward()
+        step(optimizer)
+
+
+def autocast_copies() -> None:
+    net, head = make_net(2048).requires_grad_(False), nn.Linear(256, 10).cuda()
+    optimizer = torch.optim.SGD(head.parameters())
+    for _ in range(3):
+        with torch.autocast("cuda", torch.bfloat16, enabled=HAS):
+            loss = head(net(torch.randn(64, 2048, device="cuda"))).square().mean()
+        loss.backward()
+        step(optimizer)
+
+
+globals()[CAUSE]()
