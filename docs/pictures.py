@@ -33,7 +33,6 @@ ROOMS = {
     "_torch": "every private name of torch, with its reason",
     "show": "text, HTML, graphs, plots, exports",
     "planning": "from a profile and a budget to a plan",
-    "findings": "what is wrong with a step, by cause",
     "memory": "live bytes, the allocator, budgets, modules, lines, layers",
     "hardware": "cards, rates, workspaces of libraries",
     "records": "the types that cross a border, JSON in and out",

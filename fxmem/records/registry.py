@@ -99,8 +99,8 @@ STRATEGIES: Registry[Any] = Registry("strategy", "fxmem.planning.regions.strateg
 """How regions are chosen. `fxmem.planning` says what is registered, the command line only names them."""
 EXPORTERS: Registry[Any] = Registry("format", "fxmem.show.export.formats", "fxmem.exporters")
 """Formats of other tools, likewise; `fxmem.show.export` says what is registered."""
-CAUSES: Registry[Any] = Registry("cause", "fxmem.findings.causes", "fxmem.findings")
-"""What may be wrong with a step, likewise; `fxmem.findings` says what is registered."""
+CAUSES: Registry[Any] = Registry("cause", "fxmem.memory.findings.causes", "fxmem.findings")
+"""What may be wrong with a step, likewise; `fxmem.memory.findings` says what is registered."""
 VIEWS: Registry[Any] = Registry("view", "fxmem.show.html.views", "fxmem.views")
 """How a notebook shows a record: functions from the record to a fragment of HTML, by the name of its class
 (`card-fits` shows `CardFits`)."""

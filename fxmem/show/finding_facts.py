@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fxmem.findings import Finding, find
+from fxmem.memory.findings import Finding, find
 from fxmem.records.findings import BytesOf
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxmem.errors import UsageError
-from fxmem.findings import Finding, find
 from fxmem.hardware import step_time
 from fxmem.memory import allocator
 from fxmem.memory.budget import Budget, MemoryFit, peak_in_memory
+from fxmem.memory.findings import Finding, find
 from fxmem.records.files import write_text
 from fxmem.records.profile import Peak, Profile, Report, StepTime, Target, Timeline
 

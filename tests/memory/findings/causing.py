@@ -1,4 +1,4 @@
-"""A small program for each cause of `fxmem.findings`, and a twin without it: `causing.py CAUSE on|off`."""
+"""A small program for each cause of `fxmem.memory.findings`, and a twin without it: `causing.py CAUSE on|off`."""
 
 import copy
 import sys

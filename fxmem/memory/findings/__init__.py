@@ -30,7 +30,7 @@ CAUSES: Registry[Find] = registry.CAUSES
 def register(name: str, find: Find) -> None:
     """Add a cause.
 
-    The command line finds one of another package by an entry point of the group `fxmem.findings`, which bears the
+    The command line finds one of another package by an entry point of the group "fxmem.findings", which bears the
     cause's name and whose loading registers it.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fxmem.findings import Finding, register
+from fxmem.memory.findings import Finding, register
 from fxmem.records.profile import Kind, Profile, Timeline
 
 _HALF: Final = ("bfloat16", "float16")

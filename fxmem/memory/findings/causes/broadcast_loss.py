@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from fxmem.findings import Finding, register
+from fxmem.memory.findings import Finding, register
 from fxmem.records.profile import Profile, Timeline
 
 _LOSSES: Final = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from fxmem.findings import Finding, register
+from fxmem.memory.findings import Finding, register
 from fxmem.records.profile import Kind, Profile, Timeline
 
 _MOST = 0.9

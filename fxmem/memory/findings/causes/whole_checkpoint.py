@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxmem.findings import Finding, register
+from fxmem.memory.findings import Finding, register
 from fxmem.records.profile import Phase, Profile, Timeline
 
 _MOST = 0.8

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fxmem import findings
 from fxmem.errors import UsageError
-from fxmem.findings import CAUSES, Finding
 from fxmem.hardware import catalogue
+from fxmem.memory import findings
+from fxmem.memory.findings import CAUSES, Finding
 from fxmem.records.profile import Profile, Report, Timeline
 from fxmem.show.finding_facts import finding_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
