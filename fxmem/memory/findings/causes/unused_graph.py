@@ -16,7 +16,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     found: dict[str, tuple[str, int]] = {}
     for call in _outermost(profile):
         nodes = range(call.first_node, call.last_node)
-        if call.leads_to_gradients and not any(index in has_backward for index in nodes):
+        if call.leads_to_gradients and has_backward.isdisjoint(_find_readers(profile, nodes)):
             place = "" if call.source is None else call.source.place
             nbytes = sum(profile.storages[each].nbytes for each in kept if profile.storages[each].node in nodes)
             found[place] = call.module, nbytes + found.get(place, ("", 0))[1]
@@ -37,6 +37,15 @@ def _outermost(profile: Profile) -> Iterator[ModuleCall]:
         if call.first_node >= end:
             yield call
             end = call.last_node
+
+
+def _find_readers(profile: Profile, nodes: range) -> set[int]:
+    """These nodes, and all that read what they make: a backward that ended early came as far as some of them."""
+    found = set(nodes)
+    for index in range(nodes.stop, len(profile.nodes)):
+        if not found.isdisjoint(profile.nodes[index].inputs):
+            found.add(index)
+    return found
 
 
 def _find_backward(profile: Profile) -> set[int]:
