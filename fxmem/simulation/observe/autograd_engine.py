@@ -105,9 +105,8 @@ class AutogradEngine:
                 self._queue_callback,
                 self._program.takes_backward,
             ),
-            torch_autograd.observe_function_calls(
-                lambda *made: self._note_outputs(call(*made)), self.hooks.note_node_hook, self._note_keeps_none
-            ),
+            torch_autograd.observe_function_calls(lambda *made: self._note_outputs(call(*made)), self._note_keeps_none),
+            self.hooks.observe(),
         )
 
     def find_saved(self) -> Iterator[tuple[int, Any]]:
@@ -178,10 +177,12 @@ class AutogradEngine:
             if not task.executes(node):
                 continue
             if torch_autograd.is_accumulate_grad(node):
+                self.hooks.run_pre_hooks(node, received)
                 if received[0] is not None:
                     self._streams.enter_backward_node(None)
                     accumulate_gradient(node.variable, received, create_graph=create_graph)
                     self.hooks.run_accumulation_hooks(node.variable)
+                self.hooks.run_post_hooks(node, [], received)
                 del received  # freed before the next node runs
                 continue
             results = self._evaluate(node, received, retain_graph=retain_graph)

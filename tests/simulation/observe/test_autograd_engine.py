@@ -218,6 +218,63 @@ def test_hooks_run_where_the_cpp_engine_runs_them():
     assert came.index("full") < came.index("tensor") < came.index("accumulated")
 
 
+def test_hooks_on_nodes_of_cpp_run_as_the_cpp_engine_runs_them():
+    """Those of a leaf's `AccumulateGrad`, by which trainers move gradients to buffers of their own, among them."""
+
+    def program():
+        log = []
+        weight = nn.Parameter(torch.arange(3.0))
+        weight.main_grad = torch.zeros(3, dtype=torch.float64)
+
+        def to_main(inputs, received):
+            log.append((len(inputs), received[0].tolist()))
+            weight.main_grad.add_(weight.grad)
+            weight.grad = None
+
+        sink = weight.expand_as(weight).grad_fn.next_functions[0][0]
+        sink.register_hook(to_main)
+        sink.register_prehook(lambda received: (received[0] + 1,))
+        removed = sink.register_hook(lambda *_: log.append("removed"))
+        removed.remove()
+        for factor in (2, 3):
+            y = (weight * factor).sin()
+            y.grad_fn.register_hook(lambda inputs, received: log.append(len(received)) or (inputs[0] * 5,))
+            y.sum().backward()
+        return log, weight.main_grad, weight.grad
+
+    expected = program()
+    engine = AutogradEngine(Watching())
+    with engine.route(lambda cls, args, apply: apply(*args)):
+        log, main, gradient = program()
+    assert log == expected[0]
+    assert len(log) == 4
+    assert torch.equal(main, expected[1])
+    assert gradient is None
+
+
+def test_the_engine_is_called_by_itself_for_roots_whose_data_is_freed():
+    def program():
+        x = torch.arange(6.0).view(2, 3).requires_grad_()
+        y = x.sin()
+        y.data = torch.empty((1,))
+        torch.autograd.Variable._execution_engine.run_backward(
+            tensors=(y,),
+            grad_tensors=(torch.ones(2, 3),),
+            keep_graph=False,
+            create_graph=False,
+            inputs=(),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+        return x.grad
+
+    expected, watching = program(), Watching()
+    engine = AutogradEngine(watching)
+    with engine.route(lambda cls, args, apply: apply(*args)):
+        assert torch.equal(program(), expected)
+    assert watching.ran
+
+
 @pytest.mark.parametrize("only", [False, True])
 def test_a_hook_waits_for_all_gradients_that_will_come(only):
     """Of tensors that are used, before and within backward, of leaves, and of one that no gradient reaches."""
