@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -94,8 +94,15 @@ class Mailbox:
             )
 
 
-def mail_patches(rank: int, mailbox: Mailbox | None) -> contextlib.AbstractContextManager[None]:
-    """Objects come and go by the mailbox: `send_object_list`, `recv_object_list`, `broadcast_object_list`."""
+def mail_patches(
+    rank: int, mailbox: Mailbox | None, note: Callable[[str], None]
+) -> contextlib.AbstractContextManager[None]:
+    """Objects come and go by the mailbox: `send_object_list`, `recv_object_list`, `broadcast_object_list`,
+    `scatter_object_list`.
+
+    Where all give one, ranks would wait for each other: each is taken to give what this one does (`all_gather_object`,
+    `gather_object`), which `note` is told.
+    """
 
     def receive(source: int, into: list[Any]) -> None:
         if mailbox is None:
@@ -131,6 +138,37 @@ def mail_patches(rank: int, mailbox: Mailbox | None) -> contextlib.AbstractConte
         else:
             send(object_list, *torch.distributed.get_process_group_ranks(group))
 
-    functions = send_object_list, recv_object_list, broadcast_object_list
+    def scatter_object_list(
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: Any = None,
+        src: Any = None,
+        group: Any = None,
+        group_src: Any = None,
+    ) -> None:
+        source = torch_distributed.find_rank(group, src, group_src)
+        if source != rank:
+            receive(source, scatter_object_output_list)
+            return
+        members = torch.distributed.get_process_group_ranks(group)
+        for member, each in zip(members, scatter_object_input_list, strict=True):
+            if member == rank:
+                scatter_object_output_list[0] = each
+            else:
+                send([each], member)
+
+    functions: tuple[Any, ...] = send_object_list, recv_object_list, broadcast_object_list, scatter_object_list
+    functions += _give_alike(rank, note)
     owners = torch.distributed, torch.distributed.distributed_c10d
     return torch_common.replace_all((owner, each.__name__, each) for each in functions for owner in owners)
+
+
+def _give_alike(rank: int, note: Callable[[str], None]) -> tuple[Callable[..., None], ...]:
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        note(f"objects of all ranks: each as that of rank {rank}")
+        object_list[:] = [obj] * len(object_list)
+
+    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
+        if object_gather_list is not None:
+            all_gather_object(object_gather_list, obj)
+
+    return all_gather_object, gather_object
