@@ -113,16 +113,33 @@ def gradient_edge(tensor: Any) -> torch.autograd.graph.GradientEdge:
         return torch.autograd.graph.get_gradient_edge(tensor)
     keys, key = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchGradWrapper), torch._C.DispatchKey
     keys = keys.add(key.FuncTorchDynamicLayerFrontMode).add(key.FuncTorchDynamicLayerBackMode)
-    no_kernel = _NoKernel()  # type: ignore[no-untyped-call]
-    with no_modes(), torch._C._ExcludeDispatchKeyGuard(keys), torch.enable_grad(), no_kernel:
-        node = torch.ops.aten.neg.default(tensor).grad_fn.next_functions[0][0]
-    return torch.autograd.graph.GradientEdge(node, 0)
+    with torch._C._ExcludeDispatchKeyGuard(keys):
+        return torch.autograd.graph.GradientEdge(_sink(tensor), 0)
+
+
+def _sink(leaf: torch.Tensor) -> Any:
+    """The `AccumulateGrad` of a leaf, for which no kernel runs."""
+    with no_modes(), torch.enable_grad(), _NoKernel():  # type: ignore[no-untyped-call]
+        return torch.ops.aten.neg.default(leaf).grad_fn.next_functions[0][0]
+
+
+def _original(saved: Any) -> Any:
+    """The leaf itself that a Function has saved, with what the program keeps in its attributes.
+
+    Hooks of saved tensors have C++ make another tensor of it, which leads to the same `AccumulateGrad`
+    (torch/csrc/autograd/saved_variable.cpp, `SavedVariable::unpack`); without any it is the leaf.
+    """
+    if not isinstance(saved, torch.Tensor) or saved.grad_fn is not None or not saved.requires_grad:
+        return saved
+    return saved if torch._C._functorch.is_functorch_wrapped_tensor(saved) else _sink(saved).variable
 
 
 class _NoKernel(DispatchMode):  # type: ignore[no-untyped-call]
-    """Answers every operator with an empty tensor."""
+    """Answers `_sink`'s operator with an empty tensor; what a new `AccumulateGrad` asks for, its device, goes on."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> torch.Tensor:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.neg.default:
+            return func(*args, **(kwargs or {}))
         with torch._C._DisableTorchDispatch():
             return torch.empty(0)
 
@@ -370,6 +387,11 @@ def observe_function_calls(
 
     return nested(
         patch(applied, "apply", apply),
+        patch(
+            torch.autograd.function.BackwardCFunction,
+            "saved_tensors",
+            lambda read: property(lambda self: tuple(map(_original, read.__get__(self)))),
+        ),
         wrap(torch.autograd.function.FunctionCtx, "set_materialize_grads", set_materialize, here=True),
     )
 

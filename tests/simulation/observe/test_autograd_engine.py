@@ -252,6 +252,31 @@ def test_hooks_on_nodes_of_cpp_run_as_the_cpp_engine_runs_them():
     assert gradient is None
 
 
+def test_a_leaf_that_a_function_has_saved_is_the_leaf_itself():
+    found = []
+
+    class Times(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight)
+            return x * weight
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, weight = ctx.saved_tensors
+            found.append((weight is leaf, x is leaf, hasattr(weight, "was_added"), x.requires_grad))
+            return gradient * weight, None
+
+    leaf = nn.Parameter(torch.ones(3))
+    leaf.was_added = False
+    x = torch.ones(3, requires_grad=True)
+    Times.apply(x.sin(), leaf).sum().backward()
+    engine = AutogradEngine(Watching())
+    with engine.route(lambda cls, args, apply: apply(*args)):
+        Times.apply(x.sin(), leaf).sum().backward()
+    assert found == [(True, False, True, True)] * 2
+
+
 def test_the_engine_is_called_by_itself_for_roots_whose_data_is_freed():
     def program():
         x = torch.arange(6.0).view(2, 3).requires_grad_()

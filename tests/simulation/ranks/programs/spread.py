@@ -107,7 +107,7 @@ elif kind == "main gradients":
     optimizer = torch.optim.AdamW(shards)
     for _ in range(STEPS):
         loss(model(batch)).backward()
-        for shard, each in zip(shards, parameters, strict=True):
+        for shard in shards:
             shard.grad = torch.empty_like(shard)
         with _coalescing_manager(group=beside, async_ops=True) as reduced:
             for shard, each in zip(shards, parameters, strict=True):
