@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from fxmem._torch.imports import PatchesOf
 from fxmem.records.registry import Registry
@@ -87,3 +90,16 @@ def enumeration(name: str, members: str | Mapping[str, int]) -> Any:
     """An enumeration of an extension module: its members in order, from 0, or with their numbers."""
     numbered = {each: number for number, each in enumerate(members.split())} if isinstance(members, str) else members
     return enum.IntEnum(name, dict(numbered))
+
+
+def norm_tensors(chunk_size: int, tensors: Sequence[torch.Tensor], per_tensor: Any) -> tuple[torch.Tensor, ...]:
+    """What apex's `multi_tensor_l2norm` allocates, and who took it over: the norm of all, and of each where asked for.
+
+    `multi_tensor_l2norm_kernel.cu` of apex 25.09.
+    """
+    device, count = tensors[0].device, len(tensors) if per_tensor else 0
+    chunks = max((math.ceil(each.numel() / chunk_size) for each in tensors), default=0)
+    scratch = torch.zeros(320, device=device), torch.zeros(count * chunks, device=device)
+    made = torch.empty(1, device=device), torch.empty(count, device=device)
+    del scratch
+    return made

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
-from fxmem.simulation.kernels.packages import Package, enumeration, register
+from fxmem.simulation.kernels.packages import Package, enumeration, norm_tensors, register
 
 aten = torch.ops.aten
 
@@ -428,25 +428,16 @@ def _update(*_: Any, **__: Any) -> None:
     """Lists of tensors are written to; nothing is allocated."""
 
 
-def _norm_of(chunk_size: int, tensors: Any, per_tensor: Any) -> tuple[Tensor, Tensor]:
-    device, count = tensors[0].device, len(tensors) if per_tensor else 0
-    chunks = max((math.ceil(each.numel() / chunk_size) for each in tensors), default=0)
-    scratch = torch.zeros(320, device=device), torch.zeros(count * chunks, device=device)
-    made = torch.empty(1, device=device), torch.empty(count, device=device)
-    del scratch
-    return made
-
-
 @kernel("multi_tensor/l2norm.cpp")
 def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, lists: Any, per_tensor: Any = None) -> Any:
     """The norm of all, and of each where that is asked for."""
-    return _norm_of(chunk_size, lists[0], per_tensor)
+    return norm_tensors(chunk_size, lists[0], per_tensor)
 
 
 @kernel("multi_tensor/l2norm.cpp")
 def multi_tensor_unscale_l2norm(chunk_size: int, noop: Tensor, lists: Any, inv_scale: Any, per: Any = None) -> Any:
     """The same of what is multiplied by a number."""
-    return _norm_of(chunk_size, lists[0], per)
+    return norm_tensors(chunk_size, lists[0], per)
 
 
 @kernel("dropout.cpp")
