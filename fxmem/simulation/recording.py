@@ -428,10 +428,12 @@ class Recording(Observer):
         self.log.note_call(f"triton.{kernel}", flops.size_of_tensors(arguments))
 
     def on_kernel(self, kernel: str, count: int | None, values: Any) -> None:
-        """The program has called a kernel of another package."""
-        for tensor in torch_common.iterate_tensors(values):
+        """The program has called a kernel of another package, or asked it something, which takes no tensors."""
+        tensors = list(torch_common.iterate_tensors(values))
+        for tensor in tensors:
             known_values.forget(tensor)
-        self.log.note_call(kernel, flops.size_of_tensors(values), count)
+        if tensors:
+            self.log.note_call(kernel, flops.size_of_tensors(values), count)
 
     def on_compiled_call(self) -> None:
         """The program calls compiled code."""

@@ -91,7 +91,8 @@ class StandInModules:
             names.add(name)
             flops = None if kernel.flops is None else kernel.flops(*args, **kwargs)
             result = kernel.run(*args, **kwargs)
-            self._note(f"{package.module}.{name}", flops, (args, kwargs, result))
+            if not kernel.is_composed:
+                self._note(f"{package.module}.{name}", flops, (args, kwargs, result))
             return result
 
         return functools.update_wrapper(call, kernel.run, assigned=("__doc__",))

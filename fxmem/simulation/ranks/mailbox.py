@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
 from fxmem.errors import AnalysisError
+from fxmem.simulation.asked import known_values
 from fxmem.simulation.round_rule import Enough
 
 
@@ -159,7 +161,38 @@ def mail_patches(
     functions: tuple[Any, ...] = send_object_list, recv_object_list, broadcast_object_list, scatter_object_list
     functions += _give_alike(rank, note)
     owners = torch.distributed, torch.distributed.distributed_c10d
-    return torch_common.replace_all((owner, each.__name__, each) for each in functions for owner in owners)
+    replaced = torch_common.replace_all((owner, each.__name__, each) for each in functions for owner in owners)
+    broadcast = functools.partial(_broadcast, rank, note)
+    return torch_common.nested(replaced, *(torch_common.wrap(owner, "broadcast", broadcast) for owner in owners))
+
+
+_MOST_FLAGS: Final = 64
+"""Whole numbers of a tensor that may be flags."""
+
+
+def _broadcast(
+    rank: int,
+    note: Callable[[str], None],
+    original: Callable[..., Any],
+    tensor: Any,
+    src: Any = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: Any = None,
+) -> Any:
+    """`broadcast`: whole numbers that are 0 until another rank says what they are, as it alone has read the data, are
+    taken to be 1 then. All other numbers are taken to be on all ranks what they are on this."""
+    work = original(tensor, src, group, async_op, group_src)
+    if torch_distributed.find_rank(group, src, group_src) == rank or tensor.dtype.is_floating_point:
+        return work
+    if 0 < tensor.numel() <= _MOST_FLAGS:
+        value = known_values.find_value(tensor) if isinstance(tensor, torch_common.FakeTensor) else tensor
+        with torch_common.no_modes():
+            is_open = value is not None and not value.any()
+        if is_open:
+            note("whole numbers that another rank broadcasts: 1")
+            tensor.fill_(1)
+    return work
 
 
 def _give_alike(rank: int, note: Callable[[str], None]) -> tuple[Callable[..., None], ...]:

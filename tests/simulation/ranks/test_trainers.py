@@ -29,6 +29,10 @@ def recorded() -> Any:
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, [f"for {rank}" for rank in range(4)], src=2)
         found["scattered"] = mine
+        flags, seed = torch.zeros(3, dtype=torch.int64, device="cuda"), torch.full((1,), 7, device="cuda")
+        for each in (flags, seed):
+            dist.broadcast(each, src=0)
+        found["flags"], found["seed"] = flags.tolist(), seed.item()
         on_host = torch.ones(3)
         dist.all_reduce(on_host, group=beside)
         dist.monitored_barrier(beside)
@@ -65,6 +69,12 @@ def test_objects_of_absent_ranks_are_its_own(recorded: Any) -> None:
     assert found["gathered"] == ["here", "here"]
     assert found["scattered"] == ["for 2"]
     assert "objects of all ranks: each as that of rank 2" in [each.what for each in record.made_up]
+
+
+def test_flags_that_another_rank_sets_are_set(recorded: Any) -> None:
+    record, found = recorded
+    assert (found["flags"], found["seed"]) == ([1, 1, 1], 7)
+    assert "whole numbers that another rank broadcasts: 1" in [each.what for each in record.made_up]
 
 
 def test_collectives_that_go_as_one_are_counted(recorded: Any) -> None:

@@ -32,6 +32,8 @@ class Kernel:
     """The file of the package in which it was read."""
     flops: Callable[..., int] | None = None
     """Operations of a call, one multiply-add as two, from its arguments; None where they are not counted."""
+    is_composed: bool = False
+    """Whether its row calls operators of torch that do the same, which are counted."""
 
 
 @dataclasses.dataclass
@@ -56,8 +58,10 @@ class Package:
     kernels: dict[str, Kernel] = dataclasses.field(default_factory=dict, init=False)
     """By their names in the module."""
 
-    def kernel(self, source: str, names: str = "", flops: Callable[..., int] | None = None) -> Callable[[Run], Run]:
-        """Add a row for each of these names, else for that of the function: a decorator.
+    def kernel(
+        self, source: str, names: str = "", flops: Callable[..., int] | None = None, *, is_composed: bool = False
+    ) -> Callable[[Run], Run]:
+        """Add a row for each of these names, else for that of the function: a decorator. Arguments as of `Kernel`.
 
         Raises:
             ValueError: the package has a row of this name.
@@ -67,7 +71,7 @@ class Package:
             for name in names.split() or [run.__name__]:
                 if name in self.kernels:
                     raise ValueError(f"expected one row for {self.module}.{name}, got a second one")
-                self.kernels[name] = Kernel(run, source, flops)
+                self.kernels[name] = Kernel(run, source, flops, is_composed)
             return run
 
         return add

@@ -305,7 +305,7 @@ def get_fused_attn_backend(  # noqa: PLR0913 - the kernel's own
     return backends.NVTE_F16_arbitrary_seqlen if runs and fits else backends.NVTE_No_Backend
 
 
-@kernel("attention.cpp")
+@kernel("attention.cpp", is_composed=True)
 def fused_attn_fwd(  # noqa: PLR0913 - the kernel's own
     max_seqlen_q: int,
     max_seqlen_kv: int,
@@ -340,7 +340,7 @@ def fused_attn_fwd(  # noqa: PLR0913 - the kernel's own
     return result
 
 
-@kernel("attention.cpp")
+@kernel("attention.cpp", is_composed=True)
 def fused_attn_bwd(  # noqa: PLR0913 - the kernel's own
     max_seqlen_q: int,
     max_seqlen_kv: int,
