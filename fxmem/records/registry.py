@@ -99,6 +99,8 @@ STRATEGIES: Registry[Any] = Registry("strategy", "fxmem.planning.regions.strateg
 """How regions are chosen. `fxmem.planning` says what is registered, the command line only names them."""
 EXPORTERS: Registry[Any] = Registry("format", "fxmem.show.export.formats", "fxmem.exporters")
 """Formats of other tools, likewise; `fxmem.show.export` says what is registered."""
+PACKAGES: Registry[Any] = Registry("package", "fxmem.simulation.kernels.packages", "fxmem.packages")
+"""Kernels of other packages, likewise; `fxmem.simulation.kernels.packages` says what is registered."""
 VIEWS: Registry[Any] = Registry("view", "fxmem.show.html.views", "fxmem.views")
 """How a notebook shows a record: functions from the record to a fragment of HTML, by the name of its class
 (`card-fits` shows `CardFits`)."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fxmem._torch.imports import PatchesOf
+from fxmem.records import registry
 from fxmem.records.registry import Registry
 
 Run = Callable[..., Any]
@@ -77,7 +78,7 @@ class Package:
         return add
 
 
-PACKAGES: Registry[Package] = Registry("package", "fxmem.simulation.kernels.packages", "fxmem.packages")
+PACKAGES: Registry[Package] = registry.PACKAGES
 
 
 def register(name: str, package: Package) -> None:
