@@ -421,10 +421,16 @@ def observe_node_hooks(note: Callable[[], None]) -> AbstractContextManager[None]
     return wrap(torch.autograd.function._HookMixin, "_register_hook", register, here=True)
 
 
+_OF_TRACING: Final = "torch._functorch._aot_autograd.logging_utils"
+"""Puts hooks on the nodes of a graph that is compiled, which write down of what line each node is (since 2.0)."""
+
+
 def node_hooks(node: Any, kind: str) -> list[Callable[..., Any]]:
-    """The hooks that a node's method `kind`, "register_hook" or "register_prehook", has been given, in order."""
+    """The hooks of the program that a node's method `kind`, "register_hook" or "register_prehook", has been given, in
+    order."""
     try:
         getattr(node, kind)(_PROBE)
     except _Found as found:
-        return list((found.args[0] or {}).values())
+        hooks = (found.args[0] or {}).values()
+        return [each for each in hooks if getattr(each, "__module__", "") != _OF_TRACING]
     raise AssertionError(f"{type(node).__name__}.{kind} did not reach _register_hook")

@@ -298,7 +298,7 @@ def unknowns(run: FinishedRun) -> Iterator[Unknown]:
 
 def _describe_optimizer(optimizer: torch.optim.Optimizer, target: Target) -> str:
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
-    if not {"foreach", "fused"} & group.keys():  # one of another library, which has one form
+    if not ({"foreach", "fused"} & group.keys() or type(optimizer).__module__.startswith("torch.")):  # has one form
         return type(optimizer).__name__
     foreach = group.get("foreach", False)
     foreach = card_emulation.default_foreach(target) if foreach is None else foreach

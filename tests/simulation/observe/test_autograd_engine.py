@@ -277,6 +277,26 @@ def test_a_leaf_that_a_function_has_saved_is_the_leaf_itself():
     assert found == [(True, False, True, True)] * 2
 
 
+def test_a_function_receives_none_for_an_output_that_is_no_tensor():
+    received = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return None, x * 2, x + 1
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            received.append([None if each is None else each.tolist() for each in gradients])
+            return gradients[1] * 2
+
+    x = torch.ones(2, requires_grad=True)
+    Twice.apply(x)[1].sum().backward()
+    with AutogradEngine(Watching()).route(lambda cls, args, apply: apply(*args)):
+        Twice.apply(x)[1].sum().backward()
+    assert received == [[None, [1, 1], [0, 0]]] * 2
+
+
 def test_the_engine_is_called_by_itself_for_roots_whose_data_is_freed():
     def program():
         x = torch.arange(6.0).view(2, 3).requires_grad_()

@@ -91,3 +91,33 @@ def test_a_card_has_a_generator_with_a_state(recorded: Any) -> None:
     assert found["state"] == 16
     assert found["of"] == "cuda"
     assert torch.Generator().get_state().nbytes > 16
+
+
+def test_experts_get_their_shares() -> None:
+    """Tokens are sent to experts on other ranks, by counts that are read back, as mixtures of experts do it."""
+    tokens, experts, chosen, width, world = 68, 16, 2, 16, 4  # of 136, for 16 experts
+    share, own = tokens * chosen // world, experts // world
+    with fxmem.record(ranks=world, rank=1, steps=1) as recorded:
+        dist.init_process_group("nccl")
+        router = torch.nn.Linear(width, experts, device="cuda")
+        x = torch.randn(tokens, width, device="cuda")
+        probabilities, places = torch.topk(router(x).softmax(-1), chosen, dim=1)
+        route = torch.zeros(tokens, experts, dtype=torch.int32, device="cuda").scatter(1, places, 1).bool()
+        counts = route.sum(dim=0)
+        of_all = torch.empty(world * experts, dtype=counts.dtype, device="cuda")
+        dist.all_gather_into_tensor(of_all, counts)
+        of_each, sends = counts.tolist(), counts.view(world, -1).sum(1).tolist()
+        incoming = of_all.view(world, experts)[:, own : 2 * own]
+        receives, per_expert = incoming.sum(1).tolist(), incoming.sum(0).tolist()
+        rows = torch.arange(tokens, device="cuda").expand(experts, -1).masked_select(route.T.contiguous())
+        received = torch.empty(sum(receives), width, device="cuda")
+        dist.all_to_all_single(received, x[rows], receives, sends)
+        assert len(received.split(per_expert)) == own
+        probabilities.sum().backward()
+        torch.optim.SGD(router.parameters()).step()
+    assert rows.shape == (tokens * chosen,)
+    assert sends == receives == [share] * world
+    assert per_expert == [34] * own
+    assert sum(of_each) == tokens * chosen
+    assert set(of_each) == {8, 9}
+    assert any("as many as each row chooses" in each.what for each in recorded.made_up)
