@@ -8,7 +8,8 @@ onnx_ir ml_dtypes nvdlfw_inspect six einops pybind11`. TransformerEngine's kerne
 data helper itself where there is a C++ compiler.
 
 Rows and flags are in `megatron.toml`. Each rank that may be the largest is analysed in a process of its own. Writes
-`benchmarks/results/megatron-DATE.md`. Exit code 1 if a row is off by more than 0.5 %.
+`benchmarks/results/megatron-DATE.md`; rows that ran before on the same day stay unless they are run again. Exit code 1
+if a row is off by more than 0.5 %.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from pathlib import Path
 from typing import Any, Final
@@ -34,18 +34,17 @@ from fxmem.memory.report_reader import load_report
 ROWS: Final = Path(__file__).with_name("megatron.toml")
 ROOT: Final = Path(__file__).parents[2]
 MOST_OFF: Final = 0.005
-_MICRO_BATCHES: Final = 4
 _DIMENSIONS: Final = ("tensor", "pipeline", "context", "expert")
 
 
 def make_flags(table: dict[str, Any], row: dict[str, Any]) -> list[str]:
     """The arguments of `pretrain_gpt.py` for a row."""
     sizes = {each: row["parallel"].get(each, 1) for each in _DIMENSIONS}
-    replicas = table["ranks"] // (sizes["tensor"] * sizes["pipeline"] * sizes["context"])
+    replicas = row.get("ranks", table["ranks"]) // (sizes["tensor"] * sizes["pipeline"] * sizes["context"])
     tokens = str(row.get("tokens", 4096))
     flags = [*table["models"][row["model"]].split(), *table["flags"].split()]
     flags += ["--seq-length", tokens, "--max-position-embeddings", tokens]
-    flags += ["--global-batch-size", str(_MICRO_BATCHES * replicas)]
+    flags += ["--global-batch-size", str(row.get("micro_batches", 4) * replicas)]
     for name in ("tensor", "pipeline"):
         flags += [f"--{name}-model-parallel-size", str(sizes[name])]
     if sizes["context"] > 1:
@@ -59,7 +58,7 @@ def analyse(table: dict[str, Any], row: dict[str, Any], rank: int, checkout: Pat
     """Bytes that a rank allocates at its peak."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "rank.json"
-        options = ["--target", table["target"], "--ranks", str(table["ranks"]), "--rank", str(rank)]
+        options = ["--target", table["target"], "--ranks", str(row.get("ranks", table["ranks"])), "--rank", str(rank)]
         options += ["--steps", "2", "--compile", "as-is", "--json", str(report)]
         command = [sys.executable, "-m", "fxmem", "run", *options, "pretrain_gpt.py", *make_flags(table, row)]
         paths = [str(ROOT), str(checkout), *filter(None, [path, os.environ.get("PYTHONPATH")])]
@@ -78,35 +77,45 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="pattern of the rows' names")
     given = parser.parse_args()
     table = tomllib.loads(ROWS.read_text(encoding="utf-8"))
-    lines, worst = [], 0.0
+    file = RESULTS / f"megatron-{datetime.date.today():%Y-%m-%d}.md"
+    before = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in before if line.startswith("| ")}
+    worst = 0.0
     for row in table["rows"]:
         if not fnmatch.fnmatch(row["name"], given.only):
             continue
-        began = time.monotonic()
+        began = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         found = {rank: analyse(table, row, rank, given.checkout.resolve(), given.path) for rank in row["analysed"]}
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
         rank = max(found, key=lambda each: found[each])
-        predicted = found[rank] / (1 << 30)
-        error = predicted / row["allocated_gib"] - 1
+        predicted, published = found[rank] / (1 << 30), row.get("allocated_gib")
+        error = 0.0 if published is None else predicted / published - 1
         worst = max(worst, abs(error))
-        seconds = round((time.monotonic() - began) / len(found))
-        lines.append(
-            f"| {row['name']} | {row['allocated_gib']:.2f} | {predicted:.2f} | {error:+.2%} | {rank} | {seconds} |"
+        beside = ("", "") if published is None else (f"{published:.2f}", f"{error:+.2%}")
+        seconds = round((spent.ru_utime - began) / len(found))
+        cells = (
+            row["name"],
+            beside[0],
+            f"{predicted:.2f}",
+            beside[1],
+            str(rank),
+            f"{seconds} s, {spent.ru_maxrss >> 10} MiB",
         )
-        print(lines[-1], flush=True)
-    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+        lines[row["name"]] = f"| {' | '.join(cells)} |"
+        print(lines[row["name"]], flush=True)
     head = [
         "# Megatron-LM on eight B200, as published and as its own code is analysed",
         "",
         "`pretrain_gpt.py` of Megatron-LM 23e00ed0 with the Python of TransformerEngine 2.11.0, untouched, under",
         f"`fxmem run`, torch {torch.__version__}. Published by MooreThreads/SimuMax, of torch 2.10.0a0: the largest",
-        "`max_memory_allocated` of all ranks, GiB. Rank: the largest of those that were analysed. Each takes at most",
-        f"{memory} MiB of RAM here.",
+        "`max_memory_allocated` of all ranks, GiB. Rank: the largest of those that were analysed. Costs: processor",
+        "time for each of them, and the most memory that one of them or of those before it took.",
         "",
-        "| Case | Published | Predicted | Error | Rank | Seconds |",
+        "| Case | Published | Predicted | Error | Rank | Costs |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    file = RESULTS / f"megatron-{datetime.date.today():%Y-%m-%d}.md"
-    file.write_text("\n".join([*head, *lines, ""]), encoding="utf-8")
+    wanted = [lines[row["name"]] for row in table["rows"] if row["name"] in lines]
+    file.write_text("\n".join([*head, *wanted, ""]), encoding="utf-8")
     sys.exit(worst > MOST_OFF)
 
 
