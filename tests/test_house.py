@@ -18,7 +18,7 @@ import torch
 
 import fxmem
 from fxmem.cli.verbs import VERBS
-from fxmem.records.registry import EXPORTERS, STRATEGIES, VIEWS
+from fxmem.records.registry import EXPORTERS, PACKAGES, STRATEGIES, VIEWS
 from tests.conftest import LONGEST
 
 ROOT = Path(__file__).parent.parent
@@ -390,7 +390,7 @@ def is_stale(name: str, module: str) -> bool:
     return False
 
 
-ENTRY_POINTS = {registry.group for registry in (EXPORTERS, STRATEGIES, VIEWS)}
+ENTRY_POINTS = {registry.group for registry in (EXPORTERS, PACKAGES, STRATEGIES, VIEWS)}
 
 
 def test_what_a_docstring_names_is_there() -> None:

@@ -6,14 +6,13 @@ Checked on torch 2.11 and 2.15.
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.autograd
@@ -114,16 +113,33 @@ def gradient_edge(tensor: Any) -> torch.autograd.graph.GradientEdge:
         return torch.autograd.graph.get_gradient_edge(tensor)
     keys, key = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchGradWrapper), torch._C.DispatchKey
     keys = keys.add(key.FuncTorchDynamicLayerFrontMode).add(key.FuncTorchDynamicLayerBackMode)
-    no_kernel = _NoKernel()  # type: ignore[no-untyped-call]
-    with no_modes(), torch._C._ExcludeDispatchKeyGuard(keys), torch.enable_grad(), no_kernel:
-        node = torch.ops.aten.neg.default(tensor).grad_fn.next_functions[0][0]
-    return torch.autograd.graph.GradientEdge(node, 0)
+    with torch._C._ExcludeDispatchKeyGuard(keys):
+        return torch.autograd.graph.GradientEdge(_sink(tensor), 0)
+
+
+def _sink(leaf: torch.Tensor) -> Any:
+    """The `AccumulateGrad` of a leaf, for which no kernel runs."""
+    with no_modes(), torch.enable_grad(), _NoKernel():  # type: ignore[no-untyped-call]
+        return torch.ops.aten.neg.default(leaf).grad_fn.next_functions[0][0]
+
+
+def _original(saved: Any) -> Any:
+    """The leaf itself that a Function has saved, with what the program keeps in its attributes.
+
+    Hooks of saved tensors have C++ make another tensor of it, which leads to the same `AccumulateGrad`
+    (torch/csrc/autograd/saved_variable.cpp, `SavedVariable::unpack`); without any it is the leaf.
+    """
+    if not isinstance(saved, torch.Tensor) or saved.grad_fn is not None or not saved.requires_grad:
+        return saved
+    return saved if torch._C._functorch.is_functorch_wrapped_tensor(saved) else _sink(saved).variable
 
 
 class _NoKernel(DispatchMode):  # type: ignore[no-untyped-call]
-    """Answers every operator with an empty tensor."""
+    """Answers `_sink`'s operator with an empty tensor; what a new `AccumulateGrad` asks for, its device, goes on."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> torch.Tensor:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.neg.default:
+            return func(*args, **(kwargs or {}))
         with torch._C._DisableTorchDispatch():
             return torch.empty(0)
 
@@ -187,7 +203,7 @@ def run_for_gradients(nodes: Iterable[Any], run: Callable[[], None], *, create_g
         leaf, one = torch.zeros((), requires_grad=True, device="cpu"), torch.ones((), device="cpu")
         leaf.register_hook(hook)  # type: ignore[no-untyped-call]
     edges = [torch.autograd.graph.GradientEdge(node, 0) for node in nodes]
-    engine = torch.autograd.Variable._execution_engine
+    engine: Any = torch._C._ImperativeEngine()
     engine.run_backward((leaf,), (one,), False, create_graph, (leaf, *edges) if edges else (), True, not edges)
     if error:
         raise error[0]
@@ -268,19 +284,16 @@ def route_engine(
 ) -> AbstractContextManager[None]:
     """Send every backward on this thread to another engine, if it takes the roots.
 
-    These are `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad`.
-
-    All three call `torch.autograd._engine_run_backward(roots, grads, retain_graph, create_graph, inputs,
-    allow_unreachable, accumulate_grad)` (since 2.2). `torch._C._current_graph_task_id` is how
-    `torch.utils.checkpoint` tells one backward from the next (since 1.11), and `torch._C._current_autograd_node` how
-    an unpack hook asks which node it unpacks for (since 2.1); `torch._C._will_engine_execute_node(node)` is how
-    `register_multi_grad_hook` learns how many gradients will come (since 2.0); `queue_callback(f) -> bool` takes what
-    a hook wants run at the end, or answers False when no walk of ours is under way.
+    `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` end in
+    `Variable._execution_engine.run_backward(roots, grads, retain_graph, create_graph, inputs, allow_unreachable,
+    accumulate_grad)` (since 0.4), which pipelines call themselves for roots whose data they have freed.
+    `torch._C._current_graph_task_id` is how `torch.utils.checkpoint` tells one backward from the next (since 1.11), and
+    `torch._C._current_autograd_node` how an unpack hook asks which node it unpacks for (since 2.1);
+    `torch._C._will_engine_execute_node(node)` is how `register_multi_grad_hook` learns how many gradients
+    will come (since 2.0); `queue_callback(f) -> bool` takes what a hook wants run at the end, or answers False when no
+    walk of ours is under way.
     """
     me = threading.get_ident()
-
-    def run_routed(original: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
-        return (run_backward if takes(roots) else original)(roots, *args, **kwargs)
 
     def current_task(original: Callable[[], int]) -> int:
         mine = task_id()
@@ -294,8 +307,8 @@ def route_engine(
         mine = will_execute(asked)
         return original(asked) if mine is None else mine
 
-    class Callbacks:
-        """Stands in for the C++ engine object; everything but `queue_callback` is the original's."""
+    class Engine:
+        """Stands in for the C++ engine object; what is not here is the original's."""
 
         def __init__(self, original: Any) -> None:
             self._original = original
@@ -307,12 +320,18 @@ def route_engine(
             if threading.get_ident() != me or not queue_callback(callback):
                 self._original.queue_callback(callback)
 
+        def run_backward(
+            self, tensors: Any, grad_tensors: Any, keep_graph: bool, create_graph: bool, *rest: Any, **settings: Any
+        ) -> Any:
+            is_routed = threading.get_ident() == me and takes(tensors)
+            run = run_backward if is_routed else self._original.run_backward
+            return run(tensors, grad_tensors, keep_graph, create_graph, *rest, **settings)
+
     return nested(
-        wrap(torch.autograd, "_engine_run_backward", run_routed, here=True),
         wrap(torch._C, "_current_graph_task_id", current_task, here=True),
         wrap(torch._C, "_current_autograd_node", current_node, here=True),
         wrap(torch._C, "_will_engine_execute_node", executes, here=True),
-        patch(torch.autograd.Variable, "_execution_engine", Callbacks),
+        patch(torch.autograd.Variable, "_execution_engine", Engine),
     )
 
 
@@ -334,7 +353,6 @@ def observe_backwards(around: Callable[[], AbstractContextManager[None]]) -> Abs
 
 def observe_function_calls(
     call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any],
-    node_hook: Callable[[Any, str, Callable[..., Any]], None],
     no_materialize: Callable[[Any], None],
 ) -> AbstractContextManager[None]:
     """Show every `autograd.Function.apply` on this thread to `call(cls, args, original)`.
@@ -352,7 +370,6 @@ def observe_function_calls(
         if isinstance(vars(function).get("apply"), classmethod)
         else function
     )
-    nodes = torch.autograd.function.BackwardCFunction
 
     def apply(original: Any) -> Any:
         del original  # bound to this class, but each call needs its own
@@ -363,10 +380,6 @@ def observe_function_calls(
 
         return classmethod(apply_routed)
 
-    def register_hook(name: str, original: Any, node: Any, hook: Callable[..., Any]) -> Any:
-        node_hook(node, name, hook)
-        return original(node, hook)
-
     def set_materialize(original: Any, ctx: Any, value: bool) -> None:
         if not value:
             no_materialize(ctx)
@@ -374,9 +387,50 @@ def observe_function_calls(
 
     return nested(
         patch(applied, "apply", apply),
-        *(
-            wrap(nodes, name, functools.partial(register_hook, name), here=True)
-            for name in ("register_hook", "register_prehook")
+        patch(
+            torch.autograd.function.BackwardCFunction,
+            "saved_tensors",
+            lambda read: property(lambda self: tuple(map(_original, read.__get__(self)))),
         ),
         wrap(torch.autograd.function.FunctionCtx, "set_materialize_grads", set_materialize, here=True),
     )
+
+
+class _Found(Exception):
+    """A node's table of hooks."""
+
+
+_PROBE: Final = object()
+"""In the place of a hook, asks for the table that it would go into."""
+
+
+def observe_node_hooks(note: Callable[[], None]) -> AbstractContextManager[None]:
+    """Call `note()` before a hook is put on a node of autograd's graph; inside, `node_hooks` finds those of a node.
+
+    The nodes keep them in C++, those of an `autograd.Function` as all others, `AccumulateGrad` among them. Each comes
+    there by `_HookMixin._register_hook(table, hook)` (torch/csrc/autograd/python_cpp_function.cpp,
+    `registerFunctionHook`; since 0.4).
+    """
+
+    def register(original: Callable[..., Any], table: dict[int, Any] | None, hook: Any) -> Any:
+        if hook is _PROBE:
+            raise _Found(table)
+        note()
+        return original(table, hook)
+
+    return wrap(torch.autograd.function._HookMixin, "_register_hook", register, here=True)
+
+
+_OF_TRACING: Final = "torch._functorch._aot_autograd.logging_utils"
+"""Puts hooks on the nodes of a graph that is compiled, which write down of what line each node is (since 2.0)."""
+
+
+def node_hooks(node: Any, kind: str) -> list[Callable[..., Any]]:
+    """The hooks of the program that a node's method `kind`, "register_hook" or "register_prehook", has been given, in
+    order."""
+    try:
+        getattr(node, kind)(_PROBE)
+    except _Found as found:
+        hooks = (found.args[0] or {}).values()
+        return [each for each in hooks if getattr(each, "__module__", "") != _OF_TRACING]
+    raise AssertionError(f"{type(node).__name__}.{kind} did not reach _register_hook")

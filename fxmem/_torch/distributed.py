@@ -49,12 +49,37 @@ def group_of_its_own() -> Iterator[None]:
     """
     before, excepthook = is_initialized(), sys.excepthook
     try:
-        yield
+        with _groups_answer_at_once():
+            yield
     finally:
         sys.excepthook = excepthook
         if is_initialized() and not before:
             dist.destroy_process_group()
         _forget_meshes()
+
+
+def _groups_answer_at_once() -> AbstractContextManager[None]:
+    """Groups are made of the fake backend, whichever is asked for: gloo, beside NCCL, for what is on the host
+    (`_new_process_group_helper`, since 1.8)."""
+    if not dist.is_available():
+        return contextlib.nullcontext()
+
+    def make(
+        original: Callable[..., Any],
+        size: int,
+        rank: int,
+        ranks: Any,
+        backend: Any,
+        store: Any,
+        name: Any,
+        backend_options: Any = None,
+        **settings: Any,
+    ) -> Any:
+        return original(size, rank, ranks, dist.Backend.FAKE, store, name, **settings)
+
+    owners = dist, dist.distributed_c10d
+    waits = replace_all((owner, "monitored_barrier", lambda *_, **__: None) for owner in owners)
+    return nested(wrap(dist.distributed_c10d, "_new_process_group_helper", make), waits)
 
 
 def rank_variables(size: int, rank: int, per_machine: int) -> dict[str, str]:

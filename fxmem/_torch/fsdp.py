@@ -6,14 +6,13 @@ Checked on torch 2.11 and 2.15.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import _flat_param, _init_utils, _runtime_utils
+from torch.distributed.fsdp import _flat_param, _init_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from fxmem._torch.common import FakeTensor, nested, patch, storage_key, wrap
@@ -74,31 +73,17 @@ def _shards_padded_once() -> AbstractContextManager[None]:
 
 
 def _flat_parameters() -> AbstractContextManager[None]:
-    """FSDP1's flat parameters are told of their gradients, and stay fake where they are offloaded.
+    """FSDP1's flat parameters stay fake where they are offloaded.
 
-    Its hooks are on `AccumulateGrad` nodes, which keep them in C++, where no Python engine sees them
-    (`_register_post_backward_hook`, torch/distributed/fsdp/_runtime_utils.py, since 1.13). Here they are on the
-    parameters, where torch itself has them under dynamo; of the pair that is kept only the last is used.
     `FlatParamHandle.flat_param_to` (since 1.13) moves shards to the host, where a program's tensors are real: one that
     goes to and fro has to stay itself.
     """
-
-    def register(state: Any, handle: Any) -> None:
-        if handle is None or not torch.is_grad_enabled() or not handle.flat_param.requires_grad:
-            return
-        flat = handle.flat_param
-        if not hasattr(flat, "_post_backward_hook_state"):
-            hook = functools.partial(_runtime_utils._post_backward_hook, state, handle)
-            flat._post_backward_hook_state = None, flat.register_post_accumulate_grad_hook(hook)
 
     def move(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         with self.flat_param.fake_mode if isinstance(self.flat_param, FakeTensor) else contextlib.nullcontext():
             original(self, *args, **kwargs)
 
-    return nested(
-        patch(_runtime_utils, "_register_post_backward_hook", lambda _: register),
-        wrap(_flat_param.FlatParamHandle, "flat_param_to", move),
-    )
+    return wrap(_flat_param.FlatParamHandle, "flat_param_to", move)
 
 
 def _machines_of_all_their_cards() -> AbstractContextManager[None]:

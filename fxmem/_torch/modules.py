@@ -24,6 +24,13 @@ def own_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
+def all_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The parameters and buffers of a module, whose class may have attributes of these names (Megatron-LM's wrapper
+    has a list `buffers`)."""
+    yield from torch.nn.Module.parameters(module)
+    yield from torch.nn.Module.buffers(module)
+
+
 def own_modules(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """The modules a module itself holds (`Module._modules`, since 0.1)."""
     return module._modules

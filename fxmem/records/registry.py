@@ -101,6 +101,8 @@ EXPORTERS: Registry[Any] = Registry("format", "fxmem.show.export.formats", "fxme
 """Formats of other tools, likewise; `fxmem.show.export` says what is registered."""
 CAUSES: Registry[Any] = Registry("cause", "fxmem.memory.findings.causes", "fxmem.findings")
 """What may be wrong with a step, likewise; `fxmem.memory.findings` says what is registered."""
+PACKAGES: Registry[Any] = Registry("package", "fxmem.simulation.kernels.packages", "fxmem.packages")
+"""Kernels of other packages, likewise; `fxmem.simulation.kernels.packages` says what is registered."""
 VIEWS: Registry[Any] = Registry("view", "fxmem.show.html.views", "fxmem.views")
 """How a notebook shows a record: functions from the record to a fragment of HTML, by the name of its class
 (`card-fits` shows `CardFits`)."""

@@ -42,6 +42,7 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
             "model",
             "TorchScript fuses no kernels; where it does on a card, temporaries within them are not allocated",
         )
+    yield from (("kernels", text) for text in run.recording.packages.assumptions())
     yield from _compiled_step(run.step.compiled)
     yield from _optimizer(run)
     called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}
@@ -297,6 +298,8 @@ def unknowns(run: FinishedRun) -> Iterator[Unknown]:
 
 def _describe_optimizer(optimizer: torch.optim.Optimizer, target: Target) -> str:
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    if not ({"foreach", "fused"} & group.keys() or type(optimizer).__module__.startswith("torch.")):  # has one form
+        return type(optimizer).__name__
     foreach = group.get("foreach", False)
     foreach = card_emulation.default_foreach(target) if foreach is None else foreach
     form = "fused" if group.get("fused") else "foreach" if foreach else "for-loop"

@@ -10,6 +10,7 @@ import torch.fx
 
 from fxmem import __version__
 from fxmem._torch import common as torch_common
+from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.hardware.workspaces import TimedOp, insert_workspaces
 from fxmem.memory import liveness
@@ -168,7 +169,7 @@ def _find_first_readers(run: FinishedRun) -> dict[int, int]:
     for position, node in enumerate(run.nodes):
         if node.op == "call_module":
             module = run.model.get_submodule(str(node.target))
-            held = (tensor for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
+            held = torch_modules.all_tensors(module)
             read = [log.note_storage(part) for tensor in held for part in torch_wrappers.parts(tensor)]
             read = read or dropped.get(str(node.target), [])
         elif node.op in ("get_attr", "placeholder"):

@@ -37,6 +37,7 @@ from fxmem.simulation.asked.values import Values
 from fxmem.simulation.error_advice import explain_error
 from fxmem.simulation.kernel_settings import chosen_cudnn, convolution_settings, is_deterministic
 from fxmem.simulation.kernels import card_emulation, subclass_ways
+from fxmem.simulation.kernels.stand_in_modules import StandInModules
 from fxmem.simulation.kernels.streams import Streams
 from fxmem.simulation.model.fake_model import deep_recursion
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
@@ -307,6 +308,8 @@ class Recording(Observer):
         """Whether the program called something compiled that ran as eager code."""
         self.traces_itself = False
         """Whether the program traced a function with make_fx."""
+        self.packages = StandInModules(self.on_kernel)
+        """Kernels of other packages that it calls."""
         self.ran_scripted = False
         """Whether the program called a function that TorchScript has compiled."""
 
@@ -423,6 +426,14 @@ class Recording(Observer):
         for tensor in torch_common.iterate_tensors(arguments):
             known_values.forget(tensor)
         self.log.note_call(f"triton.{kernel}", flops.size_of_tensors(arguments))
+
+    def on_kernel(self, kernel: str, count: int | None, values: Any) -> None:
+        """The program has called a kernel of another package, or asked it something, which takes no tensors."""
+        tensors = list(torch_common.iterate_tensors(values))
+        for tensor in tensors:
+            known_values.forget(tensor)
+        if tensors:
+            self.log.note_call(kernel, flops.size_of_tensors(values), count)
 
     def on_compiled_call(self) -> None:
         """The program calls compiled code."""

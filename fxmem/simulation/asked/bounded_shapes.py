@@ -38,13 +38,17 @@ def bound_result(
 
 
 def _nonzero(note: Note, tensor: torch.Tensor) -> tuple[Any, str]:
-    places = torch.empty(tensor.dim(), tensor.numel(), dtype=torch.int64, device=tensor.device).t()
-    return places, "nonzero: every place"
+    share = plausible.find_share(tensor)
+    what = "every place" if share is None else "as many as each row chooses"
+    count = tensor.numel() if share is None else int(tensor.numel() * share)
+    return torch.empty(tensor.dim(), count, dtype=torch.int64, device=tensor.device).t(), f"nonzero: {what}"
 
 
 def _masked_select(note: Note, tensor: torch.Tensor, mask: torch.Tensor) -> tuple[Any, str]:
     count = torch.broadcast_tensors(tensor, mask)[0].numel()  # type: ignore[no-untyped-call]
-    return torch.empty(count, dtype=tensor.dtype, device=tensor.device), "masked_select: every element"
+    share = plausible.find_share(mask)
+    what = "every element" if share is None else "as many as each row chooses"
+    return tensor.new_empty(count if share is None else int(count * share)), f"masked_select: {what}"
 
 
 def _index(note: Note, tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> tuple[Any, str]:

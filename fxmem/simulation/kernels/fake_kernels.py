@@ -392,7 +392,14 @@ def _wait(_: Any, source: Tensor) -> Any:
     return aten.alias.default(source)
 
 
+def _coalesced(_: Any, outputs: list[Tensor], inputs: list[Tensor], group: Any, *__: Any, **___: Any) -> Any:
+    """The work of several collectives as one (distributed/c10d/Ops.cpp), as of the first; torch has none for fakes."""
+    return torch.ops.c10d._allgather_base_.default(outputs[0], inputs[0], group)[1]
+
+
 if torch.distributed.is_available():
+    for each in ("allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_"):
+        EVERYWHERE[getattr(torch.ops.c10d, each).default] = _in_mode(_coalesced)
     EVERYWHERE[torch.ops._c10d_functional.wait_tensor.default] = _in_mode(_wait)
 # A card has it from FakeTensorMode, too.
 FAKE_KERNELS[aten._grouped_mm.default] = EVERYWHERE[aten._grouped_mm.default]

@@ -43,6 +43,8 @@ _ALLOCATE = frozenset({"SliceBackward0", "SelectBackward0", "DiagonalBackward0",
 """Nodes of views whose backward allocates a tensor of zeros itself."""
 
 
+_NO_TENSOR, _IN_THE_GRAPH = "no tensor", "in the graph"
+"""What an output of a Function is that is no tensor without a gradient."""
 _COMPILED: Final = "CompiledFunctionBackward"
 """Node of a graph that AOTAutograd compiled."""
 _OF_FUNCTION: Final = torch.autograd.function.BackwardCFunction
@@ -84,7 +86,7 @@ class AutogradEngine:
         self._next_task = 1 << 40  # far from the C++ engine's own small numbers
         self._callbacks: list[Callable[[], None]] = []
         self._keeps_none: set[int] = set()
-        self._undifferentiable: dict[int, list[tuple[tuple[int, ...], torch.dtype, torch.device] | None]] = {}
+        self._undifferentiable: dict[int, list[tuple[tuple[int, ...], torch.dtype, torch.device] | str]] = {}
 
     # --- what autograd records ----------------------------------------------------------------------------------------
 
@@ -105,9 +107,8 @@ class AutogradEngine:
                 self._queue_callback,
                 self._program.takes_backward,
             ),
-            torch_autograd.observe_function_calls(
-                lambda *made: self._note_outputs(call(*made)), self.hooks.note_node_hook, self._note_keeps_none
-            ),
+            torch_autograd.observe_function_calls(lambda *made: self._note_outputs(call(*made)), self._note_keeps_none),
+            self.hooks.observe(),
         )
 
     def find_saved(self) -> Iterator[tuple[int, Any]]:
@@ -120,13 +121,17 @@ class AutogradEngine:
 
     def _note_outputs(self, outputs: Any) -> Any:
         """Note the shapes of a Function's outputs that it marked non-differentiable: autograd's graph has none of them,
-        and backward receives zeros of these shapes."""
+        and backward receives zeros of these shapes. For what is no tensor it receives None."""
         values = outputs if isinstance(outputs, tuple) else (outputs,)
         makers = [each.grad_fn for each in values if isinstance(each, torch.Tensor)]
         nodes = [each for each in makers if isinstance(each, _OF_FUNCTION)]
         if nodes and len(nodes) < len(values):
             self._undifferentiable[torch_autograd.sequence_number(nodes[0])] = [
-                (tuple(t.shape), t.dtype, t.device) if isinstance(t, torch.Tensor) and t.grad_fn is None else None
+                _NO_TENSOR
+                if not isinstance(t, torch.Tensor)
+                else _IN_THE_GRAPH
+                if t.grad_fn is not None
+                else (tuple(t.shape), t.dtype, t.device)
                 for t in values
             ]
         return outputs
@@ -178,10 +183,12 @@ class AutogradEngine:
             if not task.executes(node):
                 continue
             if torch_autograd.is_accumulate_grad(node):
+                self.hooks.run_pre_hooks(node, received)
                 if received[0] is not None:
                     self._streams.enter_backward_node(None)
                     accumulate_gradient(node.variable, received, create_graph=create_graph)
                     self.hooks.run_accumulation_hooks(node.variable)
+                self.hooks.run_post_hooks(node, [], received)
                 del received  # freed before the next node runs
                 continue
             results = self._evaluate(node, received, retain_graph=retain_graph)
@@ -279,9 +286,10 @@ class AutogradEngine:
             return
         known = self._undifferentiable.get(number, [])
         for index, (gradient, wants) in enumerate(zip(received, torch_autograd.input_metadata(node), strict=False)):
-            if gradient is None:
-                look = known[index] if index < len(known) else None
-                shape, dtype, device = look or (tuple(wants.shape), wants.dtype, wants.device)
+            look = known[index] if index < len(known) else _IN_THE_GRAPH
+            if gradient is None and look != _NO_TENSOR:
+                of_edge = tuple(wants.shape), wants.dtype, wants.device
+                shape, dtype, device = of_edge if isinstance(look, str) else look
                 received[index] = torch.zeros(shape, dtype=dtype, device=device)
 
 

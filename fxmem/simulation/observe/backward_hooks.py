@@ -1,22 +1,17 @@
-"""The hooks of tensors and nodes, which the engine runs and not the node: tensor pre-hooks, node pre- and post-hooks.
-
-Not seen: hooks that a program puts on C++ nodes it fetched itself (`y.grad_fn.register_hook`); they are kept in C++,
-and Python cannot list them.
-"""
+"""The hooks of tensors and of nodes, before and after these: the engine runs them, and not the node."""
 
 from __future__ import annotations
 
-import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 
 from fxmem._torch import autograd as torch_autograd
 
-_KEYS: Final = {kind: ("fxmem", kind) for kind in ("tensors", "register_prehook", "register_hook")}
-_NONE: Final[Mapping[int, Any]] = types.MappingProxyType({})
+_KEY: Final = ("fxmem", "tensors")
 
 
 class BackwardHooks:
@@ -29,11 +24,18 @@ class BackwardHooks:
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
         self._retains_grad: dict[tuple[int, int], weakref.ref[torch.Tensor]] = {}
+        self._are_on_nodes = False
+        """Whether the program has put hooks on nodes."""
+
+    def observe(self) -> AbstractContextManager[None]:
+        """The program puts its hooks on nodes inside."""
+        return torch_autograd.observe_node_hooks(self._note_node_hook)
 
     def note_tensor_hook(self, tensor: torch.Tensor) -> None:
         """Note that `tensor.register_hook` was called; a leaf keeps its hooks itself."""
         if tensor.grad_fn is not None:
-            kept = _table(tensor.grad_fn, "tensors")
+            node: Any = tensor.grad_fn
+            kept: dict[int, Any] = node.metadata.setdefault(_KEY, {})  # freed with the node
             kept[torch_autograd.output_number(tensor)] = torch_autograd.tensor_hooks(tensor)
 
     def note_retain_grad(self, tensor: torch.Tensor) -> None:
@@ -42,10 +44,11 @@ class BackwardHooks:
             key = torch_autograd.sequence_number(tensor.grad_fn), torch_autograd.output_number(tensor)
             self._retains_grad[key] = weakref.ref(tensor)
 
-    def note_node_hook(self, node: Any, kind: str, hook: Callable[..., Any]) -> None:
-        """Note that the method `kind` of a node, `register_hook` or `register_prehook`, was called."""
-        kept = _table(node, kind)
-        kept[len(kept)] = hook
+    def _note_node_hook(self) -> None:
+        self._are_on_nodes = True
+
+    def _of_node(self, node: Any, kind: str) -> list[Callable[..., Any]]:
+        return torch_autograd.node_hooks(node, kind) if self._are_on_nodes else []
 
     def run_tensor_hooks(self, node: Any, received: list[torch.Tensor | None]) -> None:
         """Run the hooks of the tensors whose gradients a node received; the hooks may replace these."""
@@ -55,20 +58,20 @@ class BackwardHooks:
 
     def run_pre_hooks(self, node: Any, received: list[torch.Tensor | None]) -> None:
         """Run what is to run before a node; the hooks may replace its gradients."""
-        for hook in _find_hooks(node, "register_prehook").values():
+        for hook in self._of_node(node, "register_prehook"):
             replaced = self._run(hook, tuple(received))
             if replaced is not None:
                 received[:] = replaced if isinstance(replaced, tuple) else (replaced,)
 
     def has_post_hooks(self, node: Any) -> bool:
         """Whether a hook is to see what a node received after it has run."""
-        return bool(_find_hooks(node, "register_hook"))
+        return bool(self._of_node(node, "register_hook"))
 
     def run_post_hooks(
         self, node: Any, results: list[torch.Tensor | None], received: list[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
         """Run what is to run after a node; its results, as the hooks leave them."""
-        for hook in _find_hooks(node, "register_hook").values():
+        for hook in self._of_node(node, "register_hook"):
             replaced = self._run(hook, tuple(results), tuple(received))
             if replaced is not None:
                 results = list(replaced) if isinstance(replaced, tuple) else [replaced]
@@ -83,7 +86,7 @@ class BackwardHooks:
         if torch_autograd.is_accumulate_grad(node):
             hooks = torch_autograd.tensor_hooks(node.variable)
         else:
-            hooks = _find_hooks(node, "tensors").get(index)
+            hooks = node.metadata.get(_KEY, {}).get(index)
             retaining = self._retains_grad.get((torch_autograd.sequence_number(node), index))
             tensor = retaining() if retaining is not None else None
             if tensor is not None:
@@ -93,15 +96,3 @@ class BackwardHooks:
             if replaced is not None:
                 gradient = replaced
         return gradient
-
-
-def _table(node: Any, kind: str) -> dict[int, Any]:
-    """A node's hooks of one kind, in a table that is freed with the node. C++ frees them so."""
-    found: dict[int, Any] = node.metadata.setdefault(_KEYS[kind], {})
-    return found
-
-
-def _find_hooks(node: Any, kind: str) -> Mapping[int, Any]:
-    """As `_table`, to be read."""
-    found: Mapping[int, Any] = node.metadata.get(_KEYS[kind], _NONE)
-    return found

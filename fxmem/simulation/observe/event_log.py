@@ -476,10 +476,10 @@ class StepLog:
             )
         return index
 
-    def note_call(self, name: str, moved_bytes: int) -> None:
-        """Log what is no operator, allocates nothing and has unknown FLOPs."""
+    def note_call(self, name: str, moved_bytes: int, flops: int | None = None) -> None:
+        """Log what is no operator and allocates nothing."""
         if not self.setting_up:
-            self.note_op(name, self.tick, None, moved_bytes)
+            self.note_op(name, self.tick, flops, moved_bytes)
 
     def set_phase(self, phase: Phase) -> None:
         """End the phase and begin another."""

@@ -24,6 +24,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import modules as torch_modules
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind
@@ -277,6 +278,5 @@ def move_to_card(value: Any) -> Any:
 def has_fake_inside(value: Any) -> bool:
     """Whether there is a fake in nested values, the tensors of modules among them included."""
     modules = [each for each in torch_common.tree_iter(value) if isinstance(each, torch.nn.Module)]
-    kept = (tensors for module in modules for tensors in (module.parameters(), module.buffers()))
-    tensors = itertools.chain(torch_common.iterate_tensors(value), *kept)
+    tensors = itertools.chain(torch_common.iterate_tensors(value), *map(torch_modules.all_tensors, modules))
     return any(isinstance(each, torch_common.FakeTensor) for each in tensors)

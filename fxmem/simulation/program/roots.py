@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.source_lines import user_frame, variables
 
@@ -102,8 +103,7 @@ class Roots:
 
 def has_target_tensors(module: torch.nn.Module, device_type: str) -> bool:
     """Whether a module has fake parameters or buffers on such a device."""
-    tensors = (tensor for found in (module.parameters(), module.buffers()) for tensor in found)
-    fakes = (part for each in tensors for part in torch_wrappers.parts(each))
+    fakes = (part for each in torch_modules.all_tensors(module) for part in torch_wrappers.parts(each))
     return any(isinstance(each, torch_common.FakeTensor) and each.fake_device.type == device_type for each in fakes)
 
 

@@ -20,6 +20,7 @@ _KINDS: Final[dict[str, CollectiveKind]] = {
     **dict.fromkeys(("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_"), "all-gather"),
     **dict.fromkeys(("all_gather_into_tensor", "all_gather_into_tensor_out"), "all-gather"),
     **dict.fromkeys(("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor"), "reduce-scatter"),
+    "reduce_scatter_tensor_coalesced_": "reduce-scatter",
     **dict.fromkeys(("allreduce_", "allreduce_coalesced_", "all_reduce", "all_reduce_"), "all-reduce"),
     **dict.fromkeys(("alltoall_", "alltoall_base_", "all_to_all_single"), "all-to-all"),
     **dict.fromkeys(("broadcast_", "broadcast"), "broadcast"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
 from fxmem.errors import AnalysisError
+from fxmem.simulation.asked import known_values
 from fxmem.simulation.round_rule import Enough
 
 
@@ -94,8 +96,15 @@ class Mailbox:
             )
 
 
-def mail_patches(rank: int, mailbox: Mailbox | None) -> contextlib.AbstractContextManager[None]:
-    """Objects come and go by the mailbox: `send_object_list`, `recv_object_list`, `broadcast_object_list`."""
+def mail_patches(
+    rank: int, mailbox: Mailbox | None, note: Callable[[str], None]
+) -> contextlib.AbstractContextManager[None]:
+    """Objects come and go by the mailbox: `send_object_list`, `recv_object_list`, `broadcast_object_list`,
+    `scatter_object_list`.
+
+    Where all give one, ranks would wait for each other: each is taken to give what this one does (`all_gather_object`,
+    `gather_object`), which `note` is told.
+    """
 
     def receive(source: int, into: list[Any]) -> None:
         if mailbox is None:
@@ -131,6 +140,68 @@ def mail_patches(rank: int, mailbox: Mailbox | None) -> contextlib.AbstractConte
         else:
             send(object_list, *torch.distributed.get_process_group_ranks(group))
 
-    functions = send_object_list, recv_object_list, broadcast_object_list
+    def scatter_object_list(
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: Any = None,
+        src: Any = None,
+        group: Any = None,
+        group_src: Any = None,
+    ) -> None:
+        source = torch_distributed.find_rank(group, src, group_src)
+        if source != rank:
+            receive(source, scatter_object_output_list)
+            return
+        members = torch.distributed.get_process_group_ranks(group)
+        for member, each in zip(members, scatter_object_input_list, strict=True):
+            if member == rank:
+                scatter_object_output_list[0] = each
+            else:
+                send([each], member)
+
+    functions: tuple[Any, ...] = send_object_list, recv_object_list, broadcast_object_list, scatter_object_list
+    functions += _give_alike(rank, note)
     owners = torch.distributed, torch.distributed.distributed_c10d
-    return torch_common.replace_all((owner, each.__name__, each) for each in functions for owner in owners)
+    replaced = torch_common.replace_all((owner, each.__name__, each) for each in functions for owner in owners)
+    broadcast = functools.partial(_broadcast, rank, note)
+    return torch_common.nested(replaced, *(torch_common.wrap(owner, "broadcast", broadcast) for owner in owners))
+
+
+_MOST_FLAGS: Final = 64
+"""Whole numbers of a tensor that may be flags."""
+
+
+def _broadcast(
+    rank: int,
+    note: Callable[[str], None],
+    original: Callable[..., Any],
+    tensor: Any,
+    src: Any = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: Any = None,
+) -> Any:
+    """`broadcast`: whole numbers that are 0 until another rank says what they are, as it alone has read the data, are
+    taken to be 1 then. All other numbers are taken to be on all ranks what they are on this."""
+    work = original(tensor, src, group, async_op, group_src)
+    if torch_distributed.find_rank(group, src, group_src) == rank or tensor.dtype.is_floating_point:
+        return work
+    if 0 < tensor.numel() <= _MOST_FLAGS:
+        value = known_values.find_value(tensor) if isinstance(tensor, torch_common.FakeTensor) else tensor
+        with torch_common.no_modes():
+            is_open = value is not None and not value.any()
+        if is_open:
+            note("whole numbers that another rank broadcasts: 1")
+            tensor.fill_(1)
+    return work
+
+
+def _give_alike(rank: int, note: Callable[[str], None]) -> tuple[Callable[..., None], ...]:
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        note(f"objects of all ranks: each as that of rank {rank}")
+        object_list[:] = [obj] * len(object_list)
+
+    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
+        if object_gather_list is not None:
+            all_gather_object(object_gather_list, obj)
+
+    return all_gather_object, gather_object

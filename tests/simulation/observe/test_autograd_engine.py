@@ -218,6 +218,108 @@ def test_hooks_run_where_the_cpp_engine_runs_them():
     assert came.index("full") < came.index("tensor") < came.index("accumulated")
 
 
+def test_hooks_on_nodes_of_cpp_run_as_the_cpp_engine_runs_them():
+    """Those of a leaf's `AccumulateGrad`, by which trainers move gradients to buffers of their own, among them."""
+
+    def program():
+        log = []
+        weight = nn.Parameter(torch.arange(3.0))
+        weight.main_grad = torch.zeros(3, dtype=torch.float64)
+
+        def to_main(inputs, received):
+            log.append((len(inputs), received[0].tolist()))
+            weight.main_grad.add_(weight.grad)
+            weight.grad = None
+
+        sink = weight.expand_as(weight).grad_fn.next_functions[0][0]
+        sink.register_hook(to_main)
+        sink.register_prehook(lambda received: (received[0] + 1,))
+        removed = sink.register_hook(lambda *_: log.append("removed"))
+        removed.remove()
+        for factor in (2, 3):
+            y = (weight * factor).sin()
+            y.grad_fn.register_hook(lambda inputs, received: log.append(len(received)) or (inputs[0] * 5,))
+            y.sum().backward()
+        return log, weight.main_grad, weight.grad
+
+    expected = program()
+    engine = AutogradEngine(Watching())
+    with engine.route(lambda cls, args, apply: apply(*args)):
+        log, main, gradient = program()
+    assert log == expected[0]
+    assert len(log) == 4
+    assert torch.equal(main, expected[1])
+    assert gradient is None
+
+
+def test_a_leaf_that_a_function_has_saved_is_the_leaf_itself():
+    found = []
+
+    class Times(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight)
+            return x * weight
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, weight = ctx.saved_tensors
+            found.append((weight is leaf, x is leaf, hasattr(weight, "was_added"), x.requires_grad))
+            return gradient * weight, None
+
+    leaf = nn.Parameter(torch.ones(3))
+    leaf.was_added = False
+    x = torch.ones(3, requires_grad=True)
+    Times.apply(x.sin(), leaf).sum().backward()
+    engine = AutogradEngine(Watching())
+    with engine.route(lambda cls, args, apply: apply(*args)):
+        Times.apply(x.sin(), leaf).sum().backward()
+    assert found == [(True, False, True, True)] * 2
+
+
+def test_a_function_receives_none_for_an_output_that_is_no_tensor():
+    received = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return None, x * 2, x + 1
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            received.append([None if each is None else each.tolist() for each in gradients])
+            return gradients[1] * 2
+
+    x = torch.ones(2, requires_grad=True)
+    Twice.apply(x)[1].sum().backward()
+    with AutogradEngine(Watching()).route(lambda cls, args, apply: apply(*args)):
+        Twice.apply(x)[1].sum().backward()
+    assert received == [[None, [1, 1], [0, 0]]] * 2
+
+
+def test_the_engine_is_called_by_itself_for_roots_whose_data_is_freed():
+    def program():
+        x = torch.arange(6.0).view(2, 3).requires_grad_()
+        y = x.sin()
+        y.data = torch.empty((1,))
+        torch.autograd.Variable._execution_engine.run_backward(
+            tensors=(y,),
+            grad_tensors=(torch.ones(2, 3),),
+            keep_graph=False,
+            create_graph=False,
+            inputs=(),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+        return x.grad
+
+    expected, watching = program(), Watching()
+    engine = AutogradEngine(watching)
+    with engine.route(lambda cls, args, apply: apply(*args)):
+        assert torch.equal(program(), expected)
+    assert watching.ran
+
+
 @pytest.mark.parametrize("only", [False, True])
 def test_a_hook_waits_for_all_gradients_that_will_come(only):
     """Of tensors that are used, before and within backward, of leaves, and of one that no gradient reaches."""

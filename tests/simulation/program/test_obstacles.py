@@ -43,6 +43,25 @@ def least_context(card: str) -> int:
     return found.low
 
 
+def test_a_wrapper_may_have_a_list_of_buffers() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+            self.buffers = [torch.zeros(3, device="cuda")]  # type: ignore[assignment]
+
+        def forward(self, size: int) -> Any:
+            return self.module(torch.ones(2, size, device="cuda"))
+
+    with fxmem.record("h100", steps=2) as recorded:
+        model = Wrapper(nn.Linear(4, 4).cuda())
+        optimizer = torch.optim.SGD(model.parameters())
+        while True:
+            model(4).sum().backward()
+            optimizer.step()
+    assert len(recorded.rounds) == 2
+
+
 def test_types_of_tensors_name_the_card() -> None:
     host = torch.ones(4, dtype=torch.uint8)
     before = torch.cuda.FloatTensor

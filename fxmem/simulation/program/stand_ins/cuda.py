@@ -38,11 +38,37 @@ class _AnyGenerator(type(_GENERATOR)):  # type: ignore[misc]
         return isinstance(value, _GENERATOR)
 
 
-class _CardGenerator(_GENERATOR, metaclass=_AnyGenerator):  # type: ignore[misc]
-    """A generator for whichever device: the host's."""
+class _CardGenerator(_GENERATOR):  # type: ignore[misc]
+    """A generator of the card: the host's, whose state looks as a card's, and is nothing else.
+
+    That is a seed and an offset of 8 bytes each, on the host (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
+    """
+
+    device = torch.device("cuda", 0)
+
+    def get_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state()
+
+    def clone_state(self) -> _CardGenerator:
+        return _CardGenerator("cpu")
+
+    def graphsafe_get_state(self) -> _CardGenerator:
+        return self
+
+    def set_state(self, new_state: Any) -> _CardGenerator:
+        return self
+
+    graphsafe_set_state = set_offset = set_state
+
+    def get_offset(self) -> int:
+        return 0
+
+
+class _Generator(_GENERATOR, metaclass=_AnyGenerator):  # type: ignore[misc]
+    """`torch.Generator`, whose class none is of."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return _GENERATOR("cpu")
+        return (_CardGenerator if torch.device(device).type == "cuda" else _GENERATOR)("cpu")
 
 
 _DTYPES: Final[dict[str, torch.dtype]] = {
@@ -119,7 +145,7 @@ def stand_ins(
         (cuda.nvtx, {**dict.fromkeys(("range_push", "range_pop", "mark"), _nothing), "range": _nullcontext}),
         (cuda, {"memory_snapshot": lambda *_, **__: history.snapshot()["segments"]}),
         (torch.accelerator, {**answers, **_accelerator(), "get_memory_info": answers["mem_get_info"]}),
-        (torch, {"Generator": _CardGenerator}),
+        (torch, {"Generator": _Generator}),
     )
     for owner, found in places:
         for name, answer in found.items():
@@ -148,6 +174,7 @@ def _quiet(capability: tuple[int, int]) -> dict[str, Any]:
         **dict.fromkeys(silent, _nothing),
         "CUDAGraph": _NoGraph,
         "is_initialized": lambda: True,
+        "default_generators": (_CardGenerator("cpu"),),
         **dict.fromkeys(("initial_seed", "get_sync_debug_mode"), lambda: 0),
         "get_arch_list": lambda: ["sm_{}{}".format(*capability)],
         "can_device_access_peer": lambda *_: False,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -258,7 +259,7 @@ def _distributed(notes: MadeUpNotes, world: World | None, *, compiles: bool) -> 
     for owner in (torch.distributed, torch.distributed.distributed_c10d, torch.distributed.device_mesh):
         yield torch_common.wrap(owner, "init_process_group", init_process_group)
     yield torch_distributed.futures_have_results()
-    yield mail_patches(place.rank, place.mailbox)
+    yield mail_patches(place.rank, place.mailbox, functools.partial(notes.note, "answered"))
 
     class NotedReplica(Replica):
         """`DistributedDataParallel` of a program."""

@@ -80,6 +80,49 @@ if kind in ("1f1b", "gpipe", "interleaved"):
     else:
         schedule = (Schedule1F1B if kind == "1f1b" else ScheduleGPipe)(stages[0], 4, loss_fn=stage_loss)
     train_stages(schedule, [each for stage in stages for each in stage.submod.parameters()])
+elif kind == "main gradients":
+    # As trainers do it: hooks on `AccumulateGrad` move gradients to a buffer of their own, of which each rank keeps a
+    # part; collectives go as one, objects and what is on the host by a second group.
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    beside = dist.new_group(range(world), backend="gloo")
+    shapes: list[Any] = [None] * world
+    model = Llama().to(torch.bfloat16)
+    parameters = list(model.parameters())
+    dist.all_gather_object(shapes, [each.shape for each in parameters], group=beside)
+    assert shapes == [shapes[0]] * world
+    sinks = []
+    for parameter in parameters:
+        parameter.main_grad = torch.zeros(parameter.shape)
+
+        def to_main(*_: Any, parameter: Any = parameter) -> None:
+            """The gradient goes to its own buffer."""
+            parameter.main_grad.add_(parameter.grad)
+            parameter.grad = None
+
+        sink = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+        sink.register_hook(to_main)
+        sinks.append(sink)  # a sink that nobody keeps goes, and its hooks with it
+    shards = [torch.zeros(each.numel() // world) for each in parameters]
+    optimizer = torch.optim.AdamW(shards)
+    for _ in range(STEPS):
+        loss(model(batch)).backward()
+        for shard in shards:
+            shard.grad = torch.empty_like(shard)
+        with _coalescing_manager(group=beside, async_ops=True) as reduced:
+            for shard, each in zip(shards, parameters, strict=True):
+                dist.reduce_scatter_tensor(shard.grad, each.main_grad.view(-1), group=beside, async_op=True)
+        reduced.wait()
+        del reduced
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad(), _coalescing_manager(async_ops=True) as gathered:
+            for shard, each in zip(shards, parameters, strict=True):
+                dist.all_gather_into_tensor(each.data.view(-1), shard.to(torch.bfloat16), async_op=True)
+                each.main_grad.zero_()
+        gathered.wait()
+        del gathered
+        time.sleep(PAUSE)
 elif kind == "ddp":
     train(nn.parallel.DistributedDataParallel(Llama()))
 elif kind == "zero-1":

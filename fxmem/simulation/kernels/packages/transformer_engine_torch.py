@@ -1,0 +1,482 @@
+"""Kernels of TransformerEngine for PyTorch in half precision: products, norms, activations, attention, optimizers.
+
+Read in release 2.11.0 (c188b533), files of transformer_engine/pytorch/csrc/extensions. Its fp8 and its overlap of
+communication with products are not here.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxmem._torch import common as torch_common
+from fxmem.errors import AnalysisError
+from fxmem.simulation.kernels.packages import Package, enumeration, norm_tensors, register
+
+aten = torch.ops.aten
+
+_DTYPES = {4: torch.float32, 5: torch.float16, 6: torch.bfloat16}
+_FORMATS = "NVTE_SBHD NVTE_BSHD NVTE_THD NVTE_BSHD_2SBHD NVTE_SBHD_2BSHD NVTE_THD_2BSHD NVTE_THD_2SBHD"
+_LAYOUTS = """NVTE_SB3HD NVTE_SBH3D NVTE_SBHD_SB2HD NVTE_SBHD_SBH2D NVTE_SBHD_SBHD_SBHD NVTE_BS3HD NVTE_BSH3D
+NVTE_BSHD_BS2HD NVTE_BSHD_BSH2D NVTE_BSHD_BSHD_BSHD NVTE_T3HD NVTE_TH3D NVTE_THD_T2HD NVTE_THD_TH2D NVTE_THD_THD_THD
+NVTE_SBHD_BSHD_BSHD NVTE_BSHD_SBHD_SBHD NVTE_THD_BSHD_BSHD NVTE_THD_SBHD_SBHD NVTE_Paged_KV_BSHD_BSHD_BSHD
+NVTE_Paged_KV_BSHD_SBHD_SBHD NVTE_Paged_KV_SBHD_BSHD_BSHD NVTE_Paged_KV_SBHD_SBHD_SBHD NVTE_Paged_KV_THD_BSHD_BSHD
+NVTE_Paged_KV_THD_SBHD_SBHD"""
+_MASKS = """NVTE_NO_MASK NVTE_PADDING_MASK NVTE_CAUSAL_MASK NVTE_PADDING_CAUSAL_MASK NVTE_CAUSAL_BOTTOM_RIGHT_MASK
+NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK"""
+_OVERLAPS = """BULK_OVERLAP_AG BULK_OVERLAP_RS SPLIT_PIPELINED_AG_P2P SPLIT_PIPELINED_RS SPLIT_PIPELINED_RS_P2P
+ATOMIC_GEMM_RS ATOMIC_GEMM_AG_P2P ATOMIC_GEMM_RS_P2P EXTERNAL_BULK_OVERLAP_AG"""
+_ENUMERATIONS: dict[str, Any] = {  # common/util/pybind_helper.h, pytorch/csrc/common.h
+    "DType": {
+        **{"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6},
+        **{"kFloat8E4M3": 7, "kFloat8E5M2": 8, "kFloat4E2M1": 10},
+    },
+    "FP8FwdTensors": " ".join(f"GEMM{n}_{what}" for n in (1, 2, 3) for what in ("INPUT", "WEIGHT", "OUTPUT")),
+    "FP8BwdTensors": " ".join(f"GRAD_{what}{n}" for n in (1, 2, 3) for what in ("OUTPUT", "INPUT")),
+    "NVTE_Bias_Type": "NVTE_NO_BIAS NVTE_PRE_SCALE_BIAS NVTE_POST_SCALE_BIAS NVTE_ALIBI",
+    "NVTE_Mask_Type": _MASKS,
+    "NVTE_Softmax_Type": "NVTE_VANILLA_SOFTMAX NVTE_OFF_BY_ONE_SOFTMAX NVTE_LEARNABLE_SOFTMAX",
+    "NVTE_QKV_Format": _FORMATS,
+    "NVTE_QKV_Layout": _LAYOUTS,
+    "NVTE_Fused_Attn_Backend": {
+        **{"NVTE_No_Backend": -1, "NVTE_F16_max512_seqlen": 0, "NVTE_F16_arbitrary_seqlen": 1, "NVTE_FP8": 2}
+    },
+    "Float8BlockScaleTensorFormat": "GEMM_READY COMPACT",
+    "CommOverlapType": "RS AG",
+    "CommOverlapAlgo": _OVERLAPS,
+}
+
+
+def _load_here(common: Any) -> torch_common.Patches:
+    """The extension is imported, where the package would look for its file."""
+    yield torch_common.replace(common, "load_framework_extension", lambda _: __import__(PACKAGE.module))
+
+
+def _pass_on(extensions: Any) -> torch_common.Patches:
+    """What is not in the extension is looked up there: the package imports all of its names at once."""
+    unknown: Any = vars(sys.modules[PACKAGE.module])["__getattr__"]
+    vars(extensions)["__getattr__"] = unknown
+    return iter(())
+
+
+def _take_fakes(utils: Any) -> torch_common.Patches:
+    """A backend is chosen by the type of the tensors, which is plain on a card."""
+
+    def choose(original: Any, attention_params: Any) -> Any:
+        if attention_params.qkv_type is torch_common.FakeTensor:
+            attention_params.qkv_type = torch.Tensor
+        return original(attention_params)
+
+    yield torch_common.wrap(utils, "get_attention_backend", choose)
+
+
+PACKAGE = Package(
+    module="transformer_engine_torch",
+    release="TransformerEngine 2.11.0",
+    python="transformer_engine",
+    values={name: enumeration(name, members) for name, members in _ENUMERATIONS.items()},
+    environ={"NVTE_PROJECT_BUILDING": "1"},  # its Python then looks for no library beside itself
+    patches={
+        "transformer_engine.common": _load_here,
+        "transformer_engine.pytorch.cpp_extensions": _pass_on,
+        "transformer_engine.pytorch.attention.dot_product_attention.utils": _take_fakes,
+    },
+)
+register("transformer-engine-torch", PACKAGE)
+kernel = PACKAGE.kernel
+
+
+def _plain(*given: Any) -> None:
+    """Refuse what is quantized."""
+    for each in given:
+        if each is not None and type(each).__name__.endswith(("Quantizer", "Storage", "Float8Tensor")):
+            raise AnalysisError(
+                f"expected TransformerEngine's layers in float16 or bfloat16, got a {type(each).__name__}, for which "
+                f"there are no rows. Leave its fp8 recipe out"
+            )
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def _product_flops(A: Tensor, transA: bool, B: Tensor, *_: Any, **__: Any) -> int:
+    inner = A.shape[-1] if transA else A.numel() // A.shape[-1]
+    return 2 * A.numel() * B.numel() // max(inner, 1)
+
+
+@kernel("gemm.cpp", flops=_product_flops)
+def generic_gemm(  # noqa: PLR0913 - the kernel's own
+    A: Tensor,
+    transA: bool,
+    B: Tensor,
+    transB: bool,
+    D: Any,
+    quantizer: Any,
+    output_dtype: Any,
+    bias: Tensor | None,
+    bias_type: Any,
+    gelu: bool,
+    gelu_in: Any,
+    grad: bool,
+    *_: Any,
+    comm_overlap: Any = None,
+    extra_output: Any = None,
+    **__: Any,
+) -> Any:
+    """Column-major: the result is B times A, each transposed as the flag says. The workspace is the caller's."""
+    _plain(A, B, quantizer)
+    if comm_overlap is not None:
+        raise AnalysisError("expected products apart from communication; TransformerEngine's userbuffers have no rows")
+    rows = (B.shape[-1],) if transB else tuple(B.shape[:-1])
+    shape = (*rows, A.numel() // A.shape[-1] if transA else A.shape[-1])
+    dtype = A.dtype if output_dtype is None else _DTYPES[int(output_dtype)]
+    out = torch.empty(shape, dtype=dtype, device=B.device) if D is None else D
+    of_bias = torch.empty(B.shape[-1], dtype=out.dtype, device=B.device) if bias is not None and grad else None
+    before = torch.empty(shape, dtype=out.dtype, device=B.device) if gelu and not grad else None
+    return out, of_bias, before, extra_output
+
+
+def _grouped_flops(A: list[Tensor], transA: bool, B: list[Tensor], *_: Any, **__: Any) -> int:
+    return sum(_product_flops(a, transA, b) for a, b in zip(A, B, strict=True))
+
+
+@kernel("gemm.cpp", flops=_grouped_flops)
+def te_general_grouped_gemm(  # noqa: PLR0913 - the kernel's own
+    A: list[Tensor],
+    transA: bool,
+    B: list[Tensor],
+    transB: bool,
+    D: Any,
+    D_type: Any,
+    m_splits: Any,
+    bias: list[Tensor],
+    bias_type: Any,
+    single_output: bool,
+    pre_gelu_out: list[Tensor],
+    grad: bool,
+    *_: Any,
+) -> Any:
+    """A product for each expert, written to what is given."""
+    _plain(*A, *B)
+    if D is None:
+        raise AnalysisError("expected te_general_grouped_gemm with its outputs; without them it has no row")
+    return bias
+
+
+@kernel("transpose.cpp")
+def swap_first_dims(tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """A contiguous copy with its first two dimensions exchanged."""
+    return tensor.new_empty((tensor.shape[1], tensor.shape[0], *tensor.shape[2:])) if out is None else out
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+
+def _norm(x: Tensor, out: Any, dtype: Any, statistics: int) -> list[Any]:
+    rows = x.numel() // x.shape[-1]
+    kept = [torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(statistics)]
+    made = torch.empty(x.shape, dtype=_DTYPES[int(dtype)], device=x.device) if out is None else out
+    return [made, *([None] * (2 - statistics)), *kept]
+
+
+@kernel("normalization.cpp", flops=lambda x, *_, **__: 4 * x.numel())
+def rmsnorm_fwd(x: Tensor, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, *_: Any) -> Any:
+    """The result, and the inverse deviation of each row."""
+    _plain(x, weight, quantizer)
+    return _norm(x, ln_out, otype, 1)
+
+
+@kernel("normalization.cpp", flops=lambda x, *_, **__: 7 * x.numel())
+def layernorm_fwd(x: Tensor, weight: Any, bias: Any, eps: float, ln_out: Any, quantizer: Any, *rest: Any) -> Any:
+    """The result, mean and inverse deviation of each row."""
+    _plain(x, weight, quantizer)
+    return _norm(x, ln_out, rest[0], 2)
+
+
+def _norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, weights: int) -> list[Tensor]:
+    """The kernel sums the weights' gradients in float32, a row for each of its blocks, of which there is taken to be
+    one on each multiprocessor (rmsnorm_bwd_semi_cuda_kernel.cu)."""
+    kept = gradient.contiguous(), x.contiguous()
+    made = [torch.empty_like(kept[1]), *(torch.empty_like(weight) for _ in range(weights))]
+    blocks = torch.cuda.get_device_properties().multi_processor_count
+    scratch = torch.empty(weights * blocks * weight.numel(), dtype=torch.float32, device=x.device)
+    del scratch, kept
+    return made
+
+
+@kernel("normalization.cpp", "rmsnorm_bwd", lambda dz, *_: 9 * dz.numel())
+def _rmsnorm_bwd(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, *_: Any) -> Any:
+    return _norm_backward(dz, x, gamma, 1)
+
+
+@kernel("normalization.cpp", "rmsnorm_bwd_add")
+def _rmsnorm_bwd_add(dz: Tensor, x: Tensor, add: Tensor, rsigma: Tensor, gamma: Tensor, *_: Any) -> Any:
+    return _norm_backward(dz, x, gamma, 1)
+
+
+@kernel("normalization.cpp", "layernorm_bwd", lambda dz, *_: 12 * dz.numel())
+def _layernorm_bwd(dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, *_: Any) -> Any:
+    return _norm_backward(dz, x, gamma, 2)
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+
+
+@kernel("activation.cpp", "gelu qgelu relu srelu silu")
+def _activation(x: Tensor, quantizer: Any, *_: Any, **__: Any) -> Tensor:
+    _plain(x, quantizer)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@kernel("activation.cpp", "geglu qgeglu reglu sreglu swiglu clamped_swiglu")
+def _gated(x: Tensor, quantizer: Any, *_: Any, **__: Any) -> Tensor:
+    _plain(x, quantizer)
+    return torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=x.dtype, device=x.device)
+
+
+_GRADIENTS = """dgelu dgeglu dqgelu dqgeglu drelu dreglu dsrelu dsreglu dsilu dswiglu clamped_dswiglu"""
+
+
+@kernel("activation.cpp", _GRADIENTS)
+def _activation_backward(grad: Tensor, fwd_input: Tensor, quantizer: Any, *_: Any, **__: Any) -> Tensor:
+    _plain(grad, quantizer)
+    return torch.empty(fwd_input.shape, dtype=fwd_input.dtype, device=fwd_input.device)
+
+
+@kernel("bias.cpp", "dbias_dgelu dbias_dsilu dbias_drelu dbias_dqgelu dbias_dsrelu")
+def _bias_and_activation_backward(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    made = _activation_backward(grad, fwd_input, quantizer)
+    return [torch.empty(made.shape[-1], dtype=made.dtype, device=made.device), made]
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def _by_heads(tensor: Tensor, layout: str) -> Tensor:
+    """A view `[batch, heads, length, size]`."""
+    if layout.startswith("T"):
+        return tensor.unsqueeze(0).transpose(1, 2)
+    return tensor.permute(1, 2, 0, 3) if layout.startswith("SB") else tensor.transpose(1, 2)
+
+
+def _as_given(tensor: Tensor, layout: str) -> Tensor:
+    """What `_by_heads` made, as it was."""
+    if layout.startswith("T"):
+        return tensor.transpose(1, 2).squeeze(0)
+    return tensor.permute(2, 0, 1, 3) if layout.startswith("SB") else tensor.transpose(1, 2)
+
+
+def _layout(qkv_layout: Any) -> tuple[str, str]:
+    """Of queries, and of keys and values."""
+    parts: list[str] = qkv_layout.name.removeprefix("NVTE_").removeprefix("Paged_KV_").split("_")
+    return parts[0], parts[-1]
+
+
+@kernel("attention.cpp")
+def get_fused_attn_backend(  # noqa: PLR0913 - the kernel's own
+    is_training: bool,
+    q_dtype: Any,
+    kv_dtype: Any,
+    qkv_layout: Any,
+    bias_type: Any,
+    attn_mask_type: Any,
+    softmax_type: Any,
+    p_dropout: float,
+    num_attn_heads: int,
+    num_gqa_groups: int,
+    max_seqlen_q: int,
+    max_seqlen_kv: int,
+    head_dim_qk: int,
+    head_dim_v: int,
+    *_: Any,
+) -> Any:
+    """cuDNN's engine for any length, by the head sizes that `nvte_get_fused_attn_backend` allows with cuDNN 9.11 or
+    later (common/fused_attn/fused_attn.cpp); its conditions on masks, biases and windows are taken to hold."""
+    backends = PACKAGE.values["NVTE_Fused_Attn_Backend"]
+    capability = torch.cuda.get_device_capability()
+    sizes = head_dim_qk, head_dim_v
+    fits = max(sizes) <= 128 or (max(sizes) <= 256 and capability == (9, 0))
+    fits = fits or not is_training or (sizes == (192, 128) and capability >= (10, 0))
+    runs = int(q_dtype) in (5, 6) and capability >= (8, 0) and not any(size % 8 for size in sizes)
+    return backends.NVTE_F16_arbitrary_seqlen if runs and fits else backends.NVTE_No_Backend
+
+
+@kernel("attention.cpp", is_composed=True)
+def fused_attn_fwd(  # noqa: PLR0913 - the kernel's own
+    max_seqlen_q: int,
+    max_seqlen_kv: int,
+    is_training: bool,
+    attn_scale: float,
+    p_dropout: float,
+    set_zero: bool,
+    qkv_layout: Any,
+    bias_type: Any,
+    attn_mask_type: Any,
+    softmax_type: Any,
+    window_size: Any,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_kv: Tensor,
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    *rest: Any,
+) -> Any:
+    """cuDNN's attention, as torch calls it: the same workspace and FLOPs. Statistics, and the generator's state."""
+    _plain(Q, K, V)
+    of_queries, of_keys = _layout(qkv_layout)
+    views = _by_heads(Q, of_queries), _by_heads(K, of_keys), _by_heads(V, of_keys)
+    causal = "CAUSAL" in attn_mask_type.name
+    operator = aten._scaled_dot_product_cudnn_attention.default
+    dropout = p_dropout if is_training else 0.0
+    out, statistics, *_ = operator(*views, None, is_training, dropout, causal, False, scale=attn_scale)
+    result = [_as_given(out, of_queries)]
+    if is_training:
+        state = torch.empty(2, dtype=torch.int64, device=Q.device)
+        result += [statistics.reshape(*views[0].shape[:3], 1), state]
+    return result
+
+
+@kernel("attention.cpp", is_composed=True)
+def fused_attn_bwd(  # noqa: PLR0913 - the kernel's own
+    max_seqlen_q: int,
+    max_seqlen_kv: int,
+    attn_scale: float,
+    p_dropout: float,
+    set_zero: bool,
+    qkv_layout: Any,
+    bias_type: Any,
+    attn_mask_type: Any,
+    softmax_type: Any,
+    window_size: Any,
+    deterministic: bool,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_kv: Tensor,
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    O: Tensor,  # noqa: E741
+    dO: Tensor,
+    fake_dtype: Any,
+    dqkv_type: Any,
+    Aux_CTX_Tensors: list[Tensor],
+    *rest: Any,
+) -> Any:
+    """Gradients of queries, keys and values, and of what else takes part, which has none here."""
+    of_queries, of_keys = _layout(qkv_layout)
+    queries = [_by_heads(each, of_queries) for each in (dO, Q)]
+    keys = [_by_heads(each, of_keys) for each in (K, V)]
+    statistics, state = Aux_CTX_Tensors[0], Aux_CTX_Tensors[1]
+    seed, offset = state[0], state[1]
+    causal = "CAUSAL" in attn_mask_type.name
+    made = aten._scaled_dot_product_cudnn_attention_backward.default(
+        *(*queries, *keys, _by_heads(O, of_queries), statistics, seed, offset, None, None, None),
+        *(max_seqlen_q, max_seqlen_kv, p_dropout, causal),
+        scale=attn_scale,
+    )
+    return [_as_given(each, of) for each, of in zip(made, (of_queries, of_keys, of_keys), strict=True)] + [None, None]
+
+
+_SOFTMAX = (
+    "scaled_softmax scaled_masked_softmax scaled_upper_triang_masked_softmax scaled_aligned_causal_masked_softmax"
+)
+
+
+@kernel("softmax.cpp", " ".join(f"{each}_forward" for each in _SOFTMAX.split()))
+def _softmax(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@kernel("softmax.cpp", " ".join(f"{each}_backward" for each in _SOFTMAX.split()))
+def _softmax_backward(grad: Tensor, *_: Any) -> Tensor:
+    return grad  # which is written over
+
+
+@kernel("apply_rope.cpp", "fused_rope_forward fused_rope_backward", lambda x, *_: 3 * x.numel())
+def _rope(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@kernel("apply_rope.cpp")
+def fused_qkv_rope_forward(qkv: Tensor, q_freqs: Any, k_freqs: Any, start: Any, split: Any, *_: Any) -> Any:
+    """Queries, keys and values of what was one product."""
+    length, batch, heads = qkv.shape[:3]
+    sizes = (heads * split[0] // split[1], split[1]), (heads, split[1]), (heads, split[2])
+    return tuple(qkv.new_empty((length, batch, *each)) for each in sizes)
+
+
+@kernel("apply_rope.cpp")
+def fused_qkv_rope_backward(q_grad: Tensor, k_grad: Tensor, v_grad: Tensor, *_: Any) -> Tensor:
+    """The gradient of what was one product."""
+    length, batch, heads, _size = v_grad.shape
+    width = (q_grad.numel() + k_grad.numel() + v_grad.numel()) // (length * batch * heads)
+    return v_grad.new_empty((length, batch, heads, width))
+
+
+# --- optimizers, dropout, what the card is asked ----------------------------------------------------------------------
+
+
+_IN_PLACE = """multi_tensor_adam multi_tensor_adam_param_remainder multi_tensor_adam_capturable
+multi_tensor_adam_capturable_master multi_tensor_sgd multi_tensor_scale"""
+
+
+@kernel("multi_tensor/adam.cpp, sgd.cpp, scale.cpp", _IN_PLACE)
+def _update(*_: Any, **__: Any) -> None:
+    """Lists of tensors are written to; nothing is allocated."""
+
+
+@kernel("multi_tensor/l2norm.cpp")
+def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, lists: Any, per_tensor: Any = None) -> Any:
+    """The norm of all, and of each where that is asked for."""
+    return norm_tensors(chunk_size, lists[0], per_tensor)
+
+
+@kernel("multi_tensor/l2norm.cpp")
+def multi_tensor_unscale_l2norm(chunk_size: int, noop: Tensor, lists: Any, inv_scale: Any, per: Any = None) -> Any:
+    """The same of what is multiplied by a number."""
+    return norm_tensors(chunk_size, lists[0], per)
+
+
+@kernel("dropout.cpp")
+def dropout_fwd(x: Tensor, dropout_probability: float, out: Tensor | None = None) -> Any:
+    """The result, and a mask of a bit for each element."""
+    made = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    return [made, torch.empty(math.ceil(x.numel() / 8), dtype=torch.uint8, device=x.device)]
+
+
+@kernel("dropout.cpp")
+def dropout_bwd(grad: Tensor, mask: Tensor, dropout_probability: float, grad_input: Tensor | None = None) -> Tensor:
+    """The gradient of what dropout took."""
+    return torch.empty(grad.shape, dtype=grad.dtype, device=grad.device) if grad_input is None else grad_input
+
+
+@kernel("misc.cpp")
+def get_cudnn_version() -> int:
+    """That of the cuDNN that torch has."""
+    return int(torch.backends.cudnn.version() or 91900)  # type: ignore[no-untyped-call]
+
+
+@kernel("misc.cpp")
+def get_cublasLt_version() -> int:
+    """That of the CUDA that torch is built for."""
+    major, minor = map(int, (torch.version.cuda or "13.0").split("."))
+    return major * 10000 + minor * 100
+
+
+@kernel("pybind.cpp", "get_num_cublas_streams")
+def _streams() -> int:
+    return 4  # common/util/multi_stream.cpp
+
+
+@kernel("pybind.cpp", "device_supports_multicast ubuf_built_with_mpi")
+def _no(*_: Any) -> bool:
+    return False
+
+
+@kernel("pybind.cpp")
+def get_stream_priority_range(device: int = -1) -> tuple[int, int]:
+    """The least and the greatest priority."""
+    return 0, -5
