@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from fxmem.cli.next_command import next_for_program
 from fxmem.cli.options import RANKS, REPORT_OUTPUT, TARGET
@@ -13,9 +12,6 @@ from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import read_ranks, require_torch
 from fxmem.errors import UsageError
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
-
-if TYPE_CHECKING:
-    from fxmem.simulation.program import RecordedProgram
 
 BRIEF = "your own training script, untouched, on a card that is not there"
 DESCRIPTION = (
@@ -122,7 +118,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             given=given,
             host_bytes=host,
             reads_epoch=True,
-            watch=_watch,
+            watch=StatusLine,
         ),
         IsolationSettings(options.write, options.network, options.keep_files),
     )
@@ -142,7 +138,3 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         say(f"the program decides by made-up numbers: {decided[0].what} at {decided[0].place or 'no line of its own'}")
         return 1, text
     return code, text
-
-
-def _watch(recorded: RecordedProgram) -> StatusLine:
-    return StatusLine(recorded.progress)

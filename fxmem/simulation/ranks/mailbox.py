@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import pickle
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,28 +23,35 @@ class MissingMail(BaseException):
     No `Exception`, so that the program's `except Exception` does not swallow it.
     """
 
-    def __init__(self, source: int) -> None:
-        super().__init__(source)
+    def __init__(self, source: int, number: int) -> None:
+        super().__init__(source, number)
         self.source = source
+        self.number = number
+        """How many of its letters the rank needs."""
 
 
-class _Tensor:
-    """What a tensor among the objects looks like; fakes of one run mean nothing in another."""
+class _Writer(pickle.Pickler):
+    """Writes objects for another process; of a tensor what it looks like, as fakes of one run mean nothing there."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._size, self._stride = tuple(tensor.shape), tensor.stride()
-        self._dtype, self._device = tensor.dtype, tensor.device
+    def persistent_id(self, obj: Any) -> Any:
+        """Size, stride, dtype and device of a tensor; None of all else."""
+        if not isinstance(obj, torch.Tensor):
+            return None
+        return tuple(obj.shape), tuple(obj.stride()), obj.dtype, obj.device
 
-    def make(self) -> torch.Tensor:
+
+class _Reader(pickle.Unpickler):
+    def persistent_load(self, pid: Any) -> torch.Tensor:
         """A tensor that looks so."""
-        return torch.empty_strided(self._size, self._stride, dtype=self._dtype, device=self._device)
+        size, stride, dtype, device = pid
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
 class Mailbox:
     """What the ranks of one program have sent to each other, run by run."""
 
     def __init__(self) -> None:
-        self._sent: dict[tuple[int, int], list[list[Any]]] = defaultdict(list)
+        self._sent: dict[tuple[int, int], list[bytes]] = defaultdict(list)
         self._read: Counter[tuple[int, int]] = Counter()
         self._awaited: list[tuple[int, int, int]] = []
 
@@ -59,7 +68,9 @@ class Mailbox:
             if destination == source:
                 continue
             letters = self._sent[source, destination]
-            letters.append([torch_common.tree_map_only(torch.Tensor, _Tensor, each) for each in objects])
+            written = io.BytesIO()
+            _Writer(written).dump(objects)
+            letters.append(written.getvalue())
             if self._awaited and self._awaited[-1] == (source, destination, len(letters)):
                 raise Enough
 
@@ -67,13 +78,32 @@ class Mailbox:
         """The next objects for a rank. Raises MissingMail where they are not there yet."""
         letters, number = self._sent[source, destination], self._read[source, destination]
         if number >= len(letters):
-            raise MissingMail(source)
+            raise MissingMail(source, number + 1)
         self._read[source, destination] += 1
-        return [torch_common.tree_map_only(_Tensor, _Tensor.make, each) for each in letters[number]]
+        found: list[Any] = _Reader(io.BytesIO(letters[number])).load()
+        return found
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the run is for objects that another rank waits for, alone."""
+        return bool(self._awaited)
+
+    def sent_by(self, rank: int) -> dict[int, list[bytes]]:
+        """What a rank has sent in its last run, by rank."""
+        return {to: letters for (source, to), letters in self._sent.items() if source == rank and letters}
+
+    def adopt(self, rank: int, sent: Mapping[int, Sequence[bytes]]) -> None:
+        """Take over what a rank has sent in a process of its own."""
+        self.begin(rank)
+        self._sent.update({(rank, to): list(letters) for to, letters in sent.items()})
+
+    def has(self, source: int, destination: int, number: int) -> bool:
+        """Whether so many letters of one rank for another are there."""
+        return len(self._sent[source, destination]) >= number
 
     @contextlib.contextmanager
-    def awaiting(self, source: int, destination: int) -> Iterator[None]:
-        """The source runs inside, as far as it sends what the destination waits for.
+    def awaiting(self, source: int, destination: int, number: int) -> Iterator[None]:
+        """The source runs inside, as far as it sends the letters that the destination waits for.
 
         Raises:
             AnalysisError: the source waits for the destination in its turn, or sends nothing.
@@ -81,13 +111,12 @@ class Mailbox:
         if any(waiting == source for _, waiting, _ in self._awaited):
             pair = f"{source} and {destination}"
             raise AnalysisError(f"expected ranks that can run: {pair} wait for objects of each other")
-        number = self._read[source, destination] + 1
         self._awaited.append((source, destination, number))
         try:
             yield
         finally:
             self._awaited.pop()
-        if len(self._sent[source, destination]) < number:
+        if not self.has(source, destination, number):
             raise AnalysisError(
                 f"expected rank {source} to send the objects that rank {destination} waits for; it sends none. Run the "
                 f"script on as many ranks as it is written for"

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from fxmem.hardware import catalogue
+from fxmem.records.profile import Report
 from fxmem.records.validation import ProgramMeasurement
-from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
+from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, launch_apart
 from tests.sharded_models import COMPILED
 
 SPREAD: Final = str(Path(__file__).parent / "programs" / "spread.py")
@@ -117,13 +118,20 @@ def measure(folder: Path, *wanted: tuple[str, int]) -> dict[tuple[str, int, int]
     return found
 
 
-def predict(kind: str, world: int, rank: int) -> RecordedProgram:
+def predict(kind: str, world: int, rank: int) -> Report:
     """The same rank on the CPU's pretended memory."""
-    return launch(
+    return launch_apart(
         Launch(SPREAD, (kind,), ranks=world, rank=rank),
         catalogue.target("cpu"),
         RunSettings(2, compile="as-is" if kind in COMPILED else None),
-    ).recorded
+        IsolationSettings(),
+    ).profile
+
+
+def last_step_bytes(predicted: Report) -> int:
+    """What the last step requested at most."""
+    assert predicted.step.program is not None
+    return predicted.step.program.steps[-1].requested_bytes
 
 
 def compare(kind: str, world: int, rank: int, measured: int) -> tuple[int, int]:
@@ -131,7 +139,7 @@ def compare(kind: str, world: int, rank: int, measured: int) -> tuple[int, int]:
 
     A tensor whose last reference one of gloo's threads drops is not seen freed; that adds to some runs.
     """
-    predicted = predict(kind, world, rank).rounds[-1].requested_bytes
+    predicted = last_step_bytes(predict(kind, world, rank))
     for _ in range(2):
         if abs(predicted - measured) > NUMBER:
             with tempfile.TemporaryDirectory() as folder:
