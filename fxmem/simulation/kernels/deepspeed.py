@@ -20,7 +20,8 @@ _IN_PLACE: Final = {
     "cpu_adam": ("create_adam", "adam_update", "adam_rollback", "destroy_adam"),
 }
 """By the name of an extension, its functions, which return nothing."""
-_NVME: Final = ("async_io", "gds")
+_NVME: Final = ("async_io", "gds", "pin_memory")
+"""What offload to NVMe loads; its own way to pin memory first."""
 
 
 def patch_builders(builder: Any) -> torch_common.Patches:
