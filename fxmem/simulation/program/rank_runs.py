@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from fxmem.errors import FxmemError
 from fxmem.records.pause_gc import pause_gc
@@ -117,6 +118,10 @@ def _show(output: Path) -> None:
         sys.stderr.write(output.read_text(encoding="utf-8", errors="replace"))
 
 
+_MOST_PARTS: Final = 2
+"""Runs of one rank for a letter each; stages of a pipeline send one or two before their first step."""
+
+
 class _RankFailedError(Exception):
     """A rank's program raised: there are no classes."""
 
@@ -208,10 +213,14 @@ class _Ranks:
         return reports
 
     def _send_first(self, source: int, number: int, destination: int) -> None:
-        """Run a rank as far as it sends what another waits for, unless that is there by now."""
+        """Run a rank as far as it sends what another waits for, unless that is there by now.
+
+        One that sends again and again runs as long as any.
+        """
+        goes_on = number > _MOST_PARTS
         if not self._mailbox.has(source, destination, number):
-            with self._mailbox.awaiting(source, destination, number):
-                self.run_one(source, dataclasses.replace(self._settings, until="end"))
+            with self._mailbox.awaiting(source, destination, number, goes_on=goes_on):
+                self.run_one(source, self._settings if goes_on else dataclasses.replace(self._settings, until="end"))
 
     def _check(self, answer: RankAnswer) -> str:
         if answer.raised:

@@ -7,13 +7,14 @@ import io
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
 from fxmem.errors import AnalysisError
+from fxmem.simulation.asked import known_values
 from fxmem.simulation.round_rule import Enough
 
 
@@ -102,8 +103,8 @@ class Mailbox:
         return len(self._sent[source, destination]) >= number
 
     @contextlib.contextmanager
-    def awaiting(self, source: int, destination: int, number: int) -> Iterator[None]:
-        """The source runs inside, as far as it sends the letters that the destination waits for.
+    def awaiting(self, source: int, destination: int, number: int, *, goes_on: bool = False) -> Iterator[None]:
+        """The source runs inside, as far as it sends the letters that the destination waits for, unless it goes on.
 
         Raises:
             AnalysisError: the source waits for the destination in its turn, or sends nothing.
@@ -111,7 +112,7 @@ class Mailbox:
         if any(waiting == source for _, waiting, _ in self._awaited):
             pair = f"{source} and {destination}"
             raise AnalysisError(f"expected ranks that can run: {pair} wait for objects of each other")
-        self._awaited.append((source, destination, number))
+        self._awaited.append((source, destination, 0 if goes_on else number))
         try:
             yield
         finally:
@@ -124,7 +125,10 @@ class Mailbox:
 
 
 def mail_patches(rank: int, mailbox: Mailbox | None) -> contextlib.AbstractContextManager[None]:
-    """Objects come and go by the mailbox: `send_object_list`, `recv_object_list`, `broadcast_object_list`."""
+    """Objects come and go by the mailbox: `send_object_list`, `recv_object_list`, `broadcast_object_list`.
+
+    So do the values of a few whole numbers that `broadcast` sends: lengths and settings that ranks agree on.
+    """
 
     def receive(source: int, into: list[Any]) -> None:
         if mailbox is None:
@@ -160,6 +164,27 @@ def mail_patches(rank: int, mailbox: Mailbox | None) -> contextlib.AbstractConte
         else:
             send(object_list, *torch.distributed.get_process_group_ranks(group))
 
+    def broadcast(
+        original: Any, tensor: torch.Tensor, src: Any = None, group: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        work = original(tensor, src, group, *args, **kwargs)
+        if mailbox is not None and tensor.numel() <= _FEW and not (tensor.is_floating_point() or tensor.is_complex()):
+            source = torch_distributed.find_rank(group, src, kwargs.get("group_src"))
+            if source == rank:
+                value = known_values.find_value(tensor)
+                numbers = None if value is None else value.tolist()
+                mailbox.send(rank, torch.distributed.get_process_group_ranks(group), [numbers])
+            elif (found := mailbox.receive(source, rank)[0]) is not None:
+                known_values.overwrite(tensor, found)
+        return work
+
     functions = send_object_list, recv_object_list, broadcast_object_list
     owners = torch.distributed, torch.distributed.distributed_c10d
-    return torch_common.replace_all((owner, each.__name__, each) for each in functions for owner in owners)
+    return torch_common.nested(
+        torch_common.replace_all((owner, each.__name__, each) for each in functions for owner in owners),
+        *(torch_common.wrap(owner, "broadcast", broadcast) for owner in owners),
+    )
+
+
+_FEW: Final = 1024
+"""Numbers of a tensor that are passed on."""
