@@ -376,7 +376,7 @@ class StepLog:
         self.storages.append(found)
 
     def mark(self, value: Any, kind: Kind, over: tuple[Kind | None, ...] | None = None) -> None:
-        """Set the kind of tensors that were not there before the step, and have one of the kinds `over`; None for any."""
+        """Set the kind of tensors that the step made, and that have a kind of `over`; None for any."""
         for tensor in torch_common.iterate_tensors(value):
             index = self.note_storage(tensor)
             storage = None if index is None else self.storages[index]
