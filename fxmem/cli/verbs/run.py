@@ -73,8 +73,8 @@ ARGUMENTS = (
         "--backend",
         default="loky",
         metavar="dask:tcp://HOST:PORT",
-        help="with --ranks: where the ranks after the first run, a dask cluster that finds the program at the same path "
-        "(default: loky, processes of this machine)",
+        help="with --ranks: where the ranks after the first run, a dask cluster that finds the program at the same "
+        "path (default: loky, processes of this machine)",
     ),
     *REPORT_OUTPUT,
     flag("-m", "PROGRAM is a module's name, as for python -m"),

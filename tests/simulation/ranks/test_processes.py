@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 from typing import Final
@@ -66,19 +67,19 @@ for _ in range(2):
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     library = tmp_path / "site-packages"
     library.mkdir()
     (library / "framework.py").write_text(LIBRARY)
     monkeypatch.syspath_prepend(str(library))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.stderr", open(2, "w", buffering=1, closefd=False))  # noqa: SIM115 - as in a process of its own
     (tmp_path / "train.py").write_text(SCRIPT)
     return "train.py"
 
 
 def test_frameworks_keep_the_groups_of_one_rank(script: str, capfd: pytest.CaptureFixture[str]) -> None:
-    code, _ = called(run_verb, "--ranks", "4", "--json", "report.json", script, "9")
+    with open(2, "w", buffering=1, closefd=False) as stream, contextlib.redirect_stderr(stream):  # not pytest's own
+        code, _ = called(run_verb, "--ranks", "4", "--json", "report.json", script, "9")
     assert code == 0
     ranks = load_report(Path("report.json")).step.ranks
     assert ranks is not None
