@@ -31,6 +31,8 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "ZeRO-3, accumulation": {"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": 2},
     "ZeRO-1, clipping": {"zero_optimization": {"stage": 1}, "gradient_clipping": 1.0},
     "ZeRO-2, gradients one by one": {"zero_optimization": {"stage": 2, "contiguous_gradients": False}},
+    "ZeRO-2, optimizer offloaded": {"zero_optimization": {"stage": 2, "offload_optimizer": CPU}},
+    "ZeRO-3, all offloaded": {"zero_optimization": {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU}},
     "ZeRO-2, checkpointed": {"zero_optimization": {"stage": 2}},
     "ZeRO-3, checkpointed": {"zero_optimization": {"stage": 3}},
 }
