@@ -222,7 +222,7 @@ def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], Non
         told = None if progress is None else lambda what: progress(f"rank {rank}: {what}")
         return _analyze_rank(model, dataclasses.replace(request, rank=rank), told)
 
-    found = find_classes(request.world.size, analyze_rank)
+    found = find_classes(request.world.size, lambda ranks: map(analyze_rank, ranks))
     return found.largest.with_profile(with_classes(found.largest.profile, found.records))
 
 

@@ -186,6 +186,25 @@ def _find_first_readers(run: FinishedRun) -> dict[int, int]:
     return readers
 
 
+def _share_flat_parameters(run: FinishedRun) -> dict[int, dict[int, int]]:
+    """By storage of several parameters, as ZeRO has them one after another: the bytes that each node reads first."""
+    found: dict[int, dict[int, int]] = {}
+    seen = set[int]()
+    for position, node in enumerate(run.nodes):
+        if node.op != "call_module":
+            continue
+        for parameter in run.model.get_submodule(str(node.target)).parameters():
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            for part in torch_wrappers.parts(parameter):
+                index = run.log.note_storage(part)
+                if index is not None and part.nbytes < run.log.storages[index].nbytes:
+                    shares = found.setdefault(index, {})
+                    shares[position] = shares.get(position, 0) + part.nbytes
+    return found
+
+
 def _find_storages_by_module(run: FinishedRun) -> dict[str, list[int | None]]:
     """What each module of a program had, by its path and the names: the program may have dropped it by now."""
     found: dict[str, list[int | None]] = {}
@@ -208,9 +227,14 @@ def _build_nodes(
     log, ledger, rows = run.log, run.recording.nodes, len(run.nodes) + 2
     position = {node: i for i, node in enumerate(run.nodes)}
     parameters, saved = [0] * rows, [0] * rows
-    for storage in storages:
+    flat = {renumbered[index]: shares for index, shares in _share_flat_parameters(run).items() if index in renumbered}
+    for number, storage in enumerate(storages):
         if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.node is not None:
-            parameters[storage.node] += storage.nbytes
+            shares = flat.get(number, {})
+            shares = shares if sum(shares.values()) <= storage.nbytes else {}
+            for reader, nbytes in shares.items():
+                parameters[reader] += nbytes
+            parameters[storage.node] += storage.nbytes - sum(shares.values())
     for index, owner in ledger.saved_at_end.items():
         saved[run.row(owner)] += log.storages[index].nbytes
     kept = {

@@ -33,6 +33,10 @@ _NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {
 """By kind, those that it takes the place of."""
 
 
+_SHARD: Final = "ds_tensor"
+"""The attribute of a parameter in which DeepSpeed's ZeRO-3 has this rank's shard of it (since 0.3.14)."""
+
+
 def name_modules(log: StepLog, modules: Iterable[tuple[torch.nn.Module, str]]) -> dict[int, str]:
     """Name what modules keep, as far as a program has made it; the names of their parameters by `id`."""
     names: dict[int, str] = {}
@@ -41,16 +45,26 @@ def name_modules(log: StepLog, modules: Iterable[tuple[torch.nn.Module, str]]) -
             name = f"{root}.{path}"
             if names.setdefault(id(parameter), name) != name:
                 continue
-            log.resident(parameter, Kind.PARAMETER, name, _NOT_YET_NAMED[Kind.PARAMETER])
+            flat = f"{root}, flat" if _is_part(parameter) else name
+            log.resident(parameter, Kind.PARAMETER, flat, _NOT_YET_NAMED[Kind.PARAMETER])
+            if isinstance(shard := getattr(parameter, _SHARD, None), torch.Tensor):
+                log.resident(shard, Kind.PARAMETER, f"{root}, shards", _NOT_YET_NAMED[Kind.PARAMETER])
             if parameter.grad is not None:
-                log.resident(parameter.grad, Kind.GRADIENT, f"{name}.grad", None)
+                bucket = "bucket of gradients" if _is_part(parameter.grad) else f"{name}.grad"
+                log.resident(parameter.grad, Kind.GRADIENT, bucket, None)
         for path, buffer in module.named_buffers():
             log.resident(buffer, Kind.BUFFER, f"{root}.{path}", _NOT_YET_NAMED[Kind.BUFFER])
     return names
 
 
+def _is_part(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in a larger one, as parameters and gradients of a rank do that are sent together."""
+    parts = list(torch_wrappers.parts(tensor))
+    return len(parts) == 1 and parts[0] is tensor and tensor.untyped_storage().nbytes() > tensor.nbytes
+
+
 def name_optimizer_state(log: StepLog, optimizers: Iterable[torch.optim.Optimizer], names: Mapping[int, str]) -> None:
-    """Name what optimizers keep: the tensors of their state, each after its parameter.
+    """Name what optimizers keep: the tensors of their state, each after its parameter, and master weights.
 
     Args:
         log: of the storages.
@@ -58,11 +72,30 @@ def name_optimizer_state(log: StepLog, optimizers: Iterable[torch.optim.Optimize
         names: of parameters, by `id`.
     """
     for optimizer in optimizers:
+        masters = _find_master_weights(optimizer, names)
+        names = {**names, **{id(each): name for name, each in masters.items()}}
+        for name, master in masters.items():
+            log.resident(master, Kind.OPTIMIZER_STATE, name, _NOT_YET_NAMED[Kind.OPTIMIZER_STATE])
+            if master.grad is not None:
+                log.resident(master.grad, Kind.GRADIENT, f"{name}.grad", _NOT_YET_NAMED[Kind.BUFFER])
         for parameter, state in torch_common.optimizer_state(optimizer).items():
             for key, value in state.items() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
                     name = f"{names.get(id(parameter), '')}.{key}".lstrip(".")
                     log.resident(value, Kind.OPTIMIZER_STATE, name, _NOT_YET_NAMED[Kind.OPTIMIZER_STATE])
+
+
+def _find_master_weights(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, torch.Tensor]:
+    """The copies of weights that an optimizer steps in the place of a model's parameters, by name.
+
+    They are no `nn.Parameter`, and flat: each rank has its part of many in one, as ZeRO shares them. One that steps a
+    model's own parameters has none.
+    """
+    stepped = [each for group in optimizer.param_groups for each in group["params"]]
+    if not names or any(id(each) in names for each in stepped):
+        return {}
+    flat = [each for each in stepped if each.dim() == 1 and not isinstance(each, torch.nn.Parameter)]
+    return {f"master weights[{index}]" if len(flat) > 1 else "master weights": each for index, each in enumerate(flat)}
 
 
 # --- what the program holds -------------------------------------------------------------------------------------------

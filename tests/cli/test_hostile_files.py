@@ -479,6 +479,7 @@ ALLOWED = {
         "what this process asks of a new one that it starts",
     ),
     ("simulation/program/sandbox/process.py", "subprocess.Popen"): "this Python, to run the program",
+    ("simulation/executor.py", "importlib.util.find_spec"): "whether dask is installed",
     ("simulation/program/sandbox/landlock.py", "os.execvp"): "what a program starts, once it may not write",
     ("simulation/program/sandbox/isolation.py", "subprocess.call"): "what a program gives to os.system",
     ("simulation/process_guard.py", "importlib.import_module"): "the constants of huggingface_hub",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from fxmem.cli.next_command import next_for_program
 from fxmem.cli.options import RANKS, REPORT_OUTPUT, TARGET
@@ -13,9 +12,6 @@ from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import read_ranks, require_torch
 from fxmem.errors import UsageError
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
-
-if TYPE_CHECKING:
-    from fxmem.simulation.program import RecordedProgram
 
 BRIEF = "your own training script, untouched, on a card that is not there"
 DESCRIPTION = (
@@ -73,6 +69,13 @@ ARGUMENTS = (
     flag("--write", "let the program write its files for real"),
     flag("--network", "let the program send what it would send: pushes to a hub, trackers, posts"),
     *RANKS,
+    argument(
+        "--backend",
+        default="loky",
+        metavar="dask:tcp://HOST:PORT",
+        help="with --ranks: where the ranks after the first run, a dask cluster that finds the program at the same "
+        "path (default: loky, processes of this machine)",
+    ),
     *REPORT_OUTPUT,
     flag("-m", "PROGRAM is a module's name, as for python -m"),
     argument("program", metavar="PROGRAM", help="the script to run"),
@@ -99,6 +102,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     ranks, rank = read_ranks(options)
     card = catalogue.target(options.target)
     require_torch()
+    from fxmem.simulation.executor import read_backend, use_backend
     from fxmem.simulation.program import (
         IsolationSettings,
         Launch,
@@ -114,18 +118,16 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if program.launcher:
         alone = "the first runs here, alone; --ranks N runs it as one of N"
         say(f"{program.launcher}: {alone if program.ranks is None else f'run as with --ranks {program.ranks}'}")
-    step = launch_apart(
-        program,
-        card,
-        RunSettings(
-            *(options.steps, options.until, options.oom, options.max_operators, options.compile),
-            given=given,
-            host_bytes=host,
-            reads_epoch=True,
-            watch=_watch,
-        ),
-        IsolationSettings(options.write, options.network, options.keep_files),
+    settings = RunSettings(
+        *(options.steps, options.until, options.oom, options.max_operators, options.compile),
+        given=given,
+        host_bytes=host,
+        reads_epoch=True,
+        watch=StatusLine,
     )
+    with use_backend(read_backend(options.backend)):
+        isolating = IsolationSettings(options.write, options.network, options.keep_files)
+        step = launch_apart(program, card, settings, isolating)
     words = (*(["-m"] if options.m else []), options.program, *options.arguments)
     # Which runs the program by itself, as eager code.
     following = "" if options.compile else next_for_program(card.name, words, (ranks, rank))
@@ -142,7 +144,3 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         say(f"the program decides by made-up numbers: {decided[0].what} at {decided[0].place or 'no line of its own'}")
         return 1, text
     return code, text
-
-
-def _watch(recorded: RecordedProgram) -> StatusLine:
-    return StatusLine(recorded.progress)

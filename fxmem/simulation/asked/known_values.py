@@ -88,6 +88,16 @@ def attach(fake: torch.Tensor, value: torch.Tensor) -> None:
     setattr(fake, VALUE, value)
 
 
+def overwrite(tensor: torch.Tensor, numbers: Any) -> None:
+    """Give a tensor, fake or of the host, these numbers: what a collective writes."""
+    with torch_common.no_modes():
+        value = torch.tensor(numbers, dtype=tensor.dtype, device="cpu").reshape(tensor.shape)
+        if isinstance(tensor, torch_common.FakeTensor):
+            attach(tensor, value)
+        else:
+            tensor.copy_(value)
+
+
 def is_known(tensor: Any) -> bool:
     """Whether a tensor's values are there to be read."""
     return _value(tensor) is not None

@@ -42,7 +42,7 @@ from fxmem._torch.imports import patch_when_imported
 from fxmem.errors import NoKernelError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Assumption, Target
-from fxmem.simulation.kernels import bitsandbytes
+from fxmem.simulation.kernels import bitsandbytes, deepspeed
 from fxmem.simulation.kernels.attention.backend_rules import attention_backend, can_run
 from fxmem.simulation.kernels.attention.backends import attend
 from fxmem.simulation.kernels.attention.call import (
@@ -298,7 +298,7 @@ def target_kernels(target: Target) -> Iterator[None]:
         with (
             torch_common.wrap(torch, "get_rng_state", _get_fake_state, here=True),
             torch_common.wrap(torch, "set_rng_state", _set_fake_state, here=True),
-            patch_when_imported({"bitsandbytes.functional": bitsandbytes.patch_functions}),
+            patch_when_imported(_HOST_LIBRARIES),
         ):
             yield
         return
@@ -334,12 +334,17 @@ def target_kernels(target: Target) -> Iterator[None]:
         yield
 
 
+_HOST_LIBRARIES: Final = {
+    "bitsandbytes.functional": bitsandbytes.patch_functions,
+    "deepspeed.ops.op_builder.builder": deepspeed.patch_builders,
+}
+"""By the module, what is patched where a library is imported, on every target."""
 _LIBRARIES: Final = {
+    **_HOST_LIBRARIES,
     "torch.utils.cpp_extension": _refuse_to_build,
     "bitsandbytes": bitsandbytes.register_kernels,
-    "bitsandbytes.functional": bitsandbytes.patch_functions,
 }
-"""By the module, what is patched where a library is imported."""
+"""The same on a card."""
 
 _last: list[bool] = []
 """Whether the last card entered was of capability 8.0 or later; empty before the first."""

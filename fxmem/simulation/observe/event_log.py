@@ -375,12 +375,18 @@ class StepLog:
         found.kind, found.name, found.death = Kind.OUTPUT, name, death
         self.storages.append(found)
 
-    def mark(self, value: Any, kind: Kind) -> None:
-        """Set the kind of tensors that were not there before the step."""
+    def mark(self, value: Any, kind: Kind, over: tuple[Kind | None, ...] | None = None) -> None:
+        """Set the kind of tensors that the step made, and that have a kind of `over`; None for any."""
         for tensor in torch_common.iterate_tensors(value):
             index = self.note_storage(tensor)
-            if index is not None and self.storages[index].birth > 0:
-                self.storages[index].kind = kind
+            storage = None if index is None else self.storages[index]
+            if storage is not None and storage.birth > 0 and (over is None or storage.kind in over):
+                storage.kind = kind
+
+    def are_of_kind(self, value: Any, kind: Kind) -> bool:
+        """Whether all these tensors are of a kind, as far as it is known by now; of none it is False."""
+        found = [self.note_storage(tensor) for tensor in torch_common.iterate_tensors(value)]
+        return bool(found) and all(index is not None and self.storages[index].kind is kind for index in found)
 
     def mark_grown(self, value: Any, kind: Kind) -> None:
         """Set the kind of tensors that took their memory back in place."""
@@ -416,7 +422,9 @@ class StepLog:
                     storage.kind, storage.name = kind, self.mapped[index]
                     continue
                 if storage.kind is None and not storage.birth:  # no operator has shown what it looks like
-                    storage.shape, storage.dtype = tuple(part.shape), part.dtype
+                    is_whole = part.nbytes == storage.nbytes
+                    storage.shape = tuple(part.shape) if is_whole else (storage.nbytes // part.element_size(),)
+                    storage.dtype = part.dtype
                 storage.kind, storage.name = kind, f"{name}.{path}".rstrip(".")
 
     def rename(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:

@@ -27,6 +27,7 @@ from fxmem.simulation.profiled_step import ReportedStep
 from fxmem.simulation.program.command import Launch, notebook_cells
 from fxmem.simulation.program.host_memory import measure_dynamo
 from fxmem.simulation.program.launchers import check_program, find_started
+from fxmem.simulation.program.rank_runs import RankAnswer, RunRank, report_ranks
 from fxmem.simulation.program.recorded_program import (
     RecordedProgram,
     RunSettings,
@@ -36,8 +37,7 @@ from fxmem.simulation.program.recorded_program import (
 )
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings
 from fxmem.simulation.program.sandbox.process import run_apart
-from fxmem.simulation.ranks.classes import find_classes
-from fxmem.simulation.ranks.mailbox import Mailbox, MissingMail
+from fxmem.simulation.ranks.mailbox import Mailbox
 from fxmem.simulation.ranks.world import World
 from fxmem.simulation.round_rule import Enough
 
@@ -55,34 +55,52 @@ class LaunchResult:
     """Whether it ended with an error of its own."""
 
 
-def launch(program: Launch, target: Target, settings: RunSettings, isolation: Isolation | None = None) -> LaunchResult:
+def launch(
+    program: Launch,
+    target: Target,
+    settings: RunSettings,
+    isolation: Isolation | None = None,
+    mailbox: Mailbox | None = None,
+) -> LaunchResult:
     """Run a program until it ends, raises, or has run long enough. Its standard output goes to standard error.
 
-    Where it is a rank that waits for objects of another, the program runs as that one first, as far as it sends them.
-    Of ranks without a number each class of equal ones runs, and the largest is the result, with all of them beside it.
-    Where the compiler decides by timing on the card, the program runs once more with each other answer.
+    Of ranks it runs as the one that is named, or as the first. Where the compiler decides by timing on the card, the
+    program runs once more with each other answer.
 
     Args:
         program: what is run.
         target: the machine to pretend.
         settings: how long, and how.
         isolation: what keeps its files apart; None where they are real.
+        mailbox: what other ranks have sent; None where they cannot run.
 
     Raises:
         UsageError: the program cannot be found.
-        AnalysisError: ranks wait for each other.
+        MissingMail: it is a rank that waits for objects of another.
     """
     program = find_started(program)
     check_program(program)
     isolation = isolation or Isolation()
     compiling = read_program_compile(settings.compile)
-    launched = _launch(program, target, settings, compiling, isolation)
+    world = None
+    if program.ranks is not None:
+        world = World(program.ranks, program.rank or 0, mailbox, program.per_machine)
+
+    def run(compiling: CompileSettings | None) -> LaunchResult:
+        if mailbox is not None:
+            mailbox.begin(program.rank or 0)
+        recording = record_rank(target, world, settings, name=program.command, compiling=compiling, isolation=isolation)
+        with recording as recorded:
+            raised = False
+            raised = _run_recorded(program, recorded, world, settings)
+        return LaunchResult(recorded, raised)
+
+    launched = run(compiling)
     if compiling is None or launched.raised or launched.recorded.shortage:
         return launched
 
     def rerun(answers: Answers) -> Answered | None:
-        again = compiling.model_copy(update={"answers": answers})
-        other = _launch(program, target, settings, again, isolation)
+        other = run(compiling.model_copy(update={"answers": answers}))
         return None if other.raised else _find_answered(other.recorded)
 
     first = _find_answered(launched.recorded)
@@ -102,6 +120,9 @@ def launch_apart(
 ) -> ReportedStep:
     """Run a program as `launch` does, in a process apart from the user's files.
 
+    Each rank runs in a process of its own. Of ranks without a number each class of equal ones runs, and the largest is
+    the result, with all of them beside it.
+
     Args:
         program, target, settings: as for `launch`; where processes cannot be forked, they are pickled.
         isolation: what it may do for real.
@@ -109,12 +130,16 @@ def launch_apart(
         output: the file to which all goes that it prints.
 
     Raises:
-        FxmemError: as `launch` or its result's `profile`, or the program's process ended by itself.
+        FxmemError: as `launch` or its result's `profile`, ranks wait for each other, or the program's process ended by
+            itself.
     """
     program = find_started(program)
     check_program(program)
     _import_for_recordings()
-    work = functools.partial(_report, program, target, settings, around)
+    work: Callable[[Isolation], str] = functools.partial(_report, program, target, settings, around)
+    if program.ranks is not None:
+        one = functools.partial(_run_rank, target, around)
+        work = functools.partial(_report_ranks, program, settings, one, isolation.write)
     text, files = run_apart(work, isolation, [os.getcwd(), _first_folder(program)], output)
     with pause_gc():
         report = Report.model_validate_json(text)
@@ -131,6 +156,19 @@ def _report(program: Launch, target: Target, settings: RunSettings, around: _Aro
         return launch(program, target, settings, isolation).recorded.to_json()
 
 
+def _report_ranks(program: Launch, settings: RunSettings, run: RunRank, writes: bool, isolation: Isolation) -> str:
+    return report_ranks(program, settings, run, writes=writes, isolation=isolation)
+
+
+def _run_rank(
+    target: Target, around: _Around, program: Launch, settings: RunSettings, mailbox: Mailbox, isolation: Isolation
+) -> RankAnswer:
+    """Run a program as one rank, in this process; of a run for what the rank sends alone there is no report."""
+    with around():
+        launched = launch(program, target, settings, isolation, mailbox)
+        return RankAnswer("" if mailbox.is_awaited else launched.recorded.to_json(), launched.raised)
+
+
 @functools.cache
 def _import_for_recordings() -> None:
     """Import what torch imports when it first runs on fakes: that takes several times as long as a small program."""
@@ -144,57 +182,10 @@ def _find_answered(recorded: RecordedProgram) -> Answered:
     return Answered(recorded.profile.step.compiled, recorded.timeline.peak.counted_bytes)
 
 
-def _launch(
-    program: Launch, target: Target, settings: RunSettings, compiling: CompileSettings | None, isolation: Isolation
-) -> LaunchResult:
-    """As `launch`, with one answer to what the compiler decides by timing."""
-    mailbox = Mailbox()
-
-    def run_class(rank: int) -> RecordedProgram:
-        launched = run_rank(rank, settings)
-        if launched.raised:
-            raise _RankFailedError(launched)
-        return launched.recorded
-
-    def run_rank(rank: int, settings: RunSettings) -> LaunchResult:
-        while True:
-            mailbox.begin(rank)
-            try:
-                world = None if program.ranks is None else World(program.ranks, rank, mailbox, program.per_machine)
-                recording = record_rank(
-                    target, world, settings, name=program.command, compiling=compiling, isolation=isolation
-                )
-                with recording as recorded:
-                    raised = False
-                    raised = _run_recorded(program, recorded, world, settings)
-                return LaunchResult(recorded, raised)
-            except MissingMail as missing:
-                with mailbox.awaiting(missing.source, rank):
-                    run_rank(missing.source, dataclasses.replace(settings, until="end"))
-
-    if program.ranks is None or program.rank is not None:
-        return run_rank(program.rank or 0, settings)
-    try:
-        found = find_classes(program.ranks, run_class)
-    except _RankFailedError as failed:
-        return failed.launched
-    found.largest.note_classes(found.records)
-    return LaunchResult(found.largest, False)
-
-
-class _RankFailedError(Exception):
-    """A rank's program raised: there are no classes."""
-
-    def __init__(self, launched: LaunchResult) -> None:
-        super().__init__(launched.recorded.ending)
-        self.launched = launched
-
-
 def _run_recorded(program: Launch, recorded: RecordedProgram, world: World | None, settings: RunSettings) -> bool:
     """Run a program as the rank of a world; whether it ended with an error of its own."""
     try:
-        apart = contextlib.nullcontext() if world is None else _forget_modules(program)
-        with settings.watch(recorded), apart, _on_its_way_out(recorded):
+        with settings.watch(recorded.progress), _on_its_way_out(recorded):
             run_as_main(program, recorded.note_answer, {} if world is None else world.variables)
     except (Enough, KeyboardInterrupt, FxmemError):
         raise
@@ -265,20 +256,6 @@ def _run_notebook(file: str) -> None:
             exec(compile(source, name, "exec"), module.__dict__)
     finally:
         sys.modules["__main__"] = before
-
-
-@contextlib.contextmanager
-def _forget_modules(program: Launch) -> Iterator[None]:
-    """The program's own modules are imported anew by its next rank: what they computed from RANK is this one's."""
-    before = set(sys.modules)
-    own = os.path.join(_first_folder(program), "")
-    try:
-        yield
-    finally:
-        for name in set(sys.modules) - before:
-            file = getattr(sys.modules[name], "__file__", None) or ""
-            if file.startswith(own) and "site-packages" not in file:
-                del sys.modules[name]
 
 
 def _first_folder(program: Launch) -> str:

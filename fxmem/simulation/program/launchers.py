@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib
 import io
 import os
@@ -150,9 +151,13 @@ def _read_accelerate(program: Launch) -> Launch:
         options = parser.parse_args(words)
     cards, found = options.num_processes or 1, list[Launch]()
 
-    def start_group(options: Any) -> None:
+    def start_group(options: Any, *, by_deepspeed: bool = False) -> None:
         utilities_args = argparse.Namespace(**vars(options))
-        environment = _changed(command.prepare_multi_gpu_env(utilities_args))
+        if by_deepspeed:
+            _, environment_there = command.prepare_deepspeed_cmd_env(utilities_args)
+        else:
+            environment_there = command.prepare_multi_gpu_env(utilities_args)
+        environment = _changed(environment_there)
         count, machines = options.num_processes or 1, options.num_machines or 1
         utilities_args.nproc_per_node, utilities_args.nnodes = max(count // machines, 1), machines
         found.append(_of_torchrun(name, utilities_args, environment))
@@ -164,7 +169,8 @@ def _read_accelerate(program: Launch) -> Launch:
     launchers = {
         "simple_launcher": start_one,
         "multi_gpu_launcher": start_group,
-        **dict.fromkeys(("deepspeed_launcher", "tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher"), _refuse),
+        "deepspeed_launcher": functools.partial(start_group, by_deepspeed=True),
+        **dict.fromkeys(("tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher"), _refuse),
     }
     with contextlib.ExitStack() as stack:
         for each, launcher in launchers.items():
@@ -182,7 +188,7 @@ def _changed(environment: dict[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _refuse(*_: Any) -> None:
-    raise UsageError("expected accelerate launch on cards of this machine, without DeepSpeed and TPUs")
+    raise UsageError("expected accelerate launch on cards of this machine, without TPUs")
 
 
 # --- the launchers whose options stand here ---------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
-from fxmem.records.parts import CompileRecord, CompileSettings, HostUse, RankClass
+from fxmem.records.parts import CompileRecord, CompileSettings, HostUse
 from fxmem.records.profile import Assumption, MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
 from fxmem.records.units import format_bytes
 from fxmem.simulation.error_advice import describe_end
@@ -28,7 +28,6 @@ from fxmem.simulation.program.longest_batch import explain_longest
 from fxmem.simulation.program.recorded_code import RecordedCode
 from fxmem.simulation.program.rounds import FinishedRound
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, isolate_block
-from fxmem.simulation.ranks.classes import with_classes
 from fxmem.simulation.ranks.world import World
 from fxmem.simulation.round_rule import Enough
 from fxmem.simulation.run import require_device
@@ -59,8 +58,8 @@ class RunSettings:
     """The host's memory; None where it is not known."""
     reads_epoch: bool = False
     """Whether an epoch of its loader's batches is read, where they have different lengths."""
-    watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    """What the program runs inside."""
+    watch: Callable[[Callable[[], str]], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    """What the program runs inside; called with what says how far it is, which another thread may ask."""
 
     @property
     def most_steps(self) -> int | None:
@@ -90,7 +89,6 @@ class RecordedProgram(ProfiledStep):
         """How the program ended, in words."""
         self._failed = False
         self._shortage = ""
-        self._classes: tuple[RankClass, ...] = ()
         self._compiled: CompileRecord | None = None
         self.files: ProgramFiles | None = None
         """What the block wrote, which is dropped; None where it wrote nothing, or for real."""
@@ -167,7 +165,7 @@ class RecordedProgram(ProfiledStep):
     def profile(self) -> Profile:  # type: ignore[override]
         """The round with the highest peak, the steadiest of equals. Raises AnalysisError if nothing used the target, or
         an error of the program's own ended it before its first step was over."""
-        profile = with_classes(self._largest(), self._classes)
+        profile = self._largest()
         if self._code.longest is not None:
             taken = tuple(Assumption(topic="lengths", text=text) for text in explain_longest(self._code.longest))
             profile = profile.model_copy(update={"assumptions": (*profile.assumptions, *taken)})
@@ -186,11 +184,6 @@ class RecordedProgram(ProfiledStep):
     def note_files(self, files: ProgramFiles | None) -> None:
         """Note what the program wrote."""
         self.files = files if files is not None and files.written else None
-
-    def note_classes(self, classes: tuple[RankClass, ...]) -> None:
-        """Note the classes of all ranks, of which this is one."""
-        self._classes = classes
-        del self.profile
 
     def note_peaks(self, peaks_bytes: Sequence[int]) -> None:
         """Note the peaks of the program with each answer to what is timed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from fxmem.records.parts import RankClass, RankedStep
@@ -41,26 +41,29 @@ class _Members(NamedTuple):
     size: int
 
 
-def find_classes(world: int, analyse: Callable[[int], _Step]) -> Classes[_Step]:
+def find_classes(world: int, analyse: Callable[[Sequence[int]], Iterable[_Step]]) -> Classes[_Step]:
     """Analyse as few ranks as it takes to know all.
 
     Along a dimension, ranks between two equal ones are taken to be equal to them.
 
     Args:
         world: how many ranks there are.
-        analyse: makes the step of a rank.
+        analyse: makes the steps of ranks, which do not need each other, in this order.
     """
     steps: dict[int, _Step] = {}
     """The first that was analysed of equal ones: a step of hundreds of layers is large."""
     like: dict[int, int] = {}
     """Whose of them is a rank's."""
 
-    def find_like(rank: int) -> int:
-        if rank not in like:
-            step = analyse(rank)
+    def learn(ranks: Sequence[int]) -> None:
+        for rank, step in zip(ranks, analyse(ranks), strict=True):
             lives = _lives(step)
             like[rank] = next((each for each, known in steps.items() if _lives(known) == lives), rank)
             steps.setdefault(like[rank], step)
+
+    def find_like(rank: int) -> int:
+        if rank not in like:
+            learn([rank])
         return like[rank]
 
     ranks = steps[find_like(0)].profile.step.ranks
@@ -71,9 +74,10 @@ def find_classes(world: int, analyse: Callable[[int], _Step]) -> Classes[_Step]:
     def are_equal(one: int, other: int) -> bool:
         return find_like(one) == find_like(other)
 
-    found: list[_Members] = []
-    for stage in range(stages.size):
-        found += _split(stage * stages.spread, others, are_equal)
+    bases = [stage * stages.spread for stage in range(stages.size)]
+    length = sum((each.size - 1) * each.spread for each in others)
+    learn(sorted({*bases, *(base + length for base in bases)} - like.keys()))
+    found = [members for base in bases for members in _split(base, others, are_equal)]
     records = tuple(_describe(each, steps[like[each.first]], like) for each in sorted(found))
     largest = max(records, key=lambda each: (each.reserved_bytes or 0, each.requested_bytes, -each.first))
     return Classes(steps[like[largest.first]], records)

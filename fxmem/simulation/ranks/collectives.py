@@ -76,6 +76,8 @@ class Collectives:
                 self._log.note_communication(result if space == "_c10d_functional" else args)
                 if kind == "all-gather":
                     self._log.mark_grown(args, Kind.UNSHARDED)
+                    if space == "c10d" and self._log.are_of_kind(args[1], Kind.PARAMETER):
+                        self._log.mark(args[0], Kind.UNSHARDED, over=(None,))
         return space in ("c10d", "_c10d_functional", "fsdp")
 
     def _note(self, kind: CollectiveKind, args: tuple[Any, ...], result: Any) -> None:

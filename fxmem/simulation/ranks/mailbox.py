@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import io
+import pickle
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -23,28 +24,35 @@ class MissingMail(BaseException):
     No `Exception`, so that the program's `except Exception` does not swallow it.
     """
 
-    def __init__(self, source: int) -> None:
-        super().__init__(source)
+    def __init__(self, source: int, number: int) -> None:
+        super().__init__(source, number)
         self.source = source
+        self.number = number
+        """How many of its letters the rank needs."""
 
 
-class _Tensor:
-    """What a tensor among the objects looks like; fakes of one run mean nothing in another."""
+class _Writer(pickle.Pickler):
+    """Writes objects for another process; of a tensor what it looks like, as fakes of one run mean nothing there."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._size, self._stride = tuple(tensor.shape), tensor.stride()
-        self._dtype, self._device = tensor.dtype, tensor.device
+    def persistent_id(self, obj: Any) -> Any:
+        """Size, stride, dtype and device of a tensor; None of all else."""
+        if not isinstance(obj, torch.Tensor):
+            return None
+        return tuple(obj.shape), tuple(obj.stride()), obj.dtype, obj.device
 
-    def make(self) -> torch.Tensor:
+
+class _Reader(pickle.Unpickler):
+    def persistent_load(self, pid: Any) -> torch.Tensor:
         """A tensor that looks so."""
-        return torch.empty_strided(self._size, self._stride, dtype=self._dtype, device=self._device)
+        size, stride, dtype, device = pid
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
 class Mailbox:
     """What the ranks of one program have sent to each other, run by run."""
 
     def __init__(self) -> None:
-        self._sent: dict[tuple[int, int], list[list[Any]]] = defaultdict(list)
+        self._sent: dict[tuple[int, int], list[bytes]] = defaultdict(list)
         self._read: Counter[tuple[int, int]] = Counter()
         self._awaited: list[tuple[int, int, int]] = []
 
@@ -61,7 +69,9 @@ class Mailbox:
             if destination == source:
                 continue
             letters = self._sent[source, destination]
-            letters.append([torch_common.tree_map_only(torch.Tensor, _Tensor, each) for each in objects])
+            written = io.BytesIO()
+            _Writer(written).dump(objects)
+            letters.append(written.getvalue())
             if self._awaited and self._awaited[-1] == (source, destination, len(letters)):
                 raise Enough
 
@@ -69,13 +79,32 @@ class Mailbox:
         """The next objects for a rank. Raises MissingMail where they are not there yet."""
         letters, number = self._sent[source, destination], self._read[source, destination]
         if number >= len(letters):
-            raise MissingMail(source)
+            raise MissingMail(source, number + 1)
         self._read[source, destination] += 1
-        return [torch_common.tree_map_only(_Tensor, _Tensor.make, each) for each in letters[number]]
+        found: list[Any] = _Reader(io.BytesIO(letters[number])).load()
+        return found
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the run is for objects that another rank waits for, alone."""
+        return bool(self._awaited)
+
+    def sent_by(self, rank: int) -> dict[int, list[bytes]]:
+        """What a rank has sent in its last run, by rank."""
+        return {to: letters for (source, to), letters in self._sent.items() if source == rank and letters}
+
+    def adopt(self, rank: int, sent: Mapping[int, Sequence[bytes]]) -> None:
+        """Take over what a rank has sent in a process of its own."""
+        self.begin(rank)
+        self._sent.update({(rank, to): list(letters) for to, letters in sent.items()})
+
+    def has(self, source: int, destination: int, number: int) -> bool:
+        """Whether so many letters of one rank for another are there."""
+        return len(self._sent[source, destination]) >= number
 
     @contextlib.contextmanager
-    def awaiting(self, source: int, destination: int) -> Iterator[None]:
-        """The source runs inside, as far as it sends what the destination waits for.
+    def awaiting(self, source: int, destination: int, number: int, *, goes_on: bool = False) -> Iterator[None]:
+        """The source runs inside, as far as it sends the letters that the destination waits for, unless it goes on.
 
         Raises:
             AnalysisError: the source waits for the destination in its turn, or sends nothing.
@@ -83,20 +112,19 @@ class Mailbox:
         if any(waiting == source for _, waiting, _ in self._awaited):
             pair = f"{source} and {destination}"
             raise AnalysisError(f"expected ranks that can run: {pair} wait for objects of each other")
-        number = self._read[source, destination] + 1
-        self._awaited.append((source, destination, number))
+        self._awaited.append((source, destination, 0 if goes_on else number))
         try:
             yield
         finally:
             self._awaited.pop()
-        if len(self._sent[source, destination]) < number:
+        if not self.has(source, destination, number):
             raise AnalysisError(
                 f"expected rank {source} to send the objects that rank {destination} waits for; it sends none. Run the "
                 f"script on as many ranks as it is written for"
             )
 
 
-def mail_patches(
+def mail_patches(  # noqa: C901 - a function of torch each
     rank: int, mailbox: Mailbox | None, note: Callable[[str], None]
 ) -> contextlib.AbstractContextManager[None]:
     """Objects come and go by the mailbox: `send_object_list`, `recv_object_list`, `broadcast_object_list`,
@@ -104,6 +132,9 @@ def mail_patches(
 
     Where all give one, ranks would wait for each other: each is taken to give what this one does (`all_gather_object`,
     `gather_object`), which `note` is told.
+
+    The values of a few whole numbers that `broadcast` sends come by it, too: lengths and settings that ranks agree on.
+    Those that the sender does not know, and that are 0 here until then, are taken to be 1, which `note` is told.
     """
 
     def receive(source: int, into: list[Any]) -> None:
@@ -158,41 +189,39 @@ def mail_patches(
             else:
                 send([each], member)
 
+    def broadcast(
+        original: Any, tensor: torch.Tensor, src: Any = None, group: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        work = original(tensor, src, group, *args, **kwargs)
+        if 0 < tensor.numel() <= _FEW and not (tensor.is_floating_point() or tensor.is_complex()):
+            source = torch_distributed.find_rank(group, src, kwargs.get("group_src"))
+            value = known_values.find_value(tensor) if isinstance(tensor, torch_common.FakeTensor) else tensor
+            if source == rank:
+                send([None if value is None else value.tolist()], *torch.distributed.get_process_group_ranks(group))
+            elif mailbox is not None and (found := mailbox.receive(source, rank)[0]) is not None:
+                known_values.overwrite(tensor, found)
+            else:
+                _open(tensor, value, note)
+        return work
+
     functions: tuple[Any, ...] = send_object_list, recv_object_list, broadcast_object_list, scatter_object_list
     functions += _give_alike(rank, note)
     owners = torch.distributed, torch.distributed.distributed_c10d
     replaced = torch_common.replace_all((owner, each.__name__, each) for each in functions for owner in owners)
-    broadcast = functools.partial(_broadcast, rank, note)
     return torch_common.nested(replaced, *(torch_common.wrap(owner, "broadcast", broadcast) for owner in owners))
 
 
-_MOST_FLAGS: Final = 64
-"""Whole numbers of a tensor that may be flags."""
+_FEW: Final = 1024
+"""Numbers of a tensor that are passed on."""
 
 
-def _broadcast(
-    rank: int,
-    note: Callable[[str], None],
-    original: Callable[..., Any],
-    tensor: Any,
-    src: Any = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: Any = None,
-) -> Any:
-    """`broadcast`: whole numbers that are 0 until another rank says what they are, as it alone has read the data, are
-    taken to be 1 then. All other numbers are taken to be on all ranks what they are on this."""
-    work = original(tensor, src, group, async_op, group_src)
-    if torch_distributed.find_rank(group, src, group_src) == rank or tensor.dtype.is_floating_point:
-        return work
-    if 0 < tensor.numel() <= _MOST_FLAGS:
-        value = known_values.find_value(tensor) if isinstance(tensor, torch_common.FakeTensor) else tensor
-        with torch_common.no_modes():
-            is_open = value is not None and not value.any()
-        if is_open:
-            note("whole numbers that another rank broadcasts: 1")
-            tensor.fill_(1)
-    return work
+def _open(tensor: torch.Tensor, value: torch.Tensor | None, note: Callable[[str], None]) -> None:
+    """Set flags to 1 that are 0 until another rank, which alone has read the data, says what they are."""
+    with torch_common.no_modes():
+        is_open = value is not None and not value.any()
+    if is_open:
+        note("whole numbers that another rank broadcasts: 1")
+        tensor.fill_(1)
 
 
 def _give_alike(rank: int, note: Callable[[str], None]) -> tuple[Callable[..., None], ...]:

@@ -109,8 +109,8 @@ def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "deepspeed":
             raise AnalysisError(
-                "expected a model that fully_shard shards (FSDP2), got DeepSpeed, whose engine is C++. ZeRO-3 is "
-                "fully_shard; ZeRO-2 is fully_shard with reshard_after_forward=False"
+                "expected DeepSpeed to be installed (DS_BUILD_OPS=0 pip install deepspeed), for a script that trains "
+                "by it (fxmem run --ranks); here ZeRO-3 is fully_shard, ZeRO-2 with reshard_after_forward=False"
             ) from error
         raise AnalysisError(
             f"expected parallelize to shard the model for ranks that are not there; it raised {one_line(error)}"
@@ -121,7 +121,7 @@ def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
         raise UsageError(f"expected parallelize to return a module, or None, got {type(made).__name__}")
     if any(type(each).__name__ == "DeepSpeedEngine" for each in made.modules()):
         raise AnalysisError(
-            "expected a model that is sharded by FSDP, DTensor or DistributedDataParallel; this one is sharded by "
-            "DeepSpeed, which works in hooks that no Python engine runs. Shard it with fully_shard."
+            "expected a model that is sharded by FSDP, DTensor or DistributedDataParallel; this one is an engine of "
+            "DeepSpeed, which steps by itself. Run the script that trains it (fxmem run --ranks), or use fully_shard."
         )
     return made

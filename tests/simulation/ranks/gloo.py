@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from fxmem.hardware import catalogue
+from fxmem.records.profile import Report
 from fxmem.records.validation import ProgramMeasurement
-from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
+from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, launch_apart
 from tests.sharded_models import COMPILED
 
 SPREAD: Final = str(Path(__file__).parent / "programs" / "spread.py")
@@ -72,13 +73,13 @@ if tests.sharded_models.COMPILED.keys() & set(wanted):
 for world, kind in zip(map(int, wanted[::2]), wanted[1::2]):
     meeting = multiprocessing.Barrier(world)
     compiles = kind in tests.sharded_models.COMPILED
-    are_alike = compiles or kind in tests.sharded_models.CONFIGURATIONS  # ranks that wait as often as each other
+    are_alike = compiles or kind in tests.sharded_models.CONFIGURATIONS or kind.startswith("ZeRO-")  # and wait as often
     waits = map(settled, plain) if are_alike else plain
     torch.distributed.Work.wait, collectives.wait_tensor = waits
     for rank in range(world):
         if not os.fork():
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), STORE=f"{folder}/{kind} {world} meet")
-            if kind in tests.sharded_models.HALF:
+            if kind in tests.sharded_models.HALF or "bf16" in kind:
                 measure_program._SET_ASIDE += tests.sharded_models.PRODUCTS
             else:
                 measure_program.WRAPPER_PRODUCTS = ()
@@ -91,15 +92,15 @@ for world, kind in zip(map(int, wanted[::2]), wanted[1::2]):
 """
 
 
-def measure(folder: Path, *wanted: tuple[str, int]) -> dict[tuple[str, int, int], int]:
-    """The peak of each rank of kinds of `spread.py` in worlds of so many ranks, run for real.
+def measure(folder: Path, *wanted: tuple[str, int], script: str = SPREAD) -> dict[tuple[str, int, int], int]:
+    """The peak of each rank of kinds of a script in worlds of so many ranks, run for real.
 
     Of the steps after the first it is the lowest: the backend's threads free some tensors of a step later than the step
     has done with them.
     """
     pairs = [word for kind, world in wanted for word in (str(world), kind)]
     done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, str(folder), str(_STEPS), SPREAD, *pairs],
+        [sys.executable, "-c", _MEASURE, str(folder), str(_STEPS), script, *pairs],
         capture_output=True,
         text=True,
         check=False,
@@ -117,13 +118,20 @@ def measure(folder: Path, *wanted: tuple[str, int]) -> dict[tuple[str, int, int]
     return found
 
 
-def predict(kind: str, world: int, rank: int) -> RecordedProgram:
+def predict(kind: str, world: int, rank: int, script: str = SPREAD, steps: int = 2) -> Report:
     """The same rank on the CPU's pretended memory."""
-    return launch(
-        Launch(SPREAD, (kind,), ranks=world, rank=rank),
+    return launch_apart(
+        Launch(script, (kind,), ranks=world, rank=rank),
         catalogue.target("cpu"),
-        RunSettings(2, compile="as-is" if kind in COMPILED else None),
-    ).recorded
+        RunSettings(steps, compile="as-is" if kind in COMPILED else None),
+        IsolationSettings(),
+    ).profile
+
+
+def last_step_bytes(predicted: Report) -> int:
+    """What the last step requested at most."""
+    assert predicted.step.program is not None
+    return predicted.step.program.steps[-1].requested_bytes
 
 
 def compare(kind: str, world: int, rank: int, measured: int) -> tuple[int, int]:
@@ -131,7 +139,7 @@ def compare(kind: str, world: int, rank: int, measured: int) -> tuple[int, int]:
 
     A tensor whose last reference one of gloo's threads drops is not seen freed; that adds to some runs.
     """
-    predicted = predict(kind, world, rank).rounds[-1].requested_bytes
+    predicted = last_step_bytes(predict(kind, world, rank))
     for _ in range(2):
         if abs(predicted - measured) > NUMBER:
             with tempfile.TemporaryDirectory() as folder:

@@ -36,7 +36,7 @@ def found(
         made = tuple(RankGroup(name=name, size=size, spread=spread) for name, size, spread in groups)
         return MadeStep(nbytes(rank), RankedStep(world=world, rank=rank, groups=made, collectives=sent))
 
-    classes = find_classes(world, analyse)
+    classes = find_classes(world, lambda ranks: map(analyse, ranks))
     records = [(each.first, each.last, each.size, each.requested_bytes) for each in classes.records]
     assert sum(each.size for each in classes.records) == world
     assert classes.largest.peak.requested_bytes == max(each[-1] for each in records)

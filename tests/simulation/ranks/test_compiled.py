@@ -40,9 +40,8 @@ def _compiler() -> Iterator[None]:
 
 
 def test_a_rank_of_compiled_layers_takes_what_real_ranks_took() -> None:
-    recorded = gloo.predict("fsdp, compiled layers", 2, 1)
-    assert recorded.rounds[-1].requested_bytes == MEASURED["fsdp, compiled layers"]
-    profile = recorded.profile
+    profile = gloo.predict("fsdp, compiled layers", 2, 1)
+    assert gloo.last_step_bytes(profile) == MEASURED["fsdp, compiled layers"]
     made = profile.step.compiled
     assert made is not None
     assert (made.graphs, made.breaks) == (2, ())
@@ -64,11 +63,11 @@ def test_a_compiled_rank_takes_what_its_real_tensors_take(kind: str) -> None:
 )
 def test_a_compiled_graph_is_split_where_a_bucket_ends(kind: str) -> None:
     """In one piece, backward would hold all gradients at once: 21,853,520 bytes."""
-    recorded = gloo.predict(kind, 2, 0)
-    made = recorded.profile.step.compiled
+    profile = gloo.predict(kind, 2, 0)
+    made = profile.step.compiled
     assert made is not None
     assert (made.graphs, made.breaks) == (10, ())  # five buckets of 1 MiB
-    assert recorded.rounds[-1].requested_bytes == MEASURED[kind]
+    assert gloo.last_step_bytes(profile) == MEASURED[kind]
 
 
 def test_a_mesh_compiles_the_blocks_and_shards_them_then() -> None:

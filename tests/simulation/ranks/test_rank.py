@@ -191,7 +191,7 @@ REFUSED = [
     ({"ranks": 4, "parallelize": too_few}, AnalysisError, "in too_few"),
     ({"parallelize": asks_others}, AnalysisError, "to need no values, such as other ranks send"),
     ({"parallelize": reads_a_sum}, AnalysisError, "in reads_a_sum: `fsdp("),
-    ({"parallelize": wraps_in_deepspeed}, AnalysisError, "sharded by DeepSpeed"),
+    ({"parallelize": wraps_in_deepspeed}, AnalysisError, "an engine of DeepSpeed"),
     ({"parallelize": imports_deepspeed}, AnalysisError, "ZeRO-3 is fully_shard"),
     ({"parallelize": splits_sequences}, AnalysisError, "got context_parallel"),
     ({"parallelize": bubbles_to_zero}, AnalysisError, "Use ScheduleInterleaved1F1B"),

@@ -59,6 +59,10 @@ class Isolation:
         self._in_overlay = in_overlay
         self._network = network
 
+    def unsent(self) -> Isolation:
+        """The same, but that the program sends nothing."""
+        return Isolation(self.redirect, in_overlay=self._in_overlay, network=False)
+
     def place_to_read(self, path: Any) -> Any:
         """Where a library that opens files by itself finds one."""
         return path if self.redirect is None else self.redirect.place_to_read(path)

@@ -66,35 +66,53 @@ def run_apart(
         FxmemError: as the work raised it; AnalysisError where the process ended before the work did.
         KeyboardInterrupt: here, or in the work.
     """
+    if settings.write:
+        return _run(work, Isolation(network=settings.network), output)["text"], None
     with contextlib.ExitStack() as stack:
-        answer = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fxmem-answer-")), "answer")
-
-        def run(layers: Layers | None, redirect: Redirect | None) -> dict[str, Any]:
-            upper = None if layers is None else layers.folders
-            start = functools.partial(_work, work, settings, answer, output, upper, redirect)
-            answer.unlink(missing_ok=True)
-            if hasattr(os, "fork"):
-                found = _read(answer, _wait(_Forked(start), answer, layers))
-                if _NO_BACKWARD not in found:
-                    return found
-                answer.unlink()
-            return _read(answer, _wait(_Spawned(start, answer.parent), answer, layers))
-
-        if settings.write:
-            return run(None, None)["text"], None
         if sys.platform == "linux":
             from fxmem.simulation.program.sandbox.layers import Layers  # locks files as no Windows does
 
             layers = Layers()
             stack.callback(layers.close)
-            found = run(layers, None)
+            found = _run(work, Isolation(in_overlay=True, network=settings.network), output, layers)
             if _NO_VIEW not in found:
                 return found["text"], find_written(layers.written, settings, folders)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=REDIRECTED, ignore_cleanup_errors=True))
-        redirect = Redirect(folder)
-        found = run(None, redirect)
-        redirect.adopt(found["removed"], is_guarded=found["is_guarded"])
-        return found["text"], Isolation(redirect).find_written(settings, folders)
+        isolation = Isolation(Redirect(folder), network=settings.network)
+        return _run(work, isolation, output)["text"], isolation.find_written(settings, folders)
+
+
+def run_within(work: Callable[[Isolation], str], isolation: Isolation, output: Path | None = None) -> str:
+    """Run work in a child of this process, which is apart from the user's files itself; what it returns.
+
+    Args:
+        work, output: as for `run_apart`.
+        isolation: this process's own.
+
+    Raises:
+        As `run_apart`.
+    """
+    text: str = _run(work, isolation, output)["text"]
+    return text
+
+
+def _run(
+    work: Callable[[Isolation], str], isolation: Isolation, output: Path | None, layers: Layers | None = None
+) -> dict[str, Any]:
+    """Run work in another process; what it answers."""
+    with tempfile.TemporaryDirectory(prefix="fxmem-answer-") as folder:
+        answer = Path(folder, "answer")
+        upper = None if layers is None else layers.folders
+        start = functools.partial(_work, work, isolation, answer, output, upper)
+        found: dict[str, Any] = {_NO_BACKWARD: True}
+        if hasattr(os, "fork"):
+            found = _read(answer, _wait(_Forked(start), answer, layers))
+        if _NO_BACKWARD in found:
+            answer.unlink(missing_ok=True)
+            found = _read(answer, _wait(_Spawned(start, answer.parent), answer, layers))
+    if isolation.redirect is not None:
+        isolation.redirect.adopt(found["removed"], is_guarded=found["is_guarded"])
+    return found
 
 
 def _read(answer: Path, code: int) -> dict[str, Any]:
@@ -287,12 +305,7 @@ def _may_run_backward() -> bool:
 
 
 def _work(
-    work: Callable[[Isolation], str],
-    settings: IsolationSettings,
-    answer: Path,
-    output: Path | None,
-    layers: list[str] | None,
-    redirect: Redirect | None,
+    work: Callable[[Isolation], str], isolation: Isolation, answer: Path, output: Path | None, layers: list[str] | None
 ) -> int:
     """Do the work and write its answer; the exit code."""
     with open(answer, "w", encoding="utf-8") as stream:  # before the view, which has another file there
@@ -309,11 +322,10 @@ def _work(
             except (OSError, AttributeError) as error:  # AttributeError: a C library without these calls
                 stream.write(json.dumps({_NO_VIEW: str(error)}))
                 return 0
-        elif redirect is not None:
+        elif (redirect := isolation.redirect) is not None and not redirect.has_begun:
             _guard(redirect)
-        isolation = Isolation(redirect, in_overlay=layers is not None, network=settings.network)
         found = _answer(work, isolation)
-        if redirect is not None:
+        if (redirect := isolation.redirect) is not None:
             found |= {"removed": redirect.removed, "is_guarded": redirect.is_guarded}
         stream.write(json.dumps(found))
     with contextlib.ExitStack() as stack:  # for what the program does at its end, and its threads

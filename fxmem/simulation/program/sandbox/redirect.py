@@ -69,6 +69,11 @@ class Redirect:
         return self._temporary
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it has a folder for temporary files."""
+        return self._temporary != os.devnull
+
+    @property
     def removed(self) -> list[str]:
         """Files that were there and are no longer, as the program sees it."""
         return sorted(path for path in self._removed if os.path.lexists(path) and not os.path.isdir(path))
