@@ -123,7 +123,8 @@ def _connected(backend: Backend) -> Iterator[None]:
     import joblib
 
     try:
-        client = distributed.Client(backend.address, timeout=20, set_as_default=False)
+        make: Any = distributed.Client
+        client = make(backend.address, timeout=20, set_as_default=False)
     except (OSError, ValueError) as error:
         raise EnvironmentLacksError(
             f"expected dask's scheduler at {backend.address}; it was not reached: {one_line(error)}"

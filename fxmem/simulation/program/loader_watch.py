@@ -88,6 +88,7 @@ class LoaderWatch:
         self._waiting: list[Any] = []
         """Batches that the program is given next, in the place of its own."""
         self._given_to = self._until = self._ended_in = 0
+        self._over_at = math.inf
         self._ending: LoaderPass | None = None
         """The pass that the program is told is over before it is."""
         self._evaluated: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -133,7 +134,7 @@ class LoaderWatch:
         if self._ending is None:
             return True
         if found is self._ending:
-            self.is_after = True
+            self.is_after, self._over_at = True, time.monotonic()
             return False
         if _are_alike(found, self._ending):
             self.has_begun_again = True
@@ -146,6 +147,11 @@ class LoaderWatch:
         if batches == EVALUATED and self._reads and (chosen := choose_batches(epoch := read_epoch(found))):
             self._give(epoch, [chosen[0], chosen[-1]])
         return batches < EVALUATED or bool(self._waiting)
+
+    @property
+    def seconds_after(self) -> float:
+        """How long it is since that pass was over."""
+        return time.monotonic() - self._over_at
 
     @property
     def has_evaluated(self) -> bool:

@@ -89,7 +89,7 @@ class RecordedCode(Subject):
         self.trace = BlockTrace()
         self.memory = CardMemory(target, os.environ, raises=raises, trace=self.trace) if on_card else None
         self._border = Border(self.memory, self.notes)
-        self.route = self._border.run
+        self.route = self._run_operator
         self._live = LiveBytes()
         self._host = HostMeter(
             self._border.host,
@@ -124,6 +124,12 @@ class RecordedCode(Subject):
             is_compiled=compiles,
         )
         recording.attach(torch.nn.Module())
+
+    def _run_operator(self, *args: Any) -> Any:
+        """Run an operator where it belongs, unless the program has run for long enough."""
+        if self.loaders.is_after:
+            self.rounds.end_long_evaluation()
+        return self._border.run(*args)
 
     # --- the parts of the recording -----------------------------------------------------------------------------------
 
@@ -174,7 +180,7 @@ class RecordedCode(Subject):
                 self.rounds.finish()
                 raise
             except Enough:
-                if self.rounds.is_cut:
+                if self.rounds.is_cut or self.rounds.is_cut_after:
                     self.rounds.finish()
                 raise
         self.rounds.finish()

@@ -41,6 +41,9 @@ _ELSEWHERE: Final = 20
 _MOST_AFTER: Final = 20_000
 """Operators that may follow an epoch; a program whose steps have many may have four times as many as one of these."""
 
+_MOST_SECONDS_AFTER: Final = 60.0
+"""Time that it may take."""
+
 _WORTH_GOING_ON: Final = 1 << 20
 """Bytes a step that more rounds are run for where they are kept on the host, whose size nobody has said."""
 
@@ -126,6 +129,8 @@ class Rounds(RoundRule):
         """How many rounds were finished when the program was last ended."""
         self._elsewhere = 0
         self._is_generating = False
+        self.is_cut_after = False
+        """Whether what follows the epoch was ended, as it had taken long."""
         self.has_evaluated = False
         """Whether a model was called after the epoch was ended."""
         self._part: Part = None
@@ -156,8 +161,7 @@ class Rounds(RoundRule):
             self._end()
         if self._loaders.has_begun_again and not self.has_evaluated:
             self._end()  # nothing came between the epochs
-        if self.has_evaluated and len(self._log.ops) > max(_MOST_AFTER, 4 * self.finished[-1].record.operators):
-            self._end_after()
+        self.end_long_evaluation()
         if self._loaders.is_after and (self._loaders.has_evaluated or not module.training):
             self.has_evaluated = True
             self.evaluations.note_call()
@@ -170,6 +174,14 @@ class Rounds(RoundRule):
             self.begin_forward()
         if self._log.phase in (Phase.EVALUATION, Phase.FORWARD):
             self._begin_part(self._log.phase, self._roots.find_path(module) or "", is_forward=True)
+
+    def end_long_evaluation(self) -> None:
+        """End the program where what follows its epoch has taken long."""
+        if self._loaders.is_after and self.finished:
+            most = max(_MOST_AFTER, 4 * self.finished[-1].record.operators)
+            if len(self._log.ops) > most or self._loaders.seconds_after > _MOST_SECONDS_AFTER:
+                self.is_cut_after = True
+                self._end()
 
     def _begin_part(self, phase: Phase, model: str = "", *, is_forward: bool = False) -> None:
         """Let peaks be a part's own from here on."""

@@ -64,13 +64,15 @@ def evaluate() -> list[torch.Tensor]:
 
 
 def fit() -> None:
+    kept: list[torch.Tensor] = []
     for _ in range(2):
         net.train()
         for x, y in train:
             nn.functional.cross_entropy(net(x.to(device)), y.to(device)).backward()
             optimizer.step()
             optimizer.zero_grad()
-        kept = evaluate() if kind != "none" else []
+        kept.clear()
+        kept += evaluate() if kind != "none" else []
         if kind != "outputs":
             kept.clear()
 
