@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from fxmem.memory.findings import Finding, find
@@ -20,14 +19,12 @@ def finding_facts(profile: Profile, timeline: Timeline) -> Facts:
     """The largest findings, a line each."""
     found = find(profile, timeline)
     facts = [Fact("" if index else "Found", describe(each), "found") for index, each in enumerate(found[:MOST])]
-    return make_printable([*facts, *_count_rest(found[MOST:])])
-
-
-def _count_rest(rest: Sequence[Finding]) -> Facts:
-    return [Fact("", f"{len(rest)} more in --json", "found")] if rest else []
+    if len(found) > MOST:
+        facts.append(Fact("", f"{len(found) - MOST} more in --json", "found"))
+    return make_printable(facts)
 
 
 def describe(about: Finding) -> str:
-    """`train.py:14: preds keeps more after each step, 8.00 MiB a step. Write .cpu() of what is kept`."""
+    """`train.py:14: preds keeps more after each step, 8.00 MiB a step. To do: .cpu() of what is kept`."""
     place = f"{about.place}: " if about.place else ""
     return f"{place}{about.text}, {format_bytes(about.nbytes)} {_OF[about.of]}. To do: {about.change}"

@@ -101,7 +101,7 @@ def run_jobs(jobs: Sequence[Job[_Result]], cost: Cost | None = None) -> Iterator
         for job in jobs:
             yield job()
         return
-    import joblib  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    import joblib  # type: ignore[import-untyped]
 
     options: dict[str, Any] = {"n_jobs": workers, "batch_size": 1, "pre_dispatch": "all"}
     with contextlib.ExitStack() as stack:
@@ -119,7 +119,7 @@ def _call(job: Job[_Result]) -> _Result:
 
 @contextlib.contextmanager
 def _connected(backend: Backend) -> Iterator[None]:
-    import distributed  # type: ignore[import-not-found, unused-ignore]
+    import distributed
     import joblib
 
     try:

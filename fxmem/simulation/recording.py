@@ -458,6 +458,10 @@ class Recording(Observer):
         self.stop_rule.install()
         self.subject.on_module_call(module, args, kwargs)
 
+    def on_torch_call(self) -> None:
+        """Pass it on to the subject."""
+        self.subject.on_torch_call()
+
     def on_gradient(self) -> None:
         """A call outside every node returned a tensor that a gradient leads to."""
         self.subject.on_gradient()

@@ -71,6 +71,9 @@ class Observer:
     def on_module_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module of the program is about to be called, within no other."""
 
+    def on_torch_call(self) -> None:
+        """The program is about to call a torch function or method."""
+
     def on_gradient(self) -> None:
         """A call outside every node returned a tensor that a gradient leads to."""
 

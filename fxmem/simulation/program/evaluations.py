@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from fxmem.records.parts import EvaluationPass
 from fxmem.records.profile import SourceLine
@@ -59,24 +59,26 @@ class Evaluations:
         if ran > EVALUATED:  # of other lengths
             return
         self._note_held(tick)
-        if ran == 1:
-            self.passes.append(EvaluationPass(ran=0, requested_bytes=0))
-        most = self._find_peak()
+        if ran > 1:
+            self.passes.pop()  # what was known a batch ago
         now = EvaluationPass(
             place=of.place,
             batches=count_batches(of.loader),
             ran=ran,
-            requested_bytes=most,
+            requested_bytes=self._find_peak(),
             **self._growth.describe(),
         )
-        ahead = _find_ahead(now, min(ran, self._calls))  # a batch may be fetched ahead
-        end = None if ahead is None else most + ahead
-        if end is not None and ahead is not None:
-            # A tensor that is joined anew with each batch is there twice for a moment, as old and as new.
-            for each in now.grown:
-                joined = 0 if each.tensors else self._growth.held_bytes(each.holder) + ahead
-                end = max(end, self._find_live() + ahead + joined - each.nbytes)
-        self.passes[-1] = now.model_copy(update={"end_bytes": end})
+        self.passes.append(now.model_copy(update={"end_bytes": self._find_end(now)}))
+
+    def _find_end(self, of: EvaluationPass) -> int | None:
+        """The most requested at once in a whole pass; None where its end is not known."""
+        ahead = _find_ahead(of, min(of.ran, self._calls))  # a batch may be fetched ahead
+        if ahead is None:
+            return None
+        whole, joined = sum(ahead.values()), [each for each in of.grown if not each.tensors]
+        # A tensor that is joined anew with each batch is there twice for a moment, as old and as new.
+        again = [self._growth.held_bytes(each.holder) + ahead.get(each.holder, 0) - each.nbytes for each in joined]
+        return max(of.requested_bytes + whole, self._find_live() + whole + max(again, default=0))
 
     def note_step(self) -> None:
         """The step after the passes is over: what the last one has kept may have been there throughout."""
@@ -87,8 +89,9 @@ class Evaluations:
         self._note_held(self._tick)
         if all(self._growth.held_bytes(each.holder) >= held for each, held in zip(last.grown, before, strict=True)):
             ahead = _find_ahead(last, last.ran)
-            end = None if ahead is None or last.end_bytes is None else max(last.end_bytes, self._find_peak() + ahead)
-            self.passes[-1] = last.model_copy(update={"end_bytes": end})
+            if ahead is not None and last.end_bytes is not None:
+                end = max(last.end_bytes, self._find_peak() + sum(ahead.values()))
+                self.passes[-1] = last.model_copy(update={"end_bytes": end})
 
     def _note_held(self, tick: int) -> None:
         gc.collect()
@@ -97,13 +100,23 @@ class Evaluations:
         self._growth.note_round(Counter(each.nbytes for each in self._log.storages if each.birth > tick))
 
 
-def _find_ahead(of: EvaluationPass, ran: int) -> int | None:
-    """How many bytes the batches leave that come after so many; None where their number is not known."""
-    nbytes = 0
-    bounds = [(each.nbytes, each.until) for each in of.grown] or [(of.growth_bytes or 0, None)]
-    for growth, until in bounds if of.growth_bytes else []:
+def _find_ahead(of: EvaluationPass, ran: int) -> dict[str, int] | None:
+    """How many bytes the batches leave that come after so many, by owner; None where their number is not known."""
+    found: dict[str, int] = {}
+    growing = [(each.holder, each.nbytes, each.until) for each in of.grown] or [("", of.growth_bytes or 0, None)]
+    for holder, nbytes, until in growing if of.growth_bytes else []:
         ends = [end for end in (of.batches, until) if end is not None]
         if not ends:
             return None
-        nbytes += growth * max(min(ends) - ran, 0)
-    return nbytes
+        found[holder] = nbytes * max(min(ends) - ran, 0)
+    return found
+
+
+def explain_evaluations(passes: Sequence[EvaluationPass]) -> Iterator[str]:
+    """What is taken for granted of evaluations."""
+    if passes:
+        yield (
+            f"the epoch was ended so that what follows it runs, and of each pass that follows the first {EVALUATED} "
+            "batches ran, where their lengths vary the largest and the last as well; what a batch leaves, each batch "
+            "to the last one leaves"
+        )

@@ -190,18 +190,20 @@ def _run_recorded(program: Launch, recorded: RecordedProgram, world: World | Non
     except (Enough, KeyboardInterrupt, FxmemError):
         raise
     except SystemExit as leaving:
-        if recorded.note_afterwards(leaving):
+        if recorded.is_after:
             return False
         if leaving.code:
             recorded.note_error(f"called sys.exit({leaving.code!r})")
         return bool(leaving.code)
     except Exception as error:
-        is_shortage = isinstance(error, torch.cuda.OutOfMemoryError)
-        if not is_shortage and recorded.note_afterwards(error):
-            return False
+        if recorded.is_after and isinstance(error.__cause__ or error, StopIteration):
+            return False  # `next` had no more of the batches that were left out
         _print_traceback(error)
         if isinstance(error, torch.cuda.OutOfMemoryError):
             recorded.note_shortage(error)
+        elif recorded.is_after:
+            recorded.note_afterwards(error)
+            return False
         else:
             recorded.note_exception(error)
         return True

@@ -154,7 +154,7 @@ class LoaderWatch:
         return time.monotonic() - self._over_at
 
     @property
-    def has_evaluated(self) -> bool:
+    def has_another_pass(self) -> bool:
         """Whether another pass has begun after the epoch."""
         return bool(self._evaluated)
 
@@ -272,7 +272,7 @@ def count_batches(loader: Any) -> int | None:
     """How many batches a loader has; None where it does not say, or has no end."""
     try:
         return len(loader)
-    except (TypeError, NotImplementedError):
+    except Exception:  # a sampler's own code, which the program itself has not called
         return None
 
 

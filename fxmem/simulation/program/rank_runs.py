@@ -235,5 +235,4 @@ class _Ranks:
             settings = dataclasses.replace(settings, watch=contextlib.nullcontext)
             isolation = self._isolation.unsent() if backend.is_here and not self._writes else None
         environment = dict(os.environ) if backend.is_here else None
-        job = _Job(program, settings, self._run, self._mailbox, isolation, is_first, environment=environment)
-        return job
+        return _Job(program, settings, self._run, self._mailbox, isolation, is_first, environment=environment)

@@ -89,7 +89,7 @@ class RecordedCode(Subject):
         self.trace = BlockTrace()
         self.memory = CardMemory(target, os.environ, raises=raises, trace=self.trace) if on_card else None
         self._border = Border(self.memory, self.notes)
-        self.route = self._run_operator
+        self.route = self._border.run
         self._live = LiveBytes()
         self._host = HostMeter(
             self._border.host,
@@ -124,12 +124,6 @@ class RecordedCode(Subject):
             is_compiled=compiles,
         )
         recording.attach(torch.nn.Module())
-
-    def _run_operator(self, *args: Any) -> Any:
-        """Run an operator where it belongs, unless the program has run for long enough."""
-        if self.loaders.is_after:
-            self.rounds.end_long_evaluation()
-        return self._border.run(*args)
 
     # --- the parts of the recording -----------------------------------------------------------------------------------
 
@@ -264,6 +258,11 @@ class RecordedCode(Subject):
         self.loops.install()
         with self.rounds.holding(module, args, kwargs):
             self.rounds.module_called(module)
+
+    def on_torch_call(self) -> None:
+        """The program calls torch, as an evaluation may without end."""
+        if not self.rounds.is_cut_after:  # once: closing the round calls torch, too
+            self.rounds.end_long_evaluation()
 
     def on_gradient(self) -> None:
         """A call between modules leads to a gradient: forward goes on."""

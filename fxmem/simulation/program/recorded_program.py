@@ -23,6 +23,7 @@ from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program.card_memory import describe_shortage
+from fxmem.simulation.program.evaluations import explain_evaluations
 from fxmem.simulation.program.loader_watch import LoaderWatch
 from fxmem.simulation.program.longest_batch import explain_longest
 from fxmem.simulation.program.recorded_code import RecordedCode
@@ -166,9 +167,11 @@ class RecordedProgram(ProfiledStep):
         """The round with the highest peak, the steadiest of equals. Raises AnalysisError if nothing used the target, or
         an error of the program's own ended it before its first step was over."""
         profile = self._largest()
-        if self._code.longest is not None:
-            taken = tuple(Assumption(topic="lengths", text=text) for text in explain_longest(self._code.longest))
-            profile = profile.model_copy(update={"assumptions": (*profile.assumptions, *taken)})
+        longest, passes = self._code.longest, self._code.rounds.evaluations.passes
+        taken = [Assumption(topic="evaluation", text=text) for text in explain_evaluations(passes)]
+        if longest is not None:
+            taken += [Assumption(topic="lengths", text=text) for text in explain_longest(longest)]
+        profile = profile.model_copy(update={"assumptions": (*profile.assumptions, *taken)})
         made = {} if self._compiled is None else {"compiled": self._compiled}
         step = profile.step.model_copy(update={"program": self.program, **made})
         return profile.model_copy(update={"step": step})
@@ -203,6 +206,11 @@ class RecordedProgram(ProfiledStep):
         """Whether the program was ended, and what it does since is on its way out."""
         return self._code.rounds.is_ended
 
+    @property
+    def is_after(self) -> bool:
+        """Whether what follows the epoch runs, which was ended before its end."""
+        return self._code.loaders.is_after
+
     def note_stop(self, settings: RunSettings) -> None:
         """Note that the program was ended, and why."""
         done, most = len(self.program.steps), settings.most_steps
@@ -215,29 +223,26 @@ class RecordedProgram(ProfiledStep):
             )
 
     def _describe_stop(self) -> str:
-        also = " and what follows the epoch" if self._code.rounds.has_evaluated else ""
+        rounds, also = self._code.rounds, ""
+        if rounds.is_cut_after:
+            also = ", and within what follows the epoch, which takes long"
+        elif rounds.has_evaluated:
+            also = " and what follows the epoch"
         return f"stopped after step {len(self.program.steps)}{also}"
 
     def note_end(self, settings: RunSettings) -> None:
         """Note that the program ended by itself, perhaps before all steps that were asked for."""
         done, most = len(self.program.steps), settings.most_steps
-        if self._code.rounds.is_after and self.ending == _TO_ITS_END:
+        if self.is_after and self.ending == _TO_ITS_END:
             self.ending = self._describe_stop()
         elif done and most and done < most and not (self._failed or self._shortage):
             self.ending = f"ran to its end after step {done} of {most}"
 
-    def note_afterwards(self, error: BaseException) -> bool:
-        """Note that what follows an epoch raised; whether it does, and the steps before stand.
-
-        Its batches are few, and its numbers made up: such an error may come of these. What only ran out of batches, as
-        `next` does, has just ended.
-        """
-        if not self._code.rounds.is_after:
-            return False
-        self.ending = self._describe_stop()
-        if isinstance(error, Exception) and not isinstance(error.__cause__ or error, StopIteration):
-            self.ending += f"; what follows the epoch raised {describe_end(error)}{self._code.notes.explain(error)}"
-        return True
+    def note_afterwards(self, error: Exception) -> None:
+        """Note that what follows an epoch raised. The steps before stand: its batches are few, and its numbers made up,
+        so that the error may come of these."""
+        raised = f"{describe_end(error)}{self._code.notes.explain(error)}"
+        self.ending = f"{self._describe_stop()}; what follows the epoch raised {raised}"
 
     def note_exception(self, error: Exception) -> None:
         """Note what the program raised, and which made-up value it may come of."""

@@ -133,6 +133,8 @@ class RoundTracer(ProgramTracer):
         if not on_target or function in _NO_CALLS or (not self.writer.stack and function in _BETWEEN):
             run = self._program.find_replacement(function) or function
             return run(*args, **kwargs)
+        if not self._inside:
+            self._program.on_torch_call()
         result = super().call_torch(function, args, kwargs)
         if self._state == "after" and not self._inside and needs_gradient(result):
             self._program.on_gradient()

@@ -162,7 +162,7 @@ class Rounds(RoundRule):
         if self._loaders.has_begun_again and not self.has_evaluated:
             self._end()  # nothing came between the epochs
         self.end_long_evaluation()
-        if self._loaders.is_after and (self._loaders.has_evaluated or not module.training):
+        if self._loaders.is_after and (self._loaders.has_another_pass or not module.training):
             self.has_evaluated = True
             self.evaluations.note_call()
         super().module_called(module)
@@ -348,11 +348,6 @@ class Rounds(RoundRule):
         """End the program."""
         self._ended_after = len(self.finished)
         raise Enough
-
-    @property
-    def is_after(self) -> bool:
-        """Whether what follows the epoch runs, which was ended before its end."""
-        return self._loaders.is_after
 
     @property
     def is_ended(self) -> bool:

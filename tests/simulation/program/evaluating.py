@@ -40,7 +40,7 @@ def make_loader(samples: int, batch: int) -> Any:
 
 device, kind = sys.argv[1:]
 torch.manual_seed(0)
-train, valid = make_loader(320, 32), make_loader(2048, 128)
+train, valid = make_loader(320, 32), make_loader(128 * (128 if kind == "long" else 16), 128)
 if kind == "varied":
     rows = [torch.randn(n, 64) for n in torch.randint(1, 40, (320,)).tolist()]
     valid = ((x, None) for x in DataLoader(rows, batch_size=16, collate_fn=pad_sequence))
@@ -51,13 +51,15 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 def evaluate() -> list[torch.Tensor]:
     net.eval()
     preds: list[torch.Tensor] = []
-    with torch.set_grad_enabled(kind in ("graphs", "ahead")):
+    with torch.set_grad_enabled(kind in ("graphs", "long", "ahead")):
         for x, _ in valid:
             out = net(x.to(device))
             if kind == "joined":
                 preds = [torch.cat([*preds, out])]
-            elif kind in ("graphs", "ahead", "outputs"):
+            elif kind in ("graphs", "long", "ahead", "outputs"):
                 preds.append(out)
+    while kind == "endless":
+        (net(torch.ones(1, 64, device=device)) + 1).sum()
     if kind == "raises":
         raise RuntimeError("one class alone")
     return preds

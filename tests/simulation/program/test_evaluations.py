@@ -12,7 +12,7 @@ from fxmem.records.parts import EvaluationPass
 from fxmem.records.profile import Phase
 from fxmem.show.facts import find_fit
 from fxmem.show.run_growth import evaluation_facts
-from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunSettings, launch
+from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunSettings, launch, rounds
 
 PROGRAM = str(Path(__file__).with_name("evaluating.py"))
 KEEPING = ("outputs", "graphs", "joined", "ahead")
@@ -86,8 +86,9 @@ def test_where_nothing_follows_the_steps_are_all(kind: str) -> None:
     assert not start(kind).raised
 
 
-def test_an_error_after_the_epoch_is_said_and_the_steps_stand() -> None:
+def test_an_error_after_the_epoch_is_said_and_the_steps_stand(capsys: pytest.CaptureFixture[str]) -> None:
     recorded = run("raises")
+    assert 'raise RuntimeError("one class alone")' in capsys.readouterr().err
     assert recorded.ending.startswith("stopped after step 3 and what follows the epoch; what follows the epoch raised")
     assert "one class alone" in recorded.ending
     assert not start("raises").raised
@@ -96,10 +97,30 @@ def test_an_error_after_the_epoch_is_said_and_the_steps_stand() -> None:
 
 
 def test_a_card_that_is_too_small_for_the_whole_evaluation_does_not_fit() -> None:
+    part = found(run("long"))
+    ran, end = run("long").rounds[-1].reserved_bytes or 0, part.end_bytes or 0
+    assert ran < 200 << 20 < end  # what ran fits
+    small = run("long", memory_bytes=200 << 20)
+    fit = find_fit(small.profile, small.peak)
+    assert fit.exit_code == 4
+    assert fit.shortage.startswith("It runs out in the evaluation at ")
+    assert find_fit(run("long").profile, run("long").peak).exit_code == 0
+
+
+def test_the_batch_at_which_a_card_is_full() -> None:
     part = found(run("outputs"))
-    between = (part.requested_bytes + (part.end_bytes or 0)) // 2
-    recorded = run("outputs", "h100", between + (16 << 20))
-    assert recorded.peak.fits is (between + (16 << 20) >= (part.end_bytes or 0))
-    small = part.requested_bytes + 4 * (part.growth_bytes or 0)
-    assert part.find_full(small) == part.ran + 1 + 4
+    assert part.growth_bytes
+    assert part.find_full(part.requested_bytes + 4 * part.growth_bytes) == part.ran + 1 + 4
     assert part.find_full(part.end_bytes or 0) is None
+
+
+def test_what_takes_long_after_the_epoch_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_MOST_AFTER", 100)
+    recorded = run("endless")
+    assert recorded.ending == "stopped after step 3, and within what follows the epoch, which takes long"
+    assert [each.is_whole for each in recorded.rounds] == [True, True, True, False]
+
+
+def test_what_is_taken_for_granted_is_listed() -> None:
+    topics = [[each.topic for each in run(kind).profile.assumptions] for kind in ("outputs", "none")]
+    assert [topic.count("evaluation") for topic in topics] == [1, 0]

@@ -16,22 +16,17 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     if timeline.peak.phase is not Phase.BACKWARD or not profile.recomputed:
         return
     made = [0 if each.op in ("loss", "optimizer") else each.output_bytes for each in profile.nodes]
-    whole, alive = sum(made), set(timeline.alive)
+    again = {each.op for each in profile.recomputed_ops}
+    alive = [profile.storages[index] for index in timeline.alive if profile.storages[index].op in again]
     for region in profile.recomputed:
         nodes = range(region.first_node, region.last_node)
-        again = {each.op for each in profile.recomputed_ops}
-        nbytes = sum(
-            profile.storages[index].nbytes
-            for index in alive
-            if profile.storages[index].op in again and profile.storages[index].node in nodes
-        )
-        if len(nodes) > 1 and sum(made[region.first_node : region.last_node]) >= _MOST * whole:
+        if len(nodes) > 1 and sum(made[region.first_node : region.last_node]) >= _MOST * sum(made):
             source = next((each.source for each in profile.nodes[region.first_node :] if each.source), None)
             yield Finding(
                 cause="whole-checkpoint",
                 text=f"one checkpoint is around {len(nodes)} operations: backward makes all of them again at once",
                 place="" if source is None else source.place,
-                nbytes=nbytes,
+                nbytes=sum(each.nbytes for each in alive if each.node in nodes),
                 change="a checkpoint around each block in its place; fxmem plan finds where",
             )
 
