@@ -480,6 +480,15 @@ ALLOWED = {
     ),
     ("simulation/program/sandbox/process.py", "subprocess.Popen"): "this Python, to run the program",
     ("simulation/executor.py", "importlib.util.find_spec"): "whether dask is installed",
+    ("simulation/kernels/packages/transformer_engine_torch.py", "__import__"): "a module of rows, by its own name",
+    **dict.fromkeys(
+        (
+            ("simulation/kernels/stand_in_modules.py", f"importlib.util.{each}")
+            for each in ("find_spec", "spec_from_loader")
+        ),
+        "modules made of rows; whether the package around one is installed",
+    ),
+    ("simulation/kernels/stand_in_modules.py", "importlib.metadata.version"): "which release of it",
     ("simulation/program/sandbox/landlock.py", "os.execvp"): "what a program starts, once it may not write",
     ("simulation/program/sandbox/isolation.py", "subprocess.call"): "what a program gives to os.system",
     ("simulation/process_guard.py", "importlib.import_module"): "the constants of huggingface_hub",
