@@ -4,7 +4,7 @@ after.
     python -m benchmarks.programs.card_runs --measure     where a card is: under six minutes on a data-centre card
       --dry-run                                           the same road on the CPU, a few of each, to see that it runs
     python -m benchmarks.programs.card_runs [FILE]        anywhere: predict what the file has, print where it differs;
-      --only operator/sort                                of KIND/NAME, what contains this
+      --only operator/sort script/lengths                 of KIND/NAME, what contains one of these
 
 Three kinds, each in worker processes side by side:
 
@@ -255,7 +255,7 @@ def measure_all(asked: argparse.Namespace) -> int:
     if asked.dry_run:
         everything = {"script": [], **{kind: names[:6] for kind, names in everything.items() if kind != "script"}}
     todo = {
-        kind: [name for name in names if asked.only in f"{kind}/{name}" and (kind, name) not in done]
+        kind: [name for name in names if _is_asked(asked, kind, name) and (kind, name) not in done]
         for kind, names in everything.items()
     }
     about = {
@@ -300,12 +300,16 @@ def _versions() -> dict[str, str]:
     import importlib.metadata
 
     wanted = """torchvision timm transformers accelerate lightning peft triton nvidia-cudnn-cu13 nvidia-cublas deepspeed
-        torchao"""
+        torchao trl datasets liger-kernel bitsandbytes"""
     found = {}
     for name in wanted.split():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
+
+
+def _is_asked(asked: argparse.Namespace, kind: str, name: str) -> bool:
+    return not asked.only or any(text in f"{kind}/{name}" for text in asked.only)
 
 
 def read(path: Path) -> Any:
@@ -488,7 +492,7 @@ def hold_all(asked: argparse.Namespace) -> int:
     path = asked.file or latest()
     document = read(path)
     card = card_of(document)
-    rows = [row for row in document["rows"] if asked.only in f"{row['kind']}/{row['name']}" and "error" not in row]
+    rows = [row for row in document["rows"] if _is_asked(asked, row["kind"], row["name"]) and "error" not in row]
     held, scripts = [], []
     for row in rows:
         if row["kind"] == "script":
@@ -521,7 +525,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure programs on this machine's card, or hold predictions to it.")
     parser.add_argument("file", nargs="?", type=Path, help="measurements to hold predictions to; default the newest")
     parser.add_argument("--measure", action="store_true", help="measure on this machine's card")
-    parser.add_argument("--only", default="", metavar="TEXT", help="of KIND/NAME, what contains this")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="of KIND/NAME, what contains one of these")
     parser.add_argument("--jobs", type=int, default=10, help="processes side by side where it is measured (default 10)")
     parser.add_argument("--minutes", type=float, default=6, help="time for all of the measurement (default 6)")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu", metavar="DIR", help="where the file goes")

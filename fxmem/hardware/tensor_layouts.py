@@ -168,8 +168,7 @@ def fix_size_one_strides(
     return tuple(fixed)
 
 
-def broadcast_numel(*shapes: Sequence[int]) -> int:
-    """Elements of what these shapes are broadcast to."""
-    return prod(
-        0 if 0 in sizes else max(sizes) for sizes in zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
-    )
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """What these shapes are broadcast to."""
+    last_first = zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
+    return tuple(0 if 0 in sizes else max(sizes) for sizes in last_first)[::-1]

@@ -13,9 +13,10 @@ from typing import Any
 from fxmem.hardware.cub import SCAN_BYTES, radix_sort_bytes
 from fxmem.hardware.hidden_memory import Events, alloc, free, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, count_factors, layouts_among, undetermined
-from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, broadcast_numel, is_tensor, read_layout
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, broadcast_shapes, is_tensor, read_layout
 
 _SORT = "CUB's temporary storage"
+_SCAN = "CUB's temporary storage of a scan"
 
 # --- FLOPs ------------------------------------------------------------------------------------------------------------
 
@@ -29,7 +30,7 @@ def _index_put_flops(c: NamedCall) -> int:
     if not c.accumulate or any(index.dtype in ("bool", "uint8") for index in given):
         return values.numel if c.accumulate else 0
     kept: list[int] = [size for d, size in enumerate(c.self.shape) if d >= len(indices) or indices[d] is None]
-    return broadcast_numel(*(index.shape for index in given)) * prod(kept)
+    return prod(broadcast_shapes(*(index.shape for index in given))) * prod(kept)
 
 
 def _bag_flops(c: NamedCall, width: int) -> int:
@@ -84,6 +85,95 @@ def _embedding_bag_on_cpu(call: Call) -> Events | None:
     return output("bags"), alloc(counted, 8 * (indices + 1)), output("bag of each index"), *free(counted)
 
 
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def _index(call: Call) -> Events | None:
+    """`expandTensors` (IndexingUtils.h): the places that a mask picks are found before they are read."""
+    count, rest = divmod(call.made.numel, _slice_numel(call) or 1)
+    places = _places_of_masks(call, count) if not rest else ()
+    return (*places, output("result")) if places else None
+
+
+def _index_put(call: Call) -> Events | None:
+    """As `_index`, where the values say how many places there are: they are not broadcast. One value for all that a
+    mask picks is filled in, without places."""
+    count = call.layout(2).numel // (_slice_numel(call) or 1)
+    return (_places_of_masks(call, count) or None) if count > 1 else None
+
+
+def _slice_numel(call: Call) -> int:
+    """Elements at one place that the indices pick."""
+    shape, at, kept = call.layout().shape, 0, 1
+    for index in call.args[1]:
+        if index is None:
+            kept *= shape[at]
+        at += 1 if index is None or not _is_mask(read_layout(index)) else max(1, read_layout(index).rank)
+    return kept * prod(shape[at:])
+
+
+def _places_of_masks(call: Call, count: int) -> Events:
+    """Of so many places, all coordinates of each mask in int64. A card's kernel wants a mask that is contiguous."""
+    masks = [read_layout(index) for index in call.args[1] if index is not None and _is_mask(read_layout(index))]
+    events: Events = ()
+    for number, mask in enumerate(masks):
+        name = f"places of mask {number}"
+        if call.platform.card is not None and not mask.is_contiguous():
+            events += (
+                alloc("contiguous mask", mask.nbytes),
+                alloc(name, 8 * mask.rank * count),
+                *free("contiguous mask"),
+            )
+        else:
+            events += (alloc(name, 8 * mask.rank * count),)
+    return events
+
+
+def _is_mask(index: TensorLayout) -> bool:
+    return index.dtype in ("bool", "uint8")
+
+
+def _nonzero_on_card(call: Call) -> Events | None:
+    """`nonzero_out_cuda` (cuda/Nonzero.cu) wants a mask that is contiguous."""
+    source = call.layout()
+    if source.is_contiguous():
+        return None
+    return alloc("contiguous mask", source.nbytes), output("places"), *free("contiguous mask")
+
+
+def _masked_select_on_card(call: Call) -> Events:
+    """`masked_select_out_cuda_impl` (cuda/IndexKernel.cpp): both are expanded, and read at the places of the mask."""
+    own, mask = call.layout(), call.layout(1)
+    shape = broadcast_shapes(own.shape, mask.shape)
+    copy = () if shape == mask.shape and mask.is_contiguous() else (alloc("contiguous mask", prod(shape)),)
+    places = alloc("places", 8 * len(shape) * call.made.numel)
+    return *copy, places, *free("contiguous mask"), output("result"), *free("places")
+
+
+def _masked_scatter_backward_on_card(call: Call) -> Events:
+    """`masked_scatter_backward` (TensorAdvancedIndexing.cpp): what the mask picks; the source is taken to have no more
+    elements than that."""
+    grad, mask = call.layouts()[:2]
+    copy = () if grad.shape == mask.shape and mask.is_contiguous() else (alloc("contiguous mask", grad.numel),)
+    places = alloc("places", 8 * grad.rank * min(call.made.numel, mask.numel))
+    return *copy, places, *free("contiguous mask"), output("result"), *free("places")
+
+
+def _masked_scatter_on_card(call: Call) -> Events:
+    """`masked_scatter__cuda` (cuda/IndexKernel.cpp, IndexKernel.cu): how many the mask picks before each element, in
+    int64; mask and source are wanted contiguous."""
+    own, mask, source = call.layouts()[:3]
+    contiguous = own.shape == mask.shape and mask.is_contiguous()
+    return (
+        output("result"),
+        alloc("positions", 8 * own.numel),
+        *(() if contiguous else (alloc("contiguous mask", own.numel),)),
+        alloc(_SCAN, SCAN_BYTES),
+        *free(_SCAN),
+        *(() if source.is_contiguous() else (alloc("contiguous source", source.nbytes),)),
+    )
+
+
 # --- writing by index -------------------------------------------------------------------------------------------------
 
 
@@ -92,16 +182,23 @@ def _index_put_on_card(call: Call) -> Events | None:
     sorting.
 
     The indices become one linear index, which is sorted with the positions it came from; values are taken to be dense
-    and not to be broadcast.
+    and not to be broadcast. Where other dimensions lie between theirs, the target is copied with theirs first.
     """
     if not (call.platform.deterministic or call.argument(3)):
-        return None  # the one that does not accumulate sorts nothing
+        return _index_put(call)  # the one that does not accumulate sorts nothing
     count = max(read_layout(index).numel for index in call.args[1] if index is not None)
     nbytes, bits = count * 8, _largest_index(call.layout(0), call.args[1]).bit_length()
+    copy = (
+        ()
+        if _are_adjacent(call.args[1])
+        else (alloc("target with the indexed dimensions first", call.layout().nbytes),)
+    )
     return (
+        output("result"),
         alloc("index within bounds", nbytes),
         alloc("linear index", nbytes),
         *free("index within bounds"),
+        *copy,
         alloc("sorted indices", nbytes),
         alloc("original positions", nbytes),
         alloc("range", nbytes),
@@ -114,9 +211,13 @@ def _largest_index(target: TensorLayout, indices: Sequence[Any]) -> int:
     """The largest linear index into the slices that indices pick (`largestIndex`, by which bits are counted)."""
     taken = [number for number, index in enumerate(indices) if index is not None]
     others = [size for number, size in enumerate(target.shape) if number not in taken]
-    adjacent = taken == list(range(taken[0], taken[-1] + 1))
-    slice_size = prod(target.shape[taken[-1] + 1 :] if adjacent else others)
+    slice_size = prod(target.shape[taken[-1] + 1 :] if _are_adjacent(indices) else others)
     return (target.numel - 1) // max(1, slice_size)
+
+
+def _are_adjacent(indices: Sequence[Any]) -> bool:
+    taken = [number for number, index in enumerate(indices) if index is not None]
+    return taken == list(range(taken[0], taken[-1] + 1))
 
 
 def _scatter_reduce(call: Call) -> Events | None:
@@ -241,13 +342,17 @@ def _permutation_on_card(call: Call) -> Events:
 
 ROWS = {
     "TensorAdvancedIndexing.cpp, cuda/Indexing.cu": {
-        "index _unsafe_index gather take": Operator(0, traffic="picks"),
+        "index _unsafe_index": Operator(0, traffic="picks", scratch=_index),
+        "gather take": Operator(0, traffic="picks"),
         "index_select": Operator(0, traffic="picks", index_at=2),
-        "masked_select": Operator(0, traffic="picks", cpu=_masked_select_on_cpu, scratch=undetermined),
-        "index_fill masked_fill masked_scatter where nonzero": Operator(0),
+        "masked_select": Operator(0, traffic="picks", cpu=_masked_select_on_cpu, cuda=_masked_select_on_card),
+        "masked_scatter masked_scatter_": Operator(0, cuda=_masked_scatter_on_card),
+        "masked_scatter_backward": Operator(0, cuda=_masked_scatter_backward_on_card, is_opaque=True),
+        "nonzero": Operator(0, cuda=_nonzero_on_card),
+        "index_fill masked_fill where": Operator(0),
         "index_copy": Operator(0, traffic="puts"),
         "index_put index_put_ _index_put_impl_ _unsafe_index_put": Operator(
-            _index_put_flops, traffic="puts", cuda=_index_put_on_card
+            _index_put_flops, traffic="puts", cuda=_index_put_on_card, cpu=_index_put
         ),
         "index_add": Operator(lambda c: c.source.numel * (1 + count_factors(c)), traffic="puts", index_at=2),
         "index_reduce": Operator(scratch=undetermined),

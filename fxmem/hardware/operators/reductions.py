@@ -18,7 +18,7 @@ from typing import NamedTuple
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import Events, HiddenEvent, alloc, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, ScratchRule
-from fxmem.hardware.tensor_layouts import HALF, ITEM_BYTES, TensorLayout, broadcast_numel, read_layout
+from fxmem.hardware.tensor_layouts import HALF, ITEM_BYTES, TensorLayout, broadcast_shapes, read_layout
 from fxmem.records.profile import Target
 
 _THREADS, _WARP, _VALUES = 512, 32, 4
@@ -197,7 +197,7 @@ def _norm_flops(read: int, made: int, order: float | None) -> int:
 
 def _dist_flops(c: NamedCall) -> int:
     """The norm of the difference."""
-    n = broadcast_numel(c.self.shape, c.other.shape)
+    n = prod(broadcast_shapes(c.self.shape, c.other.shape))
     return n + _norm_flops(n, 1, c.p)
 
 

@@ -247,7 +247,8 @@ class Collector(CpuCollector):
         if self._settings.benchmark and convolutions:
             what = (
                 "workspaces of the convolutions that torch.backends.cudnn.benchmark chooses by timing; counted "
-                "are those of the choice without it"
+                "are those of the choice without it. The first step tries every algorithm, with the largest workspace "
+                "that there is room for: its peak may be far higher, but does not run out of memory by that"
             )
             yield Unknown(topic="memory", what=what, count=convolutions)
         yield from super().unknowns()

@@ -29,7 +29,6 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch.compiler.inlined import outside_compiler
 from fxmem.errors import forget_frames
-from fxmem.simulation.asked.bounded_shapes import Note
 
 aten = torch.ops.aten
 
@@ -189,6 +188,7 @@ def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         found: torch.Tensor = memo[id(tensor)]
         return found
     made: Any = _copy_memory(tensor.detach(), memo)
+    tensor.detach().new_empty(())  # into which the copy's storage is set
     for name, value in vars(tensor).items():
         if name not in vars(made) or name == "_is_param":
             made.__dict__[name] = copy.deepcopy(value, memo)
@@ -255,19 +255,18 @@ _SHRINK: Final = (aten._unique2.default, aten.unique_consecutive.default)
 
 
 def recover(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: torch_common.FakeTensorMode, note: Note
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: torch_common.FakeTensorMode
 ) -> tuple[bool, Any]:
     """(whether known, result) of an op that a FakeTensor cannot answer: the number itself, or fakes of the true shape
     where the op's tensors are.
 
-    Unknown numbers picked by a known mask are as many as the mask picks; `note` is called with the
-    places, which a kernel finds first.
+    Unknown numbers picked by a known mask are as many as the mask picks.
     """
     if func is aten.nonzero.default and (mask := find_value(args[0])) is not None:
         return True, _places(mask, mask.shape, mode, args[0].device)
     value = _compute(func, args, kwargs)
     if value is None:
-        return _select_masked(func, args, mode, note)
+        return _select_masked(func, args, mode)
     device = next(iter(torch_common.iterate_tensors(args))).device
     room = args[0].numel() if func in _SHRINK and device.type == "cuda" else 0
     return True, torch_common.tree_map_only(torch.Tensor, lambda each: _fake(each, mode, device, room), value)
@@ -298,7 +297,7 @@ def _places(
         return torch.empty(mask.dim(), count, dtype=torch.int64, device=device).t()
 
 
-def _select_masked(func: Any, args: tuple[Any, ...], mode: torch_common.FakeTensorMode, note: Note) -> tuple[bool, Any]:
+def _select_masked(func: Any, args: tuple[Any, ...], mode: torch_common.FakeTensorMode) -> tuple[bool, Any]:
     """`x[mask]` and `x.masked_select(mask)`, where the mask is known."""
     if func not in (aten.index.Tensor, aten.masked_select.default):
         return False, None
@@ -310,8 +309,6 @@ def _select_masked(func: Any, args: tuple[Any, ...], mode: torch_common.FakeTens
             places.append(index)
             continue
         fake = _places(mask, mask.shape if func is aten.index.Tensor else source.shape, mode, source.device)
-        if func is aten.index.Tensor or source.is_cuda:  # the CPU's masked_select goes over the mask itself
-            note(fake)
         with mode:
             places += fake.unbind(1)
     if any(index is not None and index.dtype is torch.bool for index in places):

@@ -10,7 +10,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.simulation.asked import known_values, plausible
-from fxmem.simulation.asked.bounded_shapes import Note, bound_result
+from fxmem.simulation.asked.bounded_shapes import bound_result
 from fxmem.simulation.asked.checks import find_going_on_value, find_passing_value
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.asked.real_reads import RealReads, find_deciding
@@ -51,16 +51,15 @@ class Values:
         return NotImplemented
 
     def answer(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: torch_common.FakeTensorMode, note: Note
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: torch_common.FakeTensorMode
     ) -> Any:
         """The result of an operator that hangs on values which a fake has not; NotImplemented where there is none.
 
         Args:
             func, args, kwargs: the operator and its arguments.
             fakes: the mode that it runs in.
-            note: called with tensors that are made for it.
         """
-        known, result = known_values.recover(func, args, kwargs, fakes, note)
+        known, result = known_values.recover(func, args, kwargs, fakes)
         if known:
             return result
         if func in _COMPARED and torch_common.is_same(*args[:2]):
@@ -70,7 +69,7 @@ class Values:
             if passes is not None:
                 return passes
         with fakes:
-            bound = bound_result(func, args, kwargs, note, distinct=self.takes_all_distinct)
+            bound = bound_result(func, args, kwargs, distinct=self.takes_all_distinct)
         if bound is None:
             return self._make_up(func, args)
         result, what = bound
@@ -137,13 +136,13 @@ class MadeUpValues(Values):
         return self.maker.empty(tuple(tensor.shape), tensor.stride(), dtype, device)
 
     def answer(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: torch_common.FakeTensorMode, note: Note
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: torch_common.FakeTensorMode
     ) -> Any:
         """As that of `Values`, once what the user says is read here is known."""
         for each in find_deciding(func, args):
             if isinstance(each, torch_common.FakeTensor):
                 self._notes.give(each)
-        return super().answer(func, args, kwargs, fakes, note)
+        return super().answer(func, args, kwargs, fakes)
 
     def _note_bound(self, what: str) -> None:
         self._notes.note("shape", what)

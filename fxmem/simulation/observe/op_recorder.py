@@ -21,7 +21,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
-from fxmem.records.profile import Kind, Phase
+from fxmem.records.profile import Phase
 from fxmem.simulation.asked import known_values, plausible
 from fxmem.simulation.asked.bounded_shapes import picks_by_mask
 from fxmem.simulation.asked.values import Values
@@ -163,7 +163,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator as those that its kernel calls."""
 
         def answer(func: Any, args: tuple[Any, ...]) -> Any:
-            return self._values.answer(func, args, {}, self._fakes, self._log.note_tensors)
+            return self._values.answer(func, args, {}, self._fakes)
 
         with self:
             return COMPOSITES[op.func](answer, op.func, *args, **kwargs)
@@ -243,14 +243,10 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             result = None if needs_no_run else func(*args, **kwargs)
             known_values.follow(func, args, kwargs, result)
         except (*torch_common.DATA_DEPENDENT, torch_common.UnsupportedOperatorException):
-            result = values.answer(func, args, kwargs, self._fakes, self._note_inner)
+            result = values.answer(func, args, kwargs, self._fakes)
             if result is NotImplemented:
                 raise
         return result
-
-    def _note_inner(self, made: Any) -> None:
-        """Note what a kernel allocates on its way."""
-        self._log.mark(made, Kind.WORKSPACE)
 
     def _note_outputs(self, op: OpTraits, result: Any, replay: OpReplay) -> None:
         """Note the storages of tensors whose metadata are known, as `StepLog.note_tensors` does."""

@@ -60,6 +60,27 @@ def test_temporaries_within_a_kernel_are_counted_on_both_devices(
     assert max(s.nbytes for s in held if s.kind is Kind.WORKSPACE and s.birth) >= BYTES
 
 
+@pytest.mark.parametrize(
+    ("call", "scratch"),
+    [
+        # positions in int64, the mask itself, and a scan's own; then places of three coordinates for the gradient
+        (lambda x, m: x.view(4, 16, 256).masked_scatter(m.view(4, 16, 1).expand(4, 16, 256), x), 9 * BYTES // 4 + 1279),
+        (lambda x, m: x.masked_select(m.view(ROWS, 1)), BYTES // 4 + 16 * BYTES // 4),
+        (lambda x, m: x[m.view(ROWS)], 8 * ROWS),
+        (lambda x, m: x.t().contiguous().t()[m.expand(ROWS, COLUMNS)], BYTES // 4 + 16 * BYTES // 4),
+        (lambda x, m: m.expand(ROWS, COLUMNS).nonzero(), BYTES // 4),
+    ],
+)
+def test_masks_are_turned_into_places_on_a_card(
+    call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], scratch: int
+) -> None:
+    """As an H200's log has them: `masked_scatter`, `masked_select` and `nonzero` of
+    `benchmarks/results/gpu/h200-runs-2026-11-27.json.gz`, and `Nonzero.cu` for masks that are not contiguous."""
+    inputs = torch.rand(ROWS, COLUMNS), torch.ones(ROWS, 1, dtype=torch.bool)
+    held = analyze(Called(call), inputs, mode="infer", target="h100").profile.storages
+    assert sum(s.nbytes for s in held if s.kind is Kind.WORKSPACE and s.birth) == scratch
+
+
 ON_CPU: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     lambda a, b: a * (b > 0.5),
     lambda a, b: a.bfloat16() + b,
