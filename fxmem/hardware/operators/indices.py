@@ -195,6 +195,7 @@ def _index_put_on_card(call: Call) -> Events | None:
     )
     return (
         output("result"),
+        *(_index_put(call) or ()),
         alloc("index within bounds", nbytes),
         alloc("linear index", nbytes),
         *free("index within bounds"),
