@@ -14,6 +14,7 @@ from fxmem.memory.generation.decode_steps import recorded_events as recorded_eve
 from fxmem.memory.generation.decode_steps import recorded_tokens as recorded_tokens
 from fxmem.memory.generation.joined_steps import JOINT as JOINT
 from fxmem.memory.generation.joined_steps import join_steps as join_steps
+from fxmem.memory.generation.loop_steps import LEAST_COMPARED as LEAST_COMPARED
 from fxmem.memory.generation.loop_steps import EvenSteps as EvenSteps
 from fxmem.memory.generation.loop_steps import LoopEvent as LoopEvent
 from fxmem.memory.generation.loop_steps import LoopStep as LoopStep

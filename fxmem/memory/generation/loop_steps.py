@@ -9,19 +9,22 @@ multiple of `PERIOD` is crossed, or sizes go by such a period themselves.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fxmem.hardware.hidden_memory import expand
+from fxmem.hardware.hidden_memory import Signature, expand
 from fxmem.memory.acts import Act as AllocatorAct
 from fxmem.memory.acts import Free, RunKernel
 from fxmem.memory.generation.decode_steps import PERIOD
 
 COMPARED: Final = {1: PERIOD + 1, PERIOD // 2: 3 * PERIOD // 2, PERIOD: 3 * PERIOD}
 """By period, the steps that are compared."""
+LEAST_COMPARED: Final = {1: 3}
+"""The same, where no size is padded: of three steps each says how the next differs."""
 
 
 _OLDER: Final = -2
@@ -47,17 +50,24 @@ class Act(NamedTuple):
     stream: int
 
 
-def find_events(acts: Sequence[AllocatorAct]) -> list[LoopEvent] | None:
+def find_events(
+    acts: Sequence[AllocatorAct], asked: Mapping[Signature, int | None] = MappingProxyType({})
+) -> list[LoopEvent] | None:
     """The events of a step's acts, by the numbers of storages; None where something else is among them, or where a
-    kernel asks for a workspace whose size may not be known yet."""
+    kernel wants a workspace whose size was not asked."""
     events: list[LoopEvent] = []
     for number, act in enumerate(acts):
         if isinstance(act, Free):
             events.append(LoopEvent(act.storage, None))
             continue
-        if not isinstance(act, RunKernel) or (act.hidden is not None and act.hidden.signatures):
+        if not isinstance(act, RunKernel):
             return None
-        for place, nbytes in expand(len(act.storages), act.hidden):
+        hidden = act.hidden
+        if hidden is not None and hidden.signatures:
+            if not asked.keys() >= {*hidden.signatures}:
+                return None
+            hidden = hidden.fill_workspaces(asked)
+        for place, nbytes in expand(len(act.storages), hidden):
             own = place < 0
             key = (number, place) if own else act.storages[place]
             events.append(LoopEvent(key, nbytes if own else act.nbytes[place], act.stream))
@@ -115,13 +125,17 @@ class LoopSteps:
         homes = self.homes.items()
         self.homes = {key: (home[0] + steps, home[1]) if even.moves(home) else home for key, home in homes}
 
-    def find_even(self) -> EvenSteps | None:
-        """How further steps are made; None where those that have run do not say it yet."""
-        return next((even for period in COMPARED if (even := self._compare(period)) is not None), None)
+    def find_even(self, compared: Mapping[int, int] = COMPARED) -> EvenSteps | None:
+        """How further steps are made; None where those that have run do not say it yet.
 
-    def _compare(self, period: int) -> EvenSteps | None:
-        compared = self.steps[-COMPARED[period] :]
-        if len(compared) < COMPARED[period]:
+        Args:
+            compared: by period, how many steps are compared.
+        """
+        found = (self._compare(period, self.steps[-count:], count) for period, count in compared.items())
+        return next((even for even in found if even is not None), None)
+
+    def _compare(self, period: int, compared: Sequence[LoopStep], count: int) -> EvenSteps | None:
+        if len(compared) < count:
             return None
         growth: dict[int, np.ndarray[Any, Any]] = {}
         flops: dict[int, int | None] = {}

@@ -24,12 +24,20 @@ class EvaluationPass(Record):
     end_bytes: Bytes | None = None
     """The most requested at once in the whole pass; None where something grows and its end is not known."""
 
+    reserved_bytes: Bytes | None = None
+    """The most reserved until the last batch is over, where further batches were replayed; None where their sizes do
+    not grow evenly, and off a card."""
+    full_at: Count | None = None
+    """The batch that the card had no room for in this replay; None for none."""
+
     def find_full(self, memory_bytes: int) -> int | None:
         """The batch at which a card of this size is full; None for none of the pass.
 
         Args:
             memory_bytes: the card's.
         """
+        if self.full_at is not None:
+            return self.full_at
         if self.end_bytes is None or self.end_bytes <= memory_bytes or not self.growth_bytes:
             return None
         return self.ran + 1 + max(memory_bytes - self.requested_bytes, 0) // self.growth_bytes

@@ -49,6 +49,11 @@ class BlockTrace(Observer):
         self.run_operator()
         self.rounds[-1].append(Empty())
 
+    def since(self, number: int) -> tuple[list[Act], int]:
+        """The acts of this round after its first so many, and how many it has now."""
+        self.run_operator()
+        return self.rounds[-1][number:], len(self.rounds[-1])
+
     def end_setup(self) -> None:
         """What comes before the first step is over."""
         self.run_operator()

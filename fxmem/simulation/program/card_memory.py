@@ -6,6 +6,7 @@ first step, evaluation.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -213,6 +214,11 @@ class CardMemory(Observer):
         if not self._is_first_round:
             self._history = self._origin = None
 
+    @property
+    def asked(self) -> Mapping[Signature, int | None]:
+        """What cuDNN has answered."""
+        return self._asked
+
     def forget_history(self) -> None:
         """Keep no history of the first round: it is over."""
         self._is_first_round = False
@@ -271,6 +277,20 @@ class CardMemory(Observer):
         room for."""
         self.run_operator()
         self._do(functools.partial(self._repeat, steps))
+
+    def try_steps(self, steps: RepeatedSteps) -> PartPeak:
+        """The highest levels of further steps that are not done; where the card has no room, up to there."""
+        self.run_operator()
+        before = dict(vars(self))
+        vars(self).update(copy.deepcopy({name: before[name] for name in _STATE}), _history=None, on_block=None)
+        self._raises = True
+        try:
+            with contextlib.suppress(torch.cuda.OutOfMemoryError):
+                self._repeat(steps)
+            return PartPeak(self.highest_requested, self.highest_allocated, self.highest_reserved)
+        finally:
+            vars(self).clear()
+            vars(self).update(before)
 
     def _repeat(self, steps: RepeatedSteps) -> None:
         even, steps.done = steps.even, 0

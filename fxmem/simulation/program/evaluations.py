@@ -6,11 +6,14 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
 from fxmem.records.parts import EvaluationPass
 from fxmem.records.profile import SourceLine
 from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.program.block_trace import BlockTrace
+from fxmem.simulation.program.card_memory import CardMemory, RepeatedSteps
 from fxmem.simulation.program.growth import GrowthLog
-from fxmem.simulation.program.loader_watch import EVALUATED, LoaderPass, count_batches
+from fxmem.simulation.program.loader_watch import EVALUATED, MOST_EVALUATED, LoaderPass, count_batches
 from fxmem.simulation.residents import Holders
 
 
@@ -24,6 +27,8 @@ class Evaluations:
         holders: who keeps what.
         name_held: finds the owners of what is alive now.
         find_sources: finds the lines of the round's nodes.
+        trace: what the round asks of the allocator.
+        memory: the card's; None for the CPU.
     """
 
     def __init__(
@@ -34,19 +39,22 @@ class Evaluations:
         holders: Holders,
         name_held: Callable[[], None],
         find_sources: Callable[[], Sequence[SourceLine | None]],
+        trace: BlockTrace,
+        memory: CardMemory | None,
     ) -> None:
         self._log, self._holders = log, holders
         self._find_live, self._find_peak = find_live, find_peak
         self._name_held, self._find_sources = name_held, find_sources
-        self._tick = self._calls = 0
+        self._trace, self._memory = trace, memory
+        self._tick = self._calls = self._acts = 0
         self.passes: list[EvaluationPass] = []
 
     def note_call(self) -> None:
         """A model is called."""
         self._calls += 1
 
-    def note_batch(self, of: LoaderPass, ran: int) -> None:
-        """A pass asks for its next batch.
+    def note_batch(self, of: LoaderPass, ran: int) -> bool:
+        """A pass asks for its next batch. Say whether those that it has had tell what further ones are like.
 
         Args:
             of: the pass.
@@ -54,10 +62,13 @@ class Evaluations:
         """
         tick, self._tick = self._tick, self._log.tick
         if ran == 0:
+            self._steps = LoopSteps()
+            _, self._acts = self._trace.since(0)
             self._growth, self._calls = GrowthLog(self._log, self._holders), 0
-            return
-        if ran > EVALUATED:  # of other lengths
-            return
+            self._is_known = False
+            return False
+        if self._is_known or ran > MOST_EVALUATED:  # of other lengths
+            return True
         self._note_held(tick)
         if ran > 1:
             self.passes.pop()  # what was known a batch ago
@@ -68,7 +79,27 @@ class Evaluations:
             requested_bytes=self._find_peak(),
             **self._growth.describe(),
         )
-        self.passes.append(now.model_copy(update={"end_bytes": self._find_end(now)}))
+        replayed = None if self._memory is None else self._replay(now, self._memory)
+        self.passes.append(now.model_copy(update={"end_bytes": self._find_end(now), **(replayed or {})}))
+        self._is_known = ran >= EVALUATED and (replayed is not None or not now.growth_bytes or self._memory is None)
+        return self._is_known
+
+    def _replay(self, of: EvaluationPass, memory: CardMemory) -> dict[str, int] | None:
+        """The batches to the last one on the card; None where they do not yet ask for as many bytes more, each, as the
+        one before."""
+        memory.ask_cudnn()
+        acts, self._acts = self._trace.since(self._acts)
+        events = find_events(acts, memory.asked)
+        if events is None:
+            self._steps = LoopSteps()
+            return None
+        self._steps.add(of.ran, events, (), None, 0)
+        even = self._steps.find_even(LEAST_COMPARED)
+        if even is None or of.batches is None or of.ran < EVALUATED:
+            return None
+        further = RepeatedSteps(even, of.batches - of.ran)
+        found = {"reserved_bytes": memory.try_steps(further).reserved}
+        return found if further.done == further.periods else {**found, "full_at": of.ran + further.done + 1}
 
     def _find_end(self, of: EvaluationPass) -> int | None:
         """The most requested at once in a whole pass; None where its end is not known."""
@@ -117,6 +148,6 @@ def explain_evaluations(passes: Sequence[EvaluationPass]) -> Iterator[str]:
     if passes:
         yield (
             f"the epoch was ended so that what follows it runs, and of each pass that follows the first {EVALUATED} "
-            "batches ran, where their lengths vary the largest and the last as well; what a batch leaves, each batch "
-            "to the last one leaves"
+            f"to {MOST_EVALUATED} batches ran, where their lengths vary the largest and the last as well; what a batch "
+            "leaves, each batch to the last one leaves"
         )

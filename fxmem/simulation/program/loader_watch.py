@@ -34,6 +34,9 @@ MOST_BATCHES: Final = 20_000
 EVALUATED: Final = 5
 """Batches of its own that a pass gets after the epoch was ended: three show what a batch leaves, a fourth that it is
 so, and one may be fetched ahead."""
+MOST_EVALUATED: Final = 9
+"""The same, where those do not yet show how the next one differs: what the first ones do takes a few more to be
+over."""
 MOST_STEPS: Final = 40
 """Recorded steps whose sizes are compared; further ones confirm what these have shown."""
 Shapes = tuple[tuple[int, ...], ...]
@@ -93,14 +96,17 @@ class LoaderWatch:
         """The pass that the program is told is over before it is."""
         self._evaluated: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """By pass that began after that, its batches so far."""
+        self._shown: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Of these, those whose first batches have run."""
         self.round = 1
         self.epoch: Epoch | None = None
         self.is_after = False
         """Whether that pass is over, and what follows it runs."""
         self.has_begun_again = False
         """Whether the program goes through that loader once more."""
-        self.on_evaluated: Callable[[LoaderPass, int], None] = lambda of, batches: None
-        """Called with a pass that began after that, and the batches it has had, when it asks for the next."""
+        self.on_evaluated: Callable[[LoaderPass, int], bool] = lambda of, batches: True
+        """Called with a pass that began after that, and the batches it has had, when it asks for the next. Says whether
+        they tell what further ones are like."""
 
     def patches(self) -> torch_common.Patches:
         """Watch each pass over a loader, and each batch."""
@@ -143,10 +149,15 @@ class LoaderWatch:
             return True
         batches = self._evaluated.get(iterator, 0)
         self._evaluated[iterator] = batches + 1
-        self.on_evaluated(found, batches)
-        if batches == EVALUATED and self._reads and (chosen := choose_batches(epoch := read_epoch(found))):
+        is_known = self.on_evaluated(found, batches)
+        if iterator in self._shown:
+            return bool(self._waiting)
+        if batches < EVALUATED or (not is_known and batches < MOST_EVALUATED):
+            return True
+        self._shown.add(iterator)
+        if self._reads and (chosen := choose_batches(epoch := read_epoch(found))):
             self._give(epoch, [chosen[0], chosen[-1]])
-        return batches < EVALUATED or bool(self._waiting)
+        return bool(self._waiting)
 
     @property
     def seconds_after(self) -> float:

@@ -105,7 +105,8 @@ class RecordedProgram(ProfiledStep):
         rounds = (self.setup, *self.rounds)
         reserved = max([reserved, *(each.reserved_bytes or 0 for each in rounds if each is not None)])
         longest = self._code.longest
-        ends = [each.end_bytes or 0 for each in self._code.rounds.evaluations.passes if each.growth_bytes]
+        passes = [each for each in self._code.rounds.evaluations.passes if each.growth_bytes]
+        ends = [max(each.end_bytes or 0, each.reserved_bytes or 0) for each in passes]
         reserved = max([reserved, *ends, 0 if longest is None else longest.reserved_bytes or 0])
         run = CardRun(allocated, reserved, self.shortage, wanted is not None)
         return complete_timeline(self.profile, self.environ, run)

@@ -149,6 +149,8 @@ class Rounds(RoundRule):
             self._holders,
             self._name_held,
             lambda: recording.tracer.sources,
+            self._trace,
+            self._memory,
         )
         self._loaders.on_evaluated = self.evaluations.note_batch
 

@@ -49,6 +49,10 @@ def test_what_an_evaluation_keeps_is_known_to_its_end(kind: str, card: str) -> N
     assert part.requested_bytes < whole
     assert part.end_bytes == whole
     assert run(kind, card).peak.requested_bytes <= whole
+    if card == "cpu":
+        assert part.reserved_bytes is None
+    else:  # the batches that did not run are replayed on the card
+        assert part.reserved_bytes == max(each.reserved_bytes or 0 for each in run(kind, card, to_end=True).rounds)
 
 
 def test_its_owner_and_its_line_are_named() -> None:
@@ -104,6 +108,8 @@ def test_a_card_that_is_too_small_for_the_whole_evaluation_does_not_fit() -> Non
     fit = find_fit(small.profile, small.peak)
     assert fit.exit_code == 4
     assert fit.shortage.startswith("It runs out in the evaluation at ")
+    assert found(small).full_at == found(small).find_full(200 << 20)
+    assert found(small).full_at == 101
     assert find_fit(run("long").profile, run("long").peak).exit_code == 0
 
 
