@@ -31,8 +31,12 @@ _HEAD: Final = re.compile(
     r"|(?P<driver>(?:CUDA|HIP)(?: driver)? error: out of memory|cuda runtime error \(2\) ?: out of memory)"
     r"|(?P<cublas>(?:CUBLAS|HIPBLAS)_STATUS_ALLOC_FAILED)|(?P<cudnn>CUDNN_STATUS_ALLOC_FAILED)"
     r"|(?P<nccl>Cuda failure (?:2 )?'out of memory')"
-    r"|(?P<host>DefaultCPUAllocator: (?:can't allocate|not enough) memory: you tried to allocate (?P<bytes>\d{1,18}) bytes)"
+    r"|(?P<host>DefaultCPUAllocator: (?:can't allocate|not enough) memory: you tried to allocate (?P<bytes>\d{1,18}) b)"
 )
+_WORDS: Final = ("out of memory", "_STATUS_ALLOC_FAILED", "would exceed allowed memory", "DefaultCPUAllocator: ")
+"""One of these is in each. A log of gigabytes is searched for them ten times as quickly."""
+_BEFORE, _AFTER = 40, 120
+"""Characters of a head before and after its word, at most."""
 _SOURCES: Final = {"driver": "driver", "cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}
 _FIELDS: Final = {
     "requested_bytes": rf"Tried to allocate {_SIZE}|Requested *: {_SIZE}",
@@ -66,7 +70,8 @@ def read_messages(text: str) -> tuple[Shortage, ...]:
 
     Nothing is returned for a text without one.
     """
-    heads = list(_HEAD.finditer(text))
+    heads = _find_heads(text)
+    ends: dict[int | None, int] = {}
     found: dict[Shortage, tuple[int, int, str]] = {}
     line, begin = 1, 0
     for index, head in enumerate(heads):
@@ -74,7 +79,9 @@ def read_messages(text: str) -> tuple[Shortage, ...]:
         following = heads[index + 1].start() if index + 1 < len(heads) else len(text)
         message = _read_message(text, head, min(following, head.start() + _LONGEST))
         first, count, place = found.get(message, (line, 0, ""))
-        found[message] = first, count + 1, place or _find_place(text, head.start(), message.rank)
+        above = max(head.start() - _FRAMES, ends.get(message.rank, 0))
+        found[message] = first, count + 1, place or _find_place(text, above, head.start(), message.rank)
+        ends[message.rank] = head.end()
     said = [
         message.model_copy(update={"line": first, "count": count, "place": place})
         for message, (first, count, place) in found.items()
@@ -82,6 +89,18 @@ def read_messages(text: str) -> tuple[Shortage, ...]:
     # A line without numbers announces the error that is printed in full elsewhere.
     numbered = any(each.requested_bytes is not None for each in said)
     return tuple(each for each in said if each.source or each.requested_bytes is not None or not numbered)
+
+
+def _find_heads(text: str) -> list[re.Match[str]]:
+    heads = {}
+    for word in _WORDS:
+        at = text.find(word)
+        while at >= 0:
+            head = _HEAD.search(text, max(at - _BEFORE, 0), at + _AFTER)
+            if head is not None:
+                heads[head.start()] = head
+            at = text.find(word, at + len(word))
+    return [heads[start] for start in sorted(heads)]
 
 
 def _read_message(text: str, head: re.Match[str], end: int) -> Shortage:
@@ -142,15 +161,15 @@ _FRAME: Final = re.compile(
 _ARROW: Final = re.compile(r"^-+> ?(\d+) ")
 
 
-def _find_place(text: str, end: int, rank: int | None) -> str:
+def _find_place(text: str, least: int, end: int, rank: int | None) -> str:
     """The innermost line of the user's own in the traceback that ends there: `file:line`, or empty."""
-    arrow, least = "", max(end - _FRAMES, 0)
+    arrow = ""
     while end > least:
         begin = text.rfind("\n", least, end) + 1 or least
         line, end = text[begin:end], begin - 1
         if _find_rank(line[:40]) != rank:
             continue  # another rank's line between
-        if "Traceback (most recent call last)" in line or _HEAD.search(line):
+        if "Traceback (most recent call last)" in line:
             break
         words = _PREFIX.sub("", line)
         if (at := _ARROW.match(words)) is not None:
