@@ -28,7 +28,7 @@ class ProcessUse(Record):
     nbytes: Bytes
 
 
-class Shortage(Record):
+class OutOfMemoryMessage(Record):
     """One message. Sizes are rounded as the message rounds them: to 0.01 of its unit. None: it does not say."""
 
     line: Count

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fxmem.memory.shortage.cause import context_bytes, most_context_bytes, others_bytes
-from fxmem.records.shortage import Cause, Shortage
+from fxmem.memory.shortage import context_bytes, most_context_bytes, others_bytes
+from fxmem.records.shortage import Cause, OutOfMemoryMessage
 from fxmem.records.units import format_bytes, percent
 from fxmem.show.sections import Fact, Facts, Section, TableColumn, make_printable, make_table, numbers
 
@@ -40,12 +40,12 @@ _CHANGES: Final[dict[Cause, str]] = {
 }
 
 
-def describe_cause(message: Shortage) -> str:
+def describe_cause(message: OutOfMemoryMessage) -> str:
     """The cause, and the numbers it rests on."""
     return f"{_CAUSES[message.cause]}{_describe_grounds(message)}"
 
 
-def _describe_grounds(message: Shortage) -> str:
+def _describe_grounds(message: OutOfMemoryMessage) -> str:
     asked, missing = format_bytes(message.requested_bytes), message.missing_bytes
     cached, allocated = format_bytes(message.cached_bytes), format_bytes(message.allocated_bytes)
     match message.cause:
@@ -68,7 +68,7 @@ def _describe_grounds(message: Shortage) -> str:
             return f": {message.source} refused" if message.source else ""
 
 
-def _describe_size(message: Shortage, allocated: str) -> str:
+def _describe_size(message: OutOfMemoryMessage, allocated: str) -> str:
     room = message.capacity_bytes or message.limit_bytes or 0
     if (message.allocated_bytes or 0) > room:
         return f": {allocated} allocated on {format_bytes(room)}; the driver lends the host's memory, and has no more"
@@ -83,7 +83,7 @@ def _describe_size(message: Shortage, allocated: str) -> str:
     return f": {allocated} are allocated, and {format_bytes(packed if packed is not None else missing)} are missing"
 
 
-def shortage_facts(message: Shortage) -> Facts:
+def shortage_facts(message: OutOfMemoryMessage) -> Facts:
     """What a person wants to know first."""
     where = [f"at {message.place}"] if message.place else []
     where += [f"on {'NPU' if message.api == 'NPU' else 'GPU'} {message.device}"] if message.device is not None else []
@@ -109,7 +109,7 @@ def shortage_facts(message: Shortage) -> Facts:
     return make_printable(facts)
 
 
-def shortage_sections(messages: Sequence[Shortage], width: int = 100) -> Iterator[Section]:
+def shortage_sections(messages: Sequence[OutOfMemoryMessage], width: int = 100) -> Iterator[Section]:
     """The first message in full, and a line for each where there are several; in text of this width."""
     first = messages[0]
     notes = []
@@ -132,7 +132,7 @@ def shortage_sections(messages: Sequence[Shortage], width: int = 100) -> Iterato
         yield Section(make_table("Every message", [*heads, TableColumn("Cause")], rows), notes=more)
 
 
-def _message_row(message: Shortage) -> list[str]:
+def _message_row(message: OutOfMemoryMessage) -> list[str]:
     sizes = (message.requested_bytes, message.free_bytes, message.allocated_bytes)
     numbered = ["" if each is None else str(each) for each in (message.rank, message.device)]
     return [
@@ -143,7 +143,7 @@ def _message_row(message: Shortage) -> list[str]:
     ]
 
 
-def card_parts(message: Shortage) -> Iterator[tuple[str, str, str, str]]:
+def card_parts(message: OutOfMemoryMessage) -> Iterator[tuple[str, str, str, str]]:
     """What the card's memory was in: name, bytes, share and meaning of each part that the message lets one know."""
     capacity = message.capacity_bytes or message.limit_bytes
     if capacity is None:

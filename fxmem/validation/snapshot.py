@@ -28,10 +28,10 @@ from fxmem.errors import UsageError
 from fxmem.memory.log_diff import LogEvent, count_by_phase, predicted_events
 from fxmem.records import json_reader
 from fxmem.records.pause_gc import pause_gc
+from fxmem.records.plain_pickle import PlainPickleError, load
 from fxmem.records.profile import Phase, Profile
 from fxmem.records.units import exact_bytes, package_path
 from fxmem.records.validation import Machine, Measurement
-from fxmem.validation.plain_pickle import PlainPickleError, load
 
 _EXPECTED = "expected --snapshot to name a file written by torch.cuda.memory._dump_snapshot"
 _MOST_BYTES = 1 << 50

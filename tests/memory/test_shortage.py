@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fxmem.memory.shortage import read_messages
-from fxmem.records.shortage import Shortage
+from fxmem.records.shortage import OutOfMemoryMessage
 from fxmem.show.shortage_facts import card_parts, describe_cause
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -19,12 +19,12 @@ PUBLISHED: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data/
 `graph` is memory that autograd kept for a backward that never came: of that a message has no number."""
 
 
-def only(text: str) -> Shortage:
+def only(text: str) -> OutOfMemoryMessage:
     (message,) = read_messages(text)
     return message
 
 
-def in_message(numbers: str) -> Shortage:
+def in_message(numbers: str) -> OutOfMemoryMessage:
     return only(f"RuntimeError: CUDA out of memory. {numbers}")
 
 
@@ -59,7 +59,7 @@ def unknown(size: str) -> bool:
     return size.startswith(("17179869184.00", "0.00"))
 
 
-def numbers_of(message: Shortage) -> list[int]:
+def numbers_of(message: OutOfMemoryMessage) -> list[int]:
     fields = [getattr(message, name) for name in type(message).model_fields if name.endswith("_bytes")]
     return [*(each for each in fields if each), *(each.nbytes for each in message.others)]
 
@@ -152,8 +152,8 @@ def test_what_a_library_says_has_no_numbers(text: str, source: str) -> None:
 LOG = """\
 [rank1]: Traceback (most recent call last):
 [rank0]: Traceback (most recent call last):
-[rank1]:   File "/home/me/train.py", line 30, in <module>
-[rank0]:   File "/home/me/train.py", line 20, in <module>
+[rank1]:   File "/data/train.py", line 30, in <module>
+[rank0]:   File "/data/train.py", line 20, in <module>
 [rank1]:   File "/env/lib/python3.12/site-packages/torch/nn/modules/module.py", line 9, in _call_impl
 [rank0]: torch.OutOfMemoryError: CUDA out of memory. {0}
 [rank1]: torch.OutOfMemoryError: CUDA out of memory. {0}
@@ -165,8 +165,8 @@ torch.OutOfMemoryError: CUDA out of memory.
 def test_the_log_of_a_job_has_a_message_of_each_rank_once() -> None:
     found = read_messages("step 1\n" * 5 + LOG.format(NEW.format(**CAUSES["size"])))
     assert [(each.rank, each.place, each.line, each.count) for each in found] == [
-        (0, "/home/me/train.py:20", 11, 1),
-        (1, "/home/me/train.py:30", 12, 2),
+        (0, "/data/train.py:20", 11, 1),
+        (1, "/data/train.py:30", 12, 2),
     ]
 
 
@@ -179,9 +179,9 @@ TRACEBACKS = {
     "notebook": "<ipython-input-5-ab> in <module>\n      2 x\n----> 3 model(x)\n\n~/site-packages/torch/a.py in f()\n"
     "----> 9     return g\n",
     "newer notebook": "Cell In[5], line 3\n      2 x\nFile ~/site-packages/torch/a.py:7, in f(self)\n",
-    "rich": "│ /home/me/train.py:15 in main          │\n│ /env/lib/python3.10/site-packages/t.py:3 in f │\n",
+    "rich": "│ /data/train.py:15 in main          │\n│ /env/lib/python3.10/site-packages/t.py:3 in f │\n",
 }
-PLACES = {"notebook": "<ipython-input-5-ab>:3", "newer notebook": "Cell In[5]:3", "rich": "/home/me/train.py:15"}
+PLACES = {"notebook": "<ipython-input-5-ab>:3", "newer notebook": "Cell In[5]:3", "rich": "/data/train.py:15"}
 
 
 def test_a_message_that_a_terminal_wrapped() -> None:

@@ -23,12 +23,12 @@ from benchmarks.published.traces import TRACES
 from fxmem.__main__ import main
 from fxmem.errors import UsageError
 from fxmem.memory.allocator import AllocatorSettings, CachingAllocator
+from fxmem.records.plain_pickle import PlainPickleError, load
 from fxmem.records.profile import Kind, Profile
 from fxmem.records.validation import LogSide, Quantity, Verdict
 from fxmem.show.export import export
 from fxmem.show.text.verdict import table
 from fxmem.simulation.analysis import Analysis, analyze
-from fxmem.validation.plain_pickle import PlainPickleError, load
 from fxmem.validation.snapshot import measured_step, read_snapshot
 from fxmem.validation.validate import validate
 from fxmem.validation.verdict import verdict

@@ -12,7 +12,7 @@ import functools
 from typing import Final
 
 from fxmem.hardware.context import known_context_sizes
-from fxmem.records.shortage import Cause, Shortage
+from fxmem.records.shortage import Cause, OutOfMemoryMessage
 
 _ROOM: Final = 32
 """Free bytes beyond the request that are this share of the card, one in so many, are room; less is a full card, of
@@ -28,13 +28,13 @@ _ROUNDING: Final = 16 << 20
 """What a sum of three sizes may be off, each rounded to 0.01 GiB."""
 
 
-def find_cause(message: Shortage) -> Shortage:
+def find_cause(message: OutOfMemoryMessage) -> OutOfMemoryMessage:
     """The message, with what follows from its numbers."""
     sums = _complete(message)
     return sums.model_copy(update={"cause": _decide(sums)})
 
 
-def _complete(message: Shortage) -> Shortage:
+def _complete(message: OutOfMemoryMessage) -> OutOfMemoryMessage:
     """Fill in the numbers that follow from the others."""
     allocated, cached, reserved = message.allocated_bytes, message.cached_bytes, message.reserved_bytes
     if reserved is None and allocated is not None and cached is not None:
@@ -76,7 +76,7 @@ def _less(whole: int | None, *parts: int | None) -> int:
     return max((whole or 0) - sum(each or 0 for each in parts), 0)
 
 
-def others_bytes(message: Shortage) -> int | None:
+def others_bytes(message: OutOfMemoryMessage) -> int | None:
     """What other processes hold of the card; where the process is not told apart, what it cannot be itself."""
     if message.outside_bytes is None or message.reserved_bytes is None:
         return None
@@ -88,7 +88,7 @@ def others_bytes(message: Shortage) -> int | None:
     return max(message.outside_bytes - own, 0)
 
 
-def context_bytes(message: Shortage) -> int | None:
+def context_bytes(message: OutOfMemoryMessage) -> int | None:
     """What the process holds outside the allocator; None where the message does not tell it from other processes."""
     if message.process_bytes is None or message.reserved_bytes is None:
         return None
@@ -101,11 +101,13 @@ def most_context_bytes() -> int:
     return max(each.nbytes for each in known_context_sizes() if each.state == "working")
 
 
-def _decide(message: Shortage) -> Cause:
+def _decide(message: OutOfMemoryMessage) -> Cause:
     asked, capacity, missing = message.requested_bytes, message.capacity_bytes, message.missing_bytes
     if message.api == "CPU":
         return "host"
     room = message.limit_bytes if capacity is None else capacity
+    if room is None and message.reserved_bytes is not None and message.free_bytes is not None:
+        room = message.reserved_bytes + message.free_bytes  # a snapshot does not say how large the card is
     if asked is None or room is None or missing is None:
         return "unknown"
     if asked > room:

@@ -21,7 +21,7 @@ import re
 from typing import Any, Final
 
 from fxmem.memory.shortage.cause import find_cause
-from fxmem.records.shortage import ProcessUse, Shortage
+from fxmem.records.shortage import OutOfMemoryMessage, ProcessUse
 
 _SIZE: Final = r"(\d{1,18}(?:\.\d{1,18})?) ?(bytes|B|[KMGT]i?B)"
 _UNITS: Final = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -65,14 +65,14 @@ _FRAMES: Final = 50_000
 """Characters of a traceback above it."""
 
 
-def read_messages(text: str) -> tuple[Shortage, ...]:
+def read_messages(text: str) -> tuple[OutOfMemoryMessage, ...]:
     """Every message in a text, in its order; equal ones of a rank once, with their count.
 
     Nothing is returned for a text without one.
     """
     heads = _find_heads(text)
     ends: dict[int | None, int] = {}
-    found: dict[Shortage, tuple[int, int, str]] = {}
+    found: dict[OutOfMemoryMessage, tuple[int, int, str]] = {}
     line, begin = 1, 0
     for index, head in enumerate(heads):
         line, begin = line + text.count("\n", begin, head.start()), head.start()
@@ -103,11 +103,11 @@ def _find_heads(text: str) -> list[re.Match[str]]:
     return [heads[start] for start in sorted(heads)]
 
 
-def _read_message(text: str, head: re.Match[str], end: int) -> Shortage:
+def _read_message(text: str, head: re.Match[str], end: int) -> OutOfMemoryMessage:
     above = text[text.rfind("\n", 0, head.start()) + 1 : head.start()]
     rank = _find_rank(above)
     if head["host"]:
-        message = Shortage(line=0, api="CPU", rank=rank, requested_bytes=int(head["bytes"]))
+        message = OutOfMemoryMessage(line=0, api="CPU", rank=rank, requested_bytes=int(head["bytes"]))
         return find_cause(message)
     source = next((name for group, name in _SOURCES.items() if head[group]), "")
     lines = text[head.start() : end].splitlines()
@@ -118,7 +118,7 @@ def _read_message(text: str, head: re.Match[str], end: int) -> Shortage:
     )
     found = () if source else ((int(each[1]), _to_bytes(each[2], each[3])) for each in _OTHER.finditer(words))
     others = (ProcessUse(pid=pid, nbytes=nbytes) for pid, nbytes in found if 0 < nbytes < _UNSET)
-    message = Shortage(
+    message = OutOfMemoryMessage(
         line=0,
         api=head["api"] or ("HIP" if "HIP" in head[0] else "CUDA"),
         source=source,
