@@ -87,7 +87,7 @@ class SnapshotReport(Record):
     older_bytes: Bytes
     """Of the peak, in blocks that are older than the history."""
     waiting_bytes: Bytes
-    """The most that the program had freed and another stream kept from being used, at once."""
+    """The most that the program had freed and another stream kept from being used, when something was allocated."""
     lines: Many[Holder]
     """By line, what was alive at the peak, most bytes first."""
     stacks: Many[Holder]

@@ -241,17 +241,18 @@ class _Reader:
     ) -> tuple[list[tuple[StackFrame, ...]], list[int]]:
         """The different stacks, and for each list its number among them."""
         frames: dict[int, StackFrame] = {}
-        known: dict[tuple[int, ...], int] = {}
-        found: list[tuple[StackFrame, ...]] = []
+        known: dict[tuple[StackFrame, ...], int] = {}
         same = []
         for each in self.lists:
             items = resolve(each) if type(each) is References else each
-            key = tuple(map(id, items[:_MOST_FRAMES]))
-            number = known.setdefault(key, len(found))
-            if number == len(found):
-                found.append(tuple(frames.setdefault(id(item), _read_frame(item)) for item in items[:_MOST_FRAMES]))
-            same.append(number)
-        return found, same
+            stack = []
+            for item in items[:_MOST_FRAMES]:
+                frame = frames.get(id(item))
+                if frame is None:
+                    frame = frames[id(item)] = _read_frame(item)
+                stack.append(frame)
+            same.append(known.setdefault(tuple(stack), len(known)))
+        return list(known), same
 
 
 def _numbers(values: Sequence[Any], key: str, limit: int = _MOST_BYTES) -> Sequence[int]:
@@ -290,18 +291,23 @@ def _find_step_ends(annotations: Any, device: int, times: array[int]) -> list[in
 _OPERATOR: Final = re.compile(r"(\w+Backward\d*)::apply|at::_ops::(\w+)::|at::native::(?:[\w: ]*::)?(\w+)")
 
 
+def _shorten(name: str) -> str:
+    """A C++ function without its result and its arguments."""
+    return name.removeprefix("void ").replace("(anonymous namespace)::", "").partition("(")[0]
+
+
 def find_place(frames: Sequence[StackFrame]) -> str:
     """Where in the program a stack is: the user's innermost line, else a package's, else an operator, else empty."""
-    installed = operator = ""
+    installed, names = "", [""] * _OPERATOR.groups
     for name, file, line in frames:
         if file.endswith(".py"):
             if package_path(file) == file and "/lib/python" not in file:
                 return f"{file}:{line}"
             installed = installed or f"{package_path(file)}:{line}"
-        elif (found := _OPERATOR.search(name.partition("(")[0].replace("(anonymous namespace)::", ""))) is not None:
-            # The node of autograd, which is further out, says more than the operator that it calls.
-            operator = found[1] or operator or found[2] or found[3]
-    return installed or operator
+        elif (found := _OPERATOR.search(_shorten(name))) is not None:
+            names = [known or new or "" for known, new in zip(names, found.groups(), strict=True)]
+    # The node of autograd says more than the operator that it calls, and that more than the operator's kernel.
+    return installed or next(filter(None, names), "")
 
 
 def describe_frames(frames: Sequence[StackFrame], most: int = 12) -> tuple[str, ...]:
@@ -311,5 +317,5 @@ def describe_frames(frames: Sequence[StackFrame], most: int = 12) -> tuple[str, 
         if file.endswith(".py"):
             shown.append(f"{name} ({package_path(file)}:{line})")
         elif "at::native" in name or "at::_ops::" in name:
-            shown.append(name.removeprefix("void ").replace("(anonymous namespace)::", "").partition("(")[0])
+            shown.append(_shorten(name))
     return tuple(dict.fromkeys(shown))[:most]

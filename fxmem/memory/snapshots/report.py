@@ -72,7 +72,7 @@ def report_dump(dump: Dump) -> SnapshotReport:
         peak_event=peak,
         reserved_peak_bytes=int(reserved.max()),
         older_bytes=max(int(live[peak]) - known, 0),
-        waiting_bytes=max(int(pending.max()), 0),
+        waiting_bytes=int(pending[(actions == ALLOC) | (actions == GROW)].max(initial=0)),
         lines=tuple(_hold_by_line(dump, held, older, place)[:_LINES]),
         stacks=tuple(_hold_by_stack(dump, held, older, place)[:_MOST]),
         marks=tuple(marks),
