@@ -36,10 +36,14 @@ _ACTIONS: Final = {
     "segment_free": SHRINK, "segment_unmap": SHRINK, "oom": REFUSED,
 }  # fmt: skip
 _FIELDS: Final = ("action", "addr", "size", "frames", "time_us", "device_free")
-_STATES: Final = {"active_allocated": 1, "active_pending_free": 2, "active_awaiting_free": 2, "inactive": 0}
+UNUSED, HELD, WAITING = range(3)
+"""What a block is: in no use, held by the program, or freed and waiting for another stream."""
+_STATES: Final = {"active_allocated": HELD, "active_pending_free": WAITING, "active_awaiting_free": WAITING}
 _MOST_BYTES: Final = 1 << 50
 _MOST_FRAMES: Final = 300
 _MOST_TEXT: Final = 300
+_BYTES_PER_ENTRY: Final = 16
+"""A segment or a block takes more of the file than this; equal ones in two places count twice."""
 _RELEASE: Final = 200_000
 """Events after which the pages of the file that were read are let go."""
 _EXPECTED = "expected a file written by torch.cuda.memory._dump_snapshot"
@@ -60,7 +64,6 @@ class DumpedBlock(NamedTuple):
     nbytes: int
     requested_bytes: int
     state: int
-    """0: unused, 1: held by the program, 2: freed, and waiting for another stream."""
     stack: int
 
 
@@ -164,8 +167,9 @@ class _Reader:
                 "holds no history; call torch.cuda.memory._record_memory_history() before the step that it is of"
             )
         columns = self.columns[device]
-        segments = tuple(self.read_segments(found["segments"], device))
+        segments = tuple(self.read_segments(found["segments"], device, len(content) // _BYTES_PER_ENTRY))
         frames, same = self.merge_stacks(resolve)
+        frames.append(())  # that of -1
         renumbered = np.append(same, -1).astype(np.int32)
         return Dump(
             device=device,
@@ -216,13 +220,18 @@ class _Reader:
             self.lists.append(frames)  # which keeps its identity
         return number
 
-    def read_segments(self, segments: list[Any], device: int) -> Iterator[DumpedSegment]:
-        """Read the state when the file was written. Before torch 2.0 a block has its size alone."""
+    def read_segments(self, segments: list[Any], device: int, most: int) -> Iterator[DumpedSegment]:
+        """Read the state when the file was written, at most so many entries. Before torch 2.0 a block has its size
+        alone."""
+        most -= len(segments)
         for segment in segments:
             if type(segment) is not dict or type(segment.get("blocks")) is not list:
                 raise PlainPickleError("holds no snapshot: blocks is missing")
             if segment.get("device", 0) != device:
                 continue
+            most -= len(segment["blocks"])
+            if most < 0:
+                raise PlainPickleError("holds more entries than a file of its length has reason to")
             address, blocks = _number(segment.get("address"), "address", 1 << 64), []
             for block in segment["blocks"]:
                 if type(block) is not dict:
@@ -231,7 +240,7 @@ class _Reader:
                 at = _number(block.get("address", address), "address", 1 << 64)
                 requested = _number(block.get("requested_size", size), "requested_size")
                 state = block.get("state")
-                used = _STATES.get(state, 0) if type(state) is str else 0
+                used = _STATES.get(state, UNUSED) if type(state) is str else UNUSED
                 blocks.append(DumpedBlock(at, size, requested, used, self.number_stack(block.get("frames"))))
                 address = at + size
             yield DumpedSegment(_number(segment.get("total_size"), "total_size"), blocks)
@@ -274,7 +283,9 @@ def _read_frame(item: Any) -> StackFrame:
 
 def _read_settings(settings: Any) -> str:
     found = settings.get("PYTORCH_CUDA_ALLOC_CONF", "") if type(settings) is dict else ""
-    return found[:_MOST_TEXT] if type(found) is str else ""
+    if type(found) is not str or len(found) > _MOST_TEXT:
+        raise PlainPickleError("holds allocator settings that are none")
+    return found
 
 
 def _find_step_ends(annotations: Any, device: int, times: array[int]) -> list[int]:

@@ -24,8 +24,10 @@ from fxmem.memory.snapshots.reader import (
     FREE,
     FREED,
     GROW,
+    HELD,
     REFUSED,
     SHRINK,
+    WAITING,
     Dump,
     DumpedSegment,
     describe_frames,
@@ -50,18 +52,18 @@ def report_dump(dump: Dump) -> SnapshotReport:
     segment = np.where(actions == GROW, sizes, np.where(actions == SHRINK, -sizes, 0))
     waiting = np.where(actions == FREE, sizes, np.where(actions == FREED, -sizes, 0))
     blocks = [block for each in dump.segments for block in each.blocks]
-    alive_at_end = sum(block.requested_bytes for block in blocks if block.state == 1)
+    alive_at_end = sum(block.requested_bytes for block in blocks if block.state == HELD)
     reserved_at_end = sum(each.nbytes for each in dump.segments)
     live = _levels(signed, alive_at_end)
     reserved = np.maximum(_levels(segment, reserved_at_end), live)
-    pending = _levels(waiting, sum(block.requested_bytes for block in blocks if block.state == 2))
+    pending = _levels(waiting, sum(block.requested_bytes for block in blocks if block.state == WAITING))
     peak = int(np.argmax(live))
     marks = _find_marks(dump)
     walk = _walk(dump, sorted({peak, *marks}))
     held = walk[peak]
     known = sum(nbytes for nbytes, _ in held.values())
     older = _find_older(dump, peak, int(live[peak]) - known)
-    place = cache(lambda stack: find_place(dump.frames[stack]) if stack >= 0 else "")
+    place = cache(lambda stack: find_place(dump.frames[stack]))
     used = sum(block.nbytes for block in blocks if block.state)
     return SnapshotReport(
         device=dump.device,
@@ -79,7 +81,7 @@ def report_dump(dump: Dump) -> SnapshotReport:
         steps=len(dump.step_ends),
         grown=tuple(_find_growth([walk[mark] for mark in marks], place)),
         reserved_bytes=reserved_at_end,
-        allocated_bytes=sum(block.nbytes for block in blocks if block.state == 1),
+        allocated_bytes=sum(block.nbytes for block in blocks if block.state == HELD),
         cached_bytes=max(reserved_at_end - used, 0),
         releasable_bytes=sum(each.nbytes for each in dump.segments if not any(block.state for block in each.blocks)),
         largest_free_bytes=max(
@@ -132,7 +134,7 @@ def _find_older(dump: Dump, event: int, nbytes: int) -> list[tuple[int, int]]:
         (block.requested_bytes, block.stack)
         for segment in dump.segments
         for block in segment.blocks
-        if block.state == 1 and block.address not in allocated and block.address not in later
+        if block.state == HELD and block.address not in allocated and block.address not in later
     ]
     rest = nbytes - sum(size for size, _ in known)
     return [*known, (rest, -1)] if rest > 0 else known
@@ -149,7 +151,7 @@ def _hold_by_stack(dump: Dump, held: Held, older: Sequence[tuple[int, int]], pla
             place=place(stack),
             nbytes=nbytes,
             count=count,
-            frames=describe_frames(dump.frames[stack]) if stack >= 0 else (),
+            frames=describe_frames(dump.frames[stack]),
         )
         for stack, (nbytes, count) in ranked
     ]
@@ -242,7 +244,7 @@ def _shortages(
                 line=event,
                 api="CUDA",
                 device=dump.device,
-                place=find_place(dump.frames[stack]) if stack >= 0 else "",
+                place=find_place(dump.frames[stack]),
                 requested_bytes=int(dump.sizes[event]),
                 free_bytes=dump.free_bytes[event],
                 allocated_bytes=int(live[event]),
