@@ -74,7 +74,8 @@ def _describe_size(message: OutOfMemoryMessage, allocated: str) -> str:
         return f": {allocated} allocated on {format_bytes(room)}; the driver lends the host's memory, and has no more"
     packed, missing = message.missing_packed_bytes, message.missing_bytes
     if missing is not None and missing <= 0:
-        return f": {allocated} are allocated, and the driver keeps the last {format_bytes(message.free_bytes)} free"
+        asked, free = format_bytes(message.requested_bytes), format_bytes(message.free_bytes)
+        return f": {allocated} are allocated, and the driver gives no {asked} of the last {free}"
     if packed is not None and packed <= 0:
         return (
             f": {allocated} are allocated; in one piece, the {format_bytes(message.cached_bytes)} that are unused "

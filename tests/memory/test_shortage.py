@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,40 @@ def test_most_published_causes_are_named() -> None:
     ended = [row for row in PUBLISHED if row["ended"]]
     named = [row for row in ended if only(row["message"]).cause == row["ended"]]
     assert (len(named), len(ended), len(PUBLISHED)) == (36, 50, 73)
+
+
+PAGE = Path(__file__).parents[2] / "docs/oom-messages.md"
+FORMS = {
+    "Allocation on device": "cudaMallocAsync",
+    "MPS": "MPS",
+    "cached)": "1.0",
+    "reserved in total": "1.4",
+    "private pools": "2.3",
+    "of which": "2.1",
+}
+
+
+def test_the_page_lists_every_message() -> None:
+    """`FXMEM_UPDATE=1` writes its table anew."""
+    rows = [list_message(row) for row in PUBLISHED]
+    text = PAGE.read_text(encoding="utf-8")
+    head, rule, *_ = (line for line in text.splitlines() if line.startswith("|"))
+    before, after = text.partition(head)[0], text.rpartition("|\n")[2]
+    now = "\n".join([f"{before}{head}", rule, *rows]) + f"\n{after}"
+    if os.environ.get("FXMEM_UPDATE"):
+        PAGE.write_text(now, encoding="utf-8")
+    else:
+        assert now == text
+
+
+def list_message(row: dict[str, Any]) -> str:
+    message, thread = only(row["message"]), row["thread"]
+    name = re.sub(r"/(issues|pull|questions)/", " ", thread.partition(".com/")[2])
+    name = f"stackoverflow {name.rpartition('/')[2]}" if "stackoverflow" in thread else name
+    form = next((form for words, form in FORMS.items() if words in row["message"]), "no numbers")
+    mark = "" if not row["ended"] else "yes" if message.cause == row["ended"] else "**no**"
+    answer = f"{row['ended']}: {row['answer']}" if row["ended"] else "no answer"
+    return f"| [{name}]({thread}) | {form} | {answer} | {message.cause} | {mark} |"
 
 
 def sizes_of(text: str) -> list[tuple[str, str]]:
