@@ -43,7 +43,7 @@ def snapshot_facts(report: SnapshotReport) -> Facts:
     )
     if report.grown:
         for index, grown in enumerate(report.grown[:_MOST]):
-            more = f"{format_bytes(grown.nbytes)} more, {grown.blocks:,} blocks"
+            more = f"{format_bytes(grown.nbytes)} more, {count_blocks(grown.blocks)}"
             words = f"{grown.place or UNKNOWN} keeps {more}, over {between}"
             facts.append(Fact("" if index else "Grows", words, "grows", "bad"))
     else:
@@ -70,7 +70,7 @@ def _describe_pieces(report: SnapshotReport) -> Iterator[Fact]:
     yield Fact("Unused", words, "unused", "bad" if in_pieces else "")
     for each in report.in_the_way[: _MOST // 2] if in_pieces else ():
         yield Fact(
-            "", f"{each.place or UNKNOWN}: {each.count:,} blocks of {format_bytes(each.nbytes)} keep "
+            "", f"{each.place or UNKNOWN}: {count_blocks(each.count)} of {format_bytes(each.nbytes)} keep "
             f"{format_bytes(each.free_bytes)} around them from being given back", "unused",
         )  # fmt: skip
 
@@ -83,10 +83,15 @@ def snapshot_sections(report: SnapshotReport, width: int = 100) -> Iterator[Sect
     for number, each in enumerate(report.stacks[:_STACKS], 1):
         if each.frames:
             notes.append(
-                f"{number}. {format_bytes(each.nbytes)} in {each.count:,} blocks: {' < '.join(each.frames[:_FRAMES])}"
+                f"{number}. {format_bytes(each.nbytes)} in {count_blocks(each.count)}: {' < '.join(each.frames[:_FRAMES])}"
             )
     if notes:
         yield Section(facts=[Fact("Stacks", "innermost first"), *(Fact("", note) for note in notes)])
+
+
+def count_blocks(count: int) -> str:
+    """So many blocks, in words."""
+    return f"{count:,} block{'s' * (count != 1)}"
 
 
 def hold_table(report: SnapshotReport, holders: Sequence[Holder], width: int = 100) -> Table:

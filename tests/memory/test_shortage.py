@@ -60,25 +60,26 @@ FORMS = {
 
 def test_the_page_lists_every_message() -> None:
     """`FXMEM_UPDATE=1` writes its table anew."""
-    rows = [list_message(row) for row in PUBLISHED]
     text = PAGE.read_text(encoding="utf-8")
-    head, rule, *_ = (line for line in text.splitlines() if line.startswith("|"))
-    before, after = text.partition(head)[0], text.rpartition("|\n")[2]
-    now = "\n".join([f"{before}{head}", rule, *rows]) + f"\n{after}"
+    before, head, _ = text.partition("| Thread |")
+    rows = [list_message(number, row) for number, row in enumerate(PUBLISHED, 1)]
+    links = [f"[{number}]: {row['thread']}" for number, row in enumerate(PUBLISHED, 1)]
+    now = f"{before}{head} Form | Ended with | Says | Same |\n| --- | --- | --- | --- | --- |\n"
+    now += "\n".join([*rows, "", *links]) + "\n"
     if os.environ.get("FXMEM_UPDATE"):
         PAGE.write_text(now, encoding="utf-8")
     else:
         assert now == text
 
 
-def list_message(row: dict[str, Any]) -> str:
+def list_message(number: int, row: dict[str, Any]) -> str:
     message, thread = only(row["message"]), row["thread"]
-    name = re.sub(r"/(issues|pull|questions)/", " ", thread.partition(".com/")[2])
-    name = f"stackoverflow {name.rpartition('/')[2]}" if "stackoverflow" in thread else name
+    _, project, _, thread_number = thread.rsplit("/", 3)
+    name = f"Stack Overflow {thread_number}" if "stackoverflow" in thread else f"{project} {thread_number}"
     form = next((form for words, form in FORMS.items() if words in row["message"]), "no numbers")
     mark = "" if not row["ended"] else "yes" if message.cause == row["ended"] else "**no**"
     answer = f"{row['ended']}: {row['answer']}" if row["ended"] else "no answer"
-    return f"| [{name}]({thread}) | {form} | {answer} | {message.cause} | {mark} |"
+    return f"| [{name}][{number}] | {form} | {answer} | {message.cause} | {mark} |"
 
 
 def sizes_of(text: str) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from fxmem.show.html.page import fill_page
 from fxmem.show.html.sections import draw_views
 from fxmem.show.plots import history_svg, segments_svg
 from fxmem.show.sections import TableColumn, make_table, numbers
-from fxmem.show.snapshot_facts import UNKNOWN, hold_table, snapshot_facts
+from fxmem.show.snapshot_facts import UNKNOWN, count_blocks, hold_table, snapshot_facts
 
 
 def snapshot_html(report: SnapshotReport, source: str) -> str:
@@ -49,4 +49,4 @@ def snapshot_html(report: SnapshotReport, source: str) -> str:
 
 
 def _describe(holder: Holder) -> str:
-    return f"{format_bytes(holder.nbytes)} in {holder.count:,} blocks: {holder.place or UNKNOWN}"
+    return f"{format_bytes(holder.nbytes)} in {count_blocks(holder.count)}: {holder.place or UNKNOWN}"
