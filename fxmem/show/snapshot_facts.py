@@ -79,12 +79,11 @@ def snapshot_sections(report: SnapshotReport, width: int = 100) -> Iterator[Sect
     """Everything a table or a page has of a snapshot; tables in text of this width."""
     yield Section(facts=snapshot_facts(report))
     yield Section(hold_table(report, report.lines[:_LINES], width), label="")
-    notes = []
-    for number, each in enumerate(report.stacks[:_STACKS], 1):
-        if each.frames:
-            notes.append(
-                f"{number}. {format_bytes(each.nbytes)} in {count_blocks(each.count)}: {' < '.join(each.frames[:_FRAMES])}"
-            )
+    shown = [(number, each) for number, each in enumerate(report.stacks[:_STACKS], 1) if each.frames]
+    notes = [
+        f"{number}. {format_bytes(each.nbytes)} in {count_blocks(each.count)}: {' < '.join(each.frames[:_FRAMES])}"
+        for number, each in shown
+    ]
     if notes:
         yield Section(facts=[Fact("Stacks", "innermost first"), *(Fact("", note) for note in notes)])
 
