@@ -67,9 +67,8 @@ def segments_svg(report: SnapshotReport, *, width: float = 960.0, name: str = "s
             x += piece.nbytes * scale
         parts += [text(LEFT - 6.0, y + _HEIGHT - 1.0, format_bytes(segment.nbytes), "end muted"), *bars]
         y += _HEIGHT + _GAP
-    x = LEFT
     for state, words in _WORDS.items():
-        parts += [rect(x, y + 6.0, 16.0, _HEIGHT, f"piece {state}"), text(x + 22.0, y + 15.0, words)]
-        x += 200.0
+        y += ROW
+        parts += [rect(LEFT, y - _HEIGHT, 16.0, _HEIGHT, f"piece {state}"), text(LEFT + 22.0, y - 1.0, words)]
     summary = f"{format_bytes(report.cached_bytes)} of {format_bytes(report.reserved_bytes)} unused"
-    return document(STYLE, (width, y + 2 * ROW), ("The largest segments at the end", summary), parts, id=name)
+    return document(STYLE, (width, y + EDGE), ("The largest segments at the end", summary), parts, id=name)
