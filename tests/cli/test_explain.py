@@ -82,6 +82,13 @@ def test_what_is_neither_is_refused_in_one_line(
     assert why in said
 
 
+def test_a_log_in_utf_16_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As PowerShell redirects."""
+    (folder / "log").write_bytes((TRACEBACK + MESSAGE.format(total="5.81")).encode("utf-16"))
+    assert main(["explain", "log"]) == 0
+    assert "Refused     512.0 MiB at /data/train.py:9" in capsys.readouterr().out
+
+
 def test_an_escape_in_a_log_is_spelled_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "log").write_text(
         'Traceback (most recent call last):\n  File "a\x1b[31m.py", line 9, in f\n' + MESSAGE.format(total="5.81")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,10 @@ def read_explanation(file: str) -> Explanation:
     content = json_reader.read(path, _EXPECTED)
     if not content.strip():
         raise UsageError(f"{_EXPECTED}, got {file!r}, which is empty")
-    messages = read_messages(content.decode(errors="replace"))
+    encoding = (
+        "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"
+    )  # as PowerShell writes
+    messages = read_messages(content.decode(encoding, errors="replace"))
     if not messages:
         raise UsageError(f"{_EXPECTED}, got {file!r}, in which no memory runs out")
     return Explanation(source=file, shortages=messages)
