@@ -119,16 +119,22 @@ def read_dump(path: Path, expected: str = _EXPECTED) -> Dump:
     def refuse(why: str) -> NoReturn:
         raise UsageError(f"{expected}, got {str(path)!r}, which {why}")
 
+    def tell(error: OSError | ValueError) -> UsageError:
+        return UsageError(f"{expected}, got {str(path)!r}: {getattr(error, 'strerror', None) or error}")
+
     try:
-        with path.open("rb") as file:
-            if stat.S_ISREG(path.stat().st_mode) and path.stat().st_size:
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-                    return _Reader(mapped).read(mapped)
-            return _Reader().read(json_reader.read(path, expected))
+        regular = str(path) != "-" and stat.S_ISREG((found := path.stat()).st_mode) and found.st_size
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise tell(error) from error
+    try:
+        if not regular:
+            return _Reader().read(json_reader.read(path, expected))  # which opens no device, and waits for no pipe
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return _Reader(mapped).read(mapped)
     except PlainPickleError as error:
         refuse(str(error))
     except OSError as error:
-        raise UsageError(f"{expected}, got {str(path)!r}: {error.strerror or error}") from error
+        raise tell(error) from error
 
 
 @dataclass
