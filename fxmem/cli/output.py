@@ -76,6 +76,14 @@ def check_writable(options: argparse.Namespace, option: str, name: str, or_else:
         raise UsageError(f"expected {option} to name a file that no other argument names, got {name!r}")
 
 
+def check_markdown(options: argparse.Namespace) -> None:
+    """Refuse a file of `--markdown` that cannot be written, and stdout for two documents."""
+    if options.markdown not in (None, "-"):
+        check_writable(options, "--markdown", options.markdown, ", or - for stdout")
+    if options.markdown == "-" and options.json == "-":
+        raise UsageError("expected stdout (-) for one of --json and --markdown, got it for both")
+
+
 def check_folder(option: str, name: str) -> None:
     """Refuse a folder that is there and holds something, or that cannot be made."""
     path = Path(name).absolute()

@@ -95,6 +95,10 @@ _ARCHITECTURES = {
 }
 
 
+_CLOSE = 50
+"""Two sizes are of one card where they differ by less than this share, one in so many."""
+
+
 def names() -> tuple[str, ...]:
     """Names `target` accepts, in the order of the catalogue."""
     return tuple(CATALOGUE)
@@ -118,6 +122,12 @@ def target(name: str) -> Target:
         return sized
     advice = "or a target file NAME.json with the card's memory_bytes and capability"
     raise UsageError(f"unknown target {name!r}: {_suggestion(name)}, {advice}")
+
+
+def find_by_memory(nbytes: int) -> tuple[str, ...]:
+    """Names of the cards with so much memory, give or take what a driver and ECC keep of it."""
+    cards = ((name, each.target.memory_bytes) for name, each in CATALOGUE.items())
+    return tuple(name for name, memory in cards if memory is not None and abs(memory - nbytes) * _CLOSE <= nbytes)
 
 
 def load_target(path: str | Path) -> Target:

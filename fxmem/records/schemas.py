@@ -23,6 +23,7 @@ from fxmem.errors import UsageError
 from fxmem.records.advice import Advice
 from fxmem.records.breakdown import LayerReport, LineReport
 from fxmem.records.comparison import StepComparison
+from fxmem.records.explanation import Explanation
 from fxmem.records.plan import CompilePlan, Plan
 from fxmem.records.profile import SCHEMA_VERSION, Record, Report, Target, Timeline
 from fxmem.records.sizes import Baseline, CardFits, MeshFits, ServeSize, SizeCurve
@@ -35,6 +36,7 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
         "cards": CardFits,
         "comparison": StepComparison,
         "compile_plan": CompilePlan,
+        "explanation": Explanation,
         "layers": LayerReport,
         "lines": LineReport,
         "measurement": Measurement,

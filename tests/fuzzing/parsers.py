@@ -33,10 +33,13 @@ from fxmem.memory import liveness, report_reader
 from fxmem.memory.allocator import read_settings
 from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.memory.budget import parse_budget
+from fxmem.memory.shortage import read_messages
 from fxmem.records import json_reader
+from fxmem.records.explanation import Explanation
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Phase, Report
 from fxmem.records.sizes import Baseline, PeakBaseline
+from fxmem.show.text.explanation import table
 from fxmem.simulation import step
 from fxmem.testing import peak_checks
 
@@ -102,6 +105,13 @@ def _report(text: str) -> None:
         report_reader.timeline(report)
 
 
+def _message(text: str) -> None:
+    """Whatever is found is a record that can be shown."""
+    found = read_messages(text)
+    if found:
+        table(Explanation(source="-", shortages=found))
+
+
 def _record(kind: type[Any]) -> Callable[[str], None]:
     def read(text: str) -> None:
         json_reader.validate(
@@ -122,6 +132,7 @@ PARSERS: dict[str, Callable[[str], None]] = {
     "allocator": _allocator,
     "command": _command,
     "report": _report,
+    "message": _message,
     "plan": _record(Plan),
     "baseline": _record(Baseline),
 }
@@ -169,6 +180,16 @@ SEEDS: dict[str, list[str]] = {
         "show\n-\n--depth\n2",
         "compare\na.json\n--with\nbatch=4",
         "plan\nx\n--budget\n60%",
+    ],
+    "message": [
+        "CUDA out of memory. Tried to allocate 1.00 GiB (GPU 0; 8.00 GiB total capacity; 5.00 GiB already allocated; "
+        "0 bytes free; 512.00 MiB cached)",
+        "[rank1]: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 3 has a total capacity of 16.00 GiB of which 5 "
+        "bytes is free. Process 7 has 9.00 GiB memory in use. Including non-PyTorch memory, this process has 6.50 GiB "
+        "memory in use. 8.00 GiB allowed; Of the allocated memory 6.00 GiB is allocated by PyTorch, with 1.00 MiB "
+        "allocated in private pools (e.g., CUDA Graphs), and 1.00 MiB is reserved by PyTorch but unallocated.",
+        "MPS backend out of memory (MPS allocated: 1 GB, other allocations: 2 MB, max allowed: 3 GB). Tried to "
+        "allocate 5 GB",
     ],
     "report": [
         f'{{"schema_version":"1",{_COMMON_JSON},"ticks":1,"phases":[{{"phase":"forward","begin":0,"end":1,"first_op":0,"last_op":0}}],"nodes":[],"ops":[],'

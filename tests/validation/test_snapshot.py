@@ -23,12 +23,12 @@ from benchmarks.published.traces import TRACES
 from fxmem.__main__ import main
 from fxmem.errors import UsageError
 from fxmem.memory.allocator import AllocatorSettings, CachingAllocator
+from fxmem.records.plain_pickle import PlainPickleError, load
 from fxmem.records.profile import Kind, Profile
 from fxmem.records.validation import LogSide, Quantity, Verdict
 from fxmem.show.export import export
 from fxmem.show.text.verdict import table
 from fxmem.simulation.analysis import Analysis, analyze
-from fxmem.validation.plain_pickle import PlainPickleError, load
 from fxmem.validation.snapshot import measured_step, read_snapshot
 from fxmem.validation.validate import validate
 from fxmem.validation.verdict import verdict
@@ -106,7 +106,7 @@ def test_of_several_steps_the_last_whole_one_counts(tmp_path: Path, analysis: An
         for _ in range(20)
         for action in ("alloc", "free_requested", "free_completed")
     ]
-    content["device_traces"] = [[], [*before, *step, *step, *step, *evaluated]]
+    content["device_traces"] = [[], [*before, *map(dict, 3 * step), *evaluated]]
     for segment in content["segments"]:
         segment["device"] = 1
     found = held(tmp_path / "steps.pickle", content)
@@ -300,7 +300,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "items of what is no dict": (lambda: b"\x80\x04N\x8c\x01aNs.", "no dict"),
     "items of what is no list": (lambda: b"\x80\x04NNa.", "no list"),
     "a list": (lambda: pickle.dumps([1]), "holds no snapshot"),
-    "a list in itself": (lambda: pickle.dumps({"device_traces": FOREVER, "segments": FOREVER}), "action is missing"),
+    "a list in itself": (lambda: pickle.dumps({"device_traces": FOREVER, "segments": FOREVER}), "holds no history"),
     "no history": (lambda: pickle.dumps({"device_traces": [[]], "segments": []}), "_record_memory_history"),
     "one block a million times": (lambda: pickle.dumps(laughing(3000)), "more entries"),
     "negative bytes": (lambda: pickle.dumps({"device_traces": [[{**EVENT, "size": -1}]]}), "size is no number"),

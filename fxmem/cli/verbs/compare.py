@@ -6,7 +6,7 @@ import argparse
 import copy
 
 from fxmem.cli.options import ANALYSIS_OR_REPORT, or_generation, text_output
-from fxmem.cli.output import check_output, check_writable, layout, write_file, write_json
+from fxmem.cli.output import check_markdown, check_output, layout, write_file, write_json
 from fxmem.cli.parser import Parser, argument, repeatable
 from fxmem.cli.step import is_report, read_step
 from fxmem.errors import UsageError
@@ -64,10 +64,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.text.growth import summarize_growth
 
     check_output(options)
-    if options.markdown not in (None, "-"):
-        check_writable(options, "--markdown", options.markdown, ", or - for stdout")
-    if options.markdown == "-" and options.json == "-":
-        raise UsageError("expected stdout (-) for one of --json and --markdown, got it for both")
+    check_markdown(options)
     if options.top < 0:
         raise UsageError(f"expected --top of at least 0, got {options.top}")
     other = _second_options(options)

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 BRIEF = "one HTML page with everything, for others to read"
 DESCRIPTION = (
     "Write the timeline, the graph, every node and every tensor at the peak as one self-contained HTML "
-    "page; of a report, needs no torch."
+    "page; of a report, needs no torch. Of a memory snapshot (torch.cuda.memory._dump_snapshot), what it says."
 )
 
-EXAMPLES = ("fxmem report report.json -o report.html --open",)
+EXAMPLES = (
+    "fxmem report report.json -o report.html --open",
+    "fxmem report snapshot.pickle -o snapshot.html",
+)
 
 ARGUMENTS = (
     *SUBJECT,
@@ -44,9 +47,13 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem report`; return the exit code and the text for stdout."""
     from fxmem.memory import report_reader
     from fxmem.memory.allocator import read_settings
+    from fxmem.memory.snapshots import is_pickle
     from fxmem.show.html import PageOptions, report_html
 
     check_file(options, "--output", options.output, (".html", ".htm"))
+    if options.model is not None and is_pickle(Path(options.model)):
+        _write_snapshot(options)
+        return 0, ""
     if options.max_boxes < 0:
         raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
     budget = read_budget(options)
@@ -66,6 +73,16 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     )
     write_file(options, options.output, report_html(report, timeline, page))
     return 0, ""
+
+
+def _write_snapshot(options: argparse.Namespace) -> None:
+    from fxmem.memory.snapshots import read_dump, report_dump
+    from fxmem.show.html import snapshot_html
+
+    if options.plan is not None or options.budget is not None or options.after is not None:
+        raise UsageError("expected --plan, --budget and --after with a report or a model, got a memory snapshot")
+    report = report_dump(read_dump(Path(options.model)))
+    write_file(options, options.output, snapshot_html(report, Path(options.model).name))
 
 
 def _check_same_step(name: str, plan: Plan, report: Profile) -> None:

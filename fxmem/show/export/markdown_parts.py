@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from fxmem.records.units import printable
-from fxmem.show.sections import Table
+from fxmem.show.sections import Section, Table, TableColumn, make_table
 
 
 def fold_list(label: str, items: Iterable[str]) -> str:
@@ -29,6 +29,20 @@ def write_table(table: Table) -> str:
         *([cell.text for cell in row.cells] for row in table.rows),
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def write_sections(sections: Iterable[Section]) -> str:
+    """Sections, what is a text's or a file's own in code spans."""
+    blocks = []
+    for section in sections:
+        if section.table is not None:
+            rows = ([code_span(cell.text) for cell in row.cells] for row in section.table.rows)
+            blocks.append(write_table(make_table(section.table.label, section.table.columns, rows)))
+        if section.facts:
+            facts = ((fact.label, code_span(fact.text)) for fact in section.facts)
+            blocks.append(write_table(make_table("", [TableColumn(), TableColumn()], facts)))
+        blocks += section.notes
+    return "\n\n".join(blocks) + "\n"
 
 
 def code_span(text: str) -> str:

@@ -23,12 +23,12 @@ def fill_template(name: str, **values: Any) -> str:
     return _environment().get_template(f"{name}.html.jinja").render(**values)
 
 
-def fill_page(name: str, about: Headed, *, script: str = "", **values: Any) -> str:
+def fill_page(name: str, about: Headed | str, *, script: str = "", **values: Any) -> str:
     """Fill in the template of a whole page. It loads nothing, and runs only the given script.
 
     Args:
         name: of the template, which extends `page`.
-        about: what the page is of.
+        about: what the page is of; or, where nothing is predicted, what it was read from, as a sentence.
         script: the page's own, as JavaScript.
         values: what the template needs, among them `title`, `heading` and `sections`: their ids and titles.
     """
@@ -38,12 +38,15 @@ def fill_page(name: str, about: Headed, *, script: str = "", **values: Any) -> s
         script=script,
         policy=content_policy(script),
         version=__version__,
-        made=(
-            f"Predicted by fxmem {about.fxmem_version} for torch {about.torch_version}, without running on a card; "
-            f"page written by fxmem {__version__}."
-        ),
+        made=f"{_describe_source(about)}; page written by fxmem {__version__}.",
         **values,
     )
+
+
+def _describe_source(about: Headed | str) -> str:
+    if isinstance(about, str):
+        return about
+    return f"Predicted by fxmem {about.fxmem_version} for torch {about.torch_version}, without running on a card"
 
 
 def read_asset(name: str) -> str:

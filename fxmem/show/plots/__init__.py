@@ -9,9 +9,20 @@ computed from records, without torch.
 from __future__ import annotations
 
 from fxmem.show.plots.growth_curve import growth_svg
+from fxmem.show.plots.history import history_svg, segments_svg
 from fxmem.show.plots.icicle import icicle_svg
 from fxmem.show.plots.plan_curve import CurveDot, curve_svg
 from fxmem.show.plots.size_curve import sizes_svg
 from fxmem.show.plots.timeline import PlottedStep, timeline_svg
 
-__all__ = ["CurveDot", "PlottedStep", "curve_svg", "growth_svg", "icicle_svg", "sizes_svg", "timeline_svg"]
+__all__ = [
+    "CurveDot",
+    "PlottedStep",
+    "curve_svg",
+    "growth_svg",
+    "history_svg",
+    "icicle_svg",
+    "segments_svg",
+    "sizes_svg",
+    "timeline_svg",
+]

@@ -1,0 +1,142 @@
+"""`fxmem explain`."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxmem.cli.options import (
+    ANALYSIS,
+    MODEL,
+    PROGRAM,
+    STEPS_OF_PROGRAM,
+    TARGET,
+    or_generation,
+    or_program,
+    text_output,
+)
+from fxmem.cli.output import check_markdown, check_output, layout, write_file, write_json
+from fxmem.cli.parser import argument, flag
+from fxmem.cli.progress import Progress
+from fxmem.cli.step import analyze_subject, check_generation, read_program, refuse_compile
+from fxmem.errors import UsageError
+
+if TYPE_CHECKING:
+    from fxmem.cli.step import ProgramWords
+    from fxmem.records.explanation import Explanation
+
+BRIEF = "why a card ran out of memory, from its message or a snapshot"
+DESCRIPTION = (
+    "Say what the numbers of an out-of-memory message mean, what held the card, and what the cause is: the program's "
+    "size, fragmentation, another process, the context or a limit. Reads text of any kind: one error, a pipe, the log "
+    "of a job with several ranks. Of a memory snapshot: who held the memory at the peak, what grew, what lies in "
+    "pieces. Nothing in the file is run, and no torch is needed. With a program (--run) or a model as well: the "
+    "failing line under prediction, who holds the memory there, and the smallest set of changes that fits, tried."
+)
+
+EXAMPLES = (
+    "fxmem explain oom.txt",
+    "python train.py 2>&1 | fxmem explain -",
+    "fxmem explain snapshot.pickle",
+    "fxmem explain oom.txt --target rtx4090 --run train.py --batch-size 16",
+)
+
+_TARGET = argument(
+    "--target",
+    metavar="NAME|FILE.json",
+    help="the card that ran out (default: the one with the memory that the message names)",
+)._replace(variable=TARGET.variable)
+ARGUMENTS = (
+    argument(
+        "file",
+        metavar="FILE|-",
+        help="a text with the message, or what torch.cuda.memory._dump_snapshot wrote; `-` reads standard input",
+    ),
+    or_program(MODEL),
+    *or_generation(*(_TARGET if each is TARGET else each for each in ANALYSIS[1:])),
+    flag("--quick", "with a program or a model: try only changes of one line that often decide, and no checkpoints"),
+    STEPS_OF_PROGRAM,
+    *text_output("explanation"),
+    argument(
+        "--markdown", metavar="FILE|-", help="write it as Markdown; `-` writes that to stdout instead of the text"
+    ),
+    *PROGRAM,
+)
+_EXPECTED = "expected the text of an out-of-memory error, a log with one, or a memory snapshot"
+
+
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Run `fxmem explain`; return the exit code and the text for stdout."""
+    from fxmem.show.text import explanation as reporting
+
+    check_output(options)
+    check_markdown(options)
+    is_given = options.model is not None or options.run_program is not None
+    program = read_program(options) if is_given else None
+    explanation = read_explanation(options.file)
+    if is_given:
+        explanation = _reproduce(options, program, explanation)
+
+    markdown = "" if options.markdown is None else reporting.markdown(explanation)
+    if options.markdown not in (None, "-"):
+        write_file(options, options.markdown, markdown)
+
+    def text() -> str:
+        return markdown if options.markdown == "-" else reporting.table(explanation, **layout(options))
+
+    return 0, write_json(options, explanation.model_dump_json(), text)
+
+
+def read_explanation(file: str) -> Explanation:
+    """Read a text or a snapshot."""
+    from fxmem.memory.shortage import read_messages
+    from fxmem.memory.snapshots import is_pickle, read_dump, report_dump
+    from fxmem.records import json_reader
+    from fxmem.records.explanation import Explanation
+
+    path = Path(file)
+    if is_pickle(path):
+        return Explanation(source=file, snapshot=report_dump(read_dump(path)))
+    content = json_reader.read(path, _EXPECTED)
+    if not content.strip():
+        raise UsageError(f"{_EXPECTED}, got {file!r}, which is empty")
+    encoding = (
+        "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"
+    )  # as PowerShell writes
+    messages = read_messages(content.decode(encoding, errors="replace"))
+    if not messages:
+        raise UsageError(f"{_EXPECTED}, got {file!r}, in which no memory runs out")
+    return Explanation(source=file, shortages=messages)
+
+
+def _reproduce(options: argparse.Namespace, program: ProgramWords | None, explanation: Explanation) -> Explanation:
+    """Predict what ran out, on the card that it ran out on."""
+    check_generation(options)
+    refuse_compile(options, "changes are tried in eager code")
+    message = next(
+        iter(explanation.shortages or (explanation.snapshot.shortages if explanation.snapshot else ())), None
+    )
+    options.target = options.target or _find_card(None if message is None else message.capacity_bytes)
+    with Progress(options.quiet) as progress:
+        step = analyze_subject(options, program, progress, again=True)
+        from fxmem.whatif.reproduction import reproduce
+
+        reproduction = reproduce(
+            step, message, quick=options.quick, progress=progress, found=lambda each: progress.found(each.title)
+        )
+    return explanation.model_copy(update={"reproduction": reproduction})
+
+
+def _find_card(nbytes: int | None) -> str:
+    """The card with this memory."""
+    from fxmem.hardware import catalogue
+    from fxmem.records.units import format_bytes
+
+    names = () if nbytes is None else catalogue.find_by_memory(nbytes)
+    if len(names) == 1:
+        return names[0]
+    size = "the file does not say how large the card is" if nbytes is None else format_bytes(nbytes)
+    known = f": {', '.join(names)} have that" if names else ", which no card of the catalogue has"
+    raise UsageError(f"expected --target with the card that ran out; {size}{known if nbytes is not None else ''}")

@@ -1,0 +1,179 @@
+"""A message of a card that ran out of memory, in words: the cause, what held the card, what each number means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from fxmem.memory.shortage import context_bytes, most_context_bytes, others_bytes
+from fxmem.records.shortage import Cause, OutOfMemoryMessage
+from fxmem.records.units import format_bytes, percent
+from fxmem.show.sections import Fact, Facts, Section, TableColumn, make_printable, make_table, numbers
+
+_MOST: Final = 16
+"""Messages that are listed."""
+_ROUNDED: Final = "Sizes are the message's, which rounds them; what it does not say is the difference of what it says."
+
+_CAUSES: Final[dict[Cause, str]] = {
+    "request": "the request alone is larger than the card",
+    "size": "the program is too large for the card",
+    "fragmentation": "the allocator has the bytes, in pieces that are too small",
+    "other-process": "other processes hold the card",
+    "context": "the process holds the card outside PyTorch's allocator",
+    "limit": "the process may take no more of the card",
+    "free": "the card had the bytes",
+    "host": "the host has no more memory",
+    "unknown": "not known: the message has no numbers",
+}
+_ALLOCATOR: Final = "PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9 PYTORCH_CUDA_ALLOC_CONF)"
+_CHANGES: Final[dict[Cause, str]] = {
+    "request": "find the shape at that line: a mask, scores of attention, a broadcast, logits over a whole vocabulary",
+    "size": "a smaller batch or input, checkpoints, fewer bits; `fxmem explain FILE --run train.py` tries what fits",
+    "fragmentation": f"{_ALLOCATOR}; inputs padded to a few lengths; a snapshot shows which blocks are in the way",
+    "other-process": "end them (nvidia-smi lists them), or take another card with CUDA_VISIBLE_DEVICES",
+    "context": "fewer process groups, communicators and libraries in the process; none of it is PyTorch's to free",
+    "limit": "raise the share of torch.cuda.set_per_process_memory_fraction, or stay within it",
+    "free": "look for what else took memory at that moment: another process, a limit of the container or of a virtual "
+    "card, on Windows the page file",
+    "host": "fewer workers, less pinned memory, or data that is mapped and not read whole",
+    "unknown": "set CUDA_LAUNCH_BLOCKING=1 and run it again: the line in the traceback may be a later one",
+}
+
+
+def describe_cause(message: OutOfMemoryMessage) -> str:
+    """The cause, and the numbers it rests on."""
+    return f"{_CAUSES[message.cause]}{_describe_grounds(message)}"
+
+
+def _describe_grounds(message: OutOfMemoryMessage) -> str:
+    asked, missing = format_bytes(message.requested_bytes), message.missing_bytes
+    cached, allocated = format_bytes(message.cached_bytes), format_bytes(message.allocated_bytes)
+    match message.cause:
+        case "request":
+            return f": {asked} of {format_bytes(message.capacity_bytes or message.limit_bytes)}"
+        case "fragmentation":
+            lacking = f", where {format_bytes(missing)} are missing" if missing is not None and missing > 0 else ""
+            return f": {cached} are reserved and unused{lacking}"
+        case "other-process":
+            return f": {format_bytes(others_bytes(message))}, and this one {allocated}"
+        case "context":
+            return f": {format_bytes(context_bytes(message))}"
+        case "limit":
+            return f": {format_bytes(message.limit_bytes)} of {format_bytes(message.capacity_bytes)}"
+        case "free":
+            return f": {format_bytes(message.free_bytes)} free when it was asked for {asked}"
+        case "size":
+            return _describe_size(message, allocated)
+        case _:
+            return f": {message.source} refused" if message.source else ""
+
+
+def _describe_size(message: OutOfMemoryMessage, allocated: str) -> str:
+    room = message.capacity_bytes or message.limit_bytes or 0
+    if (message.allocated_bytes or 0) > room:
+        return f": {allocated} allocated on {format_bytes(room)}; the driver lends the host's memory, and has no more"
+    packed, missing = message.missing_packed_bytes, message.missing_bytes
+    if missing is not None and missing <= 0:
+        asked, free = format_bytes(message.requested_bytes), format_bytes(message.free_bytes)
+        return f": {allocated} are allocated, and the driver gives no {asked} of the last {free}"
+    if packed is not None and packed <= 0:
+        return (
+            f": {allocated} are allocated; in one piece, the {format_bytes(message.cached_bytes)} that are unused "
+            f"would do for this request and leave {format_bytes(-packed)}"
+        )
+    return f": {allocated} are allocated, and {format_bytes(packed if packed is not None else missing)} are missing"
+
+
+def shortage_facts(message: OutOfMemoryMessage) -> Facts:
+    """What a person wants to know first."""
+    where = [f"at {message.place}"] if message.place else []
+    where += [f"on {'NPU' if message.api == 'NPU' else 'GPU'} {message.device}"] if message.device is not None else []
+    where += [f"in rank {message.rank}"] if message.rank is not None else []
+    facts = [Fact("Cause", describe_cause(message), "cause", "bad")]
+    if message.requested_bytes is not None:
+        facts.append(Fact("Refused", " ".join([format_bytes(message.requested_bytes), *where]), "refused"))
+    elif where:
+        facts.append(Fact("Where", " ".join(where), "refused"))
+    if message.missing_bytes is not None and message.missing_bytes > 0:
+        packed = message.missing_packed_bytes
+        rest = (
+            ""
+            if packed is None
+            else (
+                f"; {format_bytes(packed)} if all that is cached were used"
+                if packed > 0
+                else "; nothing if all that is cached were used"
+            )
+        )
+        facts.append(Fact("Missing", f"{format_bytes(message.missing_bytes)} more than was free{rest}", "missing"))
+    facts.append(Fact("To do", _CHANGES[message.cause], "change"))
+    return make_printable(facts)
+
+
+def shortage_sections(messages: Sequence[OutOfMemoryMessage], width: int = 100) -> Iterator[Section]:
+    """The first message in full, and a line for each where there are several; in text of this width."""
+    first = messages[0]
+    notes = []
+    if len(messages) > 1:
+        causes = dict.fromkeys(each.cause for each in messages)
+        same = "all for the same cause" if len(causes) == 1 else f"of {len(causes)} causes"
+        ranks = {each.rank for each in messages} - {None}
+        of = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
+        notes = [Fact("Messages", f"{len(messages)}{of}, {same}; this is the first, in line {first.line}")]
+    yield Section(facts=[*notes, *shortage_facts(first)])
+    parts = list(card_parts(first))
+    if parts:
+        heads = [TableColumn("Of the card", is_head=True, width=15), *numbers("Bytes", "Share")]
+        columns = [*heads, TableColumn("What it is", width=width - 36, wraps=True)]
+        yield Section(make_table("What the card's memory was in", columns, parts), notes=[_ROUNDED])
+    if len(messages) > 1:
+        heads = numbers("Line", "Rank", "Device", "Asked", "Free", "Allocated")
+        rows = map(_message_row, messages[:_MOST])
+        more = [f"and {len(messages) - _MOST} more in --json"] if len(messages) > _MOST else []
+        yield Section(make_table("Every message", [*heads, TableColumn("Cause")], rows), notes=more)
+
+
+def _message_row(message: OutOfMemoryMessage) -> list[str]:
+    sizes = (message.requested_bytes, message.free_bytes, message.allocated_bytes)
+    numbered = ["" if each is None else str(each) for each in (message.rank, message.device)]
+    return [
+        str(message.line),
+        *numbered,
+        *("" if each is None else format_bytes(each) for each in sizes),
+        message.cause,
+    ]
+
+
+def card_parts(message: OutOfMemoryMessage) -> Iterator[tuple[str, str, str, str]]:
+    """What the card's memory was in: name, bytes, share and meaning of each part that the message lets one know."""
+    capacity = message.capacity_bytes or message.limit_bytes
+    if capacity is None:
+        return
+    context, others = context_bytes(message), others_bytes(message)
+    outside, named = message.outside_bytes, sum(each.nbytes for each in message.others)
+    parts: list[tuple[str, int | None, str]] = [
+        ("allocated", message.allocated_bytes, "blocks that tensors of the program hold"),
+        ("  private pools", message.private_pool_bytes, "of these, for CUDA graphs"),
+        ("cached", message.cached_bytes, "reserved by the allocator, in no tensor: pieces between blocks in use"),
+    ]
+    if context is not None and outside is not None:
+        parts.append(("context", min(context, outside), "of this process beside the allocator: CUDA, libraries, NCCL"))
+        parts += [(f"process {each.pid}", each.nbytes, "another process") for each in message.others]
+        parts.append(
+            ("others", max((others or 0) - named, 0) or None, "processes that the message does not name, the display")
+        )
+    else:
+        most = format_bytes(most_context_bytes())
+        meaning = f"this process's CUDA context (measured: up to {most}), and other processes"
+        parts.append(("outside", outside, "what other programs take" if message.api == "MPS" else meaning))
+        parts += [(f"  process {each.pid}", each.nbytes, "a process that the message names") for each in message.others]
+    parts.append(("free", message.free_bytes, "what the driver had left"))
+    for name, nbytes, meaning in parts:
+        if nbytes is not None:
+            yield name, format_bytes(nbytes), percent(nbytes, capacity), meaning
+    yield (
+        "all",
+        format_bytes(capacity),
+        "",
+        "what the program may take" if message.capacity_bytes is None else "the card",
+    )

@@ -1,0 +1,98 @@
+"""A shortage under prediction: where it runs out, who holds the memory there, and the smallest change that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import PurePath
+
+from fxmem.hardware.context import room_bytes
+from fxmem.memory.budget import Budget
+from fxmem.memory.findings import find
+from fxmem.records.advice import Suggestion
+from fxmem.records.explanation import PeakHolder, Reproduction
+from fxmem.records.profile import Kind, Profile, Storage, Timeline
+from fxmem.records.shortage import OutOfMemoryMessage
+from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.whatif.advice import make_bench, try_changes
+
+_PLACE = re.compile(r"out at (.+?:\d+)\b")
+_HOLDERS = 40
+
+
+def reproduce(
+    step: ProfiledStep,
+    message: OutOfMemoryMessage | None,
+    *,
+    quick: bool,
+    progress: Callable[[str], None],
+    found: Callable[[Suggestion], None],
+) -> Reproduction:
+    """Predict a step in the room that a message leaves it, and try changes until it fits.
+
+    Args:
+        step: a program or a model, on the card of the message.
+        message: says what else is on the card; None: a context alone.
+        quick: try changes of one line that often decide, and no checkpoints.
+        progress: is told what is tried.
+        found: is given each change that frees memory.
+    """
+    profile = step.profile
+    room = _find_room(profile, message)
+    budget = Budget(room)
+    fits = budget.keeps(profile, step.peak)
+    place = "" if fits else _find_place(profile, step)
+    said = "" if message is None else message.place
+    advice = try_changes(make_bench(step), budget, plans=not quick, quick=quick, progress=progress, found=found)
+    return Reproduction(
+        target=profile.target.name,
+        room_bytes=room,
+        fits=fits,
+        place=place,
+        shortage="" if fits else step.peak.shortage,
+        same_line=_is_same_line(place, said) if place and said else None,
+        holders=hold_at_peak(profile, step.timeline),
+        found=find(profile, step.timeline),
+        advice=advice,
+    )
+
+
+def _find_room(profile: Profile, message: OutOfMemoryMessage | None) -> int:
+    room = room_bytes(profile.target) or 0
+    if message is None or message.capacity_bytes is None or message.outside_bytes is None:
+        return room
+    return max(message.capacity_bytes - message.outside_bytes, 1)
+
+
+def _find_place(profile: Profile, step: ProfiledStep) -> str:
+    """Where the program says so itself, else the line of the peak."""
+    if (said := _PLACE.search(step.peak.shortage)) is not None:
+        return said[1]
+    node = None if step.peak.op is None else profile.nodes[profile.ops[step.peak.op].node]
+    return "" if node is None or node.source is None else node.source.place
+
+
+def _is_same_line(place: str, said: str) -> bool:
+    """Whether two places are one line; the folders of another machine may differ."""
+    (file, _, line), (other, _, number) = place.rpartition(":"), said.rpartition(":")
+    return line == number and PurePath(file).name == PurePath(other).name
+
+
+def hold_at_peak(profile: Profile, timeline: Timeline) -> tuple[PeakHolder, ...]:
+    """What is alive at the peak, by kind and by the line that made it."""
+    groups: dict[tuple[Kind, str], list[Storage]] = {}
+    for index in timeline.alive:
+        storage = profile.storages[index]
+        source = None if storage.node is None else profile.nodes[storage.node].source
+        groups.setdefault((storage.kind, "" if source is None else source.place), []).append(storage)
+    holders = (
+        PeakHolder(
+            kind=kind,
+            holder=max(alike, key=lambda each: each.nbytes).holder or "",
+            place=place,
+            nbytes=sum(each.nbytes for each in alike),
+            count=len(alike),
+        )
+        for (kind, place), alike in groups.items()
+    )
+    return tuple(sorted(holders, key=lambda each: (-each.nbytes, each.kind, each.place)))[:_HOLDERS]
