@@ -17,7 +17,7 @@ _OF: Final[dict[BytesOf, str]] = {
     "peak": "at the peak",
     "step": "a step",
     "batch": "a batch",
-    "reserved": "reserved",
+    "reserved": "reserved and not allocated",
     "host": "on the host",
 }
 

@@ -35,8 +35,8 @@ def find_break(profile: Profile, settings: AllocatorSettings, steps: int) -> Bre
         steps: how many steps are looked at.
 
     Returns:
-        None where the driver is asked for nothing that a whole segment of the cache could have served, while at least
-        half as much is free.
+        None where the driver is asked for nothing that a whole segment of the cache could have served, of which a
+        quarter is free.
     """
     unlimited = settings.model_copy(update={"per_process_memory_fraction": 1.0})
     loop = _BreakFinder(profile, CachingAllocator(unlimited, device_bytes=profile.target.memory_bytes))
@@ -68,7 +68,8 @@ class _BreakFinder(TrainingLoop):
             free = sum(block.size for block in segment.blocks if block.requested_bytes is None)
             kept = [self._owner[block.address] for block in segment.blocks if block.requested_bytes is not None]
             is_usable = segment.large and segment.stream == asked.stream and segment.size >= asked.nbytes
-            if is_usable and not is_own and kept and free > (0 if found is None else found.free_bytes):
+            most = segment.size // 4 if found is None else found.free_bytes
+            if is_usable and not is_own and kept and free > most:
                 kept.sort(key=lambda index: self.profile.storages[index].nbytes)
                 found = Break(storage, grown, segment.size, free, tuple(kept))
         return found

@@ -1,5 +1,4 @@
-"""What the change of a finding is worth, tried on the record: the same step, with storages that end or begin elsewhere.
-"""
+"""What the change of a finding is worth, tried on the record: the same step, with storages that live otherwise."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
-from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
+from fxmem.memory.module_rows import Row, fold_small, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable, short_bytes, to_words
 from fxmem.show import facts as findings
@@ -45,7 +45,7 @@ def table(
         width: columns of the terminal, at least 60. Wider terminals get more columns of the table, in the order
             forward FLOPs, live, scratch, backward FLOPs, output shape, dtype, calls; from 160 on all of them.
         depth: levels of modules below the model to show, and every call in them; None shows all modules and the
-            calls that hold at least a hundredth of the peak.
+            calls that hold at least a hundredth of the peak, smaller modules side by side in one row.
         color: whether to write ANSI colours.
     """
     width = max(width, 60)
@@ -76,13 +76,15 @@ def module_tree(
 ) -> Iterator[RenderableType]:
     """The modules as rows, and what the columns mean.
 
-    `small_calls`: with a depth, show every call down there, not only those of a hundredth of the peak.
+    `small_calls`: with a depth, show every call and module down there, not only those of a hundredth of the peak.
     """
     columns, names = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
     model = module_rows(profile, timeline)
     rest = step_rows(profile, timeline)
-    worth = 0 if small_calls and depth is not None else max(timeline.peak.requested_bytes // 100, 1)
-    rows = [*select_rows(model, depth=depth, worth=worth), *rest]
+    all_calls = small_calls and depth is not None
+    hundredth = max(timeline.peak.requested_bytes // 100, 1)
+    rows = [*select_rows(model, depth=depth, worth=0 if all_calls else hundredth), *rest]
+    rows = rows if all_calls else fold_small(rows, hundredth)
 
     tree = ruled_table("Module", names, columns)
     for row in rows:

@@ -8,13 +8,15 @@ from typing import Any, Final
 from fxmem.memory import allocator
 from fxmem.memory.allocator import DEFAULT_SETTINGS, Break
 from fxmem.memory.findings import Finding, register
-from fxmem.memory.findings.user_code import find_place
 from fxmem.memory.last_use import find_idle, free_after_last_use
+from fxmem.memory.user_code import find_place
 from fxmem.records.profile import Kind, Profile, Timeline
 from fxmem.records.units import format_bytes, to_words
 
 _SHARE: Final = 8
 """Said where this share of what is reserved is not allocated, one in so many, and a remedy frees as much."""
+_LEAST: Final = 256 << 20
+"""And so many bytes: segments are of 20 MiB at the least, which is much of a small step."""
 _MAX_SPLIT_MIB: Final = (64, 256)
 
 
@@ -27,7 +29,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     peak = timeline.peak
     if not peak.fits or peak.allocated_bytes is None or peak.reserved_bytes is None or peak.at_least:
         return
-    unused, least = peak.reserved_bytes - peak.allocated_bytes, peak.reserved_bytes // _SHARE
+    unused, least = peak.reserved_bytes - peak.allocated_bytes, max(peak.reserved_bytes // _SHARE, _LEAST)
     if unused < least:
         return
     replayed = allocator.replay(profile)
@@ -56,10 +58,13 @@ def _try_remedies(profile: Profile, timeline: Timeline) -> Iterator[tuple[str, i
     split = {mib: _reserve(profile, max_split_bytes=mib << 20) for mib in _MAX_SPLIT_MIB}
     best = min(split, key=lambda mib: split[mib])
     yield f"PYTORCH_ALLOC_CONF=max_split_size_mb:{best}", split[best]
-    names = {index: profile.storages[index].node for index in find_idle(profile, timeline.peak.tick)}
-    idle = frozenset(profile.nodes[node].name for node in names.values() if node is not None)
+    idle = [*find_idle(profile, timeline.peak.tick)]
     if idle:
-        yield "results freed after their last use", _reserve(free_after_last_use(profile, idle))
+        nodes = (profile.storages[index].node for index in idle)
+        names = frozenset(profile.nodes[node].name for node in nodes if node is not None)
+        more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
+        freed = f"{_name(profile, idle[0])}{more} freed after the last use"
+        yield freed, _reserve(free_after_last_use(profile, names))
     state = [each for each in profile.storages if each.kind is Kind.OPTIMIZER_STATE]
     if state:
         first = (
@@ -81,7 +86,7 @@ def _describe(profile: Profile, broken: Break) -> str:
     return (
         f"{_name(profile, broken.kept[0])} of {format_bytes(kept.nbytes)} is alive in a segment of "
         f"{format_bytes(broken.segment_bytes)}, so that {_name(profile, broken.wanted)} of "
-        f"{format_bytes(wanted.nbytes)}{f' ({place})' if place else ''} needs a new one; not allocated"
+        f"{format_bytes(wanted.nbytes)}{f' ({place})' if place else ''} needs a new one"
     )
 
 

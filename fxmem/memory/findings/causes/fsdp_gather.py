@@ -30,7 +30,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     elif (kept := sum(each.nbytes for each in throughout)) >= _MUCH * whole:
         yield Finding(
             cause="fsdp-gather",
-            text=f"{len(throughout)} tensors are gathered from forward to backward, the largest of {_shape(throughout)}",
+            text=f"{len(throughout)} tensors stay gathered from forward to backward, one of {_shape(throughout)}",
             nbytes=kept,
             change="fully_shard of the embedding and of the head by themselves",
         )

@@ -8,8 +8,8 @@ from typing import Final
 
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.findings.trials import save_bytes
-from fxmem.memory.findings.user_code import find_outermost, find_place
 from fxmem.memory.last_use import find_idle
+from fxmem.memory.user_code import find_outermost, find_place
 from fxmem.records.profile import Phase, Profile, Timeline
 
 _SHARE: Final = 10
@@ -44,16 +44,13 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
 
 
 def _find_returned(profile: Profile) -> set[int]:
-    """Nodes of a model's call whose results are read outside of it, or by nothing, and those of no call."""
-    found, calls = set(range(len(profile.nodes))), [*find_outermost(profile)]
-    for call in calls:
-        inside = range(call.first_node, call.last_node)
-        found -= {each for index in inside for each in profile.nodes[index].inputs}
+    """Nodes whose results leave the outermost call that made them, and those of no call."""
+    calls = {node: call for call in find_outermost(profile) for node in range(call.first_node, call.last_node)}
+    found, read = {*range(len(profile.nodes))} - calls.keys(), set[int]()
     for index, node in enumerate(profile.nodes):
-        for each in node.inputs:
-            if any((each in inside) != (index in inside) for inside in (range(c.first_node, c.last_node) for c in calls)):
-                found.add(each)
-    return found
+        read.update(node.inputs)
+        found.update(each for each in node.inputs if calls.get(each) is not calls.get(index))
+    return found | calls.keys() - read
 
 
 def _find_name(held: list[str]) -> str:

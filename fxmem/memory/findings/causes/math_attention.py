@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxmem.memory.findings import Finding, register
-from fxmem.memory.findings.user_code import find_place
+from fxmem.memory.user_code import find_place
 from fxmem.records.names import MATH_ATTENTION
 from fxmem.records.profile import Profile, Timeline
 
@@ -15,8 +15,11 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     texts = (each.text for each in profile.assumptions if each.topic == "attention")
     why = next((each.removeprefix(MATH_ATTENTION) for each in texts if each.startswith(MATH_ATTENTION)), "")
     softmax = {index: op.node for index, op in enumerate(profile.ops) if op.name.startswith("aten._safe_softmax")}
-    shapes = {(profile.storages[i].node, profile.storages[i].shape) for i in range(len(profile.storages))
-              if profile.storages[i].op in softmax}
+    shapes = {
+        (profile.storages[i].node, profile.storages[i].shape)
+        for i in range(len(profile.storages))
+        if profile.storages[i].op in softmax
+    }
     alive = (profile.storages[each] for each in timeline.alive)
     if why and softmax:
         calls = len({*softmax.values()})

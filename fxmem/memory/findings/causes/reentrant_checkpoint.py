@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxmem.memory.findings import Finding, register
-from fxmem.memory.findings.user_code import find_place
+from fxmem.memory.user_code import find_place
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
 

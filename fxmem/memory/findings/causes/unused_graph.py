@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.findings.trials import save_bytes
-from fxmem.memory.findings.user_code import find_outermost
+from fxmem.memory.user_code import find_outermost
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
 

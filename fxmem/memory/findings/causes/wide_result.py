@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from fxmem.memory.findings import Finding, register
-from fxmem.memory.findings.user_code import find_place
+from fxmem.memory.user_code import find_place
 from fxmem.records.profile import Node, Profile, Timeline
 
 _TIMES: Final = 50
 """So many times the bytes of its inputs."""
 _SHARE: Final = 4
 """At least this share of the peak, one in so many."""
-_PAIRS: Final = frozenset("cdist pairwise_distance matmul bmm mm einsum sub add mul div eq ne lt gt le ge logical_and".split())
+_PAIRS: Final = frozenset(
+    "cdist pairwise_distance matmul bmm mm einsum sub add mul div eq ne lt gt le ge logical_and".split()
+)
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
