@@ -45,7 +45,7 @@ def table(
         width: columns of the terminal, at least 60. Wider terminals get more columns of the table, in the order
             forward FLOPs, live, scratch, backward FLOPs, output shape, dtype, calls; from 160 on all of them.
         depth: levels of modules below the model to show, and every call in them; None shows all modules and the
-            calls that hold at least a hundredth of the peak, smaller modules side by side in one row.
+            calls that hold at least a hundredth of the peak.
         color: whether to write ANSI colours.
     """
     width = max(width, 60)
@@ -72,19 +72,19 @@ _MORE_COLUMNS: tuple[Column[Row], ...] = (
 
 
 def module_tree(
-    profile: Profile, timeline: Timeline, width: int, depth: int | None, *, small_calls: bool = True
+    profile: Profile, timeline: Timeline, width: int, depth: int | None, *, small_rows: bool = True
 ) -> Iterator[RenderableType]:
     """The modules as rows, and what the columns mean.
 
-    `small_calls`: with a depth, show every call and module down there, not only those of a hundredth of the peak.
+    `small_rows`: with a depth, show every call down there, and each module by itself; else those of less than a
+    hundredth of the peak are left out, or share a row.
     """
     columns, names = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
     model = module_rows(profile, timeline)
     rest = step_rows(profile, timeline)
-    all_calls = small_calls and depth is not None
-    hundredth = max(timeline.peak.requested_bytes // 100, 1)
-    rows = [*select_rows(model, depth=depth, worth=0 if all_calls else hundredth), *rest]
-    rows = rows if all_calls else fold_small(rows, hundredth)
+    worth = 0 if small_rows and depth is not None else max(timeline.peak.requested_bytes // 100, 1)
+    rows = [*select_rows(model, depth=depth, worth=worth), *rest]
+    rows = rows if small_rows else fold_small(rows, worth)
 
     tree = ruled_table("Module", names, columns)
     for row in rows:

@@ -27,7 +27,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     if nbytes >= _MOST * whole and len({each.shape for each in alive}) > 1:
         text, change = "the whole model is gathered at once", "fully_shard(block) of each block before the model"
         yield Finding(cause="fsdp-gather", text=text, nbytes=nbytes, change=f"{change}, and reshard_after_forward=True")
-    elif (kept := sum(each.nbytes for each in throughout)) >= _MUCH * whole:
+    elif throughout and (kept := sum(each.nbytes for each in throughout)) >= _MUCH * whole:
         yield Finding(
             cause="fsdp-gather",
             text=f"{len(throughout)} tensors stay gathered from forward to backward, one of {_shape(throughout)}",

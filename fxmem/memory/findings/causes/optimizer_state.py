@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from fxmem.memory.findings import Finding, register
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
+
+_LESS: Final = "an optimizer of less state (8 bits, Adafactor)"
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
@@ -18,17 +21,18 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     begun = min((span.begin for span in profile.phases if span.phase is Phase.OPTIMIZER), default=profile.ticks)
     made = sum(each.nbytes for each in alive if each.birth >= begun and each.kind is not Kind.OPTIMIZER_STATE)
     if peak.phase is Phase.OPTIMIZER and made:
-        text = "optimizer.step() has temporaries beside its state, where the card is full"
-        if not state:
-            text = "the first optimizer.step() makes its state, until the card is full"
-        yield _describe(text, made)
+        if state:
+            text = "optimizer.step() has temporaries beside its state, where the card is full"
+            yield _describe(text, made, "fused=True, which has none")
+        else:
+            yield _describe("the first optimizer.step() makes its state, until the card is full", made, _LESS)
     elif state and (peak.reserved_bytes or 0) - state <= memory:
-        yield _describe("the state that the first optimizer.step() makes is too much from the second step on", state)
+        text = "the state that the first optimizer.step() makes is too much from the second step on"
+        yield _describe(text, state, _LESS)
 
 
-def _describe(text: str, nbytes: int) -> Finding:
-    change = "fused=True, which has no temporaries, or an optimizer of less state (8 bits, Adafactor); see fxmem advise"
-    return Finding(cause="optimizer-state", text=text, nbytes=nbytes, change=change)
+def _describe(text: str, nbytes: int, change: str) -> Finding:
+    return Finding(cause="optimizer-state", text=text, nbytes=nbytes, change=f"{change}; see fxmem advise")
 
 
 register("optimizer-state", find)
