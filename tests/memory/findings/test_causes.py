@@ -11,10 +11,12 @@ from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory import findings, liveness
 from fxmem.memory.findings import CAUSES, Finding
+from fxmem.memory.user_code import find_place
 from fxmem.records.parts import HostUse
-from fxmem.records.profile import Profile, Report, Timeline
+from fxmem.records.profile import ModuleCall, Node, Profile, Report, SourceLine, Timeline
 from fxmem.show.finding_facts import finding_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
+from tests.profiles import small_profile
 
 PROGRAM = str(Path(__file__).with_name("causing.py"))
 CASES = [*(each for each in CAUSES if each != "loader-workers"), "kept-results-of-evaluation"]
@@ -131,3 +133,24 @@ def test_a_cause_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.cause for each in findings.find(recorded.profile, recorded.timeline)] == ["own"]
     with pytest.raises(UsageError, match="expected a new name for a cause, got 'own'"):
         findings.register("own", find)
+
+
+def test_it_is_found_once_for_a_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(CAUSES, "_registered", {**CAUSES._registered, "counted": lambda *_: calls.append(1) or ()})
+    recorded = run("unused-graph", "off")
+    for _ in range(2):
+        assert findings.find(recorded.profile, recorded.timeline) == ()
+    assert calls == [1]
+
+
+def test_the_line_is_the_users_where_a_package_made_the_call() -> None:
+    """A call of a module of a package, from a line of the user's: of both, the user's."""
+    packaged = SourceLine(file="/venv/lib/site-packages/nets/loss.py", line=7)
+    own = SourceLine(file="train.py", line=3)
+    nodes = tuple(Node(name=name, op="call_function", target=name, source=packaged) for name in ("loss", "other"))
+    calls = (ModuleCall(module="net", first_node=0, last_node=1, source=own),)
+    profile = small_profile().model_copy(update={"nodes": nodes, "calls": calls})
+    assert find_place(profile, 0) == "train.py:3"
+    assert find_place(profile, 1) == "nets/loss.py:7"
+    assert find_place(profile, None) == ""
