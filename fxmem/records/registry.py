@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint, EntryPoints
+    from importlib.metadata import EntryPoint
 
 Plugin = TypeVar("Plugin")
 
@@ -88,7 +88,7 @@ class Registry(Generic[Plugin]):
 
 
 @cache
-def _read_entry_points() -> EntryPoints:
+def _read_entry_points() -> Any:  # what has `select`: another class in Python 3.11 than later
     """What every installed package declares: slow to read, so that all registries share it."""
     from importlib.metadata import entry_points
 

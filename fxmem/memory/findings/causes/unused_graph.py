@@ -55,9 +55,7 @@ def _find_backward(profile: Profile) -> set[int]:
 def _find_kept(profile: Profile, timeline: Timeline) -> Iterator[tuple[int, int]]:
     """Storages of results that are alive at the peak although no node reads them from there on, each with the tick at
     which what read it last has run."""
-    ends = dict[int, int]()
-    for each in profile.ops:
-        ends[each.node] = each.end
+    ends = {each.node: each.end for each in profile.ops}
     last = dict[int, int]()
     for index, node in enumerate(profile.nodes):
         for each in node.inputs:
