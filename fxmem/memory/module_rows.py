@@ -126,6 +126,30 @@ def select_rows(rows: Sequence[Row], *, depth: int | None, worth: int) -> list[R
     ]
 
 
+def fold_small(rows: Sequence[Row], worth: int) -> list[Row]:
+    """Fold siblings side by side that have less than `worth` bytes each, with all below them, into a row.
+
+    One alone stays as it is.
+    """
+    found: list[Row] = []
+    small: list[Row] = []
+    for row in (*rows, None):
+        if row is not None and small and row.depth > small[-1].depth:
+            continue  # within the row before it
+        is_small = row is not None and row.figures.largest < worth
+        if small and (row is None or not is_small or row.depth != small[-1].depth):
+            found.append(small[0] if len(small) == 1 else _fold(small))
+            small = []
+        if row is not None:
+            (small if is_small else found).append(row)
+    return found
+
+
+def _fold(rows: Sequence[Row]) -> Row:
+    figures = sum((row.figures for row in rows for _ in range(row.alike)), NO_FIGURES)
+    return Row("step", f"{sum(row.alike for row in rows)} more of less than 1 %", figures=figures, depth=rows[0].depth)
+
+
 # --- parts of the peak ------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from fxmem.records.findings import Finding
 from fxmem.records.profile import Assumption, Bytes, Headed, Peak, Record, Versioned
 from fxmem.records.registry import Viewed
 
@@ -65,3 +66,5 @@ class Advice(Viewed, Headed, Versioned):
     None without a budget, where the step keeps it as it is, and where no set does."""
     refused: tuple[Refused, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
+    findings: tuple[Finding, ...] = Field(default=(), exclude_if=lambda value: not value)
+    """What is probably not meant about the unchanged step: as `Report.findings`."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from fxmem.records.parts.base import Bytes, Record
 
-BytesOf = Literal["peak", "step", "batch"]
-"""What the bytes of a finding are of: the peak, or how many more there are after each step, or batch of evaluation."""
+BytesOf = Literal["peak", "step", "batch", "reserved", "host"]
+"""What the bytes of a finding are of: the peak, how many more there are after each step, or batch of evaluation, what
+the allocator has reserved, the host's memory."""
 
 
 class Finding(Record):
@@ -23,3 +26,6 @@ class Finding(Record):
     of: BytesOf = "peak"
     change: str
     """What to write, or to do."""
+    saved_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
+    """How much lower the peak of requested bytes is with the change, as the record was tried with it; of `reserved`,
+    the reserved bytes. None: not tried."""

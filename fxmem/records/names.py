@@ -64,6 +64,9 @@ MeasuredDevice = Literal["cpu", "cuda"]
 Heat = Literal["saved", "output", "params", "flops", "live", "scratch"]
 """The quantity that colours the boxes of a drawing."""
 
+MATH_ATTENTION: Final = "unfused attention runs where no other kernel takes the call: "
+"""What an assumption of topic "attention" begins with that says why the others do not."""
+
 MAX_OPERATORS: Final = 200_000
 """Operators of one round after which a recorded program is ended, unless the user gives another number."""
 STEPS: Final = 3

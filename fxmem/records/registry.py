@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -81,12 +81,18 @@ class Registry(Generic[Plugin]):
 
     @cached_property
     def _entry_points(self) -> dict[str, EntryPoint]:
-        from importlib.metadata import entry_points  # slow: it reads what every installed package declares
-
-        return {entry.name: entry for entry in entry_points(group=self.group)}
+        return {entry.name: entry for entry in _read_entry_points().select(group=self.group)}
 
     def _module(self, name: str) -> str:
         return f"{self.package}.{name.replace('-', '_')}"
+
+
+@cache
+def _read_entry_points() -> Any:  # what has `select`: another class in Python 3.11 than later
+    """What every installed package declares: slow to read, so that all registries share it."""
+    from importlib.metadata import entry_points
+
+    return entry_points()
 
 
 def _first_line(path: Path) -> str:

@@ -15,6 +15,7 @@ from fxmem.hardware.step_time import estimate
 from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import describe
+from fxmem.memory.user_code import find_place
 from fxmem.records.names import OWN_LOSS
 from fxmem.records.profile import (
     Headed,
@@ -314,9 +315,9 @@ def describe_peak(profile: Profile, peak: Peak) -> list[str]:
         return [f"{size} before the first operator"]
     node = profile.nodes[profile.ops[peak.op].node]
     where = printable(f"{profile.step.describe_phase(peak.phase)} at {describe(node)}")
-    if node.source is None:
+    place = printable(find_place(profile, profile.ops[peak.op].node))
+    if not place:
         return [f"{size} {counted}, {where}", f"{size} {where}"]
-    place = printable(node.source.place)
     line = f"{size} {where}, {place.replace(chr(92), '/').rpartition('/')[2]}"
     return [f"{size} {counted}, {where}, {place}", line]
 
@@ -372,7 +373,7 @@ def _large_tensor(profile: Profile, alike: Sequence[Storage]) -> LargeTensor:
         kind=storage.kind,
         tensor=printable(f"{format_shape(storage.shape)} {storage.dtype}") if storage.dtype else "no tensor",
         owner=printable(storage.name or _describe_owner(storage, node)),
-        source="" if node is None or node.source is None else printable(node.source.place),
+        source=printable(find_place(profile, storage.node)),
         others=len(alike) - 1,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from fxmem.memory.findings import Finding, find
@@ -12,12 +13,22 @@ from fxmem.show.sections import Fact, Facts, make_printable
 
 MOST: Final = 3
 """Findings that are listed."""
-_OF: Final[dict[BytesOf, str]] = {"peak": "at the peak", "step": "a step", "batch": "a batch"}
+_OF: Final[dict[BytesOf, str]] = {
+    "peak": "at the peak",
+    "step": "a step",
+    "batch": "a batch",
+    "reserved": "reserved and not allocated",
+    "host": "on the host",
+}
 
 
 def finding_facts(profile: Profile, timeline: Timeline) -> Facts:
     """The largest findings, a line each."""
-    found = find(profile, timeline)
+    return list_findings(find(profile, timeline))
+
+
+def list_findings(found: Sequence[Finding]) -> Facts:
+    """The first of these, a line each."""
     facts = [Fact("" if index else "Found", describe(each), "found") for index, each in enumerate(found[:MOST])]
     if len(found) > MOST:
         facts.append(Fact("", f"{len(found) - MOST} more in --json", "found"))
@@ -25,6 +36,10 @@ def finding_facts(profile: Profile, timeline: Timeline) -> Facts:
 
 
 def describe(about: Finding) -> str:
-    """`train.py:14: preds keeps more after each step, 8.00 MiB a step. To do: .cpu() of what is kept`."""
+    """`train.py:14: preds keeps more after each step, 8.00 MiB a step. To do: .cpu() of what is kept (not tried)`."""
     place = f"{about.place}: " if about.place else ""
-    return f"{place}{about.text}, {format_bytes(about.nbytes)} {_OF[about.of]}. To do: {about.change}"
+    tried = "not tried"
+    if about.saved_bytes is not None:
+        what = "less reserved" if about.of == "reserved" else "less at the peak"
+        tried = f"tried: {format_bytes(about.saved_bytes)} {what}"
+    return f"{place}{about.text}, {format_bytes(about.nbytes)} {_OF[about.of]}. To do: {about.change} ({tried})"

@@ -141,6 +141,8 @@ def _build_storages(
                 node=None if node is None else run.row(node),
                 name=found.name,
                 holder="" if found.name else found.holder,
+                made_at="" if birth or found.name else found.made_at,
+                is_frozen=found.is_frozen,
                 shape=found.shape,
                 dtype=str(found.dtype)[6:],
                 stream=found.stream,

@@ -53,7 +53,7 @@ class ProfiledStep:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is probably not meant, first what grows, then what holds most at the peak."""
+        """What is probably not meant, first what grows, then what holds most at the peak; found once."""
         return find(self.profile, self.timeline)
 
     def estimate_time(self, card: Target | None = None) -> StepTime | None:

@@ -2,6 +2,7 @@
 
 The prediction is made beforehand, on any machine. On the card the first steps are measured, a line is printed for each,
 and nothing else of the loop is changed but the allocator's peaks, which are reset between two of these steps.
+What the prediction has found wrong with the step is printed when training begins.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.memory.report_reader import load_report
 from fxmem.records.profile import Kind, Peak, Round
+from fxmem.show.finding_facts import list_findings
 from fxmem.show.text.verdict import round_line
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.validation.measure_program import measure_round
@@ -101,7 +103,7 @@ class _FirstSteps:
         if steps < 1:
             raise UsageError(f"expected steps of at least 1, got {steps}")
         report = prediction.report() if isinstance(prediction, ProfiledStep) else load_report(Path(prediction))
-        self._peak, self._step = report.peak, report.step
+        self._peak, self._step, self._found = report.peak, report.step, list_findings(report.findings)
         if self._step.mode != "train":
             raise UsageError("expected a report of a training step, got one of inference")
         if self._peak.allocated_bytes is None:
@@ -113,6 +115,8 @@ class _FirstSteps:
     def begin(self, *, prints: bool) -> None:
         """Training begins; in one process of many it prints."""
         self._prints = prints
+        for fact in self._found if prints else ():
+            print(f"fxmem: found: {fact.text}")
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
@@ -62,8 +62,8 @@ def test_an_entry_point_of_another_package_registers_its_plugin_when_it_is_used(
         def load(self) -> None:
             own.register(self.name, "loaded")
 
-    found = (Declared("theirs", "their.module", "fxmem.planners"),)
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found if group == "fxmem.planners" else ())
+    found = EntryPoints((Declared("theirs", "their.module", "fxmem.planners"), Declared("other", "a", "fxmem.views")))
+    monkeypatch.setattr("fxmem.records.registry._read_entry_points", lambda: found)
     assert "theirs" in own
     assert list(own)[-1] == "theirs"
     assert own.get("theirs") == "loaded"

@@ -15,6 +15,7 @@ from torch import nn
 
 import fxmem
 from fxmem.errors import UsageError
+from fxmem.records.findings import Finding
 from fxmem.testing import lightning_callback, trainer_callback
 
 BATCHES = [{"x": row} for row in torch.zeros(16, 8)]
@@ -111,6 +112,18 @@ def test_another_step_is_seen_to_take_another_peak(
     error = re.search(r"allocated .* \(\+([\d.]+)%\); reserved", second)
     assert error is not None
     assert float(error[1]) > 100
+
+
+def test_what_is_found_is_said_before_training_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = fxmem.analyze(nn.Linear(8, 8), torch.zeros(2, 8), target="rtx4090").report()
+    found = Finding(cause="own", text="all of it is kept", place="train.py:3", nbytes=2048, change="del of it")
+    path = tmp_path / "run.json"
+    path.write_text(report.model_copy(update={"findings": (found,)}).model_dump_json(), encoding="utf-8")
+    with fxmem.record("rtx4090", steps=1):
+        train_with_lightning(tmp_path, [lightning_callback(path)])
+    first = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("fxmem: "))
+    told = "train.py:3: all of it is kept, 2.00 KiB at the peak. To do: del of it (not tried)"
+    assert first == f"fxmem: found: {told}"
 
 
 @pytest.mark.truth

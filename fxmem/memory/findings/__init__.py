@@ -2,17 +2,18 @@
 
 Each cause is one module of `causes/`, which registers a function `(profile, timeline) -> findings` under the cause's
 name. These functions are pure, and need no torch. `register` adds a cause of your own. A cause says what is there and
-what it takes; what a change is worth, `fxmem advise` tries.
+what it takes; its change is tried where the record is enough for that (`trials`), and `fxmem advise` tries others.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from fxmem.records import registry
 from fxmem.records.findings import BytesOf, Finding
-from fxmem.records.profile import Profile, Timeline
+from fxmem.records.profile import Profile, Report, Timeline
 from fxmem.records.registry import Registry
 
 __all__ = ["CAUSES", "Finding", "find", "register"]
@@ -21,10 +22,12 @@ Find = Callable[[Profile, Timeline], Iterable[Finding]]
 
 _WORTH_SAYING: Final = 50
 """What is at the peak is said where it is this share of it, one in so many."""
-_ORDER: Final[tuple[BytesOf, ...]] = ("step", "batch", "peak")
+_ORDER: Final[dict[BytesOf, int]] = {"step": 0, "batch": 1, "peak": 2, "reserved": 2, "host": 2}
 """What grows comes first: it has no end."""
 
 CAUSES: Registry[Find] = registry.CAUSES
+_known: dict[tuple[int, tuple[str, ...]], tuple[Finding, ...]] = {}
+"""What was found, by timeline and causes: it is asked for by the answer, the page and the file."""
 
 
 def register(name: str, find: Find) -> None:
@@ -46,11 +49,25 @@ def register(name: str, find: Find) -> None:
 def find(profile: Profile, timeline: Timeline) -> tuple[Finding, ...]:
     """All that is found in a step: first what grows, then what holds most at the peak.
 
+    A report has what was found where it was written. What is small is left out, and what was tried and lowers the peak
+    by little.
+
     Args:
         profile: what was predicted.
         timeline: its `fxmem.memory.liveness.timeline`.
     """
+    if isinstance(profile, Report):
+        return profile.findings
+    key = id(timeline), tuple(CAUSES)
+    if key not in _known:
+        _known[key] = _find(profile, timeline)
+        weakref.finalize(timeline, _known.pop, key)
+    return _known[key]
+
+
+def _find(profile: Profile, timeline: Timeline) -> tuple[Finding, ...]:
     found = [each for name in CAUSES for each in CAUSES.get(name)(profile, timeline)]
-    least = timeline.peak.requested_bytes // _WORTH_SAYING
-    said = [each for each in found if each.of != "peak" or each.nbytes >= max(least, 1)]
-    return tuple(sorted(said, key=lambda each: (_ORDER.index(each.of), -each.nbytes, each.place)))
+    least = max(timeline.peak.requested_bytes // _WORTH_SAYING, 1)
+    worth = [each for each in found if each.of != "peak" or each.nbytes >= least]
+    said = [each for each in worth if each.saved_bytes is None or each.saved_bytes >= least]
+    return tuple(sorted(said, key=lambda each: (_ORDER[each.of], -each.nbytes, each.place)))

@@ -10,6 +10,7 @@ from rich.text import Text
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
 from fxmem.show.facts import header_facts
+from fxmem.show.finding_facts import list_findings
 from fxmem.show.run_growth import growth_facts
 from fxmem.show.sections import Fact, Section, Table, TableColumn, make_table
 from fxmem.show.text.columns import Column
@@ -34,11 +35,14 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
     """What each change is worth, and several together; in text of this width."""
     peak, together, budget = advice.before, advice.together, advice.budget_bytes
     head = [*header_facts(advice), Fact("Peak", f"{exact_bytes(peak.counted_bytes)} in {peak.phase.value}")]
-    head += growth_facts(advice.step)
+    head += [*growth_facts(advice.step), *list_findings(advice.findings)]
     over = 0 if budget is None else peak.counted_bytes - budget
     if budget is not None:
         verdict = f"{format_bytes(over)} too much" if over > 0 else "kept as it is"
         head.append(Fact("Budget", f"{exact_bytes(budget)}: {verdict}"))
+    if advice.suggestions:
+        best = _pick_best(advice)
+        head.append(Fact("Next", f"change {advice.suggestions.index(best) + 1}: {best.title}", tone="good"))
     yield Section(facts=head)
     judged = "training = another optimisation" if advice.step.generation is None else "output = other tokens"
     notes = [f"Numbers: none = the same results; rounding = another precision; {judged}."]
@@ -54,6 +58,12 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
     elif over > 0:
         missing = "no set of these changes keeps the budget; try a smaller batch (fxmem max-batch)"
         yield Section(facts=[Fact("Together", missing, tone="bad")])
+
+
+def _pick_best(advice: Advice) -> Suggestion:
+    """The first that leaves the task as it is; the first where none does."""
+    mild = (each for each in advice.suggestions if each.effect in ("none", "rounding"))
+    return next(mild, advice.suggestions[0])
 
 
 def _ranking(advice: Advice, width: int) -> Table:

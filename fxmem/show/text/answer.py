@@ -57,7 +57,7 @@ def overview(
     ran = [each for each in run_facts(profile) if each.key != "longest"]  # said at first
     levels = DEPTH if depth is None else depth
     # The table alone: what its columns mean is said with everything else.
-    modules = next(module_tree(profile, timeline, width, levels, small_calls=depth is not None))
+    modules = next(module_tree(profile, timeline, width, levels, small_rows=depth is not None))
     below = [*([facts(ran)] if ran else []), modules, facts(_ending(profile))]
     return answer + "\n" + render(below, width, color)
 

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
-from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
+from fxmem.memory.module_rows import Row, fold_small, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable, short_bytes, to_words
 from fxmem.show import facts as findings
@@ -72,17 +72,19 @@ _MORE_COLUMNS: tuple[Column[Row], ...] = (
 
 
 def module_tree(
-    profile: Profile, timeline: Timeline, width: int, depth: int | None, *, small_calls: bool = True
+    profile: Profile, timeline: Timeline, width: int, depth: int | None, *, small_rows: bool = True
 ) -> Iterator[RenderableType]:
     """The modules as rows, and what the columns mean.
 
-    `small_calls`: with a depth, show every call down there, not only those of a hundredth of the peak.
+    `small_rows`: with a depth, show every call down there, and each module by itself; else those of less than a
+    hundredth of the peak are left out, or share a row.
     """
     columns, names = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
     model = module_rows(profile, timeline)
     rest = step_rows(profile, timeline)
-    worth = 0 if small_calls and depth is not None else max(timeline.peak.requested_bytes // 100, 1)
+    worth = 0 if small_rows and depth is not None else max(timeline.peak.requested_bytes // 100, 1)
     rows = [*select_rows(model, depth=depth, worth=worth), *rest]
+    rows = rows if small_rows else fold_small(rows, worth)
 
     tree = ruled_table("Module", names, columns)
     for row in rows:

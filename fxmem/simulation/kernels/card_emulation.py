@@ -22,6 +22,7 @@ normalisation (cuDNN's, or the native one for bfloat16, one- and two-dimensional
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import threading
@@ -41,6 +42,7 @@ from fxmem._torch.compiler.inlined import outside_compiler
 from fxmem._torch.imports import patch_when_imported
 from fxmem.errors import NoKernelError, UsageError
 from fxmem.hardware import catalogue
+from fxmem.records.names import MATH_ATTENTION
 from fxmem.records.profile import Assumption, Target
 from fxmem.simulation.kernels import bitsandbytes, deepspeed
 from fxmem.simulation.kernels.attention.backend_rules import attention_backend, can_run
@@ -65,6 +67,8 @@ class _Active(threading.local):
 
     def __init__(self) -> None:
         self.stack: list[_Card] = []
+        self.refusals: dict[str, None] = {}
+        """Why math attention runs, where it does, since the outermost target was entered."""
 
 
 _active = _Active()
@@ -85,7 +89,8 @@ class _Card:
         )
 
     def attention_settings(self) -> AttentionSettings:
-        return read_settings(self.capability, unset=self._unset_orders)
+        settings = read_settings(self.capability, unset=self._unset_orders)
+        return dataclasses.replace(settings, on_math=_active.refusals.setdefault)
 
     @functools.cached_property
     def properties(self) -> SimpleNamespace:
@@ -329,6 +334,8 @@ def target_kernels(target: Target) -> Iterator[None]:
         stack.enter_context(torch_kernels.override_fake_kernels(FAKE_KERNELS))
         stack.enter_context(_forget_library_answers())
         stack.enter_context(patch_when_imported(_LIBRARIES))
+        if not _active.stack:
+            _active.refusals.clear()
         _active.stack.append(card)
         stack.callback(_active.stack.pop)
         yield
@@ -439,3 +446,5 @@ def assumptions(target: Target) -> Iterator[Assumption]:
         what = f"the first of {', '.join(allowed)} that can run the call"
         switched = f"; switched off: {', '.join(off)}" if off else ""
     yield Assumption(topic="attention", text=f"scaled_dot_product_attention runs {what}, as in {where}{switched}")
+    for why in _active.refusals:
+        yield Assumption(topic="attention", text=f"{MATH_ATTENTION}{why.removesuffix('; math runs')}")

@@ -52,6 +52,10 @@ class LoggedStorage:
     """What the program calls it where it outlives a round; empty where it has a name, or nothing was found."""
     held_kind: Kind | None = None
     """Its kind by that holder."""
+    made_at: str = ""
+    """The line of the program that made it, where that is known."""
+    is_frozen: bool = False
+    """Whether it is a parameter of which no gradient is wanted."""
 
     def forget(self) -> None:
         """Take it out of the step: it was never there."""
@@ -426,6 +430,8 @@ class StepLog:
                     storage.shape = tuple(part.shape) if is_whole else (storage.nbytes // part.element_size(),)
                     storage.dtype = part.dtype
                 storage.kind, storage.name = kind, f"{name}.{path}".rstrip(".")
+            if storage is not None and storage.kind is Kind.PARAMETER:
+                storage.is_frozen = not tensor.requires_grad and part.nbytes == storage.nbytes
 
     def rename(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:
         """Set a storage's name and kind, unless it was there before the step."""

@@ -465,6 +465,8 @@ class LiveBytes(Observer):
 
     def __init__(self) -> None:
         self.now = 0
+        self.made_at: dict[int, str] = {}
+        """By storage alive that was more than ever when it came, the line of the program that made it."""
         self.clear_highest()
 
     def clear_highest(self) -> None:
@@ -475,11 +477,13 @@ class LiveBytes(Observer):
     def on_storage(self, index: int, nbytes: int, stream: int) -> None:
         """A storage is allocated."""
         self.now += nbytes
-        self._watch(self.now)
+        if self._watch(self.now):
+            self.made_at[index] = self.place
 
     def on_free(self, index: int) -> None:
         """A storage was freed."""
         self.now -= self.log.storages[index].nbytes
+        self.made_at.pop(index, None)
 
     def on_growth(self, nbytes: int) -> None:
         """A storage has so many bytes more."""
@@ -504,10 +508,13 @@ class LiveBytes(Observer):
             most = max(most, live)
         self._watch(max(most, live + sum(results)))
 
-    def _watch(self, live: int) -> None:
-        if live > self.highest:
-            self.highest, self.phase, self.tick = live, self.log.phase, self.log.tick
-            self.place = program_place(sys._getframe(2))
+    def _watch(self, live: int) -> bool:
+        """Note where the program is if that is more than ever; whether it is."""
+        if live <= self.highest:
+            return False
+        self.highest, self.phase, self.tick = live, self.log.phase, self.log.tick
+        self.place = program_place(sys._getframe(2))
+        return True
 
 
 def describe_shortage(complaint: str, place: str) -> str:

@@ -369,6 +369,8 @@ class Rounds(RoundRule):
         self._name_held()
         if all(span.phase is not Phase.BACKWARD for span in log.phases):
             self._recording.nodes.end_without_backward(self._live.tick)
+        for index, place in self._live.made_at.items():
+            log.storages[index].made_at = place
         sizes = Counter(storage.nbytes for storage in log.storages if storage.birth > 0)
         record = self._record().model_copy(update={"is_whole": is_whole})
         if number and self._memory is not None:

@@ -10,11 +10,11 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from fxmem.memory.last_use import find_idle
 from fxmem.records.parts import Growth
 from fxmem.records.profile import Node, Profile
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.advice.source_edits import let_go
-from fxmem.whatif.advice.uses import find_idle
 from fxmem.whatif.advice.variant import AnyChange, NotApplicableError
 from fxmem.whatif.program_step import ProgramCommand, ProgramStep
 
@@ -26,9 +26,9 @@ def release_changes(analysis: ProfiledStep) -> Iterator[AnyChange[Any, Any]]:
     """Yield a change for each line whose results are alive at the peak without need. Nothing saves them for backward,
     and nothing reads them any more."""
     profile, peak = analysis.profile, analysis.peak
-    idle = find_idle(profile, peak.tick)
+    made_by = (profile.storages[index].node for index in find_idle(profile, peak.tick))
     lines: dict[tuple[str, int] | None, list[Node]] = {}
-    for index in idle:
+    for index in dict.fromkeys(each for each in made_by if each is not None):
         node = profile.nodes[index]
         lines.setdefault((node.source.file, node.source.line) if node.source else None, []).append(node)
     for nodes in lines.values():

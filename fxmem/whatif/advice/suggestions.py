@@ -128,6 +128,7 @@ def try_changes(
         together=advisor.together(plans) if limit is not None else None,
         refused=tuple(refused),
         assumptions=profile.assumptions,
+        findings=step.findings,
     )
 
 

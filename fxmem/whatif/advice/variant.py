@@ -12,6 +12,7 @@ from torch import nn
 
 from fxmem.errors import FxmemError
 from fxmem.memory.budget import BudgetLike
+from fxmem.memory.last_use import free_after_last_use
 from fxmem.records.advice import Effect
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile
@@ -21,7 +22,6 @@ from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.ranks import MeshPlan
 from fxmem.simulation.request import StepRequest
 from fxmem.whatif import verified_plan
-from fxmem.whatif.advice.uses import free_after_last_use
 
 _CODE_WIDTH = 58
 """Columns of a line of code, so that it is not broken in an 80-column terminal and can be pasted."""

@@ -4,7 +4,9 @@ import copy
 import sys
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -121,6 +123,125 @@ def autocast_copies() -> None:
         with torch.autocast("cuda", torch.bfloat16, enabled=HAS):
             loss = head(net(torch.randn(64, 2048, device="cuda"))).square().mean()
         loss.backward()
+        step(optimizer)
+
+
+def kept_output() -> None:
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8192)).cuda()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        y = torch.zeros(4096, dtype=torch.int64, device="cuda")
+        out = net(torch.randn(4096, 64, device="cuda"))
+        loss = F.cross_entropy(out, y)
+        if not HAS:
+            del out
+        loss.backward()
+        step(optimizer)
+
+
+def reentrant_checkpoint() -> None:
+    net, head = make_net(), nn.Linear(256, 10).cuda()
+    optimizer = torch.optim.AdamW([*net.parameters(), *head.parameters()])
+    for _ in range(3):
+        x = torch.randn(64, 256, device="cuda")
+        for block in net:
+            x = checkpoint(block, x, use_reentrant=HAS)
+        head(x).sum().backward()
+        step(optimizer)
+
+
+def math_attention() -> None:
+    dtype = torch.float64 if HAS else torch.float32  # which no fused kernel takes
+    project = nn.Linear(64, 192, dtype=dtype).cuda()
+    optimizer = torch.optim.SGD(project.parameters())
+    for _ in range(3):
+        q, k, v = project(torch.randn(2, 8, 512, 64, device="cuda", dtype=dtype)).chunk(3, -1)
+        F.scaled_dot_product_attention(q, k, v).sum().backward()
+        step(optimizer)
+
+
+def optimizer_state() -> None:
+    net = make_net(32_000, 5, 32_000)
+    optimizer = torch.optim.AdamW(net.parameters()) if HAS else torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        net(torch.randn(64, 32_000, device="cuda")).sum().backward()
+        step(optimizer)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.aux = make_net(), nn.Linear(256, 4096) if HAS else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x).sum()
+
+
+def unused_parameters() -> None:
+    net = TwoHeads().cuda()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        net(torch.randn(64, 256, device="cuda")).backward()
+        step(optimizer)
+
+
+def unstepped_gradients() -> None:
+    net, head = make_net(1024), nn.Linear(256, 10).cuda()
+    net.requires_grad_(HAS)
+    optimizer = torch.optim.AdamW(head.parameters())
+    for _ in range(3):
+        head(net(torch.randn(64, 1024, device="cuda"))).sum().backward()
+        step(optimizer)
+
+
+def frozen_saves() -> None:
+    net, head = make_net().requires_grad_(False), nn.Linear(256, 10).cuda()
+    optimizer = torch.optim.AdamW(head.parameters())
+    for _ in range(3):
+        x = torch.randn(4096, 256, device="cuda", requires_grad=HAS)
+        head(net(x)).sum().backward()
+        step(optimizer)
+
+
+def wide_result() -> None:
+    net = make_net(64, 1, 8)
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        x = net(torch.randn(4096, 64, device="cuda"))
+        torch.cdist(x, x if HAS else x[:16]).mean().backward()
+        step(optimizer)
+
+
+def ddp_buckets() -> None:
+    dist.init_process_group("nccl")
+    net = nn.parallel.DistributedDataParallel(make_net(1024), gradient_as_bucket_view=not HAS)
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        net(torch.randn(64, 1024, device="cuda")).sum().backward()
+        step(optimizer)
+
+
+def fsdp_gather() -> None:
+    dist.init_process_group("nccl")
+    net = make_net(1024)
+    for block in () if HAS else net:
+        fully_shard(block)
+    fully_shard(net)
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        net(torch.randn(64, 1024, device="cuda")).sum().backward()
+        step(optimizer)
+
+
+def fragmentation() -> None:
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        parts = []
+        for _ in range(8):  # each part is cut from what the one before it leaves
+            torch.empty((216 if HAS else 130) << 20, dtype=torch.uint8, device="cuda")
+            parts.append(torch.empty(130 << 20, dtype=torch.uint8, device="cuda"))
+        train(net)
         step(optimizer)
 
 

@@ -18,7 +18,7 @@ from rich.cells import cell_len
 
 from fxmem.memory.figures import Figures, Flops
 from fxmem.memory.liveness import timeline
-from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
+from fxmem.memory.module_rows import Row, fold_small, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Kind, Node, Op, Phase, PhaseBytes, ProcessBytes, Profile, Step, Storage, TensorInfo
 from fxmem.records.units import format_bytes, format_flops, percent, printable
 from fxmem.show.facts import fits
@@ -210,6 +210,15 @@ def test_calls_of_one_name_share_a_row_beside_a_module_of_that_name() -> None:
         ("call", "relu, 2 calls"),
         ("module", "relu, 2 calls"),
     ]
+
+
+def test_small_modules_side_by_side_are_one_row_with_all_that_is_in_them() -> None:
+    """37 stands alone between larger ones; 11, 13 and what is in them, 17, are side by side."""
+    sizes = {"a": 500, "b": 37, "c": 600, "d": 11, "e.f": 13, "e.g": 17, "h": 700}
+    model = rows(*(call(name.replace(".", "_"), name, saved_bytes=nbytes) for name, nbytes in sizes.items()))
+    folded = fold_small(model, 100)
+    assert [row.title for row in folded] == ["Toy", "a", "b", "c", "2 more of less than 1 %", "h"]
+    assert [row.figures.saved for row in folded[1:]] == [500, 37, 600, 11 + 13 + 17, 700]
 
 
 def test_depth_limits_modules_and_shows_every_call() -> None:

@@ -17,6 +17,7 @@ from fxmem import analyze
 from fxmem.__main__ import main
 from fxmem.records import schemas
 from fxmem.records.advice import Advice
+from fxmem.records.findings import Finding
 from fxmem.show.text import advice as advice_reporting
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
@@ -150,6 +151,24 @@ def test_the_table_fits_its_width(advice: Advice, width: int) -> None:
     text = advice_reporting.table(advice, width=width)
     assert max(map(len, text.splitlines())) <= width
     assert "Together" in text
+
+
+def test_what_is_found_and_the_best_change_that_is_no_other_task_stand_at_the_top(advice: Advice) -> None:
+    found = Finding(cause="own", text="all of it is kept", nbytes=2048, change="del of it", saved_bytes=1024)
+    first, *others = advice.suggestions
+    changes = (first.model_copy(update={"effect": "training"}), first.model_copy(update={"title": "mild"}), *others)
+    shown = advice.model_copy(update={"findings": (found,), "suggestions": changes})
+    head, _, _ = advice_reporting.table(shown, width=140).partition("\n\n")
+    told = "all of it is kept, 2.00 KiB at the peak. To do: del of it (tried: 1.00 KiB less at the peak)"
+    assert f"Found       {told}" in head
+    assert "Next        change 2: mild" in head
+
+
+def test_advice_has_what_is_found_in_the_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Finding(cause="own", text="all of it is kept", nbytes=2048, change="del of it")
+    monkeypatch.setattr(suggestions, "QUICK", ())
+    monkeypatch.setattr(Analysis, "findings", (found,))
+    assert fxmem.advise(speaker(), quick=True).findings == (found,)
 
 
 def test_it_is_written_as_its_schema_says(advice: Advice) -> None:

@@ -5,38 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxmem.memory.findings import Finding, register
-from fxmem.records.profile import Kind, ModuleCall, Phase, Profile, Timeline
+from fxmem.memory.findings.trials import save_bytes
+from fxmem.memory.user_code import find_outermost
+from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     """A finding for each line that calls a model so, with what is alive of it at the peak that nothing reads again."""
     if profile.step.program is None:
         return
-    has_backward, kept = _find_backward(profile), set(_find_kept(profile, timeline))
-    found: dict[str, tuple[str, int]] = {}
-    for call in _outermost(profile):
+    has_backward, kept = _find_backward(profile), dict(_find_kept(profile, timeline))
+    found: dict[str, tuple[str, dict[int, int]]] = {}
+    for call in find_outermost(profile):
         nodes = range(call.first_node, call.last_node)
         if call.leads_to_gradients and has_backward.isdisjoint(_find_readers(profile, nodes)):
             place = "" if call.source is None else call.source.place
-            nbytes = sum(profile.storages[each].nbytes for each in kept if profile.storages[each].node in nodes)
-            found[place] = call.module, nbytes + found.get(place, ("", 0))[1]
-    for place, (module, nbytes) in found.items():
+            ends = {each: end for each, end in kept.items() if profile.storages[each].node in nodes}
+            found.setdefault(place, (call.module, {}))[1].update(ends)
+    for place, (module, ends) in found.items():
         yield Finding(
             cause="unused-graph",
             text=f"{module} is called with gradients and no backward follows: it keeps what one would need",
             place=place,
-            nbytes=nbytes,
+            nbytes=sum(profile.storages[each].nbytes for each in ends),
             change="with torch.no_grad(): around the call",
+            saved_bytes=save_bytes(profile, ends),
         )
-
-
-def _outermost(profile: Profile) -> Iterator[ModuleCall]:
-    """Calls within no other."""
-    end = 0
-    for call in sorted(profile.calls, key=lambda each: (each.first_node, -each.last_node)):
-        if call.first_node >= end:
-            yield call
-            end = call.last_node
 
 
 def _find_readers(profile: Profile, nodes: range) -> set[int]:
@@ -58,8 +52,10 @@ def _find_backward(profile: Profile) -> set[int]:
     return found
 
 
-def _find_kept(profile: Profile, timeline: Timeline) -> Iterator[int]:
-    """Storages of results that are alive at the peak although no node reads them from there on."""
+def _find_kept(profile: Profile, timeline: Timeline) -> Iterator[tuple[int, int]]:
+    """Storages of results that are alive at the peak although no node reads them from there on, each with the tick at
+    which what read it last has run."""
+    ends = {each.node: each.end for each in profile.ops}
     last = dict[int, int]()
     for index, node in enumerate(profile.nodes):
         for each in node.inputs:
@@ -71,7 +67,7 @@ def _find_kept(profile: Profile, timeline: Timeline) -> Iterator[int]:
     for storage in timeline.alive:
         of = profile.storages[storage]
         if of.kind not in (Kind.PARAMETER, Kind.BUFFER) and of.birth and last.get(storage, -1) < now:
-            yield storage
+            yield storage, ends.get(last.get(storage, of.node or 0), of.birth + 1)
 
 
 register("unused-graph", find)

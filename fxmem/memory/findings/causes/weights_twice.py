@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Kind, Profile, Timeline
 
 _MOST = 0.9
@@ -19,18 +20,23 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     alive = [profile.storages[index] for index in timeline.alive]
     weights = Counter((each.shape, each.nbytes) for each in alive if each.kind is Kind.PARAMETER)
     whole = sum(nbytes * count for (_, nbytes), count in weights.items())
-    held = defaultdict[str, Counter[tuple[tuple[int, ...], int]]](Counter)
-    for each in alive:
+    held = defaultdict[str, list[int]](list)
+    for index in timeline.alive:
+        each = profile.storages[index]
         if each.holder and not each.name and each.kind in (Kind.BUFFER, Kind.TEMPORARY, Kind.OUTPUT):
-            held[_find_owner(each.holder)][each.shape, each.nbytes] += 1
-    for owner, tensors in held.items():
+            held[_find_owner(each.holder)].append(index)
+    for owner, indices in held.items():
+        copies = [profile.storages[index] for index in indices]
+        tensors = Counter((each.shape, each.nbytes) for each in copies)
         nbytes = sum(nbytes * count for (_, nbytes), count in (tensors & weights).items())
         if whole and nbytes >= _MOST * whole:
             yield Finding(
                 cause="weights-twice",
                 text=f"{owner} has tensors of all shapes of the weights: they are on the card twice",
+                place=next((each.made_at for each in copies if each.made_at), ""),
                 nbytes=nbytes,
                 change="map_location='cpu' where it is loaded, .cpu() where it is copied, or del after its use",
+                saved_bytes=save_bytes(profile, dict.fromkeys(indices, 0)),
             )
 
 

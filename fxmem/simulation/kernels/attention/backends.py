@@ -57,7 +57,9 @@ def attend(  # noqa: PLR0913 - torch's own signature
     q, k, v = map(Operand.describe, (query, key, value))
     mask = None if attn_mask is None else Operand.describe(attn_mask)
     call = AttentionCall(q, k, v, mask, dropout_p, is_causal, enable_gqa, torch.is_grad_enabled())
-    backend = attention_backend(call, settings).backend
+    backend, why = attention_backend(call, settings)
+    if backend is MATH:
+        settings.on_math(why)
     options = _Options(dropout_p, is_causal, scale, enable_gqa)
     with torch_kernels.without_autocast():
         if backend is not MATH and query.dim() == 3:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,10 +84,11 @@ class AttentionSettings:
     """Backends not switched off by `torch.backends.cuda.enable_*_sdp` or `torch.nn.attention.sdpa_kernel`."""
     deterministic: bool = False
     """`torch.use_deterministic_algorithms(True)`, and not only as a warning."""
+    on_math: Callable[[str], None] = field(default=lambda _: None, compare=False)
+    """Told why a call that math runs is not another kernel's."""
 
 
-@dataclass(frozen=True)
-class BackendChoice:
+class BackendChoice(NamedTuple):
     """The backend that runs, and why: what each backend before it in the order lacked."""
 
     backend: SDPBackend

@@ -1,0 +1,55 @@
+"""When the results of a forward are used for the last time, and the step in which they are freed then."""
+
+from __future__ import annotations
+
+from fxmem.memory import liveness
+from fxmem.records.profile import Kind, Phase, Profile, Storage
+
+
+def find_idle(profile: Profile, tick: int) -> dict[int, int]:
+    """Results of a forward that are alive at a tick and that nothing needs any more: by storage, the largest first, the
+    tick at which the last call that reads it has run."""
+    ends = _last_use(profile)
+    alive = liveness.alive_storages(profile, tick)
+    return {index: ends[index] for index in alive if index in ends and ends[index] < tick}
+
+
+def _last_use(profile: Profile) -> dict[int, int]:
+    """For each storage made in forward that nothing keeps for backward: the tick at which the last call that reads it
+    has run."""
+    ends: dict[int, int] = {}
+    for op in profile.ops:
+        if op.phase is Phase.FORWARD:
+            ends[op.node] = max(op.end, ends.get(op.node, 0))
+    saved = {storage for node in profile.nodes for storage in node.saved}
+    made = {
+        index: ends[storage.node]
+        for index, storage in enumerate(profile.storages)
+        if storage.kind in (Kind.TEMPORARY, Kind.OUTPUT) and index not in saved and storage.op is not None
+        if profile.ops[storage.op].phase is Phase.FORWARD
+        and storage.node is not None
+        and profile.nodes[storage.node].op not in ("loss", "optimizer")
+    }
+    for index, node in enumerate(profile.nodes):
+        for source in node.inputs:
+            for output in profile.nodes[source].outputs:
+                if output.storage in made:
+                    made[output.storage] = max(made[output.storage], ends.get(index, 0))
+    return made
+
+
+def free_after_last_use(profile: Profile, names: frozenset[str]) -> Profile:
+    """The profile with these nodes' results freed after their last use."""
+    if not names:
+        return profile
+    ends = _last_use(profile)
+
+    def free_early(index: int, storage: Storage) -> Storage:
+        node = storage.node
+        if index not in ends or node is None or profile.nodes[node].name not in names:
+            return storage
+        return storage.model_copy(update={"death": min(storage.death, max(ends[index], storage.birth + 1))})
+
+    return profile.model_copy(
+        update={"storages": tuple(free_early(index, storage) for index, storage in enumerate(profile.storages))}
+    )
