@@ -357,6 +357,8 @@ class Recording(Observer):
             with process_unchanged(subject.output), contextlib.ExitStack() as stack:
                 stack.enter_context(self.compilation.environment())
                 stack.enter_context(self.emulate())
+                if self.target.device == "cuda":
+                    stack.enter_context(self.packages.installed())
                 stack.enter_context(fakes_have_nested_ints())
                 for patch in subject.patches():
                     stack.enter_context(patch)
@@ -403,7 +405,7 @@ class Recording(Observer):
             compiled,
             torch_wrappers.observe_traces(self.on_trace),
             torch_wrappers.observe_scripted(self.on_scripted_call),
-            torch_triton.observe_launches(self.on_launch),
+            torch_triton.observe_launches(self.on_launch, self.packages.timed.add),
             torch_distributed.observe_resizes(self.log.resize),
             torch_common.patch(torch, "clear_autocast_cache", self.log.free_in_order),
             torch_common.patch(torch.overrides, "has_torch_function", subclass_ways.takes_own_kernels),

@@ -58,12 +58,13 @@ def _flash(call: Call) -> Events:
     if queries == 1 and heads > kv_heads and dropout_p == 0 and head_size % 8 == 0:
         # One query per sequence: the query heads of a group are computed as rows.
         queries, heads = heads // kv_heads, kv_heads
-    splits = _flash_splits(batch, heads, queries, keys, head_size, call.card) if dropout_p == 0 else 1
+    cores = _multiprocessors(call.card)
+    splits = flash_splits(batch, heads, queries, keys, head_size, cores) if dropout_p == 0 else 1
     rows = (splits, batch, heads, queries)
     results = output("output"), output("logsumexp")
     if splits == 1:
         return results
-    parts = [("logsumexp of the splits", rows), ("output of the splits", (*rows, _flash_head(head_size)))]
+    parts = [("logsumexp of the splits", rows), ("output of the splits", (*rows, flash_head(head_size)))]
     return *results, *_floats(parts)
 
 
@@ -78,7 +79,7 @@ def _flash_backward(call: Call) -> Events:
     batch, heads, queries, head_size = query.shape
     _, kv_heads, keys, _ = key.shape
     item = ITEM_BYTES[query.dtype]
-    rows, columns = _ceil(queries, 128), _flash_head(head_size)
+    rows, columns = _ceil(queries, 128), flash_head(head_size)
     copies = -(-_multiprocessors(call.card) // (batch * heads)) if call.platform.deterministic else 1
     expanded = batch * keys * heads * head_size * item
     grouped = (alloc(f"grad_{what} of every query head", expanded) for what in ("key", "value") if heads != kv_heads)
@@ -268,12 +269,14 @@ def _backward_kernel(head_size: int, dtype: str, dropout: bool, target: Target) 
     return next((kernel for kernel in kernels if kernel.shared_bytes <= available), None)
 
 
-def _flash_splits(batch: int, heads: int, queries: int, keys: int, head_size: int, target: Target) -> int:
-    """`set_params_splitkv` and `num_splits_heuristic` (binary): as few splits as come within 85 % of the best
-    occupancy."""
+def flash_splits(batch: int, heads: int, queries: int, keys: int, head_size: int, multiprocessors: int) -> int:
+    """Parts in which FlashAttention-2 takes keys: as few as come within 85 % of the best occupancy.
+
+    `set_params_splitkv` and `num_splits_heuristic` (binary).
+    """
     block = 256 if head_size <= 64 else 128 if head_size <= 128 else 64
     key_blocks, row_blocks = -(-keys // block), -(-queries // 64)
-    work, slots = batch * heads * row_blocks, 2 * _multiprocessors(target)
+    work, slots = batch * heads * row_blocks, 2 * multiprocessors
     if work >= 0.8 * slots:
         return 1
     most = min(128, slots, key_blocks)
@@ -283,8 +286,12 @@ def _flash_splits(batch: int, heads: int, queries: int, keys: int, head_size: in
     return next((n for n in candidates if efficiency[n] >= 0.85 * best), 1)
 
 
-def _flash_head(head_size: int) -> int:
-    """Head size as the kernels store it in float (binary)."""
+def flash_head(head_size: int) -> int:
+    """The size of a head as FlashAttention-2's kernels store it in float (binary).
+
+    Raises:
+        UsageError: they take none as large.
+    """
     if head_size > 256:
         raise UsageError(f"expected a head size of at most 256 for flash attention, got {head_size}")
     return _ceil(head_size, 32 if head_size <= 128 else 64)

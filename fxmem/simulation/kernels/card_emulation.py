@@ -342,7 +342,6 @@ _HOST_LIBRARIES: Final = {
 _LIBRARIES: Final = {
     **_HOST_LIBRARIES,
     "torch.utils.cpp_extension": _refuse_to_build,
-    "bitsandbytes": bitsandbytes.register_kernels,
 }
 """The same on a card."""
 

@@ -204,7 +204,6 @@ class RecordedCode(Subject):
             yield torch_programs.observe_mappings(self._border.log.note_mapping)
         if self.memory is not None and target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
-            yield self.recording.packages.installed()
             yield from stand_ins(self.memory, self._border.host.pinned, target.capability, self._thread)
             yield from nvidia_smi_patches(self.memory, target, self.notes)
             yield from nvml_patches(self.memory, target, self.notes)
