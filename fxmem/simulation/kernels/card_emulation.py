@@ -42,7 +42,7 @@ from fxmem._torch.imports import patch_when_imported
 from fxmem.errors import NoKernelError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Assumption, Target
-from fxmem.simulation.kernels import bitsandbytes, deepspeed
+from fxmem.simulation.kernels import bitsandbytes, deepspeed, xformers
 from fxmem.simulation.kernels.attention.backend_rules import attention_backend, can_run
 from fxmem.simulation.kernels.attention.backends import attend
 from fxmem.simulation.kernels.attention.call import (
@@ -342,6 +342,9 @@ _HOST_LIBRARIES: Final = {
 _LIBRARIES: Final = {
     **_HOST_LIBRARIES,
     "torch.utils.cpp_extension": _refuse_to_build,
+    "xformers._cpp_lib": xformers.say_built,
+    "xformers.ops.fmha.common": xformers.say_built,
+    "xformers.ops.fmha.dispatch": xformers.dispatch_on_card,
 }
 """The same on a card."""
 
