@@ -401,10 +401,10 @@ def _backward_flops_by_rows(c: NamedCall) -> int:
 
 
 def _products_by_rows(c: NamedCall, over_queries: int, over_values: int) -> int:
-    keys = c.max_k if hasattr(c, "max_k") else c.max_seqlen_k
+    keys: int = c.max_k if hasattr(c, "max_k") else c.max_seqlen_k
     is_packed = (c.cum_seq_k if hasattr(c, "cum_seq_k") else c.cu_seqlens_k) is not None
     query: Shape = c.query.shape
-    widths = over_queries * query[-1] + over_values * c.value.shape[-1]
+    widths: int = over_queries * query[-1] + over_values * c.value.shape[-1]
     return 2 * prod(query[:-1]) * int(keys if is_packed else c.key.shape[1]) * widths
 
 
