@@ -24,6 +24,7 @@ from fxmem.errors import AnalysisError
 from fxmem.records.profile import Kind, Phase
 from fxmem.simulation.asked import known_values, plausible
 from fxmem.simulation.asked.bounded_shapes import picks_by_mask
+from fxmem.simulation.asked.routing import has_rule
 from fxmem.simulation.asked.values import Values
 from fxmem.simulation.kernels import sparse as _sparse  # noqa: F401 - registers its kernels
 from fxmem.simulation.kernels.composites import Kernel, find_kernel
@@ -60,7 +61,7 @@ class OpTraits:
         self.checks_dtypes = func in ONE_DTYPE or func in INDICES
         self.may_grow = name == "aten.resize_.default" or torch_common.has_out(func)
         """Whether a storage that is too small becomes a larger one."""
-        self.says_what_it_makes = func in plausible.SAYS
+        self.says_what_it_makes = func in plausible.SAYS or has_rule(name)
         self.is_silent = (
             name in _SILENT_NAMES
             or name.startswith("aten.sym_")
@@ -156,7 +157,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         begin = self._log.tick
         result, replay = self._run_or_replay(op, args, kwargs)
         if op.says_what_it_makes:
-            plausible.note(func, args, kwargs, result)
+            self._values.note(func, args, kwargs, result)
         if not self._log.setting_up:
             self._note_op(op, args, kwargs, result, replay, begin)
         return result

@@ -120,4 +120,7 @@ def test_experts_get_their_shares() -> None:
     assert per_expert == [34] * own
     assert sum(of_each) == tokens * chosen
     assert set(of_each) == {8, 9}
-    assert any("as many as each row chooses" in each.what for each in recorded.made_up)
+    said = [each.text for each in recorded.profile.assumptions if "--routing" in each.text]
+    assert said == [
+        "each expert gets an equal share of the tokens, of 16 with 2 for each token, on all ranks alike (--routing)"
+    ]
