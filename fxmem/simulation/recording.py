@@ -319,7 +319,9 @@ class Recording(Observer):
         self.classes = {name: type(module) for name, module in root.named_modules()}
         self.tracer: Any = self.compilation.make_tracer(root)
         self.engine = AutogradEngine(self.nodes, self, self.compilation.streams, on_card=self.target.device == "cuda")
-        self.subject.values.routing.find_module = lambda: str(self.tracer.path)
+        world = self.collectives.world
+        place = (0, 1) if world is None else (world.rank, world.size)
+        self.subject.values.routing.begin(place, lambda: str(self.tracer.path))
         self.compilation.attach()
 
     def begin(self) -> None:

@@ -20,8 +20,6 @@ from fxmem._torch import distributed as torch_distributed
 from fxmem.errors import UsageError, one_line
 from fxmem.simulation.asked import known_values
 
-aten = torch.ops.aten
-
 _MOST_EXPERTS: Final = 1 << 10
 """A larger choice is one of words or of boxes."""
 _EXPECTED: Final = (
@@ -75,22 +73,27 @@ class Routing:
         """By where their values lie, how many of how many experts were chosen."""
         self._routers: dict[tuple[int, int], None] = {}
         """Those of them that were counted, or sorted."""
-        self.find_module: Callable[[], str] = str
-        """The name of the module that runs."""
+        self._find_module: Callable[[], str] = str
 
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """After an operator ran on fakes: give a router's choices their values, pass on what ranks tell each other."""
-        name = str(func).rpartition(".")[0]
+    def begin(self, place: tuple[int, int], find_module: Callable[[], str]) -> None:
+        """Begin the program: this rank's number among all, and their number; what says which module runs."""
+        self._place, self._find_module = place, find_module
+
+    def note(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """After an operator ran on fakes: give a router's choices their values, pass on what ranks tell each other.
+
+        `name` is the operator's, without overload.
+        """
         for each in torch_common.iterate_tensors(args) if name in _USES else ():
             value = known_values.find_value(each)
             route = None if value is None else self._routes.get(torch_common.storage_key(value))
             if route is not None:
                 self._routers[route] = None
-        if func is aten.topk.default:
+        if name == "aten.topk":
             self._route(result[1], args[0])
-        elif func is aten.scatter.value:
+        elif name == "aten.scatter":
             _mark(result, *args)
-        elif func is aten.histc.default:
+        elif name == "aten.histc":
             _count(result, *args)
         elif name == _WAIT:
             _gather(result, args[0], 1)
@@ -132,7 +135,7 @@ class Routing:
             mine = range(first, first + min(chosen, own))
             return [int(each in mine) for each in range(experts)]
         layers = dict(self._rule.tokens)
-        path = f".{self.find_module()}."
+        path = f".{self._find_module()}."
         named = max((each for each in layers if each and f".{each}." in path), key=len, default="")
         found = layers.get(named, ())
         if found and len(found) != experts:
@@ -160,7 +163,9 @@ def share_out(weights: Sequence[int], whole: int, most: int) -> list[int]:
 def _mark(result: torch.Tensor, base: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> None:
     """A mask of the experts that each token goes to, in a tensor that was zero, whatever its size."""
     places = known_values.find_value(index)
-    if places is None or known_values.is_known(result) or result.dtype.is_floating_point or value not in (1, True):
+    if places is None or isinstance(value, torch.Tensor) or value not in (1, True):
+        return
+    if known_values.is_known(result) or result.dtype.is_floating_point:
         return
     with torch_common.no_modes():
         known_values.attach(result, torch.zeros(result.shape, dtype=result.dtype).scatter(dim, places, value))

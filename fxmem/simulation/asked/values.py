@@ -49,11 +49,6 @@ class Values:
         if self.reads is not None:
             self.reads.begin()
 
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """After an operator ran on fakes: keep what is known of its result, or plausible."""
-        plausible.note(func, args, kwargs, result)
-        self.routing.note(func, args, kwargs, result)
-
     def run_instead(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operator whose kernel need not be looked at; NotImplemented for every other."""
         return NotImplemented

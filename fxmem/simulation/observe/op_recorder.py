@@ -61,7 +61,9 @@ class OpTraits:
         self.checks_dtypes = func in ONE_DTYPE or func in INDICES
         self.may_grow = name == "aten.resize_.default" or torch_common.has_out(func)
         """Whether a storage that is too small becomes a larger one."""
-        self.says_what_it_makes = func in plausible.SAYS or has_rule(name)
+        self.says_what_it_makes = func in plausible.SAYS
+        self.routes = has_rule(name)
+        """Whether it may send tokens to experts, or count them."""
         self.is_silent = (
             name in _SILENT_NAMES
             or name.startswith("aten.sym_")
@@ -157,7 +159,9 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         begin = self._log.tick
         result, replay = self._run_or_replay(op, args, kwargs)
         if op.says_what_it_makes:
-            self._values.note(func, args, kwargs, result)
+            plausible.note(func, args, kwargs, result)
+        if op.routes:
+            self._values.routing.note(op.name.rpartition(".")[0], args, result)
         if not self._log.setting_up:
             self._note_op(op, args, kwargs, result, replay, begin)
         return result

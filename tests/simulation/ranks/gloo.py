@@ -16,7 +16,7 @@ from typing import Final
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Report
 from fxmem.records.validation import ProgramMeasurement
-from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, launch_apart
+from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, launch_apart, read_rule
 from tests.sharded_models import COMPILED
 
 SPREAD: Final = str(Path(__file__).parent / "programs" / "spread.py")
@@ -123,7 +123,11 @@ def predict(kind: str, world: int, rank: int, script: str = SPREAD, steps: int =
     return launch_apart(
         Launch(script, (kind,), ranks=world, rank=rank),
         catalogue.target("cpu"),
-        RunSettings(steps, compile="as-is" if kind in COMPILED else None),
+        RunSettings(
+            steps,
+            compile="as-is" if kind in COMPILED else None,
+            rule=read_rule("worst" if kind.endswith("worst") else "balanced"),
+        ),
         IsolationSettings(),
     ).profile
 
