@@ -111,7 +111,7 @@ class Routing:
             "worst": "this rank's experts get all tokens of all ranks",
         }.get(self._rule.name, f"experts get tokens as in {self._rule.name}")
         for chosen, experts in self._routers:
-            yield f"{what}, of {experts} with {chosen} for each token, on all ranks alike (--routing)"
+            yield f"{what}, of {experts} with {chosen} for each token, on all ranks alike (fxmem run --routing)"
 
     def _route(self, places: torch.Tensor, scores: torch.Tensor) -> None:
         experts = scores.shape[-1] if scores.dim() > 1 else 0

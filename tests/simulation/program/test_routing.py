@@ -92,7 +92,7 @@ def test_experts_get_tokens_by_the_rule(rule: Rule, got: list[list[int]], tmp_pa
     assert recorded.ending == "ran to its end"
     said = [each.text for each in recorded.profile.assumptions if "--routing" in each.text]
     assert len(said) == 1
-    assert said[0].endswith("of 4 with 2 for each token, on all ranks alike (--routing)")
+    assert said[0].endswith("of 4 with 2 for each token, on all ranks alike (fxmem run --routing)")
     assert not recorded.made_up
 
 
