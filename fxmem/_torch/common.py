@@ -237,6 +237,16 @@ def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
             delattr(owner, name)
 
 
+@contextlib.contextmanager
+def add(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give `owner` an attribute that it has not."""
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
+
+
 Patches = Iterator[AbstractContextManager[Any]]
 """What is entered one after another, and puts back in the end what it has replaced."""
 
@@ -368,6 +378,29 @@ def explicit_kernel(func: OpOverload, device_type: str) -> Callable[..., Any] | 
         if has(name, key):
             return functools.partial(func._op_dk, getattr(torch._C.DispatchKey, key))
     return None
+
+
+@functools.cache
+def python_kernel(func: OpOverload) -> Callable[..., Any] | None:
+    """The kernel on a card of an operator that a package has in Python, as `torch.library` registers it; None where
+    there is none.
+
+    A call of it leads back to Python, whatever modes there are (`OpOverload._op_dk`, since 2.0). Addresses of tensors
+    are the tensors themselves meanwhile: what a kernel hands on to a library knows them.
+    """
+    name = func.name()  # type: ignore[no-untyped-call]
+    for key in ("CUDA", "CompositeExplicitAutograd"):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
+            kernel = functools.partial(func._op_dk, getattr(torch._C.DispatchKey, key))
+            break
+    else:
+        return None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with replace(torch.Tensor, "data_ptr", lambda tensor: tensor):
+            return kernel(*args, **kwargs)
+
+    return run
 
 
 def is_function_mode_active() -> bool:

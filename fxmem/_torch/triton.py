@@ -12,20 +12,36 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from fxmem._torch.common import nested, wrap
+from fxmem._torch.common import add, nested, wrap
 
 
-def observe_launches(on_launch: Callable[[str, tuple[Any, ...]], None]) -> AbstractContextManager[None]:
+def observe_launches(
+    on_launch: Callable[[str, tuple[Any, ...]], None], on_choice: Callable[[str], None]
+) -> AbstractContextManager[None]:
     """On this thread, kernels are not launched; `on_launch(name, arguments)` is called in their place.
 
-    `JITFunction.run` and `Autotuner.run` (since 2.0), which runs the former to time it. Where Triton has not been
-    imported there are no kernels yet.
+    A program may ask which configuration of a kernel is the fastest, which is timed when it is launched: it gets the
+    first, after `on_choice(name)`.
+
+    `JITFunction.run` and `Autotuner.run` (since 2.0), which runs the former to time it, `Autotuner.best_config`, which
+    that sets. Where Triton has not been imported there are no kernels yet.
     """
 
     def run(original: Any, kernel: Any, *args: Any, **kwargs: Any) -> None:
-        function = getattr(kernel, "base_fn", None) or getattr(kernel, "fn", kernel)
-        on_launch(getattr(function, "__name__", "kernel"), (*args, *kwargs.values()))
+        on_launch(_name(kernel), (*args, *kwargs.values()))
+
+    def find(kernel: Any, name: str) -> Any:
+        if name != "best_config":
+            raise AttributeError(name)
+        on_choice(_name(kernel))
+        return kernel.configs[0]
 
     classes = ("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")
     owners = [getattr(sys.modules.get(where), name, None) for where, name in classes]
-    return nested(*(wrap(owner, "run", run, here=True) for owner in owners if owner is not None))
+    launches = [wrap(owner, "run", run, here=True) for owner in owners if owner is not None]
+    return nested(*launches, *(add(owner, "__getattr__", find) for owner in owners[1:] if owner is not None))
+
+
+def _name(kernel: Any) -> str:
+    function = getattr(kernel, "base_fn", None) or getattr(kernel, "fn", kernel)
+    return str(getattr(function, "__name__", "kernel"))

@@ -43,6 +43,7 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
             "TorchScript fuses no kernels; where it does on a card, temporaries within them are not allocated",
         )
     yield from (("kernels", text) for text in run.recording.packages.assumptions())
+    yield from (("values", text) for text in values.routing.assumptions())
     yield from _compiled_step(run.step.compiled)
     yield from _optimizer(run)
     called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}

@@ -14,6 +14,7 @@ import torch
 import fxmem
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError, one_line
+from fxmem.simulation.kernels.packages import find_install
 from fxmem.simulation.source_lines import describe_place
 
 _NO_FAKE_KERNEL: Final = (
@@ -47,7 +48,13 @@ def describe_end(error: Exception) -> str:
             f"{type(error).__name__}: torch's {higher[1]} is compiled or chosen at run time; where the program "
             "compiles what calls it, --compile as-is follows it"
         )
-    return one_line(error) + _of_pretended_card(str(error))
+    return one_line(error) + _of_missing_kernels(error) + _of_pretended_card(str(error))
+
+
+def _of_missing_kernels(error: Exception) -> str:
+    """How to install a package whose kernels fxmem knows, in words that follow the error; empty where it is none."""
+    command = find_install(str(error)) if isinstance(error, ImportError) else ""
+    return command and f"; its kernels are known, and its Python is enough: {command}"
 
 
 def _of_pretended_card(text: str) -> str:

@@ -319,6 +319,9 @@ class Recording(Observer):
         self.classes = {name: type(module) for name, module in root.named_modules()}
         self.tracer: Any = self.compilation.make_tracer(root)
         self.engine = AutogradEngine(self.nodes, self, self.compilation.streams, on_card=self.target.device == "cuda")
+        world = self.collectives.world
+        place = (0, 1) if world is None else (world.rank, world.size)
+        self.subject.values.routing.begin(place, lambda: str(self.tracer.path))
         self.compilation.attach()
 
     def begin(self) -> None:
@@ -357,6 +360,8 @@ class Recording(Observer):
             with process_unchanged(subject.output), contextlib.ExitStack() as stack:
                 stack.enter_context(self.compilation.environment())
                 stack.enter_context(self.emulate())
+                if self.target.device == "cuda":
+                    stack.enter_context(self.packages.installed())
                 stack.enter_context(fakes_have_nested_ints())
                 for patch in subject.patches():
                     stack.enter_context(patch)
@@ -403,7 +408,7 @@ class Recording(Observer):
             compiled,
             torch_wrappers.observe_traces(self.on_trace),
             torch_wrappers.observe_scripted(self.on_scripted_call),
-            torch_triton.observe_launches(self.on_launch),
+            torch_triton.observe_launches(self.on_launch, self.packages.timed.add),
             torch_distributed.observe_resizes(self.log.resize),
             torch_common.patch(torch, "clear_autocast_cache", self.log.free_in_order),
             torch_common.patch(torch.overrides, "has_torch_function", subclass_ways.takes_own_kernels),

@@ -425,7 +425,7 @@ ALLOWED = {
     ("_torch/compiler/inductor.py", "importlib.import_module"): "triton, by its name",
     ("_torch/compiler/inductor.py", "compile"): "a function given to it, which takes dynamo's graph",
     (
-        "simulation/kernels/bitsandbytes.py",
+        "simulation/kernels/packages/libbitsandbytes_cuda.py",
         "importlib.import_module",
     ): "bitsandbytes, where the program has imported it",
     ("_torch/programs.py", "importlib.import_module"): "torch._dynamo, by its name",

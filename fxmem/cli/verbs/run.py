@@ -53,6 +53,13 @@ ARGUMENTS = (
         "FILE.npy, FILE.pt; may be repeated",
     ),
     argument(
+        "--routing",
+        default="balanced",
+        metavar="balanced|worst|FILE",
+        help="how many tokens each expert of a mixture gets: its equal share (default), all tokens of all ranks for "
+        "this rank's experts, or as a JSON file says, a list, or a list for each layer by its module's name",
+    ),
+    argument(
         "--host",
         metavar="64GiB",
         help="the host's memory: whether the program fits it, and until when what it keeps there does (exit code 4)",
@@ -111,6 +118,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         find_unread,
         launch_apart,
         read_given,
+        read_rule,
     )
 
     given = read_given(options.value)
@@ -121,6 +129,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     settings = RunSettings(
         *(options.steps, options.until, options.oom, options.max_operators, options.compile),
         given=given,
+        rule=read_rule(options.routing),
         host_bytes=host,
         reads_epoch=True,
         watch=StatusLine,

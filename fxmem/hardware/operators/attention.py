@@ -26,13 +26,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import Events, alloc, free, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, ScratchRule
-from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, read_layout
 from fxmem.records.profile import Target
 
 Shape = tuple[int, ...]
@@ -58,12 +58,13 @@ def _flash(call: Call) -> Events:
     if queries == 1 and heads > kv_heads and dropout_p == 0 and head_size % 8 == 0:
         # One query per sequence: the query heads of a group are computed as rows.
         queries, heads = heads // kv_heads, kv_heads
-    splits = _flash_splits(batch, heads, queries, keys, head_size, call.card) if dropout_p == 0 else 1
+    cores = _multiprocessors(call.card)
+    splits = flash_splits(batch, heads, queries, keys, head_size, cores) if dropout_p == 0 else 1
     rows = (splits, batch, heads, queries)
     results = output("output"), output("logsumexp")
     if splits == 1:
         return results
-    parts = [("logsumexp of the splits", rows), ("output of the splits", (*rows, _flash_head(head_size)))]
+    parts = [("logsumexp of the splits", rows), ("output of the splits", (*rows, flash_head(head_size)))]
     return *results, *_floats(parts)
 
 
@@ -78,7 +79,7 @@ def _flash_backward(call: Call) -> Events:
     batch, heads, queries, head_size = query.shape
     _, kv_heads, keys, _ = key.shape
     item = ITEM_BYTES[query.dtype]
-    rows, columns = _ceil(queries, 128), _flash_head(head_size)
+    rows, columns = _ceil(queries, 128), flash_head(head_size)
     copies = -(-_multiprocessors(call.card) // (batch * heads)) if call.platform.deterministic else 1
     expanded = batch * keys * heads * head_size * item
     grouped = (alloc(f"grad_{what} of every query head", expanded) for what in ("key", "value") if heads != kv_heads)
@@ -104,12 +105,12 @@ def _efficient(call: Call) -> Events:
     return *results, *buffers
 
 
-def _efficient_backward(call: Call) -> Events:
+def _efficient_backward(call: Call, packed: tuple[int, int, int] | None = None) -> Events:
     """The gradient's copy, if it is not dense by rows; grad_query, grad_key, grad_value; `delta`; the workspace.
 
     `delta`, float `[B, H, Sq]`, is in float32 reduced from a product as large as the output, gone before the rest. The
     kernel's workspace, a few float copies of the gradients, is that of another kernel where there is dropout, and
-    unknown before compute capability 8.0.
+    unknown before compute capability 8.0. Of packed sequences it is by their number and their largest lengths.
     """
     grad, query, key, value = (call.layout(position) for position in range(4))
     batch, heads, queries, head_size = query.shape
@@ -122,9 +123,66 @@ def _efficient_backward(call: Call) -> Events:
         scratch = _floats([("grad_output * output", product), ("delta, unordered", unordered)])
         delta = (*scratch, *delta, *free(*(event.name for event in reversed(scratch))))
     kernel = _backward_kernel(max(head_size, value_size), dtype, _probability(call, 9) > 0, call.card)
-    sizes = (batch, heads, queries, keys, head_size, value_size)
+    sequences, most, most_keys = packed or (batch, queries, keys)
+    sizes = (sequences, heads, most, most_keys, head_size, value_size)
     workspace = None if kernel is None else kernel.workspace_bytes(*sizes, call.platform.deterministic)
     return *copy, *_grads(), *delta, *(() if workspace == 0 else (alloc("workspace", workspace),))
+
+
+def _by_heads(call: Call, tensors: int, *options: Any) -> Call:
+    """A call with `(B, S, H, D)` as one with `(B, H, S, D)`: so many tensors, then these arguments."""
+    layouts = (call.layout(position) for position in range(tensors))
+    turned = (TensorLayout(_turn(each.shape), _turn(each.stride), each.dtype) for each in layouts)
+    return replace(call, args=[*turned, *options])
+
+
+def _turn(sizes: Shape) -> Shape:
+    batch, rows, heads, size = sizes
+    return batch, heads, rows, size
+
+
+def _flash_by_rows(call: Call) -> Events:
+    """The same of `(B, S, H, D)`; of packed sequences, `(all tokens, H, D)`, in decoding alone."""
+    if call.argument(3) is None:
+        return _flash(_by_heads(call, 3, call.args[7]))
+    query, key = call.layout(0), call.layout(1)
+    if call.args[5] != 1 or query.shape[1] == key.shape[1]:
+        return output("output"), output("logsumexp")
+    batch = read_layout(call.args[3]).numel - 1
+    shapes = (batch, query.shape[1], 1, query.shape[2]), (batch, key.shape[1], call.args[6], key.shape[2])
+    layouts = [TensorLayout(shape, shape, query.dtype) for shape in shapes]  # whose strides nobody asks
+    return _flash(replace(call, args=[*layouts, layouts[1], call.args[7]]))
+
+
+def _flash_backward_by_rows(call: Call) -> Events:
+    """The same of `(B, S, H, D)`; of packed sequences, with 128 rows between each of them and the next."""
+    if call.argument(6) is None:
+        return _flash_backward(_by_heads(call, 5))
+    grad, query, key, _, out = (call.layout(position) for position in range(5))
+    (tokens, heads, size), batch = query.shape, read_layout(call.args[6]).numel - 1
+    rows, item = tokens + 128 * batch, ITEM_BYTES[query.dtype]
+    copies = -(-_multiprocessors(call.card) // (batch * heads)) if call.platform.deterministic else 1
+    read = {"dense grad_output": grad, "dense output": out}
+    dense = (alloc(name, each.nbytes) for name, each in read.items() if not each.is_contiguous())
+    floats = _floats([("softmax_d", (heads, rows)), ("dq_accum", (copies, rows, heads, flash_head(size)))])
+    expanded = key.shape[0] * heads * size * item
+    names = ("key", "value") if heads != key.shape[1] else ()
+    grouped = (alloc(f"grad_{what} of every query head", expanded) for what in names)
+    return *dense, *_grads(), *floats, *grouped
+
+
+def _efficient_by_rows(call: Call) -> Events:
+    """The same of `(B, S, H, D)`, and of packed sequences with one batch of all tokens."""
+    return _efficient(_by_heads(call, 3))
+
+
+def _efficient_backward_by_rows(call: Call) -> Events:
+    """The same of `(B, S, H, D)`. Of packed sequences the workspace is that of as many of the largest length."""
+    given = _by_heads(call, 4, *[None] * 5, call.args[11])
+    if call.argument(6) is None:
+        return _efficient_backward(given)
+    batch = read_layout(call.args[6]).numel - 1
+    return _efficient_backward(given, (batch, int(call.args[8]), int(call.args[9])))
 
 
 def _cudnn(call: Call) -> Events:
@@ -268,12 +326,14 @@ def _backward_kernel(head_size: int, dtype: str, dropout: bool, target: Target) 
     return next((kernel for kernel in kernels if kernel.shared_bytes <= available), None)
 
 
-def _flash_splits(batch: int, heads: int, queries: int, keys: int, head_size: int, target: Target) -> int:
-    """`set_params_splitkv` and `num_splits_heuristic` (binary): as few splits as come within 85 % of the best
-    occupancy."""
+def flash_splits(batch: int, heads: int, queries: int, keys: int, head_size: int, multiprocessors: int) -> int:
+    """Parts in which FlashAttention-2 takes keys: as few as come within 85 % of the best occupancy.
+
+    `set_params_splitkv` and `num_splits_heuristic` (binary).
+    """
     block = 256 if head_size <= 64 else 128 if head_size <= 128 else 64
     key_blocks, row_blocks = -(-keys // block), -(-queries // 64)
-    work, slots = batch * heads * row_blocks, 2 * _multiprocessors(target)
+    work, slots = batch * heads * row_blocks, 2 * multiprocessors
     if work >= 0.8 * slots:
         return 1
     most = min(128, slots, key_blocks)
@@ -283,8 +343,12 @@ def _flash_splits(batch: int, heads: int, queries: int, keys: int, head_size: in
     return next((n for n in candidates if efficiency[n] >= 0.85 * best), 1)
 
 
-def _flash_head(head_size: int) -> int:
-    """Head size as the kernels store it in float (binary)."""
+def flash_head(head_size: int) -> int:
+    """The size of a head as FlashAttention-2's kernels store it in float (binary).
+
+    Raises:
+        UsageError: they take none as large.
+    """
     if head_size > 256:
         raise UsageError(f"expected a head size of at most 256 for flash attention, got {head_size}")
     return _ceil(head_size, 32 if head_size <= 128 else 64)
@@ -327,22 +391,47 @@ def _products(c: NamedCall, over_queries: int, over_values: int) -> int:
     return 2 * prod(query[:3]) * keys * (over_queries * query[-1] + over_values * values)
 
 
+def _flops_by_rows(c: NamedCall) -> int:
+    """The same of `(B, S, H, D)`; of packed sequences with the largest number of keys for each query."""
+    return _products_by_rows(c, 1, 1)
+
+
+def _backward_flops_by_rows(c: NamedCall) -> int:
+    return _products_by_rows(c, 3, 2)
+
+
+def _products_by_rows(c: NamedCall, over_queries: int, over_values: int) -> int:
+    keys: int = c.max_k if hasattr(c, "max_k") else c.max_seqlen_k
+    is_packed = (c.cum_seq_k if hasattr(c, "cum_seq_k") else c.cu_seqlens_k) is not None
+    query: Shape = c.query.shape
+    widths: int = over_queries * query[-1] + over_values * c.value.shape[-1]
+    return 2 * prod(query[:-1]) * int(keys if is_packed else c.key.shape[1]) * widths
+
+
 def _attention(cuda: ScratchRule | None = None) -> Operator:
     return Operator(_flops, kind="attention", counts_macs=True, is_product=True, cuda=cuda)
 
 
+def _by_rows(cuda: ScratchRule) -> Operator:
+    """Torch's own formulas take rows for heads."""
+    return replace(_attention(cuda), flops=_flops_by_rows, corrects_torch=True)
+
+
+_BACKWARD_BY_ROWS = Operator(_backward_flops_by_rows, corrects_torch=True)
 _UNCOUNTED = Operator(kind="attention", is_product=True)
 
 ROWS = {
     "transformers/cuda/flash_attn/flash_api.cpp": {
         "_scaled_dot_product_flash_attention": _attention(_flash),
         "_scaled_dot_product_flash_attention_backward": Operator(_backward_flops, cuda=_flash_backward),
+        "_flash_attention_forward": _by_rows(_flash_by_rows),
+        "_flash_attention_backward": replace(_BACKWARD_BY_ROWS, cuda=_flash_backward_by_rows),
     },
     "transformers/cuda/attention.cu, attention_backward.cu": {
         "_scaled_dot_product_efficient_attention": _attention(_efficient),
         "_scaled_dot_product_efficient_attention_backward": Operator(_backward_flops, cuda=_efficient_backward),
-        # Of no batch of queries, keys and values: torch's own formulas count them.
-        "_flash_attention_forward _efficient_attention_forward": replace(_attention(), flops=None),
+        "_efficient_attention_forward": _by_rows(_efficient_by_rows),
+        "_efficient_attention_backward": replace(_BACKWARD_BY_ROWS, cuda=_efficient_backward_by_rows),
         "_cudnn_attention_forward": _UNCOUNTED,
     },
     "cudnn/MHA.cpp": {

@@ -33,17 +33,13 @@ def bound_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, di
 
 
 def _nonzero(tensor: torch.Tensor) -> tuple[Any, str]:
-    share = plausible.find_share(tensor)
-    what = "every place" if share is None else "as many as each row chooses"
-    count = tensor.numel() if share is None else int(tensor.numel() * share)
-    return torch.empty(tensor.dim(), count, dtype=torch.int64, device=tensor.device).t(), f"nonzero: {what}"
+    places = torch.empty(tensor.dim(), tensor.numel(), dtype=torch.int64, device=tensor.device)
+    return places.t(), "nonzero: every place"
 
 
 def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> tuple[Any, str]:
     count = torch.broadcast_tensors(tensor, mask)[0].numel()  # type: ignore[no-untyped-call]
-    share = plausible.find_share(mask)
-    what = "every element" if share is None else "as many as each row chooses"
-    return tensor.new_empty(count if share is None else int(count * share)), f"masked_select: {what}"
+    return tensor.new_empty(count), "masked_select: every element"
 
 
 def _index(tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> tuple[Any, str]:

@@ -2,9 +2,8 @@
 
 A softmax sums to one, an index is below its bound, a sort's places are all there, a norm is not zero, a mask lets all
 through and a count is of all, as shapes that hang on data are taken at their largest; a square matrix is symmetric and
-positive-definite; every other fraction is between a half and one and a half. What each row routes to so many of all
-experts is shared out evenly: each expert gets its share, on every rank. `note` keeps with a tensor what its operator
-says of it, through views, casts and copies; `make` gives the numbers.
+positive-definite; every other fraction is between a half and one and a half. `note` keeps with a tensor what its
+operator says of it, through views, casts and copies; `make` gives the numbers.
 
 A truth that is read by itself is no mask: it decides the way that the program goes on. That of a comparison with a
 number is what the number itself would decide, and every other is `False` (`fxmem.simulation.asked.values`).
@@ -16,7 +15,6 @@ import enum
 import math
 import operator
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -37,7 +35,6 @@ class Meaning(enum.Enum):
     INDEX = "below so many"
     PLACE = "below so many, and no two alike in a row"
     COUNT = "of all that is there"
-    ROUTE = "true for so many of each row, and for each column alike"
 
 
 class Comparison(NamedTuple):
@@ -59,22 +56,8 @@ def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) 
         if args[0].numel() == 1 and not args[0].dtype.is_complex:
             comparison = Comparison(compare, make_number(args[0]), args[0].dtype.is_floating_point, args[1])
             setattr(result, _COMPARED, comparison)
-    elif func in _SHARED_OUT:  # ranks are taken to send alike
-        found = next(filter(None, (getattr(each, _MEANING, None) for each in _leaves(args[1]))), None)
-        for each in _leaves(args[0]) if found is not None else ():
-            setattr(each, _MEANING, found)
     elif (rule := _RULES.get(func)) is not None and (meaning := rule(*args, **kwargs)) is not None:
         setattr(result if isinstance(result, torch.Tensor) else result[1], _MEANING, meaning)
-
-
-def _leaves(value: Any) -> list[torch.Tensor]:
-    return [value] if isinstance(value, torch.Tensor) else [each for part in value for each in _leaves(part)]
-
-
-def find_share(mask: torch.Tensor) -> Fraction | None:
-    """Which part of a mask is true, where something is known of it."""
-    meaning, size = getattr(mask, _MEANING, (None, 0))
-    return Fraction(size) if meaning is Meaning.ROUTE else None
 
 
 def find_comparison(tensor: torch.Tensor) -> Comparison | None:
@@ -106,7 +89,7 @@ def make(fake: torch.Tensor) -> torch.Tensor:
     if dtype is torch.bool:
         return torch.full(shape, bool(shape))
     if meaning is Meaning.COUNT:
-        return _count_out(shape, Fraction(size)).to(dtype)
+        return torch.full(shape, size, dtype=dtype)
     if meaning is Meaning.PLACE and shape:
         return (torch.arange(shape[-1]) % size).to(dtype).expand(shape).clone()
     if not (dtype.is_floating_point or dtype.is_complex):
@@ -119,12 +102,6 @@ def make(fake: torch.Tensor) -> torch.Tensor:
     if len(shape) > 1 and shape[-1] == shape[-2] > 1:
         numbers = (numbers + numbers.mT) / (2 * shape[-1]) + torch.eye(shape[-1])
     return numbers.to(dtype) if shape else torch.ones(shape, dtype=dtype)
-
-
-def _count_out(shape: tuple[int, ...], each: Fraction) -> torch.Tensor:
-    """So many for each, in whole numbers: of any first few the sum is right to one."""
-    ends = torch.arange(math.prod(shape) + 1) * each.numerator // each.denominator
-    return ends.diff().view(shape)
 
 
 def _share_out(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -159,22 +136,13 @@ def _draws(tensor: torch.Tensor, count: int, replacement: bool = False, **_: Any
     return Meaning.INDEX if replacement else Meaning.PLACE, tensor.shape[-1]
 
 
-def _count(
-    tensor: torch.Tensor, dim: int | list[int] | None = None, *_: Any, **__: Any
-) -> tuple[Meaning, int | Fraction] | None:
+def _count(tensor: torch.Tensor, dim: int | list[int] | None = None, *_: Any, **__: Any) -> tuple[Meaning, int] | None:
     dims = [dim] if isinstance(dim, int) else dim or range(tensor.dim())
     summed = math.prod(tensor.shape[each] for each in dims)
     meaning, size = getattr(tensor, _MEANING, (None, 0))
-    if meaning in (Meaning.ROUTE, Meaning.COUNT) and not tensor.dtype.is_floating_point:
+    if meaning is Meaning.COUNT and not tensor.dtype.is_floating_point:
         return Meaning.COUNT, summed * size
     return (Meaning.COUNT, summed) if tensor.dtype is torch.bool else None
-
-
-def _route(tensor: torch.Tensor, dim: int, index: torch.Tensor, *_: Any, **__: Any) -> tuple[Meaning, Fraction] | None:
-    """So many of all experts, by their places, are marked for each row."""
-    if getattr(index, _MEANING, None) != (Meaning.PLACE, tensor.shape[dim]) or tensor.dtype.is_floating_point:
-        return None
-    return Meaning.ROUTE, Fraction(index.shape[dim], tensor.shape[dim])
 
 
 def _root(tensor: torch.Tensor, **_: Any) -> tuple[Meaning, int] | None:
@@ -182,8 +150,7 @@ def _root(tensor: torch.Tensor, **_: Any) -> tuple[Meaning, int] | None:
     return None if tensor.dim() else (Meaning.COUNT, 1)
 
 
-_RULES: Final[dict[Any, Callable[..., tuple[Meaning, int | Fraction] | None]]] = {
-    aten.scatter.value: _route,
+_RULES: Final[dict[Any, Callable[..., tuple[Meaning, int] | None]]] = {
     aten._softmax.default: _probabilities,
     aten.sigmoid.default: lambda tensor: (Meaning.FRACTION, 0),
     **dict.fromkeys((aten.argmax.default, aten.argmin.default), _indices),
@@ -197,12 +164,6 @@ _RULES: Final[dict[Any, Callable[..., tuple[Meaning, int | Fraction] | None]]] =
     **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default), _count),
 }
 """What an operator says of its result; of several, of the second."""
-_SHARED_OUT: Final = frozenset(
-    getattr(torch.ops.c10d, name).default
-    for name in ("_allgather_base_", "allgather_", "alltoall_base_", "alltoall_")
-    if torch.distributed.is_available()
-)
-"""Collectives whose first argument gets what others have in the second."""
 _NAMES: Final = (
     "view _unsafe_view reshape alias detach clone _to_copy expand permute t transpose unsqueeze squeeze select slice "
     "index index_select gather lift_fresh flip"
@@ -217,5 +178,5 @@ _PASSED_ON: Final = frozenset(
 _COMPARISONS: Final[dict[Any, Callable[[float, float], bool]]] = {
     getattr(aten, name).Scalar: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")
 }
-SAYS: Final = _PASSED_ON | _RULES.keys() | _COMPARISONS.keys() | _SHARED_OUT
+SAYS: Final = _PASSED_ON | _RULES.keys() | _COMPARISONS.keys()
 """Operators after which there is something to `note`."""

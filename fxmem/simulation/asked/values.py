@@ -14,6 +14,7 @@ from fxmem.simulation.asked.bounded_shapes import bound_result
 from fxmem.simulation.asked.checks import find_going_on_value, find_passing_value
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.asked.real_reads import RealReads, find_deciding
+from fxmem.simulation.asked.routing import BALANCED, Routing, Rule
 from fxmem.simulation.source_lines import checking_frame, is_stepping, optimizer_frame, program_place
 
 aten = torch.ops.aten
@@ -31,7 +32,9 @@ class Values:
     takes_all_distinct = False
     """Whether `unique` is taken to find no two elements equal."""
 
-    def __init__(self) -> None:
+    def __init__(self, rule: Rule = BALANCED) -> None:
+        self.routing = Routing(rule)
+        """Which tokens go to which experts."""
         self.reads: RealReads | None = None
         """Values of a real run, if there was one."""
         self.bounded: dict[tuple[str, str], None] = {}
@@ -101,12 +104,13 @@ class MadeUpValues(Values):
 
     Args:
         notes: of what is made up.
+        rule: how tokens are shared out among experts.
     """
 
     takes_all_distinct = True
 
-    def __init__(self, notes: MadeUpNotes) -> None:
-        super().__init__()
+    def __init__(self, notes: MadeUpNotes, rule: Rule = BALANCED) -> None:
+        super().__init__(rule)
         self._notes = notes
         self._fractions = 0
         """Made up so far."""

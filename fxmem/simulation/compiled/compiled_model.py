@@ -67,7 +67,7 @@ class CompiledModel(CompiledCode):
             recording.recorder,
             recording.engine.route(self.kernels.call_function),
             torch_inductor.without_graph_task(recording.engine.release_unpacked),
-            torch_triton.observe_launches(recording.on_launch),
+            torch_triton.observe_launches(recording.on_launch, recording.packages.timed.add),
             torch_common.patch(torch, "clear_autocast_cache", log.free_in_order),
         ):
             yield

@@ -44,7 +44,7 @@ from fxmem.errors import NoKernelError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.names import MATH_ATTENTION
 from fxmem.records.profile import Assumption, Target
-from fxmem.simulation.kernels import bitsandbytes, deepspeed
+from fxmem.simulation.kernels import bitsandbytes, deepspeed, xformers
 from fxmem.simulation.kernels.attention.backend_rules import attention_backend, can_run
 from fxmem.simulation.kernels.attention.backends import attend
 from fxmem.simulation.kernels.attention.call import (
@@ -349,7 +349,9 @@ _HOST_LIBRARIES: Final = {
 _LIBRARIES: Final = {
     **_HOST_LIBRARIES,
     "torch.utils.cpp_extension": _refuse_to_build,
-    "bitsandbytes": bitsandbytes.register_kernels,
+    "xformers._cpp_lib": xformers.say_built,
+    "xformers.ops.fmha.common": xformers.say_built,
+    "xformers.ops.fmha.dispatch": xformers.dispatch_on_card,
 }
 """The same on a card."""
 

@@ -6,6 +6,7 @@ hangs on values, these have to be known.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,6 +21,21 @@ Answer = Callable[[Any, tuple[Any, ...]], Any]
 
 COMPOSITES: Final[dict[Any, Kernel]] = {}
 """By operator: `kernel(answer, operator, *args, **kwargs)`, which leaves a call to others by NotImplemented."""
+IN_PYTHON: Final[set[str]] = {"xformers_flash"}
+"""Namespaces of operators whose kernels on a card are in Python: a package defines them so, and calls others."""
+
+
+def find_kernel(func: Any) -> Kernel | None:
+    """The kernel of an operator that runs as others."""
+    if (kernel := COMPOSITES.get(func)) is not None or getattr(func, "namespace", "") not in IN_PYTHON:
+        return kernel
+    run = torch_common.python_kernel(func)
+    return None if run is None else functools.partial(_run_on_card, run)
+
+
+def _run_on_card(run: Kernel, _: Answer, __: Any, *args: Any, **kwargs: Any) -> Any:
+    tensors = torch_common.iterate_tensors((args, kwargs))
+    return run(*args, **kwargs) if any(each.is_cuda for each in tensors) else NotImplemented
 
 
 def composes(names: str) -> Callable[[Kernel], Kernel]:

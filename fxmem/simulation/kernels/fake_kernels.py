@@ -94,6 +94,19 @@ def _efficient_attention(_: Any, query: Tensor, key: Tensor, value: Tensor, *res
     return out, logsumexp, seed, offset
 
 
+@answers("_efficient_attention_backward", everywhere=True)
+def _efficient_attention_backward(_: Any, gradient: Tensor, *given: Any, **kwargs: Any) -> Any:
+    """Seed and offset are tensors of the CPU, empty without dropout, which torch's own refuses; without a bias there is
+    no gradient of it (transformers/cuda/attention_backward.cu)."""
+    *tensors, bias = given[:4]
+    if bias is not None:
+        return NotImplemented
+    if not kwargs.get("shared_storage_dqdkdv"):
+        return *(torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in tensors), None
+    *rows, heads, size = tensors[0].shape
+    return *tensors[0].new_empty((*rows, 3, heads, size)).unbind(-3), None
+
+
 @answers("_grouped_mm", everywhere=True)
 def _grouped_mm(
     _: Any, a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: torch.dtype | None = None

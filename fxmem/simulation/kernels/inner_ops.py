@@ -20,7 +20,6 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem.errors import forget_frames
 from fxmem.hardware.hidden_memory import HiddenEvent, HiddenMemory, alloc, free, output
 from fxmem.hardware.operators import find_operator
-from fxmem.simulation.kernels import bitsandbytes
 from fxmem.simulation.kernels.fake_kernels import run_kernel
 
 Look = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], HiddenMemory | None]
@@ -44,9 +43,8 @@ def inner_memory(
         look: what an inner call hides.
     """
     row = find_operator(str(func))
-    kernel = bitsandbytes.find_kernel(func)
-    if kernel is None and (row is None or not row.is_opaque):
-        kernel = torch_common.explicit_kernel(func, device_type)
+    is_opaque = row is not None and row.is_opaque
+    kernel = None if is_opaque else torch_common.explicit_kernel(func, device_type)
     if kernel is None:
         return None
     inside = _InnerOps(fakes, device_type, look, (args, kwargs))

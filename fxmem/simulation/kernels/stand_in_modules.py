@@ -11,11 +11,12 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from fxmem._torch import common as torch_common
 from fxmem._torch.imports import patch_when_imported
 from fxmem.errors import AnalysisError
+from fxmem.simulation.kernels.composites import IN_PYTHON
 from fxmem.simulation.kernels.packages import PACKAGES, Kernel, Package
 
 Note = Callable[[str, int | None, Any], None]
@@ -29,9 +30,13 @@ class StandInModules:
         note: of calls.
     """
 
+    _running: ClassVar[StandInModules | None] = None
+    """Those of the program that runs: what has imported a kernel may outlive the program that it did so in."""
+
     def __init__(self, note: Note) -> None:
+        self.timed: set[str] = set()
+        """Triton's kernels of which the program asks for the fastest configuration."""
         self._note = note
-        self._is_running = False
         self._used: dict[str, tuple[Package, set[str]]] = {}
 
     @contextlib.contextmanager
@@ -39,25 +44,30 @@ class StandInModules:
         """Inside, extension modules that there are rows for are made of them, if the Python around them is there.
 
         A real one would take no tensors without data. What was imported of such a package inside is forgotten at the
-        end.
+        end, so that it is imported with its own extension then.
         """
         packages = {each.module: each for each in map(PACKAGES.get, PACKAGES)}
         imported = set(sys.modules)
         patches = {name: patch for each in packages.values() for name, patch in each.patches.items()}
         environ = {name: value for each in packages.values() for name, value in each.environ.items()}
         finder = _Finder(packages, self._make)
-        with torch_common.set_environment(environ), patch_when_imported(patches):
-            sys.meta_path.insert(0, finder)
-            self._is_running = True
-            try:
+        sys.meta_path.insert(0, finder)
+        try:
+            with (
+                torch_common.set_environment(environ),
+                torch_common.restored(IN_PYTHON),
+                torch_common.replace(StandInModules, "_running", self),
+                patch_when_imported(patches),
+            ):
+                IN_PYTHON.update(each.operators for each in packages.values())
                 yield
-            finally:
-                self._is_running = False
-                sys.meta_path.remove(finder)
-                tops = {name for package, _ in self._used.values() for name in (package.module, package.python)}
-                for name in set(sys.modules) - imported:
-                    if name.partition(".")[0] in tops:
-                        del sys.modules[name]
+        finally:
+            sys.meta_path.remove(finder)
+            used = [package for package, _ in self._used.values()]
+            tops = {name for each in used for name in (each.module, "" if each.patches_all else each.python)}
+            for name in set(sys.modules) - imported:
+                if name.partition(".")[0] in tops:
+                    del sys.modules[name]
 
     def assumptions(self) -> Iterator[str]:
         """Which kernels were taken as which release has them."""
@@ -67,12 +77,15 @@ class StandInModules:
                     f"kernels of {package.module} allocate as in {package.release}"
                     f"{_other_release(package)}: {', '.join(sorted(names))}"
                 )
+        if self.timed:
+            timed = ", ".join(sorted(self.timed))
+            yield f"a card times which configuration is the fastest; the first is taken of Triton's {timed}"
 
     def _make(self, module: types.ModuleType) -> None:
-        package, names = self._used.setdefault(module.__name__, (_find(module.__name__), set()))
+        package, _ = self._used.setdefault(module.__name__, (_find(module.__name__), set()))
         vars(module).update(package.values)
         for name, kernel in package.kernels.items():
-            setattr(module, name, self._make_call(package, name, kernel, names))
+            setattr(module, name, _make_call(package, name, kernel))
 
         def unknown(name: str) -> Any:
             if name.startswith("__"):
@@ -81,21 +94,26 @@ class StandInModules:
 
         vars(module)["__getattr__"] = unknown
 
-    def _make_call(self, package: Package, name: str, kernel: Kernel, names: set[str]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_running:
-                raise RuntimeError(
-                    f"{package.module}.{name} stands for a kernel while fxmem records a program, which is over. Import "
-                    f"{package.python or package.module} in another process"
-                )
-            names.add(name)
-            flops = None if kernel.flops is None else kernel.flops(*args, **kwargs)
-            result = kernel.run(*args, **kwargs)
-            if not kernel.is_composed:
-                self._note(f"{package.module}.{name}", flops, (args, kwargs, result))
-            return result
+    def _call(self, package: Package, name: str, kernel: Kernel, args: Any, kwargs: Any) -> Any:
+        self._used.setdefault(package.module, (package, set()))[1].add(name)
+        flops = None if kernel.flops is None else kernel.flops(*args, **kwargs)
+        result = kernel.run(*args, **kwargs)
+        if not kernel.is_composed:
+            self._note(f"{package.module}.{name}", flops, (args, kwargs, result))
+        return result
 
-        return functools.update_wrapper(call, kernel.run, assigned=("__doc__",))
+
+def _make_call(package: Package, name: str, kernel: Kernel) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        running = StandInModules._running
+        if running is None:
+            raise RuntimeError(
+                f"{package.module}.{name} stands for a kernel while fxmem records a program, which is over. Import "
+                f"{package.python or package.module} in another process"
+            )
+        return running._call(package, name, kernel, args, kwargs)
+
+    return functools.update_wrapper(call, kernel.run, assigned=("__doc__",))
 
 
 def _find(module: str) -> Package:
@@ -114,7 +132,7 @@ def _other_release(package: Package) -> str:
     name, _, release = package.release.rpartition(" ")
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         installed = importlib.metadata.version(package.python or package.module)
-        if installed.partition("+")[0] != release:
+        if installed.partition("+")[0].partition(".post")[0] != release:
             return f" ({name} {installed} is installed)"
     return ""
 

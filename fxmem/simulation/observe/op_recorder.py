@@ -24,9 +24,10 @@ from fxmem.errors import AnalysisError
 from fxmem.records.profile import Phase
 from fxmem.simulation.asked import known_values, plausible
 from fxmem.simulation.asked.bounded_shapes import picks_by_mask
+from fxmem.simulation.asked.routing import has_rule
 from fxmem.simulation.asked.values import Values
 from fxmem.simulation.kernels import sparse as _sparse  # noqa: F401 - registers its kernels
-from fxmem.simulation.kernels.composites import COMPOSITES
+from fxmem.simulation.kernels.composites import Kernel, find_kernel
 from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, INDICES, ONE_DTYPE, check_dtypes
 from fxmem.simulation.kernels.subclass_ways import adds_in_place
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
@@ -55,12 +56,14 @@ class OpTraits:
         self.everywhere = EVERYWHERE.get(func)
         self.allocated = ALLOCATED.get(func)
         self.in_place: Any = IN_PLACE.get(func)
-        self.kernel = COMPOSITES.get(func)
+        self.kernel = find_kernel(func)
         self.is_sum = func is _SUM
         self.checks_dtypes = func in ONE_DTYPE or func in INDICES
         self.may_grow = name == "aten.resize_.default" or torch_common.has_out(func)
         """Whether a storage that is too small becomes a larger one."""
         self.says_what_it_makes = func in plausible.SAYS
+        self.routes = has_rule(name)
+        """Whether it may send tokens to experts, or count them."""
         self.is_silent = (
             name in _SILENT_NAMES
             or name.startswith("aten.sym_")
@@ -144,8 +147,10 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if op.is_composite and (op.everywhere is None or args[0].is_cuda):
             with self:  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
                 return func.decompose(*args, **kwargs)
-        if op.kernel is not None and (made := self._run_inner(op, args, kwargs)) is not NotImplemented:
-            return made
+        if op.kernel is not None:
+            made = self._run_inner(op.kernel, func, args, kwargs)
+            if made is not NotImplemented:
+                return made
         if op.in_place is not None and caller.f_code is NODE_CALL:
             op = self._choose_form(op, args[0], variables(caller)["node"])
         elif op.is_sum and adds_in_place():
@@ -155,18 +160,20 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         result, replay = self._run_or_replay(op, args, kwargs)
         if op.says_what_it_makes:
             plausible.note(func, args, kwargs, result)
+        if op.routes:
+            self._values.routing.note(op.name.rpartition(".")[0], args, result)
         if not self._log.setting_up:
             self._note_op(op, args, kwargs, result, replay, begin)
         return result
 
-    def _run_inner(self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_inner(self, kernel: Kernel, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator as those that its kernel calls."""
 
         def answer(func: Any, args: tuple[Any, ...]) -> Any:
             return self._values.answer(func, args, {}, self._fakes)
 
         with self:
-            return COMPOSITES[op.func](answer, op.func, *args, **kwargs)
+            return kernel(answer, func, *args, **kwargs)
 
     def _choose_form(self, op: OpTraits, target: torch.Tensor, node: Any) -> OpTraits:
         """The op as an autograd node runs it on plain tensors, maybe in place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fxmem.simulation.asked.routing import read_rule
 from fxmem.simulation.program.command import Launch
 from fxmem.simulation.program.given_values import find_unread, read_given
 from fxmem.simulation.program.launcher import LaunchResult, launch, launch_apart, run_as_main
@@ -23,6 +24,7 @@ __all__ = [
     "mark",
     "mark_step",
     "read_given",
+    "read_rule",
     "record",
     "run_as_main",
 ]

@@ -20,6 +20,7 @@ from fxmem.records.names import GRAPH_POOL, MAX_OPERATORS, OWN_LOSS, STEPS, Mode
 from fxmem.records.parts import LongestBatch
 from fxmem.records.profile import Phase, ProgramRun, Step, Target
 from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.asked.routing import BALANCED, Rule
 from fxmem.simulation.asked.values import MadeUpValues
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.event_log import StepLog
@@ -57,6 +58,7 @@ class RecordedCode(Subject):
         prepare: called with name and module of each model of the program before its first call.
         isolation: what keeps its files apart; None where they are real.
         given: values that the user says it reads, by line.
+        rule: how tokens are shared out among experts.
         host_bytes: the host's memory; None where it is not known.
         loaders: what watches its loaders.
     """
@@ -74,6 +76,7 @@ class RecordedCode(Subject):
         prepare: Callable[[str, torch.nn.Module], None] | None = None,
         isolation: Isolation | None = None,
         given: Mapping[str, torch.Tensor] | None = None,
+        rule: Rule = BALANCED,
         host_bytes: int | None = None,
         loaders: LoaderWatch | None = None,
     ) -> None:
@@ -82,7 +85,7 @@ class RecordedCode(Subject):
         self.longest: LongestBatch | None = None
         """Of its loader's batches; found once the program is over."""
         self.notes = MadeUpNotes(given)
-        self._made_up = MadeUpValues(self.notes)
+        self._made_up = MadeUpValues(self.notes, rule)
         super().__init__(self._made_up)
         on_card, device = target.device == "cuda", device_of(target)
         self._thread = CardThread()
@@ -204,7 +207,6 @@ class RecordedCode(Subject):
             yield torch_programs.observe_mappings(self._border.log.note_mapping)
         if self.memory is not None and target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
-            yield self.recording.packages.installed()
             yield from stand_ins(self.memory, self._border.host.pinned, target.capability, self._thread)
             yield from nvidia_smi_patches(self.memory, target, self.notes)
             yield from nvml_patches(self.memory, target, self.notes)

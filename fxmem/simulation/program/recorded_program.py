@@ -18,6 +18,7 @@ from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
 from fxmem.records.parts import CompileRecord, CompileSettings, HostUse
 from fxmem.records.profile import Assumption, MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
 from fxmem.records.units import format_bytes
+from fxmem.simulation.asked.routing import BALANCED, Rule
 from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.process_guard import postpone_interrupts
@@ -55,6 +56,8 @@ class RunSettings:
     """Called with name and module of each of its models before the first call."""
     given: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     """Values that it reads, by line (`train.py:41`), where they would be made up."""
+    rule: Rule = BALANCED
+    """How tokens are shared out among experts."""
     host_bytes: int | None = None
     """The host's memory; None where it is not known."""
     reads_epoch: bool = False
@@ -400,6 +403,7 @@ def record_rank(
         prepare=settings.prepare,
         isolation=isolation,
         given=settings.given,
+        rule=settings.rule,
         host_bytes=settings.host_bytes,
         loaders=LoaderWatch(reads=settings.reads_epoch, gives=not (settings.steps or settings.until)),
     )

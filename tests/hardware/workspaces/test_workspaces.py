@@ -927,6 +927,45 @@ def test_flash_forward_splits_keys_when_the_card_would_idle() -> None:
     assert peak_bytes(grouped) == 32 * 8 * 4 * (1 + 128) * 4
 
 
+def by_rows(kernel: str, card: Target, *args: Any) -> int:
+    """The most that a call hides whose tensors are `(B, S, H, D)`, or packed."""
+    seen = Collector(card, "2.11.0", {}, ConvSettings()).look(f"aten._{kernel}.default", args, None)
+    assert seen is not None
+    return 0 if seen.memory is None else peak_bytes(seen.memory)
+
+
+def test_attention_by_rows_hides_what_it_does_by_heads() -> None:
+    q, k = (2, 32, 2000, 136), (2, 8, 2000, 136)
+    rows_q, rows_k = (tensor(b, s, h, d, dtype="bfloat16") for b, h, s, d in (q, k))
+    lengths = None, None, 2000, 2000
+    forward = by_rows("flash_attention_forward", H100, rows_q, rows_k, rows_k, *lengths, 0.0, True, False)
+    assert forward == peak_bytes(flash_forward(q, k, 0.0, H100))
+    given = rows_q, rows_q, rows_k, rows_k, rows_q
+    backward = by_rows("flash_attention_backward", H100, *given, None, *lengths, 0.0, True, None, None)
+    assert backward == peak_bytes(flash_backward(q, k, "bfloat16", H100))
+    forward = by_rows("efficient_attention_forward", H100, rows_q, rows_q, rows_q, None, *lengths, 0.0, 0)
+    assert forward == peak_bytes(efficient_forward(q, q, "bfloat16", H100))
+    given = rows_q, rows_q, rows_q, rows_q, None
+    backward = by_rows("efficient_attention_backward", H100, *given, None, *lengths, None, 0.0)
+    assert backward == peak_bytes(efficient_backward(q, q, q, "bfloat16", H100))
+
+
+def test_packed_sequences_have_one_batch_and_room_between_them() -> None:
+    q, k, ends = tensor(300, 4, 40, dtype="float16"), tensor(300, 2, 40, dtype="float16"), tensor(4, dtype="int32")
+    lengths = ends, ends, 128, 128
+    assert by_rows("flash_attention_forward", H100, q, k, k, *lengths, 0.0, True, False) == 0
+    backward = by_rows("flash_attention_backward", H100, q, q, k, k, q, None, *lengths, 0.0, True, None, None)
+    rows = 300 + 3 * 128
+    assert backward == 4 * (4 * rows + rows * 4 * 64) + 2 * 2 * 300 * 4 * 40
+    one, cache = tensor(3, 32, 128, dtype="float16"), tensor(3 * 8192, 8, 128, dtype="float16")
+    decoding = by_rows("flash_attention_forward", H100, one, cache, cache, ends, ends, 1, 8192, 0.0, True, False)
+    assert decoding == peak_bytes(flash_forward((3, 32, 1, 128), (3, 8, 8192, 128), 0.0, H100))
+    packed = tensor(1, 300, 4, 128, dtype="bfloat16")
+    backward = by_rows("efficient_attention_backward", H100, *[packed] * 4, None, None, *lengths, None, 0.0)
+    apart = efficient_backward((3, 4, 128, 128), (3, 4, 128, 128), (3, 4, 128, 128), "bfloat16", H100)
+    assert backward - 300 * 4 * 4 == peak_bytes(apart) - 3 * 4 * 128 * 4  # less the sums, which are of all tokens
+
+
 def test_memory_efficient_forward_accumulates_large_heads_in_float() -> None:
     assert peak_bytes(efficient_forward((2, 4, 100, 64), (2, 4, 100, 64), "bfloat16", H100)) == 0
     assert peak_bytes(efficient_forward((2, 4, 100, 160), (2, 4, 100, 160), "bfloat16", H100)) == 2 * 100 * 4 * 160 * 4

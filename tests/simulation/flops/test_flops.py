@@ -726,9 +726,20 @@ def test_grouped_query_heads_count_as_if_repeated(kernel: str) -> None:
     )
 
 
-def test_attention_over_packed_sequences_is_torchs_own() -> None:
-    args = (t(10, 3, 8), t(14, 3, 8), t(14, 3, 8), i(3), i(3), 5, 7, 0.0, False, False)
-    assert op_flops(aten._flash_attention_forward.default, args, {}, (t(10, 3, 8),)) == FORWARD
+def test_attention_by_rows_takes_those_for_rows() -> None:
+    """And of packed sequences the largest number of keys for each query."""
+    packed = t(10, 3, 8), t(14, 3, 8), t(14, 3, 8)
+    whole = [each.transpose(1, 2) for each in (Q, K, K)]
+    for kernel in ("flash", "efficient"):
+        forward = getattr(aten, f"_{kernel}_attention_forward").default
+        bias = (None,) if kernel == "efficient" else ()
+        for args, ends in ((packed, i(3)), (whole, None)):
+            call = *args, *bias, ends, ends, 5, 7, 0.0, 0, False
+            assert op_flops(forward, call, {}, (args[0],)) == FORWARD
+    backward = aten._flash_attention_backward.default
+    for args, ends in ((packed, i(3)), (whole, None)):
+        call = args[0], *args, args[0], args[0], ends, ends, 5, 7, 0.0, False, None, None
+        assert op_flops(backward, call, {}, args) == BACKWARD
 
 
 @pytest.mark.parametrize(

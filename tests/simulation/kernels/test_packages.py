@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fxmem
 from fxmem.errors import AnalysisError
+from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.kernels.packages import PACKAGES, Package, register
 
 _PYTHON = """
@@ -30,6 +31,14 @@ class Halve(torch.autograd.Function):
     def backward(ctx, gradient):
         return halving_cuda.backward(gradient, *ctx.saved_tensors)
 
+@torch.library.custom_op("halving::halve", mutates_args=(), device_types="cuda")
+def halve_in_python(x: torch.Tensor) -> torch.Tensor:
+    return halving_cuda.forward(x)[0]
+
+@halve_in_python.register_fake
+def _(x):
+    return x.new_empty((x.shape[0] // 2, x.shape[1]))
+
 halve, unknown = Halve.apply, halving_cuda.quarter
 """
 
@@ -37,7 +46,14 @@ halve, unknown = Halve.apply, halving_cuda.quarter
 @pytest.fixture
 def halving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
     """A package whose Python is there, and whose kernels are rows."""
-    package = Package(module="halving_cuda", release="halving 1.2.3", python="halving", values={"VERSION": 3})
+    package = Package(
+        module="halving_cuda",
+        release="halving 1.2.3",
+        python="halving",
+        operators="halving",
+        install="pip install halving",
+        values={"VERSION": 3},
+    )
 
     @package.kernel("halving.cu", "forward", lambda x: 5 * x.numel())
     def _forward(x: torch.Tensor) -> Any:
@@ -81,6 +97,39 @@ def test_rows_are_the_kernels_of_a_package_whose_python_runs(halving: Package) -
     assert not {"halving", "halving_cuda"} & sys.modules.keys()
     with pytest.raises(ModuleNotFoundError):
         __import__("halving_cuda")
+
+
+def test_operators_in_python_run_as_the_rows_that_they_call(halving: Package) -> None:
+    with fxmem.record() as run:
+        import halving
+
+        x = torch.ones(64, 32, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.ops.halving.halve(x).shape == (32, 32)
+        assert torch.cuda.max_memory_allocated() == 64 * 32 * 4 + 28160  # 7,000 numbers in blocks of 512 bytes
+    assert halving.halve_in_python(torch.ones(4, 4, device="meta")).shape == (2, 4)  # as ever, outside
+    assert "halving_cuda.forward" in {op.name for op in run.profile.ops}
+
+
+def test_rows_imported_once_serve_the_next_recording(halving: Package) -> None:
+    kept = []
+    for _ in range(2):
+        with fxmem.record() as run:
+            import halving
+
+            kept.append(halving.halve)
+            kept[0](torch.ones(64, 32, device="cuda", requires_grad=True)).sum().backward()
+        said = [each.text for each in run.profile.assumptions if each.topic == "kernels"]
+        assert said == ["kernels of halving_cuda allocate as in halving 1.2.3: backward, forward"]
+
+
+def test_a_package_that_is_not_there_is_named_with_how_to_install_it(halving: Package) -> None:
+    said = describe_end(ModuleNotFoundError("No module named 'halving'"))
+    assert said.endswith("; its kernels are known, and its Python is enough: pip install halving")
+    said = describe_end(ImportError("the package for FlashAttention2 doesn't seem to be installed"))
+    assert said.endswith("SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation flash-attn")
+    assert describe_end(ImportError("No module named 'halved'")).endswith("'halved'")
+    assert describe_end(ValueError("halving")).endswith("halving")
 
 
 def test_a_kernel_without_a_row_is_named(halving: Package) -> None:
@@ -134,6 +183,152 @@ def test_norms_of_apex_keep_statistics_in_float32() -> None:
     made = kernels["backward_affine"].run(out, mean, deviation, x, (8,), weight, bias, 1e-5, False)
     assert [each.dtype for each in made] == [torch.bfloat16, torch.float32, torch.float32]
     assert len(kernels["rms_forward_affine"].run(x, (8,), weight, 1e-5)) == 2
+
+
+# --- FlashAttention-2 -------------------------------------------------------------------------------------------------
+
+
+def _flash(name: str, *args: Any) -> tuple[Any, int, int]:
+    """What a row returns on an H100, the most that it allocates meanwhile, and its FLOPs."""
+    row = PACKAGES.get("flash-attn-2-cuda").kernels[name]
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    made = row.run(*args)
+    assert row.flops is not None
+    return made, torch.cuda.max_memory_allocated() - before, row.flops(*args)
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(6, 6), (6, 2)])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_flash_attention_is_as_torchs_own_copy_of_it(heads: int, groups: int, dropout: float) -> None:
+    batch, length, size = 2, 2048, 64
+    with fxmem.record("h100"):
+        q, k, v = (
+            torch.empty(batch, length, each, size, device="cuda", dtype=torch.half) for each in (heads, groups, groups)
+        )
+        made, most, flops = _flash("fwd", q, k, v, None, None, dropout, 0.1, True, -1, -1, 0.0, False, None)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        op = torch.ops.aten._flash_attention_forward
+        same = op(q, k, v, None, None, length, length, dropout, True, False, scale=0.1)
+        # Torch has one more number of the generator's.
+        assert torch.cuda.max_memory_allocated() - before == most + 512
+        assert [each.shape for each in made[:2]] == [each.shape for each in same[:2]]
+        with FlopCounterMode(display=False) as counter:
+            torch.ops.aten._scaled_dot_product_flash_attention(*[q.transpose(1, 2)] * 3, dropout, True)
+        assert flops == counter.get_total_flops()
+        gradients = [torch.empty_like(each) for each in (q, k, v)]
+        out, statistics, _, state = made
+        saved = out, q, k, v, out, statistics
+        made, most, flops = _flash("bwd", *saved, *gradients, None, dropout, 0.1, True, -1, -1, 0.0, False, None, state)
+        assert made[:3] == tuple(gradients)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        op = torch.ops.aten._flash_attention_backward
+        own = op(*saved, None, None, length, length, dropout, True, state, same[3], scale=0.1)
+        given = sum(each.untyped_storage().nbytes() for each in own)
+        assert torch.cuda.max_memory_allocated() - before == most + given
+        assert flops == 10 * batch * length * length * heads * size
+
+
+def test_packed_sequences_have_rows_between_them_in_backward() -> None:
+    tokens, heads, size, ends = 300, 4, 40, torch.zeros(4, dtype=torch.int32)
+    with fxmem.record("h100"):
+        q = torch.empty(tokens, heads, size, device="cuda", dtype=torch.bfloat16)
+        lengths = None, ends, ends, None, None, None, None, 128, 128
+        made, most, flops = _flash("varlen_fwd", q, q, q, *lengths, 0.0, 0.1, False, True, -1, -1, 0.0, False, None)
+        out, statistics, _, state = made
+        assert (out.shape, statistics.shape, state.shape) == (q.shape, (heads, tokens), (2,))
+        assert flops == 4 * tokens * heads * size * 128
+        lengths = ends, ends, None, 128, 128
+        rest = 0.0, 0.1, False, True, -1, -1, 0.0, False, None, state
+        _, most, _ = _flash("varlen_bwd", out, q, q, q, out, statistics, q, q, q, *lengths, *rest)
+        rows = tokens + 3 * 128
+        assert most == 4 * (_block(heads * rows) + _block(rows * heads * 64))  # heads are as wide as 64 in float
+        deterministic = *rest[:7], True, *rest[8:]
+        _, most, _ = _flash("varlen_bwd", out, q, q, q, out, statistics, q, q, q, *lengths, *deterministic)
+        copies = -(-132 // (3 * heads))
+        assert most == 4 * (_block(heads * rows) + _block(copies * rows * heads * 64))
+
+
+def _block(numbers: int) -> int:
+    return -(-numbers // 128) * 128
+
+
+def test_one_token_takes_the_heads_of_a_group_for_its_queries() -> None:
+    batch, heads, groups, keys, size = 2, 8, 2, 4096, 64
+    with fxmem.record("h100"):
+        q = torch.empty(batch, 1, heads, size, device="cuda", dtype=torch.half)
+        cache = torch.empty(batch, keys, groups, size, device="cuda", dtype=torch.half)
+        rest = *[None] * 10, 0.1, True, -1, -1, 0.0, True, 0
+        (out, statistics), most, flops = _flash("fwd_kvcache", q, cache, cache, *rest)
+        assert out.shape == q.shape
+        assert statistics.shape == (batch, heads, 1)
+        assert flops == 4 * batch * heads * keys * size
+        # Keys go in 16 parts, as many as there are blocks of 256: 4 rows of work for 264 places.
+        parts = 16 * batch * heads * (1 + size)
+        assert most == 4 * parts + 2 * out.numel() + 512
+
+
+# --- Mamba, experts ---------------------------------------------------------------------------------------------------
+
+
+def test_a_selective_scan_keeps_a_state_for_each_2048_tokens() -> None:
+    rows = PACKAGES.get("selective-scan-cuda").kernels
+    u, A, B = (
+        torch.empty(2, 24, 5000, dtype=torch.half),
+        torch.empty(24, 16),
+        torch.empty(2, 1, 16, 5000, dtype=torch.half),
+    )
+    call = u, u, A, B, B, torch.empty(24), u, torch.empty(24)
+    out, states, gated = rows["fwd"].run(*call, True)
+    assert (states.shape, states.dtype) == ((2, 24, 3, 32), torch.float32)
+    assert out.shape == gated.shape == u.shape
+    assert rows["fwd"].flops is not None
+    assert rows["fwd"].flops(*call, True) == u.numel() * (9 * 16 + 2)
+    made = rows["bwd"].run(*call, u, states, out, None, True, False)
+    assert [each.shape for each in made] == [each.shape for each in (*call[:6], call[7], u)]
+    assert {each.dtype for each in made[3:5]} == {torch.half}
+
+
+def test_deterministic_convolutions_sum_weights_by_sequence_or_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    backward = PACKAGES.get("causal-conv1d-cuda").kernels["causal_conv1d_bwd"].run
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with fxmem.record("h100"):
+        x, weight = torch.empty(3, 64, 300, device="cuda"), torch.zeros(64, 4, device="cuda")
+        for given, rows in ((x, 3), (x.transpose(1, 2).contiguous().transpose(1, 2), 3 * 3)):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            backward(given, weight, None, given, None, None, None, given, weight, None)
+            assert torch.cuda.max_memory_allocated() - before == 4 * 64 * 4 * (rows + 1)
+
+
+def test_sizes_of_experts_on_the_card_are_described_there() -> None:
+    multiply = PACKAGES.get("grouped-gemm-backend").kernels["gmm"]
+    with fxmem.record("h100"):
+        sizes = torch.zeros(64, dtype=torch.int64, device="cuda")
+        a, b, c = (torch.empty(each, device="cuda") for each in ((128, 32), (64, 32, 16), (128, 16)))
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        multiply.run(a, b, c, sizes, False, False)
+        assert torch.cuda.max_memory_allocated() - before == 6 * 512 + 1024
+        assert multiply.flops is not None
+        assert multiply.flops(a, b, c, sizes, False, False) == 2 * 128 * 32 * 16
+
+
+def test_the_fastest_configuration_of_a_kernel_is_its_first_and_said() -> None:
+    triton = pytest.importorskip("triton")
+
+    def scale_rows() -> None:
+        pass
+
+    configs = [triton.Config({"BLOCK": each}) for each in (64, 128)]
+    kernel = triton.runtime.autotuner.Autotuner(scale_rows, ["x"], configs, [], None, None)
+    with fxmem.record("h100") as run:
+        assert kernel.best_config.kwargs["BLOCK"] == 64
+        torch.ones(3, device="cuda")
+    assert any("the first is taken of Triton's scale_rows" in each.text for each in run.profile.assumptions)
+    assert not hasattr(kernel, "best_config")
 
 
 # --- TransformerEngine ------------------------------------------------------------------------------------------------

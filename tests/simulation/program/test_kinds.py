@@ -337,6 +337,24 @@ def test_products_of_many_rows_unpack_four_bit_weights_and_scales(bnb: Any, rows
     assert most[0] == unpacked + (most[1] if unpacked else 2 * rows * 4096)
 
 
+def test_eight_bit_layers_multiply_whole_numbers_and_find_no_outliers(bnb: Any) -> None:
+    with fxmem.record("h100", steps=1) as run:
+        layer = bnb.nn.Linear8bitLt(512, 384, bias=False, has_fp16_weights=False, threshold=6.0).cuda()
+        head = nn.Linear(384, 4).cuda().half()
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        x = torch.randn(64, 512, device="cuda", dtype=torch.half, requires_grad=True)
+        head(layer(x)).sum().backward()
+        optimizer.step()
+    assert layer.weight.dtype is torch.int8
+    products = [op.flops for op in run.profile.ops if op.name == "libbitsandbytes_cuda.cigemmlt_32"]
+    assert products == [2 * 64 * 512 * 384]
+    made = {(each.shape, each.dtype) for each in run.profile.storages}
+    assert {((64, 384), "int32"), ((64, 512), "int8"), ((64, 512), "bool")} <= made  # the product, its factor, a mask
+    assert any(
+        "libbitsandbytes_cuda allocate as in bitsandbytes 0.50.2" in each.text for each in run.profile.assumptions
+    )
+
+
 @pytest.mark.parametrize(("name", "on_card"), [("AdamW8bit", 2 << 20), ("PagedAdamW8bit", 0), ("PagedAdamW32bit", 0)])
 def test_states_of_paged_optimizers_are_not_on_the_card(bnb: Any, name: str, on_card: int) -> None:
     with fxmem.record("h100", steps=3) as run:

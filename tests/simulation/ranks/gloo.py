@@ -16,7 +16,7 @@ from typing import Final
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Report
 from fxmem.records.validation import ProgramMeasurement
-from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, launch_apart
+from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, launch_apart, read_rule
 from tests.sharded_models import COMPILED
 
 SPREAD: Final = str(Path(__file__).parent / "programs" / "spread.py")
@@ -73,8 +73,8 @@ if tests.sharded_models.COMPILED.keys() & set(wanted):
 for world, kind in zip(map(int, wanted[::2]), wanted[1::2]):
     meeting = multiprocessing.Barrier(world)
     compiles = kind in tests.sharded_models.COMPILED
-    are_alike = compiles or kind in tests.sharded_models.CONFIGURATIONS or kind.startswith("ZeRO-")  # and wait as often
-    waits = map(settled, plain) if are_alike else plain
+    are_alike = compiles or kind in tests.sharded_models.CONFIGURATIONS or kind.startswith(("ZeRO-", "experts"))
+    waits = map(settled, plain) if are_alike else plain  # they wait as often
     torch.distributed.Work.wait, collectives.wait_tensor = waits
     for rank in range(world):
         if not os.fork():
@@ -123,7 +123,11 @@ def predict(kind: str, world: int, rank: int, script: str = SPREAD, steps: int =
     return launch_apart(
         Launch(script, (kind,), ranks=world, rank=rank),
         catalogue.target("cpu"),
-        RunSettings(steps, compile="as-is" if kind in COMPILED else None),
+        RunSettings(
+            steps,
+            compile="as-is" if kind in COMPILED else None,
+            rule=read_rule("worst" if kind.endswith("worst") else "balanced"),
+        ),
         IsolationSettings(),
     ).profile
 

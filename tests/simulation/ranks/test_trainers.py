@@ -117,7 +117,10 @@ def test_experts_get_their_shares() -> None:
         torch.optim.SGD(router.parameters()).step()
     assert rows.shape == (tokens * chosen,)
     assert sends == receives == [share] * world
-    assert per_expert == [34] * own
+    assert sum(per_expert) == share * world
+    assert set(per_expert) == {4 * 8, 4 * 9}
     assert sum(of_each) == tokens * chosen
     assert set(of_each) == {8, 9}
-    assert any("as many as each row chooses" in each.what for each in recorded.made_up)
+    said = [each.text for each in recorded.profile.assumptions if "--routing" in each.text]
+    share_said = "each expert gets an equal share of the tokens, of 16 with 2 for each token, on all ranks alike"
+    assert said == [f"{share_said} (fxmem run --routing)"]

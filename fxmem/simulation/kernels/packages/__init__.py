@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -45,17 +46,23 @@ class Package:
         module: the extension module, as the package's Python imports it.
         release: the package and the release whose sources were read.
         python: the package's Python, without which nobody imports the module; empty where there is none.
+        operators: the namespace of the operators that this Python defines, which run as what their kernels call.
+        install: the command that installs this Python without a compiler of CUDA.
         values: what the module has besides kernels: enumerations, numbers.
         environ: variables that the package's Python finds while a program runs.
         patches: of modules of the package's Python, by their names, right after they are imported.
+        patches_all: whether its Python has the rows by these patches alone, and never imports the module.
     """
 
     module: str
     release: str
     python: str = ""
+    operators: str = ""
+    install: str = ""
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     patches: Mapping[str, PatchesOf] = dataclasses.field(default_factory=dict)
+    patches_all: bool = False
     kernels: dict[str, Kernel] = dataclasses.field(default_factory=dict, init=False)
     """By their names in the module."""
 
@@ -79,6 +86,8 @@ class Package:
 
 
 PACKAGES: Registry[Package] = registry.PACKAGES
+APEX: Final = "pip install --no-build-isolation git+https://github.com/NVIDIA/apex"
+"""How apex's Python is installed, of which several packages make use."""
 
 
 def register(name: str, package: Package) -> None:
@@ -89,6 +98,20 @@ def register(name: str, package: Package) -> None:
         UsageError: another package has this name.
     """
     PACKAGES.register(name, package)
+
+
+def find_install(text: str) -> str:
+    """How to install the Python of a package that an error's text names; empty where it names none."""
+    said = _plain(text)
+    for package in map(PACKAGES.get, PACKAGES):
+        names = package.module, package.python, package.release.rpartition(" ")[0]
+        if package.install and any(_plain(each) in said for each in names):
+            return package.install
+    return ""
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\W_]", "", text).lower()
 
 
 def enumeration(name: str, members: str | Mapping[str, int]) -> Any:

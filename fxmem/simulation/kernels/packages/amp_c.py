@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fxmem.simulation.kernels.packages import Package, norm_tensors, register
+from fxmem.simulation.kernels.packages import APEX, Package, norm_tensors, register
 
-PACKAGE = Package(module="amp_C", release="apex 25.09", python="apex")
+PACKAGE = Package(module="amp_C", release="apex 25.09", python="apex", install=APEX)
 register("amp-c", PACKAGE)
 
 _IN_PLACE = """multi_tensor_scale multi_tensor_sgd multi_tensor_axpby multi_tensor_adam multi_tensor_adam_capturable

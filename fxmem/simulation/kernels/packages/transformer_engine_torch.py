@@ -78,6 +78,7 @@ PACKAGE = Package(
     module="transformer_engine_torch",
     release="TransformerEngine 2.11.0",
     python="transformer_engine",
+    install="pip install --no-deps transformer-engine==2.11.0",
     values={name: enumeration(name, members) for name, members in _ENUMERATIONS.items()},
     environ={"NVTE_PROJECT_BUILDING": "1"},  # its Python then looks for no library beside itself
     patches={

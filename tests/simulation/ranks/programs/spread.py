@@ -143,6 +143,17 @@ elif kind == "ddp, hook":
     hooked = nn.parallel.DistributedDataParallel(Llama(), bucket_cap_mb=0.1)
     hooked.register_comm_hook(None, lambda state, bucket: done(bucket.buffer().clone()))
     train(hooked)
+elif kind.startswith("experts"):
+    from tests.simulation.ranks.programs.experts import Experts
+
+    counts = (0, 0, 0, 0, 256, 256, 0, 0) if kind == "experts, worst" else ()  # of the second of two ranks
+    model = nn.Sequential(Experts(world, counts), Experts(world, counts))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        model(torch.randn(256, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(PAUSE)
 else:
     _, _, shard, settings = (CONFIGURATIONS | COMPILED)[kind]
     train(shard("cpu")(Llama()), **settings)

@@ -1,0 +1,66 @@
+"""Mamba's selective scan, as mamba-ssm has it.
+
+Read in csrc/selective_scan/selective_scan.cpp of mamba-ssm 2.3.2. Letters: B sequences, D channels, L tokens, N states.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxmem.simulation.kernels.packages import Package, register
+
+PACKAGE = Package(
+    module="selective_scan_cuda",
+    release="mamba-ssm 2.3.2",
+    python="mamba_ssm",
+    install="MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE pip install --no-build-isolation mamba-ssm",
+)
+register("selective-scan-cuda", PACKAGE)
+kernel = PACKAGE.kernel
+_SOURCE = "selective_scan.cpp"
+_CHUNK = 2048
+"""Tokens after which a state is kept for backward."""
+
+
+def _flops(u: Tensor, delta: Tensor, A: Tensor, B: Any, C: Any, D: Any, z: Any, *_: Any) -> int:
+    """Nine for each state of each token, as its authors count (state-spaces/mamba #110), and one each for D and z."""
+    return u.numel() * (9 * A.shape[1] + (D is not None) + (z is not None))
+
+
+@kernel(_SOURCE, flops=_flops)
+def fwd(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Any, z: Tensor | None, *_: Any) -> Any:
+    """The result before `z`, the states `(B, D, chunks of L, 2 N)` in A's dtype, the result."""
+    gated = [] if z is None else [torch.empty_like(z)]
+    out = torch.empty_like(delta)
+    states = A.new_empty((*u.shape[:2], -(-u.shape[2] // _CHUNK), 2 * A.shape[1]))
+    return [out, states, *gated]
+
+
+@kernel(_SOURCE)
+def bwd(  # noqa: PLR0913 - the kernel's own
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    dout: Tensor,
+    x: Any,
+    out: Tensor | None,
+    dz: Tensor | None,
+    delta_softplus: bool,
+    recompute_out_z: bool,
+) -> Any:
+    """Gradients, those of B and C summed in float32 where they change with the tokens."""
+    gated = [] if z is None else [torch.empty_like(z) if dz is None else dz]
+    again = [torch.empty_like(out)] if recompute_out_z and out is not None else []
+    made = [torch.empty_like(u), torch.empty_like(delta), torch.zeros_like(A)]
+    summed = [torch.zeros_like(each, dtype=torch.float32 if each.dim() >= 3 else each.dtype) for each in (B, C)]
+    of_weights = [None if each is None else torch.zeros_like(each) for each in (D, delta_bias)]
+    turned = [each.to(like.dtype) for each, like in zip(summed, (B, C), strict=True)]
+    return [*made, *turned, *of_weights, *gated, *again]
