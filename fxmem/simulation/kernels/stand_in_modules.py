@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from fxmem._torch import common as torch_common
@@ -32,16 +32,20 @@ class StandInModules:
     def __init__(self, note: Note) -> None:
         self._note = note
         self._is_running = False
+        self._packages: dict[str, Package] = {}
         self._used: dict[str, tuple[Package, set[str]]] = {}
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self, own: Iterable[Package] = ()) -> Iterator[None]:
         """Inside, extension modules that there are rows for are made of them, if the Python around them is there.
 
         A real one would take no tensors without data. What was imported of such a package inside is forgotten at the
         end.
+
+        Args:
+            own: packages whose rows are this program's own.
         """
-        packages = {each.module: each for each in map(PACKAGES.get, PACKAGES)}
+        packages = self._packages = {each.module: each for each in (*map(PACKAGES.get, PACKAGES), *own)}
         imported = set(sys.modules)
         patches = {name: patch for each in packages.values() for name, patch in each.patches.items()}
         environ = {name: value for each in packages.values() for name, value in each.environ.items()}
@@ -54,7 +58,8 @@ class StandInModules:
             finally:
                 self._is_running = False
                 sys.meta_path.remove(finder)
-                tops = {name for package, _ in self._used.values() for name in (package.module, package.python)}
+                tops = {name for name in packages if name in sys.modules}
+                tops |= {packages[name].python for name in tops}
                 for name in set(sys.modules) - imported:
                     if name.partition(".")[0] in tops:
                         del sys.modules[name]
@@ -69,7 +74,9 @@ class StandInModules:
                 )
 
     def _make(self, module: types.ModuleType) -> None:
-        package, names = self._used.setdefault(module.__name__, (_find(module.__name__), set()))
+        package = _find(self._packages, module.__name__)
+        assert package is not None
+        _, names = self._used.setdefault(package.module, (package, set()))
         vars(module).update(package.values)
         for name, kernel in package.kernels.items():
             setattr(module, name, self._make_call(package, name, kernel, names))
@@ -98,8 +105,10 @@ class StandInModules:
         return functools.update_wrapper(call, kernel.run, assigned=("__doc__",))
 
 
-def _find(module: str) -> Package:
-    return next(each for each in map(PACKAGES.get, PACKAGES) if each.module == module)
+def _find(packages: Mapping[str, Package], module: str) -> Package | None:
+    """The package of a module, or of the one that it lies in, where that has no Python of its own."""
+    top = packages.get(module.partition(".")[0])
+    return packages.get(module) or (None if top is None or top.python else top)
 
 
 def _refuse(package: Package, name: str, *_: Any, **__: Any) -> Any:
@@ -128,10 +137,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """As `importlib.abc.MetaPathFinder.find_spec`."""
-        package = self._packages.get(fullname)
+        package = _find(self._packages, fullname)
         if package is None or (package.python and importlib.util.find_spec(package.python) is None):
             return None
-        return importlib.util.spec_from_loader(fullname, self)
+        return importlib.util.spec_from_loader(fullname, self, is_package=not package.python)
 
     def exec_module(self, module: types.ModuleType) -> None:
         """As `importlib.abc.Loader.exec_module`."""
