@@ -457,6 +457,12 @@ def _build(config: Any, dtype: Any) -> Any:
     wanted = getattr(torch, wanted.removeprefix("torch.")) if isinstance(wanted, str) else wanted
     if wanted in (None, torch.float32) and dtype == "auto":
         wanted = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    with torch.device("cuda"):
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=wanted)
-    return model.eval().requires_grad_(False)
+    made = {id(each): torch.empty_like(each, device="cuda") for each in (*model.parameters(), *model.buffers())}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(made[id(parameter)], requires_grad=False))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, made[id(buffer)])
+    return model.eval()
