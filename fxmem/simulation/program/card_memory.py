@@ -203,7 +203,10 @@ class CardMemory(Observer):
 
     def refuse(self, nbytes: int) -> None:
         """Refuse so many bytes that a library asks the driver for, as the card refuses what it does not have."""
-        if self._allocator.capacity_bytes is not None:
+        allocator = self._allocator
+        if allocator.capacity_bytes is not None:
+            if self._raises:
+                self.wanted = allocator.allocated_bytes + nbytes, allocator.reserved_bytes + nbytes
             self._run_out(self._complaint(nbytes), sys._getframe(1))
 
     def part_peaks(self) -> dict[Part, PartPeak]:

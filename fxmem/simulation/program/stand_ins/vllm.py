@@ -163,7 +163,7 @@ class _Use:
     def record(self, memory: CardMemory) -> EngineUse:
         """The record of it."""
         settings, most = self.settings, None
-        if not memory.shortage and memory.wanted is None:
+        if memory.wanted is None:
             spare = memory.usable_bytes - memory.most_shared
             largest = min(settings.utilization + spare / memory.total_bytes, self.free_bytes / memory.total_bytes)
             most = math.floor(largest * 1000) / 1000
@@ -186,7 +186,7 @@ class _Use:
 
 
 class _SamplingParams(SimpleNamespace):
-    """`vllm.SamplingParams`: those that say how much is made."""
+    """The sampling parameters that say how much is made."""
 
     def __init__(self, n: int = 1, max_tokens: int | None = 16, logprobs: int | None = None, **others: Any) -> None:
         super().__init__(n=n, max_tokens=max_tokens, logprobs=logprobs, **others)
@@ -223,7 +223,7 @@ class VLLM(ProfileRun):
 
 
 class _LLM:
-    """`vllm.LLM` on the pretended card. Each sequence is as long as it may be."""
+    """The class `LLM` on the pretended card. Each sequence is as long as it may be."""
 
     _engines: Engines
 
@@ -231,8 +231,11 @@ class _LLM:
         place = program_place(sys._getframe(1))
         _check(given, place)
         self._tokenizer, self._name = None, tokenizer or model
-        free, total = self._measure()
         with self._engines.running():
+            ones = torch.ones(16, 16, device="cuda")
+            torch.mm(ones, ones)  # what cuBLAS keeps is there before anything is measured
+            del ones
+            free, total = self._measure()
             config = _read_config(model, given)
             settings = self._settings = _Settings.read(given, config, total)
             requested = math.ceil(total * settings.utilization)
