@@ -82,7 +82,8 @@ class StandInModules:
             setattr(module, name, self._make_call(package, name, kernel, names))
 
         def unknown(name: str) -> Any:
-            if name.startswith("__"):
+            # Of a package without Python of its own, libraries look for such kernels, and do without them.
+            if name.startswith("__" if package.python else "_"):
                 raise AttributeError(name)
             return type(name, (), {"__new__": functools.partial(_refuse, package, name)})
 
@@ -108,7 +109,7 @@ class StandInModules:
 def _find(packages: Mapping[str, Package], module: str) -> Package | None:
     """The package of a module, or of the one that it lies in, where that has no Python of its own."""
     top = packages.get(module.partition(".")[0])
-    return packages.get(module) or (None if top is None or top.python else top)
+    return packages.get(module) or (None if top is None or top.python or "._" in module else top)
 
 
 def _refuse(package: Package, name: str, *_: Any, **__: Any) -> Any:

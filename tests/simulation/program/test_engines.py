@@ -43,6 +43,8 @@ def train(folder: str, *, level: int, steps: int = 2, oom: str = "raise", **sett
         from vllm.sampling_params import StructuredOutputsParams
 
         assert StructuredOutputsParams(regex=None).regex is None
+        with pytest.raises(ImportError):
+            from vllm import _custom_ops  # noqa: F401 - which libraries look for
         policy = LlamaForCausalLM(LlamaConfig(**SIZES)).cuda()
         optimizer = torch.optim.AdamW(policy.parameters())
         llm = start(folder, enable_sleep_mode=level > 0, **settings)
@@ -131,6 +133,20 @@ def test_an_engine_starts_only_where_its_share_is_free(folder: str) -> None:
             start(folder, gpu_memory_utilization=0.0001)
         assert start(folder, kv_cache_memory_bytes=3 * BLOCK, max_model_len=32).apply_model(lambda model: 3) == [3]
     assert engine_of(run).kv_bytes == 3 * BLOCK
+
+
+def test_waking_takes_nothing_that_the_allocator_has_cached(folder: str) -> None:
+    """As cuMemCreate, which fails where an allocation of torch would free its cache and try again."""
+    with fxmem.record("rtx3080"):
+        llm = start(folder, enable_sleep_mode=True)
+        llm.sleep()
+        idle = torch.empty(6 << 30, dtype=torch.uint8, device="cuda")
+        del idle
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            llm.wake_up()
+        torch.cuda.empty_cache()
+        llm.wake_up()
+        assert len(llm.generate([5, 6])) == 1
 
 
 def test_what_is_not_followed_is_refused(folder: str) -> None:

@@ -107,10 +107,10 @@ class Engines:
     def name(self, module: nn.Module) -> None:
         """Let a module be one of the program's, and its tensors have their names in it."""
         path, log = self._roots.find_path(module) or self._roots.adopt(module), self._recording.log
-        for name, tensor in module.named_parameters():
-            log.rename(tensor, f"{path}.{name}", Kind.PARAMETER)
-        for name, tensor in module.named_buffers():
-            log.rename(tensor, f"{path}.{name}", Kind.BUFFER)
+        for name, parameter in module.named_parameters():
+            log.rename(parameter, f"{path}.{name}", Kind.PARAMETER)
+        for name, buffer in module.named_buffers():
+            log.rename(buffer, f"{path}.{name}", Kind.BUFFER)
 
     def pool(self, number: int) -> contextlib.AbstractContextManager[None]:
         """Allocate from a pool of the engine's own."""
@@ -209,7 +209,7 @@ class VLLM(ProfileRun):
 
     def tensors(self, tag: str) -> list[torch.Tensor]:
         """The tensors that sleep and wake under a tag."""
-        found = [*self.named_parameters(), *self.named_buffers()]
+        found: list[tuple[str, torch.Tensor]] = [*self.named_parameters(), *self.named_buffers()]
         return [each for name, each in found if name.startswith("kv_cache_") == (tag == "kv_cache")]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
@@ -230,7 +230,8 @@ class _LLM:
     def __init__(self, model: str, *, tokenizer: str | None = None, dtype: Any = "auto", **given: Any) -> None:
         place = program_place(sys._getframe(1))
         _check(given, place)
-        self._tokenizer, self._name = None, tokenizer or model
+        self._tokenizer: Any = None
+        self._name = tokenizer or model
         with self._engines.running():
             ones = torch.ones(16, 16, device="cuda")
             torch.mm(ones, ones)  # what cuBLAS keeps is there before anything is measured
@@ -332,6 +333,10 @@ class _LLM:
         if not waking:
             return
         with self._engines.running(self._module, phase):
+            # The driver is asked, which gives nothing back that torch's allocator has cached.
+            needed = sum(nbytes for tag in waking for _, nbytes in self._asleep[tag])
+            if needed > torch.cuda.mem_get_info()[0]:
+                self._engines.memory.refuse(needed)
             for tag in waking:
                 with self._pool(tag):
                     for tensor, nbytes in self._asleep.pop(tag):
@@ -460,8 +465,9 @@ def _build(config: Any, dtype: Any) -> Any:
     wanted = getattr(torch, wanted.removeprefix("torch.")) if isinstance(wanted, str) else wanted
     if wanted in (None, torch.float32) and dtype == "auto":
         wanted = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    make: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=wanted)
+        model = make(config, dtype=wanted)
     made = {id(each): torch.empty_like(each, device="cuda") for each in (*model.parameters(), *model.buffers())}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
