@@ -127,7 +127,7 @@ class RecordedCode(Subject):
             is_compiled=compiles,
         )
         if self.memory is not None:
-            self.engines = Engines(self.memory, self.rounds, self.roots, recording)
+            self.engines = Engines(self.memory, self.rounds.generating, self.roots, recording)
         recording.attach(torch.nn.Module())
 
     # --- the parts of the recording -----------------------------------------------------------------------------------

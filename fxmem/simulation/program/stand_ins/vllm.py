@@ -33,7 +33,6 @@ from fxmem.simulation.engine import CacheLayout, ProfileRun, read_layout, rotary
 from fxmem.simulation.kernels.packages import Package
 from fxmem.simulation.program.card_memory import CardMemory
 from fxmem.simulation.program.roots import Roots
-from fxmem.simulation.program.rounds import Rounds
 from fxmem.simulation.recording import Recording
 from fxmem.simulation.source_lines import program_place
 
@@ -59,14 +58,20 @@ class Engines:
 
     Args:
         memory: of its card.
-        rounds: told what an engine does.
+        generating: what an engine of the program works inside, in a phase.
         roots: the program's modules.
         recording: of the program.
     """
 
-    def __init__(self, memory: CardMemory, rounds: Rounds, roots: Roots, recording: Recording) -> None:
+    def __init__(
+        self,
+        memory: CardMemory,
+        generating: Callable[[nn.Module, Phase], contextlib.AbstractContextManager[None]],
+        roots: Roots,
+        recording: Recording,
+    ) -> None:
         self.memory = memory
-        self._rounds, self._roots, self._recording = rounds, roots, recording
+        self._generating, self._roots, self._recording = generating, roots, recording
         self._engines: list[_Use] = []
 
     def package(self) -> Package:
@@ -100,7 +105,7 @@ class Engines:
     def running(self, module: nn.Module | None = None, phase: Phase = Phase.ROLLOUT) -> Iterator[None]:
         """An engine works inside; without a module it starts, which is no part of the program's graph."""
         tracer = self._recording.tracer
-        around = tracer.write_nothing() if module is None else self._rounds.generating(module, phase)
+        around = tracer.write_nothing() if module is None else self._generating(module, phase)
         with around, torch.no_grad():
             yield
 
