@@ -117,6 +117,10 @@ class Engines:
         for name, buffer in module.named_buffers():
             log.rename(buffer, f"{path}.{name}", Kind.BUFFER)
 
+    def prepare(self) -> None:
+        """Let the libraries that it has imported ask for values, as before a call of a module that is seen."""
+        self._recording.ask_libraries()
+
     def pool(self, number: int) -> contextlib.AbstractContextManager[None]:
         """Allocate from a pool of the engine's own."""
         return self._recording.log.streams.keep(ENGINE_POOL + number)
@@ -302,6 +306,7 @@ class _LLM:
         self._run(settings.max_seqs, settings.max_seqs)
 
     def _run(self, tokens: int, sequences: int) -> None:
+        self._engines.prepare()
         tokens, self._module.sequences = max(tokens, 1), max(min(tokens, sequences), 1)
         self._module(torch.empty(1, tokens, dtype=torch.int64, device="cuda"))
 
