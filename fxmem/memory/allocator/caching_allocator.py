@@ -103,9 +103,9 @@ class CachingAllocator:
             return 0
         size = self._round_size(nbytes)
         key = size <= SMALL_SIZE, stream
-        pool = self._pools.get(key)
-        if pool is None:
-            pool = self._pools[key] = Pool(self._searches, small=key[0], stream=stream)
+        if key not in self._pools:
+            self._pools[key] = Pool(self._searches, small=key[0], stream=stream)
+        pool = self._pools[key]
         block = self._best_fit(pool, size)
         if block is None:
             block = self._request_segment(pool, size)

@@ -84,7 +84,6 @@ class PoolCounts:
         self._pools = {name: _PoolCount() for name in _POOLS}
         every, small, large = self._pools.values()
         self._with = {True: (every, small), False: (every, large)}
-        self._blocks = {is_small: tuple(each.of_blocks for each in pools) for is_small, pools in self._with.items()}
 
     def add(self, kind: str, amount: int, *, small: bool) -> None:
         """One kind goes up by `amount`, or down where it is negative."""
@@ -98,20 +97,11 @@ class PoolCounts:
 
     def take_block(self, small: bool, size: int, nbytes: int, splits: int, split_bytes: int) -> None:
         """A block is handed out for so many bytes; splits that are not in use change by so many, and their bytes."""
-        for blocks, sizes, requested, inactive, inactive_bytes in self._blocks[small]:
-            # As `add`, whose calls take as long as the rest of an allocation: a run comes here a million times.
-            blocks.came += 1
-            blocks.now = now = blocks.now + 1
-            if now > blocks.peak:
-                blocks.peak = now
-            sizes.came += size
-            sizes.now = now = sizes.now + size
-            if now > sizes.peak:
-                sizes.peak = now
-            requested.came += nbytes
-            requested.now = now = requested.now + nbytes
-            if now > requested.peak:
-                requested.peak = now
+        for pool in self._with[small]:
+            blocks, sizes, requested, inactive, inactive_bytes = pool.of_blocks
+            blocks.add(1)
+            sizes.add(size)
+            requested.add(nbytes)
             if splits:
                 inactive.add(splits)
             if split_bytes:
@@ -119,7 +109,8 @@ class PoolCounts:
 
     def free_block(self, small: bool, size: int, nbytes: int, splits: int, split_bytes: int) -> None:
         """A block is given back; as for one that is handed out. What goes down is no peak."""
-        for blocks, sizes, requested, inactive, inactive_bytes in self._blocks[small]:
+        for pool in self._with[small]:
+            blocks, sizes, requested, inactive, inactive_bytes = pool.of_blocks
             blocks.now -= 1
             sizes.now -= size
             requested.now -= nbytes
