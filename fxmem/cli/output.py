@@ -135,7 +135,7 @@ def write_report(
 
     if fit.exit_code and (options.check or budget is not None or options.json == "-"):
         say(fit.verdict)
-    return fit.exit_code, write_json(options, report.model_dump_json(), overview)
+    return fit.exit_code, write_json(options, report.model_dump_json, overview)
 
 
 def write_file(options: argparse.Namespace, name: str, content: str | bytes) -> None:
@@ -167,11 +167,11 @@ def _describe_size(nbytes: int) -> str:
     return f"{nbytes / 1e3:.0f} kB" if nbytes < 1e6 else f"{nbytes / 1e6:.1f} MB"
 
 
-def write_json(options: argparse.Namespace, document: str, text: Callable[[], str]) -> str:
+def write_json(options: argparse.Namespace, document: Callable[[], str], text: Callable[[], str]) -> str:
     """Write the document where `--json` asks; return the text for stdout, which is the document for `-`."""
     if options.json == "-":
         # What is not ASCII is escaped, for a stdout of any encoding; JSON has it in strings only.
-        return re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], document)
+        return re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], document())
     if options.json is not None:
-        write_file(options, options.json, document + "\n")
+        write_file(options, options.json, document() + "\n")
     return text()

@@ -55,6 +55,8 @@ TimedQuestion = Literal["padding", "kernel", "fusion"]
 whether two kernels become one."""
 GRAPH_POOL: Final = 1 << 20
 """In the place of a stream: the private memory pool of CUDA graphs, whose blocks nothing else is handed."""
+ENGINE_POOL: Final = GRAPH_POOL + 2
+"""The same, of a serving engine's weights; the pool of its keys and values follows."""
 GRAPH_INPUT: Final = "copy of a CUDA graph's input"
 """The name of such a copy, which the graph's recording makes, and its run before that does not."""
 BUDGET_OPTION: Final = "activation_memory_budget"

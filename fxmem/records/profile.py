@@ -19,7 +19,16 @@ from pydantic import Field
 
 from fxmem.records.findings import Finding
 from fxmem.records.names import ZeroGrad
-from fxmem.records.parts import CompileRecord, EvaluationPass, GenerationRun, Growth, HostUse, LongestBatch, RankedStep
+from fxmem.records.parts import (
+    CompileRecord,
+    EngineUse,
+    EvaluationPass,
+    GenerationRun,
+    Growth,
+    HostUse,
+    LongestBatch,
+    RankedStep,
+)
 from fxmem.records.parts.base import Bytes, Flops, FlopsChange, Many, Mapped, Record, Tick
 from fxmem.records.registry import Viewed
 from fxmem.records.units import package_path
@@ -66,7 +75,9 @@ class Phase(StrEnum):
     EVALUATION = "evaluation"
     """Of a recorded program: a forward without gradients of a model that it trains, in eval mode."""
     ROLLOUT = "rollout"
-    """Of a recorded program: a call of a model's `generate`."""
+    """Of a recorded program: a call of a model's `generate`, or of an engine's."""
+    SYNC = "sync"
+    """Of a recorded program: an engine takes the weights of the model that is trained."""
     PREFILL = "prefill"
     """Of a generation: the forward over the prompt, and what comes before it."""
     DECODE = "decode"
@@ -427,6 +438,8 @@ class ProgramRun(Record):
     """None where the program wrote its own files itself."""
     host: HostUse | None = Field(default=None, exclude_if=lambda value: value is None)
     """What the program took of the host's memory; None in reports of older versions."""
+    engines: Many[EngineUse] = Field(default=(), exclude_if=lambda value: not value)
+    """The serving engines that it starts in its own process."""
 
     @property
     def steps(self) -> tuple[Round, ...]:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from fxmem.hardware.context import format_range
 from fxmem.hardware.links import bytes_per_second
 from fxmem.records.names import NO_LOSS, TimedQuestion
-from fxmem.records.parts import GenerationPeak, GenerationRun, RankClass, RankedStep, TimedChoice
+from fxmem.records.parts import EngineUse, GenerationPeak, GenerationRun, RankClass, RankedStep, TimedChoice
 from fxmem.records.profile import FileChange, Headed, PartOfRound, Profile, ProgramFiles, ProgramRun, Round
 from fxmem.records.units import exact_bytes, format_bytes, printable
 from fxmem.show.longest_batch import longest_facts
@@ -105,7 +105,7 @@ def program_facts(profile: Profile) -> Facts:
     for each in groups:
         mark = _SHOWN if each.is_shown and len(groups) > 1 else ""
         facts.append(Fact(each.label, ("" if each.are_equal else "at most ") + _describe_round(each.round) + mark))
-    facts += _part_facts(program)
+    facts += [*_part_facts(program), *(Fact("Engine", _describe_engine(each)) for each in program.engines)]
     if program.steady is not None:
         grows = f"no: it grows by {program.growth_bytes:,} bytes a step" if program.growth_bytes else ""
         facts.append(Fact("Steady", grows or _STEADY[program.steady]))
@@ -129,6 +129,15 @@ def _part_facts(program: ProgramRun) -> Facts:
         Fact("" if index else "Phases", line)
         for index, line in enumerate([f"of step {found[0]}, each with its own peak", *lines])
     ]
+
+
+def _describe_engine(use: EngineUse) -> str:
+    """What a serving engine takes of the card, and how large its share may be."""
+    terms = {"weights": use.weights_bytes, "keys and values": use.kv_bytes, "profile run": use.profile_peak_bytes}
+    taken = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in terms.items())
+    most = "" if use.most_utilization is None else f", {use.most_utilization:.3f} would fit"
+    slept = f"put to sleep {use.sleeps} times, at level {use.level}" if use.sleeps else "never asleep"
+    return f"{use.name} at {use.place}: {taken}; gpu_memory_utilization {use.utilization}{most}; {slept}"
 
 
 _MOST_NAMED = 3

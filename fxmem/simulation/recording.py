@@ -27,7 +27,7 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem._torch.jagged import fakes_have_nested_ints
 from fxmem.errors import FxmemError
 from fxmem.hardware.workspaces import CUBLAS_VARIABLES, Collector, CpuCollector
-from fxmem.records.parts import CompileRecord
+from fxmem.records.parts import CompileRecord, EngineUse
 from fxmem.records.pause_gc import freeze_gc, pause_gc
 from fxmem.records.profile import Phase, Step, Target
 from fxmem.simulation import flops
@@ -72,6 +72,8 @@ class FinishedRun:
     """Storages that only Python's garbage collector freed."""
     is_program: bool = False
     """Whether this is a round of a program, and not the step of a model."""
+    engines: tuple[EngineUse, ...] = ()
+    """Serving engines that it starts."""
     rollouts: tuple[str, ...] = ()
     """What of a program's calls of `generate` was made by arithmetic, and why not more."""
     labels: str | None = None

@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             progress=progress,
             found=lambda each: progress.found(_describe(each, step.peak.counted_bytes)),
         )
-    text = write_json(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, **layout(options)))
+    text = write_json(options, advice.model_dump_json, lambda: advice_reporting.table(advice, **layout(options)))
     short = (
         advice.budget_bytes is not None
         and advice.before.counted_bytes > advice.budget_bytes

@@ -88,5 +88,5 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.time:
         by_time = sorted(fits.cards, key=lambda card: math.inf if card.time is None else card.time.seconds)
         fits = fits.model_copy(update={"cards": tuple(by_time)})
-    text = write_json(options, fits.model_dump_json(), lambda: size_reporting.cards_table(fits, **layout(options)))
+    text = write_json(options, fits.model_dump_json, lambda: size_reporting.cards_table(fits, **layout(options)))
     return 0 if fits.fitting else 4, text

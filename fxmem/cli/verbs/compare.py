@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             return summary
         return comparison_reporting.table(comparison, depth=options.depth, top=options.top, **layout(options))
 
-    return 0, write_json(options, comparison.to_json(), text)
+    return 0, write_json(options, comparison.to_json, text)
 
 
 def _second_options(options: argparse.Namespace) -> argparse.Namespace:

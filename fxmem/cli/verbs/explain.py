@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     def text() -> str:
         return markdown if options.markdown == "-" else reporting.table(explanation, **layout(options))
 
-    return 0, write_json(options, explanation.model_dump_json(), text)
+    return 0, write_json(options, explanation.model_dump_json, text)
 
 
 def read_explanation(file: str) -> Explanation:

@@ -50,4 +50,4 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             return layer_reporting.csv_text(layers, depth=options.depth)
         return layer_reporting.table(layers, depth=options.depth, **layout(options))
 
-    return 0, write_json(options, layers.to_json(), text)
+    return 0, write_json(options, layers.to_json, text)

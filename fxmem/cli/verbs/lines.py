@@ -59,5 +59,5 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
         write_file(options, options.html, lines_html(lines))
     return 0, write_json(
-        options, lines.to_json(), lambda: line_reporting.table(lines, tensors=options.tensors, **layout(options))
+        options, lines.to_json, lambda: line_reporting.table(lines, tensors=options.tensors, **layout(options))
     )

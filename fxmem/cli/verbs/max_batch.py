@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     curve = _measure(options, program, budget)
     if options.svg is not None:
         write_file(options, options.svg, sizes_svg(curve))
-    text = write_json(options, curve.model_dump_json(), lambda: size_reporting.curve_table(curve, **layout(options)))
+    text = write_json(options, curve.model_dump_json, lambda: size_reporting.curve_table(curve, **layout(options)))
     if curve.largest is not None:
         return 0, text
     memory, smallest = format_bytes(curve.memory_bytes), curve.points[0].size

@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.svg is not None:
         write_file(options, options.svg, graph.render(profile, timeline, graph.DrawingOptions(plan=plan)).svg)
     show = plan.to_code if options.code else lambda: plan_reporting.table(plan, **layout(options))
-    return 0, write_json(options, plan.to_json(), show)
+    return 0, write_json(options, plan.to_json, show)
 
 
 def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[int, str]:
@@ -127,7 +127,7 @@ def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | N
         from fxmem.whatif.compile_plan import plan_compiled
 
         plan = plan_compiled(analysis, budget, progress)
-    return 0, write_json(options, plan.model_dump_json(), lambda: reporting.table(plan, **layout(options)))
+    return 0, write_json(options, plan.model_dump_json, lambda: reporting.table(plan, **layout(options)))
 
 
 def _plan_step(

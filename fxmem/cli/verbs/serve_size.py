@@ -81,5 +81,5 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             notes=built.notes,
             progress=progress,
         )
-    text = write_json(options, found.model_dump_json(), lambda: serving_table(found, **layout(options)))
+    text = write_json(options, found.model_dump_json, lambda: serving_table(found, **layout(options)))
     return 0 if found.high_blocks else 4, text

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         if value is None:
             raise UsageError(f"expected {name}, e.g. fxmem shard MODEL --cards 64xh100 --batch 512")
     fits = _find(options)
-    text = write_json(options, fits.model_dump_json(), lambda: meshes_table(fits, **layout(options)))
+    text = write_json(options, fits.model_dump_json, lambda: meshes_table(fits, **layout(options)))
     if fits.best is None:
         say(f"expected a mesh that fits {format_bytes(fits.memory_bytes)} a card; none does")
     return (4 if fits.best is None else 0), text

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         verdict = _run_here(options, progress) if options.snapshot is None else _read_snapshot(options, progress)
     from fxmem.show.text.verdict import table
 
-    return 0 if verdict.within_tolerance else 4, write_json(options, verdict.model_dump_json(), lambda: table(verdict))
+    return 0 if verdict.within_tolerance else 4, write_json(options, verdict.model_dump_json, lambda: table(verdict))
 
 
 def _run_program(options: argparse.Namespace, program: ProgramWords) -> tuple[int, str]:
@@ -99,7 +99,7 @@ def _run_program(options: argparse.Namespace, program: ProgramWords) -> tuple[in
         )
     from fxmem.show.text.verdict import program_table
 
-    text = write_json(options, verdict.model_dump_json(), lambda: program_table(verdict))
+    text = write_json(options, verdict.model_dump_json, lambda: program_table(verdict))
     return 0 if verdict.within_tolerance else 4, text
 
 

@@ -6,6 +6,7 @@ from fxmem.records.parts.base import Count as Count
 from fxmem.records.parts.compiled import CompileRecord as CompileRecord
 from fxmem.records.parts.compiled import CompileSettings as CompileSettings
 from fxmem.records.parts.compiled import TimedChoice as TimedChoice
+from fxmem.records.parts.engine import EngineUse as EngineUse
 from fxmem.records.parts.evaluation import EvaluationPass as EvaluationPass
 from fxmem.records.parts.generation import GenerationPeak as GenerationPeak
 from fxmem.records.parts.generation import GenerationRun as GenerationRun

@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from fxmem._torch import common as torch_common
@@ -37,6 +37,9 @@ class StandInModules:
         self.timed: set[str] = set()
         """Triton's kernels of which the program asks for the fastest configuration."""
         self._note = note
+        self.own: list[Package] = []
+        """Packages whose rows are this program's own."""
+        self._packages: dict[str, Package] = {}
         self._used: dict[str, tuple[Package, set[str]]] = {}
 
     @contextlib.contextmanager
@@ -46,7 +49,7 @@ class StandInModules:
         A real one would take no tensors without data. What was imported of such a package inside is forgotten at the
         end, so that it is imported with its own extension then.
         """
-        packages = {each.module: each for each in map(PACKAGES.get, PACKAGES)}
+        packages = self._packages = {each.module: each for each in (*map(PACKAGES.get, PACKAGES), *self.own)}
         imported = set(sys.modules)
         patches = {name: patch for each in packages.values() for name, patch in each.patches.items()}
         environ = {name: value for each in packages.values() for name, value in each.environ.items()}
@@ -82,13 +85,16 @@ class StandInModules:
             yield f"a card times which configuration is the fastest; the first is taken of Triton's {timed}"
 
     def _make(self, module: types.ModuleType) -> None:
-        package, _ = self._used.setdefault(module.__name__, (_find(module.__name__), set()))
+        package = _find(self._packages, module.__name__)
+        assert package is not None
+        self._used.setdefault(package.module, (package, set()))
         vars(module).update(package.values)
         for name, kernel in package.kernels.items():
             setattr(module, name, _make_call(package, name, kernel))
 
         def unknown(name: str) -> Any:
-            if name.startswith("__"):
+            # Of a package without Python of its own, libraries look for such kernels, and do without them.
+            if name.startswith("__" if package.python else "_"):
                 raise AttributeError(name)
             return type(name, (), {"__new__": functools.partial(_refuse, package, name)})
 
@@ -116,8 +122,10 @@ def _make_call(package: Package, name: str, kernel: Kernel) -> Callable[..., Any
     return functools.update_wrapper(call, kernel.run, assigned=("__doc__",))
 
 
-def _find(module: str) -> Package:
-    return next(each for each in map(PACKAGES.get, PACKAGES) if each.module == module)
+def _find(packages: Mapping[str, Package], module: str) -> Package | None:
+    """The package of a module, or of the one that it lies in, where that has no Python of its own."""
+    top = packages.get(module.partition(".")[0])
+    return packages.get(module) or (None if top is None or top.python or "._" in module else top)
 
 
 def _refuse(package: Package, name: str, *_: Any, **__: Any) -> Any:
@@ -146,10 +154,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """As `importlib.abc.MetaPathFinder.find_spec`."""
-        package = self._packages.get(fullname)
+        package = _find(self._packages, fullname)
         if package is None or (package.python and importlib.util.find_spec(package.python) is None):
             return None
-        return importlib.util.spec_from_loader(fullname, self)
+        return importlib.util.spec_from_loader(fullname, self, is_package=not package.python)
 
     def exec_module(self, module: types.ModuleType) -> None:
         """As `importlib.abc.Loader.exec_module`."""

@@ -133,6 +133,8 @@ class StepLog:
         """By freed storage, the streams that its block waits for, and since which moment of theirs."""
         self.free_by: dict[int, int] = {}
         """By freed storage whose block waited, the tick by which it was free."""
+        self._shrunk: dict[int, tuple[weakref.ref[Any], int]] = {}
+        """By address, the storages without bytes, and what they were."""
         self.grown: set[int] = set()
         """Storages that took their memory back in place."""
         self.communication: set[int] = set()
@@ -148,8 +150,6 @@ class StepLog:
         self.ops: list[LoggedOp] = []
         self.recomputed: dict[int, int] = {}
         """By op that recomputed what had been freed, bytes it read that no other such op had made."""
-        self._shrunk: dict[int, tuple[weakref.ref[Any], int]] = {}
-        """By address, the storages without bytes, and what they were."""
         self.phases: list[PhaseSpan] = []
         self.phase = Phase.FORWARD
         self._phase_tick, self._phase_op = 1, 0

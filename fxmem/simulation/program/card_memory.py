@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import re
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -34,7 +35,7 @@ _Request = tuple[int, int, int]
 
 
 _STATE: Final = """_allocator _counts highest_requested highest_allocated highest_reserved _part _parts _address _held
-    _of_graphs""".split()
+    _of_graphs _is_shared most_shared""".split()
 """What the history of a card leads to."""
 
 
@@ -101,17 +102,17 @@ class CardMemory(Observer):
         self._is_first_round = True
         self.resets = 0
         """How often the program has reset its peak statistics."""
-        self._start(self._usable_bytes)
+        self._start(room_bytes(target))
 
     @property
-    def _usable_bytes(self) -> int | None:
-        """What the allocator can have at most: a context has the rest."""
-        return room_bytes(self._target)
+    def usable_bytes(self) -> int:
+        """What the allocator can have at most: a context has the rest, where it is known."""
+        return room_bytes(self._target) or self.total_bytes
 
     @property
     def _context_bytes(self) -> int:
         """The least that a context of the target takes; 0 where that is not known."""
-        return self.total_bytes - (room_bytes(self._target) or self.total_bytes)
+        return self.total_bytes - self.usable_bytes
 
     def _start(self, capacity_bytes: int | None) -> None:
         """Begin with an empty card."""
@@ -126,6 +127,9 @@ class CardMemory(Observer):
         self._held: set[str] = set()
         self._of_graphs: dict[str, int] = {}
         """By name, where what a CUDA graph holds to its end is."""
+        self._is_shared = False
+        self.most_shared = 0
+        """The most reserved while a serving engine had its share of the card."""
 
     # --- what the program does ----------------------------------------------------------------------------------------
 
@@ -192,6 +196,19 @@ class CardMemory(Observer):
         """Let the highest levels from here on be those of this part as well."""
         self.run_operator()
         self._do(functools.partial(self._begin_part, part))
+
+    def share(self, is_shared: bool) -> None:
+        """Note that a serving engine has its share of the card from here on, or has it no longer."""
+        self.run_operator()
+        self._do(functools.partial(self._share, is_shared))
+
+    def refuse(self, nbytes: int) -> None:
+        """Refuse so many bytes that a library asks the driver for, as the card refuses what it does not have."""
+        allocator = self._allocator
+        if allocator.capacity_bytes is not None:
+            if self._raises:
+                self.wanted = allocator.allocated_bytes + nbytes, allocator.reserved_bytes + nbytes
+            self._run_out(self._complaint(nbytes), sys._getframe(1))
 
     def part_peaks(self) -> dict[Part, PartPeak]:
         """The highest levels of each part since `clear_highest`."""
@@ -350,8 +367,15 @@ class CardMemory(Observer):
         self._part = part
         self._restart_highest()
 
+    def _share(self, is_shared: bool) -> None:
+        self._begin_part(self._part)
+        self._is_shared = is_shared
+        self._restart_highest()
+
     def _restart_highest(self) -> None:
         allocator = self._allocator
+        if self._is_shared:
+            self.most_shared = max(self.most_shared, self.highest_reserved, allocator.reserved_bytes)
         self.highest_requested = allocator.requested_bytes
         self.highest_allocated, self.highest_reserved = allocator.allocated_bytes, allocator.reserved_bytes
 
@@ -420,9 +444,7 @@ class CardMemory(Observer):
         except OutOfMemory as error:
             if self._raises:
                 self.wanted = error.allocated_bytes + error.asked_bytes, error.reserved_bytes + error.segment_bytes
-                raise torch.cuda.OutOfMemoryError(self._complaint(error.segment_bytes)) from error
-            self.shortage = describe_shortage(self._complaint(error.segment_bytes), program_place(sys._getframe(1)))
-            allocator.capacity_bytes = None
+            self._run_out(self._complaint(error.segment_bytes), sys._getframe(1))
             return self._malloc(nbytes, stream)
         # `max` takes three times as long, and a run of a generation comes here a million times.
         if (requested := allocator.requested_bytes) > self.highest_requested:
@@ -433,12 +455,19 @@ class CardMemory(Observer):
             self.highest_reserved = reserved
         return address
 
+    def _run_out(self, complaint: str, frame: types.FrameType) -> None:
+        """Raise what the card raises, or note it and have as much as is asked for from here on."""
+        if self._raises:
+            raise torch.cuda.OutOfMemoryError(complaint)
+        self.shortage = describe_shortage(complaint, program_place(frame))
+        self._allocator.capacity_bytes = None
+
     def _complaint(self, segment_bytes: int) -> str:
         """What torch writes where a card has no such segment more (`CUDACachingAllocator.cpp`), and that none was
         there."""
         stats, total, most = self._allocator.stats(), self.total_bytes, self._allocator.capacity_bytes
         used = stats.reserved_bytes.current + self._context_bytes
-        is_limited = most is not None and most < (self._usable_bytes or total)
+        is_limited = most is not None and most < (self.usable_bytes)
         allowed = f"{_size(most)} allowed; " if most is not None and is_limited else ""
         allocated = stats.allocated_bytes.current
         return (

@@ -41,6 +41,7 @@ from fxmem.simulation.program.stand_ins.cuda import stand_ins
 from fxmem.simulation.program.stand_ins.host import loader_patches, process_patches, trace_patches
 from fxmem.simulation.program.stand_ins.nvidia_smi import nvidia_smi_patches
 from fxmem.simulation.program.stand_ins.nvml import nvml_patches
+from fxmem.simulation.program.stand_ins.vllm import Engines
 from fxmem.simulation.program.tensor_reads import TensorReads
 from fxmem.simulation.recording import FinishedRun, Recording, Subject, device_of
 from fxmem.simulation.round_rule import Enough
@@ -114,6 +115,8 @@ class RecordedCode(Subject):
         )
         self._reads = TensorReads(self._border, self.notes, device)
         self._isolation = isolation or Isolation()
+        self.engines: Engines | None = None
+        """Serving engines that it starts; None on the CPU."""
         self._is_moving = False
         """Whether a module is on its way, with what is inside it."""
         self._checkpoints = Checkpoints(self._border, self.notes, device, self._isolation)
@@ -126,6 +129,9 @@ class RecordedCode(Subject):
             *(recording.log, self.memory, self.trace, self._made_up.maker, self.rounds.generating),
             is_compiled=compiles,
         )
+        if self.memory is not None:
+            self.engines = Engines(self.memory, self.rounds.generating, self.roots, recording)
+            recording.packages.own.append(self.engines.package())
         recording.attach(torch.nn.Module())
 
     # --- the parts of the recording -----------------------------------------------------------------------------------
@@ -324,6 +330,7 @@ class RecordedCode(Subject):
             optimizer=next(iter(rounds.optimizers), None),
             is_program=True,
             rollouts=tuple(filter(None, (each.describe() for each in self.loops.rollouts.values()))),
+            engines=() if self.engines is None else self.engines.uses,
         )
 
     def find_longest(self) -> None:
@@ -362,5 +369,6 @@ class RecordedCode(Subject):
             evaluations=tuple(self.rounds.evaluations.passes),
             optimizers=tuple(self.rounds.stepped_names),
             made_up=self.notes.records(),
+            engines=() if self.engines is None else self.engines.uses,
             host=self._host.record().model_copy(update=self.rounds.host_growth.describe()),
         )

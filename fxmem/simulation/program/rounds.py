@@ -193,22 +193,22 @@ class Rounds(RoundRule):
             self._memory.begin_part(part)
 
     @contextlib.contextmanager
-    def generating(self, module: torch.nn.Module) -> Iterator[None]:
-        """A model's `generate` runs inside."""
-        before = self._log.phase
+    def generating(self, module: torch.nn.Module, phase: Phase = Phase.ROLLOUT) -> Iterator[None]:
+        """A model's `generate` runs inside, or what else an engine does in another phase."""
+        before, is_generating = self._log.phase, self._is_generating
         if before is Phase.BACKWARD:
             yield
             return
         super().module_called(module)
         before = self._log.phase
-        self._enter(Phase.ROLLOUT)
-        self._begin_part(Phase.ROLLOUT, self._roots.find_path(module) or "", is_forward=True)
+        self._enter(phase)
+        self._begin_part(phase, self._roots.find_path(module) or "", is_forward=True)
         self._is_generating = True
         try:
             yield
         finally:
-            self._is_generating = False
-            if self._log.phase is Phase.ROLLOUT:
+            self._is_generating = is_generating
+            if self._log.phase is phase:
                 self._enter(before)
                 self._begin_part(before)
 
@@ -467,7 +467,7 @@ class Rounds(RoundRule):
 def _describe_parts(parts: Mapping[Part, PartPeak]) -> tuple[PartOfRound, ...]:
     """The parts of a round that does more than a plain step: it generates, or runs a model without gradients."""
     named = {part: peak for part, peak in parts.items() if part is not None}
-    if all(gradients and phase is not Phase.ROLLOUT for phase, _, gradients in named):
+    if all(gradients and phase not in (Phase.ROLLOUT, Phase.SYNC) for phase, _, gradients in named):
         return ()
     return tuple(
         PartOfRound(
