@@ -125,22 +125,25 @@ def alias_as(original: Callable[..., Any], tensor: torch.Tensor, cls: type[torch
     """
     if not isinstance(tensor, FakeTensor):
         return original(tensor, cls.__bases__[0] if issubclass(cls, _Functions) else cls)  # type: ignore[no-any-return]
+    return _of_class(torch.ops.aten.alias.default, tensor, cls)
+
+
+def _of_class(view: Callable[..., Any], tensor: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
     with torch._C.DisableTorchFunctionSubclass():
-        made = torch.ops.aten.alias.default(tensor)
+        made: torch.Tensor = view(tensor)
     if cls not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
         _set_class(made, cls)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def make_subclass(
     original: Callable[..., Any], cls: type[torch.Tensor], data: torch.Tensor, *rest: Any, **settings: Any
 ) -> Any:
-    """`Tensor._make_subclass` (since 1.7), by which parameters of a class of their own are made: of a fake tensor an
-    alias of that class that is a fake one as well."""
+    """`Tensor._make_subclass` (since 1.7), by which parameters of a class of their own are made: of a fake tensor a
+    detached one of that class that is a fake one as well. It does not keep the tensor."""
     if not isinstance(data, FakeTensor) or issubclass(cls, FakeTensor):
         return original(cls, data, *rest, **settings)
-    with torch.no_grad():
-        made = alias_as(original, data, cls)
+    made = _of_class(torch.ops.aten.detach.default, data, cls)
     if rest and rest[0]:
         made.requires_grad_()
     return made
