@@ -232,3 +232,24 @@ def test_the_line_of_the_users_own_is_found_in(kind: str) -> None:
 
 def test_a_text_without_a_message_has_none() -> None:
     assert read_messages("nothing of the kind: out of disk space") == ()
+
+
+CARD: list[dict[str, str]] = json.loads((Path(__file__).parents[1] / "data/h200_messages.json").read_text())
+"""What torch 2.11 wrote on an H200, by the situation that a small program made there."""
+
+
+@pytest.mark.parametrize("row", CARD, ids=[row["situation"] for row in CARD])
+def test_what_a_card_wrote_has_the_cause_that_its_program_made(row: dict[str, str]) -> None:
+    message = only(row["stderr"])
+    other = {
+        "another process": "other-process",
+        "size": "request",
+        "fraction": "limit",
+        "context full": "unknown",  # the driver's own words, without a number
+        "pinned": "unknown",
+    }
+    assert message.cause == other.get(row["situation"], "size")
+    file, _, line = message.place.partition(":")
+    assert file == f"{row['situation'].replace(' ', '_')}.py"
+    wanted = [number for number, text in enumerate(row["program"].splitlines(), 1) if text in row["stderr"]]
+    assert int(line) in wanted

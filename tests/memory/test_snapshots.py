@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
 import random
 from pathlib import Path
@@ -240,3 +241,16 @@ def test_a_stack_without_a_line_of_the_users_is_named_by_what_it_has() -> None:
     assert find_place([kernel]) == "sort_rows"
     assert find_place([kernel, package]) == "torch/optim/adam.py:9"
     assert find_place([]) == ""
+
+
+def test_a_snapshot_of_an_h200_says_what_the_card_said(tmp_path: Path) -> None:
+    """`benchmarks/programs/card_programs/fragmented.py` printed the same peaks
+    (`benchmarks/results/gpu/h200-runs-2026-11-27.json.gz`)."""
+    path = tmp_path / "fragmented.pickle"
+    path.write_bytes(gzip.decompress((Path(__file__).parents[1] / "data/h200_fragmented.pickle.gz").read_bytes()))
+    found = report_dump(read_dump(path))
+    assert found.peak_bytes == 4_600_036_360
+    assert found.reserved_peak_bytes == 21_634_220_032
+    (refused,) = found.shortages
+    assert (refused.requested_bytes, refused.place.rpartition("/")[2]) == (18_556_716_032, "fragmented.py:37")
+    assert [(each.place.rpartition("/")[2], each.nbytes) for each in found.grown] == [("fragmented.py:24", 264 << 20)]
