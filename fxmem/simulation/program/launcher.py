@@ -96,7 +96,8 @@ def launch(
         return LaunchResult(recorded, raised)
 
     launched = run(compiling)
-    if compiling is None or launched.raised or launched.recorded.shortage:
+    is_asked = mailbox is None or not mailbox.is_awaited  # else the run is for what the rank sends
+    if compiling is None or not is_asked or launched.raised or launched.recorded.shortage:
         return launched
 
     def rerun(answers: Answers) -> Answered | None:

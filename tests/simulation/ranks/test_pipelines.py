@@ -116,7 +116,8 @@ def test_ranks_that_wait_in_vain_are_refused(tmp_path: Path, code: str, words: s
         called(run_verb, "--ranks", "2", "--rank", "1", str(script))
 
 
-def test_objects_are_sent_and_broadcast(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--compile", "as-is")], ids=["eager", "compiled"])
+def test_objects_are_sent_and_broadcast(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "own.py").write_text("import os\nRANK = os.environ['RANK']\n")
     script = tmp_path / "train.py"
     script.write_text(
@@ -132,5 +133,5 @@ def test_objects_are_sent_and_broadcast(tmp_path: Path) -> None:
         "        more = [None]\n        assert dist.recv_object_list(more, src=1) == 1 and more == [number]\n"
         "torch.zeros(rank + 1, device='cuda')\n"
     )
-    code, _ = called(run_verb, "--ranks", "3", "--rank", "2", str(script))
+    code, _ = called(run_verb, "--ranks", "3", "--rank", "2", *options, str(script))
     assert code == 0
