@@ -15,6 +15,7 @@ from fxmem.memory.snapshots import is_pickle, read_dump, report_dump
 from fxmem.memory.snapshots.reader import StackFrame, find_place
 from fxmem.records.plain_pickle import PlainPickleError, References, stream
 from fxmem.records.snapshot import GrownLine, SnapshotReport
+from fxmem.show.snapshot_facts import snapshot_facts
 
 Content = dict[str, Any]
 MIB = 1 << 20
@@ -251,6 +252,8 @@ def test_a_snapshot_of_an_h200_says_what_the_card_said(tmp_path: Path) -> None:
     found = report_dump(read_dump(path))
     assert found.peak_bytes == 4_600_036_360
     assert found.reserved_peak_bytes == 21_634_220_032
+    said = {each.label: each.text for each in snapshot_facts(found)}
+    assert said["Reserved"] == "20.1 GiB (21,634,220,032 bytes) at most, 15.9 GiB more than was ever requested"
     (refused,) = found.shortages
     assert (refused.requested_bytes, refused.place.rpartition("/")[2]) == (18_556_716_032, "fragmented.py:37")
     assert [(each.place.rpartition("/")[2], each.nbytes) for each in found.grown] == [("fragmented.py:24", 264 << 20)]

@@ -29,7 +29,9 @@ def history_svg(report: SnapshotReport, *, width: float = 960.0, height: float =
             [(each.event, each.reserved_bytes) for each in report.levels], "held reserved", "reserved", is_stairs=True
         ),
     ]
-    dots = [XYDot(report.peak_event, report.peak_bytes, peak, is_filled=True, is_chosen=True, label=peak)]
+    dots = [
+        XYDot(report.peak_event, report.peak_bytes, peak, is_filled=True, is_chosen=True, label=peak, is_summit=True)
+    ]
     dots += [
         XYDot(
             each.line,

@@ -34,6 +34,8 @@ class XYDot(NamedTuple):
     label: str = ""
     drops: bool = False
     """Whether a line leads down to the axis, beside which the label stands; else it stands below the dot."""
+    is_summit: bool = False
+    """The line lies below it, and the label above."""
 
 
 def xy_plot(
@@ -92,6 +94,6 @@ def _dot(area: PlotArea, dot: XYDot) -> str:
     if dot.label:
         classes = f"{'end' if dot.drops else 'middle'} halo{' strong' if dot.is_chosen else ''}"
         # Below the dot there is room: lines come from above and leave to the right.
-        left, top = (x - 5.0, area.bottom - 6.0) if dot.drops else (x, y + 17.0)
+        left, top = (x - 5.0, area.bottom - 6.0) if dot.drops else (x, y - 11.0 if dot.is_summit else y + 17.0)
         parts.append(text(left, top, dot.label, classes))
     return group(*parts, tooltip=dot.words)
