@@ -29,8 +29,8 @@ def snapshot_facts(report: SnapshotReport) -> Facts:
         facts.append(Fact("Cause", describe_cause(each), "cause", "bad"))
     peak = f"{exact_bytes(report.peak_bytes)} requested at once, at event {report.peak_event:,} of {report.events:,}"
     facts.append(Fact("Peak", peak, "peak"))
-    more = report.reserved_peak_bytes - report.peak_bytes
-    beside = f", {format_bytes(more)} more than was ever requested" if more * 4 > report.peak_bytes else ""
+    above = report.reserved_peak_bytes - report.peak_bytes
+    beside = f", {format_bytes(above)} more than was ever requested" if above * 4 > report.peak_bytes else ""
     facts.append(Fact("Reserved", f"{exact_bytes(report.reserved_peak_bytes)} at most{beside}", "reserved"))
     if (most := next((each for each in report.lines if each.place), None)) is not None:
         facts.append(Fact("Most", f"{format_bytes(most.nbytes)} of the peak by {most.place}", "most"))

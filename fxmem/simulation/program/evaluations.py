@@ -97,13 +97,14 @@ class Evaluations:
         even = self._steps.find_even(LEAST_COMPARED)
         if even is None or of.batches is None or of.ran < EVALUATED:
             return None
-        further = RepeatedSteps(even, of.batches - of.ran)
+        over = min(of.ran, self._calls)  # a batch may be fetched ahead
+        further = RepeatedSteps(even, of.batches - over)
         found = {"reserved_bytes": memory.try_steps(further).reserved}
-        return found if further.done == further.periods else {**found, "full_at": of.ran + further.done + 1}
+        return found if further.done == further.periods else {**found, "full_at": over + further.done + 1}
 
     def _find_end(self, of: EvaluationPass) -> int | None:
         """The most requested at once in a whole pass; None where its end is not known."""
-        ahead = _find_ahead(of, min(of.ran, self._calls))  # a batch may be fetched ahead
+        ahead = _find_ahead(of, min(of.ran, self._calls))  # as in `_replay`
         if ahead is None:
             return None
         whole, joined = sum(ahead.values()), [each for each in of.grown if not each.tensors]

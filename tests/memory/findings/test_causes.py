@@ -51,10 +51,7 @@ def test_a_cause_is_found_and_its_twin_is_silent(case: str) -> None:
 
 
 def find_less(case: str) -> int:
-    """Libraries' workspaces aside: they are where a product runs, which need not be at both peaks."""
-    on, off = (run(case, has).peak for has in ("on", "off"))
-    workspaces = (each.by_kind.get(Kind.WORKSPACE, 0) for each in (on, off))
-    return (on.requested_bytes - next(workspaces)) - (off.requested_bytes - next(workspaces))
+    return run(case, "on").peak.requested_bytes - run(case, "off").peak.requested_bytes
 
 
 @pytest.mark.parametrize("case", TRIED)
@@ -104,7 +101,10 @@ def test_a_host_that_is_full_of_workers_is_told_to_have_fewer() -> None:
 
 
 def test_its_bytes_are_what_the_twin_has_less() -> None:
-    assert run("broadcast-loss", "on").findings[0].nbytes == pytest.approx(find_less("broadcast-loss"), rel=0.1)
+    """Libraries' workspaces aside: they are where a product runs, which need not be at both peaks."""
+    peaks = [run("broadcast-loss", has).peak for has in ("on", "off")]
+    on, off = (peak.requested_bytes - peak.by_kind.get(Kind.WORKSPACE, 0) for peak in peaks)
+    assert run("broadcast-loss", "on").findings[0].nbytes == pytest.approx(on - off, rel=0.1)
 
 
 def test_copies_of_weights_are_no_more_than_the_twin_has_less() -> None:

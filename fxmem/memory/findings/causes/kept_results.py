@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fxmem.memory.findings import Finding, register
 from fxmem.records.findings import BytesOf
@@ -14,18 +14,21 @@ _GRAPH = "graph of "
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding for each owner without a bound."""
+    """A finding for each owner without a bound, of at least a hundredth of all."""
     program = profile.step.program
     if program is None:
         return
-    for each in program.grown:
-        if each.until is None:
-            yield _describe(each, "step", "after each step")
+    for each in _find_large(program.grown):
+        yield _describe(each, "step", "after each step")
     for evaluation in program.evaluations:
         end = "" if evaluation.end_bytes is None else f", {format_bytes(evaluation.end_bytes)} at its end"
-        for each in evaluation.grown:
-            if each.until is None:
-                yield _describe(each, "batch", f"after each batch of the evaluation at {evaluation.place}{end}")
+        for each in _find_large(evaluation.grown):
+            yield _describe(each, "batch", f"after each batch of the evaluation at {evaluation.place}{end}")
+
+
+def _find_large(grown: Sequence[Growth]) -> list[Growth]:
+    endless = [each for each in grown if each.until is None]
+    return [each for each in endless if 100 * each.nbytes >= sum(every.nbytes for every in endless)]
 
 
 def _describe(grown: Growth, of: BytesOf, when: str) -> Finding:
