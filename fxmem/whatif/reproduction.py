@@ -15,6 +15,7 @@ from fxmem.records.profile import Kind, Profile, Storage, Timeline
 from fxmem.records.shortage import OutOfMemoryMessage
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.advice import make_bench, try_changes
+from fxmem.whatif.program_step import ProgramStep
 
 _PLACE = re.compile(r"out at (.+?:\d+)\b")
 _HOLDERS = 40
@@ -37,11 +38,11 @@ def reproduce(
         progress: is told what is tried.
         found: is given each change that frees memory.
     """
+    step, room = leave_room(step, message)
     profile = step.profile
-    room = _find_room(profile, message)
     budget = Budget(room)
     fits = budget.keeps(profile, step.peak)
-    place = "" if fits else _find_place(profile, step)
+    place = "" if fits else find_place(step)
     said = "" if message is None else message.place
     advice = try_changes(make_bench(step), budget, plans=not quick, quick=quick, progress=progress, found=found)
     return Reproduction(
@@ -57,17 +58,30 @@ def reproduce(
     )
 
 
-def _find_room(profile: Profile, message: OutOfMemoryMessage | None) -> int:
-    room = room_bytes(profile.target) or 0
-    if message is None or message.capacity_bytes is None or message.outside_bytes is None:
-        return room
-    return max(message.capacity_bytes - message.outside_bytes, 1)
+def leave_room(step: ProfiledStep, message: OutOfMemoryMessage | None) -> tuple[ProfiledStep, int]:
+    """The step on what a message leaves of its card, and the bytes that the allocator has there.
+
+    A program runs out at the request that is refused there, which is seldom that of the peak. A model is what it is.
+    """
+    target = step.program.target if isinstance(step, ProgramStep) else step.profile.target
+    free = room_bytes(target) or 0
+    room = free
+    if message is not None and message.capacity_bytes is not None and message.outside_bytes is not None:
+        room = max(message.capacity_bytes - message.outside_bytes, 1)
+    if room != free and target.memory_bytes is not None and isinstance(step, ProgramStep):
+        context = target.memory_bytes - free
+        return step.vary(target=target.model_copy(update={"memory_bytes": room + context})), room
+    return step, room
 
 
-def _find_place(profile: Profile, step: ProfiledStep) -> str:
-    """Where the program says so itself, else the line of the peak."""
+def find_place(step: ProfiledStep) -> str:
+    """Where a step that does not fit runs out, `file:line`; empty where no line is known.
+
+    Where the program says so itself, else the line of the peak.
+    """
     if (said := _PLACE.search(step.peak.shortage)) is not None:
         return said[1]
+    profile = step.profile
     node = None if step.peak.op is None else profile.nodes[profile.ops[step.peak.op].node]
     return "" if node is None or node.source is None else node.source.place
 
