@@ -323,8 +323,13 @@ class Recording(Observer):
         self.engine = AutogradEngine(self.nodes, self, self.compilation.streams, on_card=self.target.device == "cuda")
         world = self.collectives.world
         place = (0, 1) if world is None else (world.rank, world.size)
-        self.subject.values.routing.begin(place, lambda: str(self.tracer.path))
+        self.subject.values.routing.begin(place, self._find_router)
         self.compilation.attach()
+
+    def _find_router(self) -> str | None:
+        """The module in which a router may choose experts; None where beams or words are chosen."""
+        path = str(self.tracer.path)
+        return None if self.log.phase is Phase.ROLLOUT and not path else path
 
     def begin(self) -> None:
         """Forget the last round: what is alive now was there before this one."""

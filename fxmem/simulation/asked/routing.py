@@ -73,10 +73,11 @@ class Routing:
         """By where their values lie, how many of how many experts were chosen."""
         self._routers: dict[tuple[int, int], None] = {}
         """Those of them that were counted, or sorted."""
-        self._find_module: Callable[[], str] = str
+        self._find_module: Callable[[], str | None] = str
 
-    def begin(self, place: tuple[int, int], find_module: Callable[[], str]) -> None:
-        """Begin the program: this rank's number among all, and their number; what says which module runs."""
+    def begin(self, place: tuple[int, int], find_module: Callable[[], str | None]) -> None:
+        """Begin the program: this rank's number among all, and their number; what says which module runs, None where
+        nothing is routed."""
         self._place, self._find_module = place, find_module
 
     def note(self, name: str, args: tuple[Any, ...], result: Any) -> None:
@@ -119,15 +120,18 @@ class Routing:
         is_router = 0 < chosen < experts <= _MOST_EXPERTS and scores.dtype.is_floating_point
         if not is_router or places.shape[:-1] != scores.shape[:-1] or not 0 < places.numel() <= known_values.LIMIT:
             return
+        module = self._find_module()
+        if module is None:
+            return
         tokens = places.numel() // chosen
-        counts = share_out(self._find_weights(experts, chosen, tokens), tokens * chosen, tokens)
+        counts = share_out(self._find_weights(module, experts, chosen), tokens * chosen, tokens)
         with torch_common.no_modes():
             every = torch.repeat_interleave(torch.arange(experts), torch.tensor(counts))
             value = every.view(chosen, tokens).T.contiguous().view(places.shape)
             known_values.attach(places, value)
             self._routes[torch_common.storage_key(value)] = chosen, experts
 
-    def _find_weights(self, experts: int, chosen: int, tokens: int) -> Sequence[int]:
+    def _find_weights(self, module: str, experts: int, chosen: int) -> Sequence[int]:
         if self._rule.name == "worst":
             rank, size = self._place
             own = experts // size if experts % size == 0 else experts
@@ -135,7 +139,7 @@ class Routing:
             mine = range(first, first + min(chosen, own))
             return [int(each in mine) for each in range(experts)]
         layers = dict(self._rule.tokens)
-        path = f".{self._find_module()}."
+        path = f".{module}."
         named = max((each for each in layers if each and f".{each}." in path), key=len, default="")
         found = layers.get(named, ())
         if found and len(found) != experts:

@@ -39,6 +39,8 @@ class KernelTracer:
     """Writes down the launches of one run of `root`; stands where `ProgramTracer` does for eager code."""
 
     writes_anew = False
+    path = ""
+    """The module that runs, which is not known of compiled code."""
 
     def __init__(self, root: torch.nn.Module, nodes: NodeLedger) -> None:
         self.root = root
