@@ -1,7 +1,7 @@
 """What a card does with torch's operators, with programs of many kinds and with whole scripts: measured once, held ever
 after.
 
-    python -m benchmarks.programs.card_runs --measure     where a card is: under six minutes on a data-centre card
+    python -m benchmarks.programs.card_runs --measure     where a card is, for six minutes; again for the rest
       --dry-run                                           the same road on the CPU, a few of each, to see that it runs
     python -m benchmarks.programs.card_runs [FILE]        anywhere: predict what the file has, print where it differs;
       --only operator/sort script/lengths                 of KIND/NAME, what contains one of these

@@ -75,7 +75,7 @@ def predict(thread: Thread) -> Outcome:
     from fxmem.memory.shortage import read_messages
     from fxmem.simulation.program import Launch
     from fxmem.whatif.program_step import ProgramCommand, ProgramStep
-    from fxmem.whatif.reproduction import find_place, leave_room
+    from fxmem.whatif.reproduction import find_refusal, leave_room
 
     program = FOLDER / f"{thread.program}.py"
     command = ProgramCommand(Launch(str(program)), catalogue.target(thread.target), steps=3)
@@ -86,7 +86,7 @@ def predict(thread: Thread) -> Outcome:
     except FxmemError as error:
         print(thread.program, error, sep=": ", file=sys.stderr)
         return Outcome("", "")
-    file, _, number = find_place(step).rpartition(":")
+    file, _, number = find_refusal(step).rpartition(":")
     is_own = Path(file).name == program.name
     line = program.read_text().splitlines()[int(number) - 1].strip() if is_own else f"{Path(file).name}:{number}"
     asked = re.search(r"Tried to allocate ([0-9.]+ \w+)", step.peak.shortage)

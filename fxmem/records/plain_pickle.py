@@ -43,16 +43,6 @@ class References:
         self.written = written
 
 
-def load(content: Content) -> Any:
-    """Return what the pickle holds.
-
-    Raises:
-        PlainPickleError: it is no pickle, is cut short, or holds more than plain data; the message is a part of a
-            sentence ("is cut short").
-    """
-    return _run(_Reader(content))
-
-
 Rows = list[tuple[Any, ...]]
 
 
@@ -72,15 +62,12 @@ def stream(
             dict does not have.
 
     Raises:
-        PlainPickleError: as for `load`, or the lists hold anything else, or are referred to.
+        PlainPickleError: it is no pickle, is cut short, or holds more than plain data; the lists hold anything else, or
+            are referred to. The message is a part of a sentence ("is cut short").
     """
     reader = _Streaming(content, key, fields, take)
-    return _run(reader), reader.resolve
-
-
-def _run(reader: _Reader) -> Any:
     try:
-        return reader.run()
+        return reader.run(), reader.resolve
     except (IndexError, struct.error) as error:
         raise PlainPickleError("is no pickle, or only a part of one") from error
     except UnicodeDecodeError as error:

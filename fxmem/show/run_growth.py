@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fxmem.memory.forecast import forecast
-from fxmem.records.parts import EvaluationPass, Growth, HostUse
+from fxmem.records.parts import EvaluationPass, Growth, HostUse, find_large
 from fxmem.records.profile import Profile, ProgramRun, Step
 from fxmem.records.units import format_bytes, format_shape, printable
 from fxmem.show.sections import Fact, Facts, make_printable
@@ -67,7 +67,7 @@ def _describe_evaluation(about: EvaluationPass) -> str:
 
 def _grown_facts(grown: Sequence[Growth], of: str = "") -> Facts:
     found: Facts = []
-    large = [each for each in grown if 100 * each.nbytes >= sum(every.nbytes for every in grown)][:_MOST_GROWING]
+    large = find_large(grown)[:_MOST_GROWING]
     for each in large:
         tensors = "one tensor" if not each.tensors else f"{each.tensors} tensor{'s' * (each.tensors != 1)} a step"
         largest = f"{format_shape(each.shape)} {each.dtype}" + (f" of {each.made_at}" if each.made_at else "")

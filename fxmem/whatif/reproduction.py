@@ -9,6 +9,7 @@ from pathlib import PurePath
 from fxmem.hardware.context import room_bytes
 from fxmem.memory.budget import Budget
 from fxmem.memory.findings import find
+from fxmem.memory.user_code import find_place
 from fxmem.records.advice import Suggestion
 from fxmem.records.explanation import PeakHolder, Reproduction
 from fxmem.records.profile import Kind, Profile, Storage, Timeline
@@ -42,7 +43,7 @@ def reproduce(
     profile = step.profile
     budget = Budget(room)
     fits = budget.keeps(profile, step.peak)
-    place = "" if fits else find_place(step)
+    place = "" if fits else find_refusal(step)
     said = "" if message is None else message.place
     advice = try_changes(make_bench(step), budget, plans=not quick, quick=quick, progress=progress, found=found)
     return Reproduction(
@@ -74,16 +75,15 @@ def leave_room(step: ProfiledStep, message: OutOfMemoryMessage | None) -> tuple[
     return step, room
 
 
-def find_place(step: ProfiledStep) -> str:
+def find_refusal(step: ProfiledStep) -> str:
     """Where a step that does not fit runs out, `file:line`; empty where no line is known.
 
     Where the program says so itself, else the line of the peak.
     """
     if (said := _PLACE.search(step.peak.shortage)) is not None:
         return said[1]
-    profile = step.profile
-    node = None if step.peak.op is None else profile.nodes[profile.ops[step.peak.op].node]
-    return "" if node is None or node.source is None else node.source.place
+    profile, op = step.profile, step.peak.op
+    return find_place(profile, None if op is None else profile.ops[op].node)
 
 
 def _is_same_line(place: str, said: str) -> bool:
@@ -97,8 +97,7 @@ def hold_at_peak(profile: Profile, timeline: Timeline) -> tuple[PeakHolder, ...]
     groups: dict[tuple[Kind, str], list[Storage]] = {}
     for index in timeline.alive:
         storage = profile.storages[index]
-        source = None if storage.node is None else profile.nodes[storage.node].source
-        groups.setdefault((storage.kind, "" if source is None else source.place), []).append(storage)
+        groups.setdefault((storage.kind, find_place(profile, storage.node)), []).append(storage)
     holders = (
         PeakHolder(
             kind=kind,

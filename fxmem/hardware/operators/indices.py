@@ -117,16 +117,15 @@ def _places_of_masks(call: Call, count: int) -> Events:
     masks = [read_layout(index) for index in call.args[1] if index is not None and _is_mask(read_layout(index))]
     events: Events = ()
     for number, mask in enumerate(masks):
-        name = f"places of mask {number}"
-        if call.platform.card is not None and not mask.is_contiguous():
-            events += (
-                alloc("contiguous mask", mask.nbytes),
-                alloc(name, 8 * mask.rank * count),
-                *free("contiguous mask"),
-            )
-        else:
-            events += (alloc(name, 8 * mask.rank * count),)
+        copy = () if call.platform.card is None else _copy_mask(mask, mask.shape)
+        events += *copy, alloc(f"places of mask {number}", 8 * mask.rank * count), *free("contiguous mask")
     return events
+
+
+def _copy_mask(mask: TensorLayout, shape: Sequence[int]) -> Events:
+    """What a card's kernel reads in the place of a mask that is expanded, or otherwise not contiguous."""
+    is_whole = mask.shape == tuple(shape) and mask.is_contiguous()
+    return () if is_whole else (alloc("contiguous mask", prod(shape)),)
 
 
 def _is_mask(index: TensorLayout) -> bool:
@@ -145,29 +144,26 @@ def _masked_select_on_card(call: Call) -> Events:
     """`masked_select_out_cuda_impl` (cuda/IndexKernel.cpp): both are expanded, and read at the places of the mask."""
     own, mask = call.layout(), call.layout(1)
     shape = broadcast_shapes(own.shape, mask.shape)
-    copy = () if shape == mask.shape and mask.is_contiguous() else (alloc("contiguous mask", prod(shape)),)
     places = alloc("places", 8 * len(shape) * call.made.numel)
-    return *copy, places, *free("contiguous mask"), output("result"), *free("places")
+    return *_copy_mask(mask, shape), places, *free("contiguous mask"), output("result"), *free("places")
 
 
 def _masked_scatter_backward_on_card(call: Call) -> Events:
     """`masked_scatter_backward` (TensorAdvancedIndexing.cpp): what the mask picks; the source is taken to have no more
     elements than that."""
     grad, mask = call.layouts()[:2]
-    copy = () if grad.shape == mask.shape and mask.is_contiguous() else (alloc("contiguous mask", grad.numel),)
     places = alloc("places", 8 * grad.rank * min(call.made.numel, mask.numel))
-    return *copy, places, *free("contiguous mask"), output("result"), *free("places")
+    return *_copy_mask(mask, grad.shape), places, *free("contiguous mask"), output("result"), *free("places")
 
 
 def _masked_scatter_on_card(call: Call) -> Events:
     """`masked_scatter__cuda` (cuda/IndexKernel.cpp, IndexKernel.cu): how many the mask picks before each element, in
     int64; mask and source are wanted contiguous."""
     own, mask, source = call.layouts()[:3]
-    contiguous = own.shape == mask.shape and mask.is_contiguous()
     return (
         output("result"),
         alloc("positions", 8 * own.numel),
-        *(() if contiguous else (alloc("contiguous mask", own.numel),)),
+        *_copy_mask(mask, own.shape),
         alloc(_SCAN, SCAN_BYTES),
         *free(_SCAN),
         *(() if source.is_contiguous() else (alloc("contiguous source", source.nbytes),)),

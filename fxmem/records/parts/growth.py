@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fxmem.records.parts.base import Bytes, Many, Record
 
 
@@ -26,3 +28,9 @@ class Growth(Record):
     """The first step that kept more than the one before."""
     until: int | None = None
     """The step from which on it keeps no more, for the owner has a bound (`deque(maxlen=10)`); None: none is known."""
+
+
+def find_large(grown: Sequence[Growth]) -> list[Growth]:
+    """Those that keep a hundredth of all at least, in their order."""
+    whole = sum(each.nbytes for each in grown)
+    return [each for each in grown if 100 * each.nbytes >= whole]

@@ -122,7 +122,7 @@ def autocast_copies() -> None:
     for _ in range(3):
         for _ in range(2):  # gradients are there when the copies are
             with torch.autocast("cuda", torch.bfloat16, enabled=HAS):
-                loss = net(torch.randn(64, 2048, device="cuda")).square().mean()
+                loss = net(torch.randn(64, 2048, device="cuda")).float().repeat(1, 1000).square().mean()
             loss.backward()
         step(optimizer)
 

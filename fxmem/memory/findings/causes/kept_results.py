@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fxmem.memory.findings import Finding, register
 from fxmem.records.findings import BytesOf
-from fxmem.records.parts import Growth
+from fxmem.records.parts import Growth, find_large
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes
 
@@ -18,17 +18,16 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     program = profile.step.program
     if program is None:
         return
-    for each in _find_large(program.grown):
+    for each in _find_endless(program.grown):
         yield _describe(each, "step", "after each step")
     for evaluation in program.evaluations:
         end = "" if evaluation.end_bytes is None else f", {format_bytes(evaluation.end_bytes)} at its end"
-        for each in _find_large(evaluation.grown):
+        for each in _find_endless(evaluation.grown):
             yield _describe(each, "batch", f"after each batch of the evaluation at {evaluation.place}{end}")
 
 
-def _find_large(grown: Sequence[Growth]) -> list[Growth]:
-    endless = [each for each in grown if each.until is None]
-    return [each for each in endless if 100 * each.nbytes >= sum(every.nbytes for every in endless)]
+def _find_endless(grown: Sequence[Growth]) -> list[Growth]:
+    return find_large([each for each in grown if each.until is None])
 
 
 def _describe(grown: Growth, of: BytesOf, when: str) -> Finding:

@@ -46,7 +46,8 @@ def _split_keys(q: Tensor, batch: int, heads: int, queries: int, keys: int, size
 
 
 def _is_grouped(q: Tensor, k: Tensor, queries: int, left: int, right: int, slopes: Any) -> bool:
-    """Whether the heads of a group are taken as its queries: one token of each sequence, no mask."""
+    """Whether the heads of a group are taken as its queries: one token of each sequence, for which causal is no mask,
+    and no other mask."""
     return queries == 1 and q.shape[-2] > k.shape[-2] and left < 0 and right < 0 and slopes is None
 
 
@@ -74,7 +75,6 @@ def fwd(  # noqa: PLR0913 - the kernel's own
     batch, queries, heads, size = whole = q.shape
     keys, groups = k.shape[1:3]
     left, right = (-1 if each >= keys else each for each in (left, right))
-    right = 0 if is_causal and not (queries == 1 and alibi_slopes is None) else right
     is_grouped = p_dropout == 0 and _is_grouped(q, k, queries, left, right, alibi_slopes)
     if is_grouped:
         q = q.reshape(batch, groups, heads // groups, size).transpose(1, 2)
@@ -122,7 +122,6 @@ def varlen_fwd(  # noqa: PLR0913 - the kernel's own
     """The same of packed sequences, with log-sum-exps `(H, all tokens)`; keys are taken apart in decoding alone."""
     batch, (_, heads, size) = cu_seqlens_q.numel() - 1, q.shape
     groups, queries, whole = k.shape[-2], max_seqlen_q, q.shape
-    right = 0 if is_causal and not (queries == 1 and alibi_slopes is None) else right
     is_grouped = p_dropout == 0 and _is_grouped(q, k, queries, left, right, alibi_slopes)
     if is_grouped:
         queries, heads = heads // groups, groups
@@ -261,7 +260,6 @@ def fwd_kvcache(  # noqa: PLR0913 - the kernel's own
     """The result and log-sum-exps. Heads of a size that is no multiple of 8 are padded, in the cache as well."""
     batch, queries, heads, size = whole = q.shape
     keys, groups = _cached_keys(k_cache, block_table), k_cache.shape[2]
-    right = 0 if is_causal and not (queries == 1 and alibi_slopes is None) else right
     is_grouped = size % 8 == 0 and _is_grouped(q, k_cache, queries, left, right, alibi_slopes)
     if is_grouped:
         q = q.reshape(batch, groups, heads // groups, size).transpose(1, 2)
