@@ -59,6 +59,18 @@ def _what_is_there_is_not_collected() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _added_plugins_are_forgotten() -> Iterator[None]:
+    """What a test registers. What of fxmem's own it was the first to import stays: no second import registers that."""
+    from fxmem.records.registry import CAUSES, EXPORTERS, PACKAGES, STRATEGIES
+
+    registered = [(each, set(each)) for each in (CAUSES, EXPORTERS, PACKAGES, STRATEGIES)]
+    yield
+    for registry, names in registered:
+        for name in set(registry) - names:
+            del registry._registered[name]
+
+
 class _WokenError(Exception):
     """Torch asked for the card to be woken."""
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from fxmem.records.registry import EXPORTERS, STRATEGIES
 from tests.docs.pages import HOME, PAGES, ROOT, Reader, blocks, expand, of_torch, shown_torch
 
 pytestmark = pytest.mark.truth
@@ -32,11 +31,8 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(path)
     monkeypatch.syspath_prepend(str(path))
     monkeypatch.setenv("COLUMNS", "88")
-    loaded, plugins = set(sys.modules), {registry: set(registry) for registry in (EXPORTERS, STRATEGIES)}
+    loaded = set(sys.modules)
     yield path
-    for registry, names in plugins.items():
-        for name in set(registry) - names:
-            del registry._registered[name]
     for name in set(sys.modules) - loaded:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(path)):
             del sys.modules[name]

@@ -132,11 +132,10 @@ def test_a_report_keeps_them_and_an_answer_says_them() -> None:
     assert "To do: inputs of one shape" in fact.text
 
 
-def test_a_cause_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cause_of_ones_own() -> None:
     def find(profile: Profile, timeline: Timeline) -> list[Finding]:
         return [Finding(cause="own", text="all of it", nbytes=timeline.peak.requested_bytes, change="less")]
 
-    monkeypatch.setattr(CAUSES, "_registered", dict(CAUSES._registered))
     findings.register("own", find)
     recorded = run("unused-graph", "off")
     assert [each.cause for each in findings.find(recorded.profile, recorded.timeline)] == ["own"]
@@ -144,9 +143,9 @@ def test_a_cause_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         findings.register("own", find)
 
 
-def test_it_is_found_once_for_a_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_found_once_for_a_timeline() -> None:
     calls = []
-    monkeypatch.setattr(CAUSES, "_registered", {**CAUSES._registered, "counted": lambda *_: calls.append(1) or ()})
+    findings.register("counted", lambda *_: calls.append(1) or ())
     recorded = run("unused-graph", "off")
     for _ in range(2):
         assert findings.find(recorded.profile, recorded.timeline) == ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +43,7 @@ halve, unknown = Halve.apply, halving_cuda.quarter
 
 
 @pytest.fixture
-def halving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+def halving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
     """A package whose Python is there, and whose kernels are rows."""
     package = Package(
         module="halving_cuda",
@@ -68,8 +67,7 @@ def halving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package
     (tmp_path / "halving.py").write_text(_PYTHON)
     monkeypatch.syspath_prepend(tmp_path)
     register("halving-cuda", package)
-    yield package
-    PACKAGES._registered.pop("halving-cuda")
+    return package
 
 
 def _train(width: int) -> Any:
