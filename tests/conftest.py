@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -49,14 +48,6 @@ def _forks_run_backward() -> None:
 
     if not torch.cuda.is_available():
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _what_is_there_is_not_collected() -> None:
-    """A program of a test is collected after each of its steps, which takes as long as there are objects: of those of
-    earlier modules and their caches, hundreds of thousands."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,10 @@ then; so a program that grows runs on for a while (`GROWING`), and an owner with
 from __future__ import annotations
 
 import ast
-import contextlib
+import functools
 import itertools
 import linecache
+import operator
 import sys
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -205,22 +206,34 @@ def find_keeping_line(owner: str, files: Mapping[str, Collection[int]]) -> str:
     of all; empty where there is none.
     """
     name = owner.rpartition(" ")[2].rpartition(".")[2]
-    found = [(file, line) for file in files for line in sorted(_keeping_lines(file, name))]
+    found = [
+        (file, line)
+        for file in files
+        for kept, line in _keeping_lines("".join(linecache.getlines(file)))
+        if kept == name
+    ]
     running = [(file, line) for file, line in found if line in files[file]]
     return next((f"{package_path(file)}:{line}" for file, line in running or found), "")
 
 
-def _keeping_lines(file: str, name: str) -> Iterator[int]:
-    with contextlib.suppress(SyntaxError):
-        for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if node.func.attr in _KEEPING and last_name(node.func.value) == name:
-                    yield node.lineno
-            elif isinstance(node, ast.AugAssign):
-                if last_name(node.target) == name:
-                    yield node.lineno
-            elif isinstance(node, ast.Assign):
-                targets = [each for each in node.targets if last_name(each) == name]
-                reads_itself = any(last_name(each) == name for each in ast.walk(node.value))
-                if any(isinstance(each, ast.Subscript) for each in targets) or (targets and reads_itself):
-                    yield node.lineno
+@functools.lru_cache(maxsize=64)
+def _keeping_lines(text: str) -> tuple[tuple[str, int], ...]:
+    """What a file's lines keep something under, in the order of the lines."""
+    try:
+        nodes = ast.walk(ast.parse(text))
+    except SyntaxError:
+        return ()
+    return tuple(sorted({each for node in nodes for each in _find_kept(node)}, key=operator.itemgetter(1)))
+
+
+def _find_kept(node: ast.AST) -> Iterator[tuple[str, int]]:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr in _KEEPING:
+            yield last_name(node.func.value), node.lineno
+    elif isinstance(node, ast.AugAssign):
+        yield last_name(node.target), node.lineno
+    elif isinstance(node, ast.Assign):
+        read = {last_name(each) for each in ast.walk(node.value)}
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) or last_name(target) in read:
+                yield last_name(target), node.lineno
