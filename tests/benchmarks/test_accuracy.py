@@ -30,8 +30,8 @@ pytestmark = pytest.mark.truth
 
 DATA = ROOT / "tests" / "data"
 PLAIN, MEASUREMENT = DATA / "made-up-plain.json", DATA / "made-up-measurement.json"
-EVERY = 1 if os.environ.get("FXMEM_ALL") else 24
-"""Of a measurement file with a hundred steps every twenty-fourth is predicted anew here; `make accuracy` holds all of
+EVERY = 1 if os.environ.get("FXMEM_ALL") else 60
+"""Of a measurement file with a hundred steps every sixtieth is predicted anew here; `make accuracy` holds all of
 them to their bounds."""
 
 # --- what was measured really -----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tests.small_graphs import comparisons
 
 pytestmark = pytest.mark.truth
 
-FIRST, _, LAST = os.environ.get("FXMEM_PLANS", "0:16").partition(":")
+FIRST, _, LAST = os.environ.get("FXMEM_PLANS", "0:7").partition(":")
 
 
 def test_plans_keep_their_budget_and_most_are_the_cheapest_there_are() -> None:
@@ -20,5 +20,5 @@ def test_plans_keep_their_budget_and_most_are_the_cheapest_there_are() -> None:
     assert not wrong
     for nested in (False, True):
         chosen = [each for each in found if each.nested == nested and each.spare]
-        assert len(chosen) >= 8
+        assert len(chosen) >= 4
         assert sum(each.verdict == "optimal" for each in chosen) >= 0.8 * len(chosen)

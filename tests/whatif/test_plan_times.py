@@ -58,8 +58,7 @@ def find(analysis: Analysis, strategy: str, share: float, application: Applicati
     ("step", "share"),
     [
         (functools.partial(resnet, "h100"), 0.9),  # Python bounds the step
-        (functools.partial(resnet, "rtx4090"), 0.8),  # the card does
-        (functools.partial(layers, 262_144, "rtx4090"), 0.6),
+        (functools.partial(layers, 262_144, "rtx4090"), 0.6),  # the card does
         (functools.partial(layers, 262_144, "h100"), 0.5),
         (functools.partial(layers, 262_144, "cpu"), 0.6),  # no rates: by FLOPs
     ],

@@ -66,13 +66,13 @@ def _blocks(profile):
 @pytest.mark.parametrize(
     ("make", "tokens", "way", "recorded_tokens"),
     [
-        (llama, 28, {}, 7),
-        (llama, 28, {"cache": "static"}, 7),
-        (llama, 28, {"beams": 2}, 7),
+        (llama, 16, {}, 7),
+        (llama, 16, {"cache": "static"}, 7),
+        (llama, 16, {"beams": 2}, 7),
         (mamba, 14, {}, 7),
         (llama, 14, {"options": {"prefill_chunk_size": 8}}, 7),
-        (mistral, 28, {}, 14),
-        (mistral, 28, {"cache": "sliding"}, 14),
+        (mistral, 21, {}, 14),
+        (mistral, 21, {"cache": "sliding"}, 14),
         (functools.partial(mistral, 34), 16, {}, 12),  # its window is full at once
         (functools.partial(mistral, 50), 24, {}, 10),  # and near the end
     ],
