@@ -1,7 +1,7 @@
 """For test suites and training loops: peaks held against a budget, a baseline, or a card.
 
-`assert_peak_below`, `assert_steady`; the pytest plugin that keeps peaks beside the tests; callbacks that print a
-prediction beside what a training run measures.
+`assert_peak_below`, `assert_steady`; the pytest plugin that keeps peaks beside the tests; `guard` and
+callbacks, which refuse a training run that cannot fit, or print what is predicted beside what it measures.
 
 Importing the package imports nothing else, because pytest loads the plugin in every test suite.
 """
@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fxmem.testing.callbacks import lightning_callback, trainer_callback
+    from fxmem.testing.callbacks import guard, lightning_callback, trainer_callback
     from fxmem.testing.peak_checks import assert_peak_below, assert_steady
 
-__all__ = ["assert_peak_below", "assert_steady", "lightning_callback", "trainer_callback"]
+__all__ = ["assert_peak_below", "assert_steady", "guard", "lightning_callback", "trainer_callback"]
 
 _HOMES = {
     **dict.fromkeys(("assert_peak_below", "assert_steady"), "peak_checks"),
-    **dict.fromkeys(("lightning_callback", "trainer_callback"), "callbacks"),
+    **dict.fromkeys(("guard", "lightning_callback", "trainer_callback"), "callbacks"),
 }
 
 

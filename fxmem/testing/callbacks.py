@@ -1,21 +1,25 @@
-"""Callbacks for other people's training loops: a prediction beside what the card's allocator says.
+"""A prediction within other people's training loops: a run that cannot fit is refused, the others are compared.
 
-The prediction is made beforehand, on any machine. On the card the first steps are measured, a line is printed for each,
-and nothing else of the loop is changed but the allocator's peaks, which are reset between two of these steps.
-What the prediction has found wrong with the step is printed when training begins.
+The prediction is made beforehand, on any machine. `guard` refuses a run before its first step. The callbacks measure
+the first steps on the card and print a line for each; nothing else of the loop is changed but the allocator's peaks,
+which are reset between two of these steps. What the prediction has found wrong is printed when training begins.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fxmem.errors import EnvironmentLacksError, UsageError
+from fxmem.errors import EnvironmentLacksError, ExceededError, FxmemError, UsageError
+from fxmem.memory.budget import peak_in_memory
 from fxmem.memory.report_reader import load_report
-from fxmem.records.profile import Kind, Peak, Round
+from fxmem.planning.estimate import estimate
+from fxmem.records.profile import Kind, Peak, Report, Round
+from fxmem.records.units import format_bytes
 from fxmem.show.finding_facts import list_findings
 from fxmem.show.text.verdict import round_line
 from fxmem.simulation.profiled_step import ProfiledStep
@@ -25,11 +29,62 @@ from fxmem.validation.validate_program import compare_round
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
-Prediction = str | Path | ProfiledStep
-"""A report that `--json` wrote, by its path; or what `fxmem.analyze` or `fxmem.record` has returned."""
+Prediction = str | Path | Report | ProfiledStep
+"""A report that `--json` wrote, by its path or read; or what `fxmem.analyze` or `fxmem.record` has returned."""
 
 
-def trainer_callback(report: Prediction, *, steps: int = 3) -> TrainerCallback:
+def guard(report: Prediction) -> None:
+    """Refuse a training run that the card at hand has no room for, before its first step.
+
+    The prediction's allocator is replayed in that room: what the driver has free, and what this process's allocator
+    holds, but for tensors beyond the weights that are predicted. Call it where the loop is about to begin, or let a
+    callback do so.
+
+    Assumptions: the current card is the one that trains, and nothing else will take of what is free there. Settings of
+    the allocator are those of this process's environment. Where there is no card, the room is that of the report's. A
+    recording that ran out of memory is known up to there only: a larger room is then taken as enough.
+
+    Args:
+        report: what `fxmem run train.py --json FILE` or `fxmem analyze ... --json FILE` wrote, or an analysis or a
+            recording itself.
+
+    Raises:
+        ExceededError: it does not fit: how much room there is, where it runs out, and what would make it fit.
+        UsageError: the report cannot be read, or is of the CPU.
+    """
+    found = _load(report)
+    room, whose = found.target.memory_bytes, found.target.name
+    if torch.cuda.is_available():
+        free, _ = torch.cuda.mem_get_info()
+        own = sum(found.peak.by_kind.get(kind, 0) for kind in (Kind.PARAMETER, Kind.BUFFER))
+        others = max(0, torch.cuda.memory_allocated() - own)
+        room, whose = free + torch.cuda.memory_reserved() - others, torch.cuda.get_device_name()
+    if room is None:
+        return
+    ended = found.peak.at_least and room <= (found.target.memory_bytes or 0)
+    peak = found.peak if ended else peak_in_memory(found, found.peak, room)
+    if peak.fits is False and (ended or not found.peak.at_least):
+        raise ExceededError(
+            f"expected a step that runs in the {format_bytes(room)} that {whose} has for it; the predicted one does "
+            f"not: {peak.shortage.rstrip('.')}. {_describe_way_out(found, room)}"
+        )
+
+
+def _describe_way_out(report: Report, room: int) -> str:
+    """What would make a step fit, in a sentence: a change that was tried, a plan, or how to look for more."""
+    over = report.peak.counted_bytes - room
+    for each in report.findings:
+        if each.saved_bytes is not None and each.of == "peak" and each.saved_bytes >= over:
+            return f"What would: {each.change}{f', {each.place}' if each.place else ''}"
+    with contextlib.suppress(FxmemError):
+        after = estimate(report, report.peak, "auto", room).after
+        return (
+            f"What would, by estimate: activation checkpoints down to {format_bytes(after.counted_bytes)} (fxmem plan)"
+        )
+    return "fxmem advise says what each change would save"
+
+
+def trainer_callback(report: Prediction, *, steps: int = 3, refuse: bool = False) -> TrainerCallback:
     """A callback for the Trainer of Hugging Face: predicted beside measured peaks.
 
     `Trainer(..., callbacks=[trainer_callback("run.json")])` prints a line for each of the first optimizer steps, with
@@ -44,6 +99,7 @@ def trainer_callback(report: Prediction, *, steps: int = 3) -> TrainerCallback:
             recording itself. Of a recorded program, step by step; an analysed step is one in its steady state, which
             the first step of an optimizer with a state is not: compared from the second on.
         steps: optimizer steps to measure.
+        refuse: end the run before its first step where it cannot fit, as `guard` does, by an `ExceededError`.
 
     Raises:
         UsageError: the report cannot be read, is of no training step, or `steps` is less than 1.
@@ -53,7 +109,7 @@ def trainer_callback(report: Prediction, *, steps: int = 3) -> TrainerCallback:
         from transformers import TrainerCallback
     except ImportError as error:
         raise EnvironmentLacksError("transformers, whose Trainer calls it, is not installed") from error
-    first = _FirstSteps(report, steps)
+    first = _FirstSteps(report, steps, refuse=refuse)
 
     class FirstSteps(TrainerCallback):
         """Measures the first steps of a Trainer."""
@@ -67,7 +123,7 @@ def trainer_callback(report: Prediction, *, steps: int = 3) -> TrainerCallback:
     return FirstSteps()
 
 
-def lightning_callback(report: Prediction, *, steps: int = 3) -> Any:
+def lightning_callback(report: Prediction, *, steps: int = 3, refuse: bool = False) -> Any:
     """A callback for Lightning's Trainer: predicted beside measured peaks.
 
     `lightning.Trainer(..., callbacks=[lightning_callback("run.json")])`; what it prints and assumes, and its arguments,
@@ -79,7 +135,7 @@ def lightning_callback(report: Prediction, *, steps: int = 3) -> Any:
     loaded = sys.modules.get("lightning.pytorch") or sys.modules.get("pytorch_lightning")
     if loaded is None:
         raise UsageError("expected Lightning to be imported before its callback is made: import lightning")
-    first = _FirstSteps(report, steps)
+    first = _FirstSteps(report, steps, refuse=refuse)
 
     class FirstSteps(loaded.Callback):  # type: ignore[misc, name-defined]
         """Measures the first steps of Lightning's Trainer."""
@@ -96,24 +152,39 @@ def lightning_callback(report: Prediction, *, steps: int = 3) -> Any:
     return FirstSteps()
 
 
+def _load(prediction: Prediction) -> Report:
+    if isinstance(prediction, Report):
+        report = prediction
+    else:
+        report = prediction.report() if isinstance(prediction, ProfiledStep) else load_report(Path(prediction))
+    if report.peak.allocated_bytes is None:
+        raise UsageError("expected a prediction for a card, got one for the CPU: make it with --target")
+    return report
+
+
 class _FirstSteps:
     """Measures the first steps of a training loop and prints each beside its prediction."""
 
-    def __init__(self, prediction: Prediction, steps: int) -> None:
+    def __init__(self, prediction: Prediction, steps: int, *, refuse: bool) -> None:
         if steps < 1:
             raise UsageError(f"expected steps of at least 1, got {steps}")
-        report = prediction.report() if isinstance(prediction, ProfiledStep) else load_report(Path(prediction))
-        self._peak, self._step, self._found = report.peak, report.step, list_findings(report.findings)
-        if self._step.mode != "train":
+        report = _load(prediction)
+        if report.step.mode != "train":
             raise UsageError("expected a report of a training step, got one of inference")
-        if self._peak.allocated_bytes is None:
-            raise UsageError("expected a prediction for a card, got one for the CPU: make it with --target")
+        self._peak, self._step, self._found = report.peak, report.step, list_findings(report.findings)
+        self._guarded = report if refuse else None
         self._left = steps
         self._number = 0
         self._prints = False
 
     def begin(self, *, prints: bool) -> None:
-        """Training begins; in one process of many it prints."""
+        """Training begins; in one process of many it prints.
+
+        Raises:
+            ExceededError: it was to be refused, and cannot fit.
+        """
+        if self._guarded is not None:
+            guard(self._guarded)
         self._prints = prints
         for fact in self._found if prints else ():
             print(f"fxmem: found: {fact.text}")

@@ -14,9 +14,9 @@ import transformers
 from torch import nn
 
 import fxmem
-from fxmem.errors import UsageError
+from fxmem.errors import ExceededError, UsageError
 from fxmem.records.findings import Finding
-from fxmem.testing import lightning_callback, trainer_callback
+from fxmem.testing import guard, lightning_callback, trainer_callback
 
 BATCHES = [{"x": row} for row in torch.zeros(16, 8)]
 
@@ -124,6 +124,69 @@ def test_what_is_found_is_said_before_training_begins(tmp_path: Path, capsys: py
     first = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("fxmem: "))
     told = "train.py:3: all of it is kept, 2.00 KiB at the peak. To do: del of it (not tried)"
     assert first == f"fxmem: found: {told}"
+
+
+class Wide(Net):
+    """At its peak eight results of 16,384 x 256 float32 numbers a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Tanh()) for _ in range(40)))
+
+
+@LOOPS
+def test_a_run_that_cannot_fit_is_refused_before_its_first_step(
+    train: Train,
+    make: Callable[..., Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a pretended card of which 64 MiB are left; there is room for the same run on a whole one."""
+    analysis = fxmem.analyze(Wide(), {"x": torch.zeros(65536, 8)}, target="rtx4090")
+    path = tmp_path / "run.json"
+    analysis.to_json(path)
+    with fxmem.record("rtx4090", steps=2):
+        train(tmp_path, [make(path, refuse=True)])
+    assert "fxmem: step 1: " in capsys.readouterr().out
+    ran: list[Any] = []
+    monkeypatch.setattr(Wide, "forward", lambda *_, **__: ran.append(0))
+    with fxmem.record("rtx4090", steps=1):
+        taken = torch.empty(torch.cuda.mem_get_info()[0] - (64 << 20), dtype=torch.uint8, device="cuda")
+        held = torch.cuda.memory_reserved()
+        with pytest.raises(ExceededError) as refused:
+            train(tmp_path, [make(path, refuse=True)])
+        assert torch.cuda.memory_reserved() - held < 4 << 20  # the weights
+        del taken
+    assert not ran
+    assert re.match(r"expected a step that runs in the 6[34]\.\d MiB that NVIDIA GeForce RTX 4090 ", str(refused.value))
+
+
+def test_a_guard_says_what_would_make_it_fit() -> None:
+    analysis = fxmem.analyze(Wide(), {"x": torch.zeros(65536, 8)}, target="rtx4090")
+    guard(analysis)
+    report = analysis.report()
+    small = report.target.model_copy(update={"memory_bytes": 3 * report.peak.counted_bytes // 4})
+    report = report.model_copy(update={"target": small})
+    with pytest.raises(ExceededError, match=r"does not: .* What would, by estimate: activation checkpoints down to"):
+        guard(report)
+    saved = {"nbytes": report.peak.counted_bytes, "saved_bytes": report.peak.counted_bytes}
+    found = Finding(cause="own", text="it is kept", place="train.py:3", change="del of it", **saved)
+    with pytest.raises(ExceededError, match=r"What would: del of it, train\.py:3$"):
+        guard(report.model_copy(update={"findings": (found,)}))
+    nothing = small.model_copy(update={"memory_bytes": 1 << 20})
+    with pytest.raises(ExceededError, match=r"fxmem advise says what each change would save$"):
+        guard(report.model_copy(update={"target": nothing}))
+
+
+def test_a_recording_that_ran_out_is_known_up_to_there_only() -> None:
+    with pytest.raises(torch.cuda.OutOfMemoryError), fxmem.record("rtx4090", steps=1) as ended:
+        torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
+    with pytest.raises(ExceededError, match=r"expected a step that runs in the 23\.5 GiB that rtx4090 has for it"):
+        guard(ended)
+    report = ended.report()
+    with fxmem.record("h100", steps=1):
+        guard(report)
 
 
 @pytest.mark.truth
