@@ -15,7 +15,7 @@ import fxmem
 def build() -> nn.Module:
     """The model, whole."""
     layer = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, norm_first=True)
-    return nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
 
 
 def parallelize(model: nn.Module) -> None:
