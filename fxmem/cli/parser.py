@@ -153,9 +153,24 @@ class Parser(argparse.ArgumentParser):
 _OF_RANKS: Final = ("--ranks", "--rank", "--parallelize", "--mesh")
 
 
+_OF_OTHERS: Final = {
+    **dict.fromkeys(("--gpu", "--card", "--device", "--accelerator"), "--target"),
+    **dict.fromkeys(("--batch-size", "--batchsize", "--bs", "-b"), "--batch"),
+    **dict.fromkeys(("--dtype", "--amp", "--autocast"), "--precision"),
+    **dict.fromkeys(("--memory", "--limit", "--vram"), "--budget"),
+    **dict.fromkeys(("--shape", "--inputs", "--input-shape", "--input-size"), "--input"),
+    **dict.fromkeys(("--script", "--program"), "--run"),
+}
+"""What other tools call an option of ours."""
+
+
 def _suggest(word: str, known: Iterable[str]) -> str:
     """`, did you mean NAME?` for the closest of the known names; empty if none is close."""
     names = list(known)
+    if word.endswith(".py") and "run" in names:
+        return f", did you mean fxmem run {word}?"
+    if (meant := _OF_OTHERS.get(word.lower())) in names:
+        return f", did you mean {meant}?"
     begun = [each for each in names if each.startswith(word.lower())]
     near = difflib.get_close_matches(word.lower(), begun or names, n=1, cutoff=0.0 if begun else 0.6)
     return f", did you mean {near[0]}?" if near else ""

@@ -163,6 +163,9 @@ TYPOS = {
     "analyze": "expected a MODEL, or --run with a program: one of the two",
     "analyze m --prescision bf16": "no option --prescision, did you mean --precision?; see fxmem analyze --help",
     "analyze m --prec bf16": "no option --prec, did you mean --precision?; see fxmem analyze --help",
+    "analyze m --gpu rtx4090": "no option --gpu, did you mean --target?; see fxmem analyze --help",
+    "analyze m --batch-size 4": "no option --batch-size, did you mean --batch?; see fxmem analyze --help",
+    "train.py --lr 3": f"expected COMMAND to be one of {_VERBS}; got 'train.py', did you mean fxmem run train.py?; see",
     "analyze m --targets=h100": "no option --targets, did you mean --target?; see fxmem analyze --help",
     "analyze m --precision bf61": (
         "expected --precision to be one of bf16, fp16; got 'bf61', did you mean bf16?; see fxmem analyze --help"
