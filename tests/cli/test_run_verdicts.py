@@ -94,6 +94,20 @@ def test_a_request_that_is_too_large_counts(capsys: pytest.CaptureFixture[str]) 
     assert min(peak.allocated_bytes or 0, peak.reserved_bytes or 0) > 51_200_000_000
 
 
+def test_the_traceback_has_the_programs_own_lines_and_the_last(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = ("import torch", "net = torch.nn.Sequential(torch.nn.Linear(8, 1 << 20)).cuda()")
+    (tmp_path / "train.py").write_text("\n".join((*lines, 'net(torch.ones(8192, 8, device="cuda"))')))
+    assert main(["run", "--target", "rtx3080", "train.py"]) == 4
+    said = capfd.readouterr().err
+    files = re.findall(r'File "(.+)", line (\d+)', said)
+    assert [(Path(file).name, line) for file, line in files[:-1]] == [("train.py", "3")]
+    assert len(files) == 2
+    assert "torch/nn/modules/linear.py" in files[1][0]
+    assert said.count("Traceback") == 1
+
+
 @pytest.mark.truth
 def test_inference_needs_no_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
     said, report = run(capsys, "--target rtx3080 grow outputs", 4)

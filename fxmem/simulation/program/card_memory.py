@@ -434,7 +434,7 @@ class CardMemory(Observer):
         if self._is_untouched:
             self._read_settings()
         allocator = self._allocator
-        before = allocator.reserved_bytes
+        before, complaint = allocator.reserved_bytes, ""
         try:
             address = allocator.malloc(nbytes, stream)
             if self.on_block is not None:
@@ -444,7 +444,9 @@ class CardMemory(Observer):
         except OutOfMemory as error:
             if self._raises:
                 self.wanted = error.allocated_bytes + error.asked_bytes, error.reserved_bytes + error.segment_bytes
-            self._run_out(self._complaint(error.segment_bytes), sys._getframe(1))
+            complaint = self._complaint(error.segment_bytes)
+        if complaint:  # what is raised here has no other error behind it, as on the card
+            self._run_out(complaint, sys._getframe(1))
             return self._malloc(nbytes, stream)
         # `max` takes three times as long, and a run of a generation comes here a million times.
         if (requested := allocator.requested_bytes) > self.highest_requested:

@@ -22,6 +22,7 @@ from fxmem.errors import FxmemError
 from fxmem.records.parts import CompileSettings
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Report, Target
+from fxmem.records.units import package_path
 from fxmem.simulation.compiled.timed_answers import Answered, Answers, answer_all_ways
 from fxmem.simulation.profiled_step import ReportedStep
 from fxmem.simulation.program.command import Launch, notebook_cells
@@ -267,11 +268,17 @@ def _first_folder(program: Launch) -> str:
 
 
 def _print_traceback(error: Exception) -> None:
-    """Print the error as Python does, without the frames that run and watch the program."""
+    """Print the error as Python does, without the frames that run and watch the program.
+
+    Where memory ran out, those of libraries say no more than the answer does: the innermost one is enough.
+    """
     told = traceback.TracebackException.from_exception(error)
     shown = [each for each in told.stack if not each.filename.startswith(_OURS)]
     runpy_files = ("runpy", "runpy.py")  # frozen in Python, or a file of its library
     shown = [each for each in shown if not os.path.basename(each.filename).removesuffix(">").endswith(runpy_files)]
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        own = [each for each in shown[:-1] if package_path(each.filename) == each.filename]
+        shown = [*own, *shown[-1:]] if own else shown
     told.stack = traceback.StackSummary.from_list(shown)
     told.__cause__ = None if isinstance(error, torch.cuda.OutOfMemoryError) else told.__cause__
     print("".join(told.format()), end="", file=sys.stderr)
