@@ -50,6 +50,7 @@ INPUTS = grouped(
     ),
     flag("--download", help="of hf:ORG/NAME fetch config.json into the Hugging Face cache first; else nothing is"),
 )
+QUIET = flag("--quiet", "no progress on stderr")._replace(group=_OUTPUT)
 KERNELS = grouped(
     "kernels",
     argument(
@@ -139,7 +140,7 @@ STEP = grouped(
     ),
     flag("--channels-last", help="lay out weights and 4-d inputs as channels_last"),
     *KERNELS,
-    *grouped(_OUTPUT, flag("--quiet", help="no progress on stderr")),
+    QUIET,
 )
 """The inputs of the model, and what the step does."""
 TARGET = argument(

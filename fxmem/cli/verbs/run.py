@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 from fxmem.cli.next_command import next_for_program
-from fxmem.cli.options import RANKS, REPORT_OUTPUT, TARGET
+from fxmem.cli.options import QUIET, RANKS, REPORT_OUTPUT, TARGET
 from fxmem.cli.output import check_folder, check_output, write_report
 from fxmem.cli.parser import argument, flag, repeatable
 from fxmem.cli.progress import StatusLine, say
@@ -83,6 +84,7 @@ ARGUMENTS = (
         help="with --ranks: where the ranks after the first run, a dask cluster that finds the program at the same "
         "path (default: loky, processes of this machine)",
     ),
+    QUIET,
     *REPORT_OUTPUT,
     flag("-m", "PROGRAM is a module's name, as for python -m"),
     argument("program", metavar="PROGRAM", help="the script to run"),
@@ -132,7 +134,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         rule=read_rule(options.routing),
         host_bytes=host,
         reads_epoch=True,
-        watch=StatusLine,
+        watch=contextlib.nullcontext if options.quiet else StatusLine,
     )
     with use_backend(read_backend(options.backend)):
         isolating = IsolationSettings(options.write, options.network, options.keep_files)
