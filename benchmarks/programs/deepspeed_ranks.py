@@ -23,10 +23,12 @@ from benchmarks.programs import frameworks
 from tests.simulation.ranks import gloo
 
 _SCRIPT: Final = str(Path(frameworks.__file__).parent / "zero.py")
-_OVER_GLOO: Final = {2: None, 4: ("ZeRO-2", "ZeRO-3")}
+_OVER_GLOO: Final = {2: None, 4: ("ZeRO-2", "ZeRO-3", "pipeline", "pipeline, ZeRO-1, bf16")}
 """By number of ranks, the kinds; None for all."""
 _STEPS: Final = 4
-"""The prediction's: ZeRO-3 learns in its first two in which order it will gather."""
+"""The prediction's."""
+_SETTLED: Final = 2
+"""Steps in which ZeRO-3 learns in which order it will gather."""
 _BOUND: Final = 0.01
 """Per cent."""
 
@@ -48,7 +50,7 @@ def main() -> int:
     for world, kinds in _OVER_GLOO.items():
         for kind in kinds or KINDS:
             with tempfile.TemporaryDirectory() as folder:
-                found = gloo.measure(Path(folder), (kind, world), script=_SCRIPT)
+                found = gloo.measure(Path(folder), (kind, world), script=_SCRIPT, settled=_SETTLED)
             for rank in (0, world - 1):
                 measured = found[kind, world, rank]
                 predicted = gloo.last_step_bytes(gloo.predict(kind, world, rank, _SCRIPT, _STEPS))
