@@ -116,7 +116,8 @@ def measure(
             assert file.exists(), done.stderr
             measured = ProgramMeasurement.model_validate_json(file.read_bytes())
             assert measured.ending == f"stopped after step {_STEPS}", done.stderr
-            found[kind, world, rank] = min(each.peak_without_kernel_scratch_bytes or 0 for each in measured.rounds[settled:])
+            rounds = measured.rounds[settled:]
+            found[kind, world, rank] = min(each.peak_without_kernel_scratch_bytes or 0 for each in rounds)
     return found
 
 

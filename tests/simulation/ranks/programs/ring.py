@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor.experimental import _attention
 from torch.distributed.tensor.experimental._attention import _templated_ring_attention, set_rotate_method
 
 __all__ = ["Attention", "set_rotate_method"]
@@ -15,11 +15,6 @@ __all__ = ["Attention", "set_rotate_method"]
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _HEADS = 4
-
-
-def _find_backward() -> Any:
-    home = getattr(_attention.context_parallel, "__wrapped__", _attention.context_parallel)
-    return home.__globals__["_templated_ring_attention_backward"]
 
 
 class _Ring(torch.autograd.Function):
@@ -32,7 +27,8 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        found = _find_backward()(
+        home: Any = sys.modules[_templated_ring_attention.__module__]
+        found = home._templated_ring_attention_backward(
             dist.group.WORLD,
             2,
             _BACKWARD,
