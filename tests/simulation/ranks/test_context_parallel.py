@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def attend(method: str, rank: int) -> fxmem.Recording:
 def test_keys_and_values_go_round(method: str, rank: int) -> None:
     """As `_templated_ring_attention` and its backward are written (torch/distributed/tensor/experimental)."""
     profile = attend(method, rank).profile
-    ran = Counter(each.name for each in profile.ops if "dot_product" in each.name)
+    ran = Counter(each.name for each in profile.ops if each.name.startswith("aten._scaled_dot_product"))
     assert sorted(ran.values()) == [RANKS, RANKS]  # forward, backward
     ranks = profile.step.ranks
     assert ranks is not None
@@ -71,3 +71,25 @@ def test_attention_on_dtensors_runs_the_kernel_of_the_card() -> None:
         found.to_local().sum().backward()
     assert any("dot_product" in each.name for each in recorded.profile.ops)
     assert found.shape == (BATCH, 2 * RANKS, TOKENS, SIZE)
+
+
+@pytest.mark.truth
+def test_a_compiled_ring_runs_as_often() -> None:
+    """What dynamo traces of it is DTensors."""
+    _attention._enable_context_parallel_dispatcher()
+    try:
+        with fxmem.record("h100", ranks=RANKS, rank=1, steps=1, compile="as-is") as recorded:
+            dist.init_process_group("nccl")
+            mesh = init_device_mesh("cuda", (RANKS,))
+
+            def attend(x: torch.Tensor) -> torch.Tensor:
+                whole = torch.distributed.tensor.DTensor.from_local(x, mesh, [torch.distributed.tensor.Shard(2)])
+                found: Any = torch.nn.functional.scaled_dot_product_attention(whole, whole, whole, is_causal=True)
+                return found.to_local().sin()
+
+            x = torch.randn(BATCH, HEADS, TOKENS, SIZE, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+            torch.compile(attend)(x).sum().backward()
+    finally:
+        _attention._disable_context_parallel_dispatcher()
+    ran = Counter(each.name for each in recorded.profile.ops if each.name.startswith("aten._scaled_dot_product"))
+    assert sorted(ran.values()) == [RANKS, RANKS]
