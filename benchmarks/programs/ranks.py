@@ -35,7 +35,7 @@ _OVER_GLOO: Final = {
         *("fsdp, compiled layers", "fsdp, compiled layers, no resharding", "fsdp, compiled checkpoints"),
         *("fsdp1", "fsdp1, no resharding", "fsdp1, checkpointed", "fsdp1, accumulation"),
         *("tp", "tp with sequence parallel", "ddp", "ddp, views", "zero-1", "1f1b", "gpipe"),
-        "main gradients",
+        *("main gradients", "ring", "ring, alltoall"),
     ),
     3: ("fsdp, uneven shards, the last rank", "fsdp, uneven, accumulation", "fsdp1, bf16 with fp32 reduction"),
     4: (

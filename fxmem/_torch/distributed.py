@@ -297,6 +297,27 @@ def _sends_keep() -> AbstractContextManager[None]:
     return wrap(dist.ProcessGroup, "send", send)
 
 
+def observe_sends(
+    on_send: Callable[[list[torch.Tensor], int], None], on_receive: Callable[[list[torch.Tensor], int], None]
+) -> AbstractContextManager[None]:
+    """Call these with the tensors, and with the other rank, where a rank sends to it or has received from it
+    (`ProcessGroup.send`, `recv`, in which all ways of `torch.distributed` end; since 1.0)."""
+    if not dist.is_available():
+        return contextlib.nullcontext()
+
+    def send(original: Callable[..., Any], group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
+        work = original(group, tensors, peer, *args, **kwargs)
+        on_send(tensors, dist.get_global_rank(group, peer))
+        return work
+
+    def receive(original: Callable[..., Any], group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
+        work = original(group, tensors, peer, *args, **kwargs)
+        on_receive(tensors, dist.get_global_rank(group, peer))
+        return work
+
+    return nested(wrap(dist.ProcessGroup, "send", send), wrap(dist.ProcessGroup, "recv", receive))
+
+
 def observe_resizes(on_resize: Callable[[Any, int, int], None]) -> AbstractContextManager[None]:
     """Call `on_resize(storage, before, after)` before a storage changes its size, which no dispatch mode sees
     (`UntypedStorage.resize_`, public): so FSDP2 frees unsharded parameters and takes them back."""
@@ -420,23 +441,33 @@ def find_group(value: Any) -> GroupFacts | None:
     return GroupFacts(name, tuple(dist.get_process_group_ranks(group)))
 
 
+def find_group_of_pair(group: GroupFacts, peer: int) -> GroupFacts:
+    """The smallest group that was made with this rank and another, where they send to each other in a larger one.
+
+    Args:
+        group: in which they do.
+        peer: the other's number in it.
+    """
+    here, there = dist.get_rank(), group.ranks[peer]
+    made: dict[Any, dict[int, int]] = dist.distributed_c10d._world.pg_group_ranks  # since 1.8; ranks of a group
+    known = [each for each, ranks in made.items() if each is not None and here in ranks and there in ranks]
+    smallest = min(known, key=lambda each: len(made[each]), default=None)
+    if smallest is None or len(made[smallest]) >= len(group.ranks):
+        return group
+    return find_group(smallest) or group
+
+
 _HOOKED_SCHEDULES: Final = ("ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 """Schedules that split a backward by hooks on nodes of C++ (torch/distributed/pipelining/_backward.py, since 2.5)."""
 
 
-def refuse_by_name(refuse: Callable[[str], None]) -> AbstractContextManager[None]:
-    """Call `refuse` with the name of what begins inside and cannot be followed.
-
-    `context_parallel` splits its buffers by `_context_parallel_buffers` of its own module (since 2.4), whose place
-    changed in 2.10; of schedules those that are imported by now are known.
-    """
-    from torch.distributed.tensor.experimental import context_parallel
+def refuse_schedules(refuse: Callable[[str], None]) -> AbstractContextManager[None]:
+    """Call `refuse` with the name of a schedule that is made inside and cannot be followed; of those that are imported
+    by now."""
 
     def refusing(name: str) -> Callable[..., Any]:
         return lambda *args, **kwargs: refuse(name)
 
-    written: Any = getattr(context_parallel, "__wrapped__", context_parallel)
     schedules = sys.modules.get("torch.distributed.pipelining.schedules")
     hooked = [(getattr(schedules, name, None), "__init__", refusing(name)) for name in _HOOKED_SCHEDULES]
-    whole = sys.modules[written.__module__], "_context_parallel_buffers", refusing("context_parallel")
-    return replace_all([whole, *(each for each in hooked if each[0] is not None)])
+    return replace_all([each for each in hooked if each[0] is not None])

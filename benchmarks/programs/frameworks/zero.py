@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import Any, Final
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import nn
 
 WIDTH, DEPTH, BATCH, SEQUENCE = 256, 4, 4, 64
@@ -35,7 +37,16 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "ZeRO-3, all offloaded": {"zero_optimization": {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU}},
     "ZeRO-2, checkpointed": {"zero_optimization": {"stage": 2}},
     "ZeRO-3, checkpointed": {"zero_optimization": {"stage": 3}},
+    "pipeline": {"zero_optimization": {"stage": 0}, "gradient_accumulation_steps": 4},
+    "pipeline, ZeRO-1, bf16": {
+        "zero_optimization": {"stage": 1},
+        "bf16": {"enabled": True},
+        "gradient_accumulation_steps": 4,
+    },
+    "pipeline, checkpointed": {"zero_optimization": {"stage": 0}, "gradient_accumulation_steps": 4},
 }
+STAGES: Final = 2
+"""Of a pipeline."""
 
 
 class Block(nn.Module):
@@ -60,14 +71,30 @@ class Checkpointed(nn.Sequential):
         return x
 
 
+def train_by_stages(kind: str, settings: dict[str, Any]) -> None:
+    """Train as a stage of DeepSpeed's own pipeline."""
+    deepspeed.init_distributed(dist_backend="gloo")
+    net = PipelineModule(
+        [LayerSpec(Block) for _ in range(DEPTH)],
+        num_stages=STAGES,
+        loss_fn=nn.functional.mse_loss,
+        partition_method="uniform",
+        activation_checkpoint_interval=int(kind.endswith("checkpointed")),
+    )
+    engine, _, _, _ = deepspeed.initialize(model=net, config=settings)
+    dtype = torch.bfloat16 if "bf16" in settings else torch.float32
+    batches = ((torch.zeros(BATCH, SEQUENCE, WIDTH, dtype=dtype),) * 2 for _ in itertools.count())
+    for _ in range(STEPS):
+        engine.train_batch(data_iter=batches)
+        time.sleep(float(os.environ.get("PAUSE", "0")))
+
+
 def main(kind: str) -> None:
     """Train as one rank."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.environ.setdefault("LOCAL_RANK", str(rank))
     dist.init_process_group("gloo", init_method=f"file://{os.environ.get('STORE', '')}", rank=rank, world_size=world)
     torch.manual_seed(0)
-    cls = Checkpointed if kind.endswith("checkpointed") else nn.Sequential
-    model = cls(*(Block() for _ in range(DEPTH)))
     wanted = KINDS[kind]
     settings = {
         "train_micro_batch_size_per_gpu": BATCH,
@@ -77,6 +104,11 @@ def main(kind: str) -> None:
         **wanted,
         "zero_optimization": {**SMALL, **wanted["zero_optimization"]},
     }
+    if kind.startswith("pipeline"):
+        train_by_stages(kind, settings)
+        return
+    cls = Checkpointed if kind.endswith("checkpointed") else nn.Sequential
+    model = cls(*(Block() for _ in range(DEPTH)))
     engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
     dtype = torch.bfloat16 if "bf16" in wanted else torch.float32
     for _ in range(STEPS):

@@ -215,7 +215,11 @@ def observe_compiled_calls(
 
     def run_node(original: Callable[..., Any], tracer: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
         """Dynamo asks an attention for its shape alone (`utils.run_node`, since 2.0). Without a card torch has the way
-        for all, which the program may have switched off; the target chooses when the graph is compiled."""
+        for all, which the program may have switched off; the target chooses when the graph is compiled. A DTensor that
+        is shared out over a ring has no way for all: a copy of the query has the shape."""
+        query = args[0][0] if node.target is SDPA and args[0] else None
+        if query is not None and type(query).__name__ == "DTensor":
+            return query.clone()
         if node.target is not SDPA or torch.backends.cuda.math_sdp_enabled():  # type: ignore[no-untyped-call]
             return original(tracer, node, *args, **kwargs)
         torch.backends.cuda.enable_math_sdp(True)

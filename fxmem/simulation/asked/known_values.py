@@ -390,7 +390,8 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     factory = _is_factory(func)
     if not factory and (not tensors or any(find_value(each) is None for each in tensors)):
         return None
-    if torch_common.is_mutable(func) and not all(isinstance(each, torch_common.FakeTensor) for each in tensors):
+    written = tensors[:1] if func is aten.copy_.default else tensors if torch_common.is_mutable(func) else ()
+    if not all(isinstance(each, torch_common.FakeTensor) for each in written):
         return None  # the program's own real tensor must not be written to
 
     def swap(x: Any) -> Any:

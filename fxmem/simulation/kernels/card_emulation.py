@@ -38,6 +38,7 @@ from torch.nn.attention import SDPBackend
 from fxmem._torch import common as torch_common
 from fxmem._torch import jagged as torch_jagged
 from fxmem._torch import kernels as torch_kernels
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem._torch.compiler.inlined import outside_compiler
 from fxmem._torch.imports import patch_when_imported
 from fxmem.errors import NoKernelError, UsageError
@@ -134,8 +135,9 @@ def _orders_of_this_machine() -> set[tuple[SDPBackend, ...]]:
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` as the innermost target runs it; torch's own for anything but
-    FakeTensors on CUDA."""
-    if not _active.stack or not _is_fake_cuda(query) or query.is_nested or key.is_nested:
+    FakeTensors on CUDA, and wrappers of them: of a DTensor C++ chooses the kernel by its global shape."""
+    is_on_card = query.is_cuda and torch_wrappers.is_fake(query)
+    if not _active.stack or not is_on_card or query.is_nested or key.is_nested:
         return torch_kernels.SDPA(query, key, value, *args, **kwargs)  # type: ignore[no-any-return]
     return attend(_active.stack[-1].attention_settings(), query, key, value, *args, **kwargs)
 
@@ -344,6 +346,7 @@ def target_kernels(target: Target) -> Iterator[None]:
 _HOST_LIBRARIES: Final = {
     "bitsandbytes.functional": bitsandbytes.patch_functions,
     "deepspeed.ops.op_builder.builder": deepspeed.patch_builders,
+    "deepspeed.runtime.pipe.engine": deepspeed.patch_pipes,
 }
 """By the module, what is patched where a library is imported, on every target."""
 _LIBRARIES: Final = {

@@ -1,6 +1,6 @@
-"""What DeepSpeed builds with a compiler where it is first used: its optimizers' kernels.
+"""What DeepSpeed builds with a compiler where it is first used, its optimizers' kernels; what its stages send.
 
-They are told by what they do with memory, as of DeepSpeed 0.19 (csrc/adam, csrc/lion, csrc/adagrad): `FusedAdam`,
+Kernels are told by what they do with memory, as of DeepSpeed 0.19 (csrc/adam, csrc/lion, csrc/adagrad): `FusedAdam`,
 `FusedLion` on the card and `DeepSpeedCPUAdam`, `DeepSpeedCPULion`, `DeepSpeedCPUAdagrad` on the host write to the
 tensors that they are given, and allocate nothing.
 """
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
+from fxmem.simulation.asked import known_values
 
 _IN_PLACE: Final = {
     "fused_adam": ("multi_tensor_adam",),
@@ -27,6 +28,23 @@ _NVME: Final = ("async_io", "gds", "pin_memory")
 def patch_builders(builder: Any) -> torch_common.Patches:
     """Let extensions be loaded without a compiler (`OpBuilder.load`)."""
     yield torch_common.wrap(builder.OpBuilder, "load", _load, here=True)
+
+
+def patch_pipes(engine: Any) -> torch_common.Patches:
+    """Let a stage know all that it sends of shapes (`PipelineEngine._send_tensor_meta`): of 256 numbers it writes the
+    first few, and nobody reads the others, which are taken to be 0."""
+
+    def empty(original: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        if isinstance(made, torch_common.FakeTensor):
+            known_values.fill(made, 0)
+        return made
+
+    def send(original: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch_common.wrap(engine.torch, "empty", empty):
+            return original(*args, **kwargs)
+
+    yield torch_common.wrap(engine.PipelineEngine, "_send_tensor_meta", send, here=True)
 
 
 def _load(original: Any, extension: Any, *args: Any, **kwargs: Any) -> Any:

@@ -84,6 +84,8 @@ class Collectives:
         group = next(filter(None, map(torch_distributed.find_group, reversed(args))), None)
         if group is None:
             return
+        if kind in ("send", "receive"):  # whose third argument is the other rank
+            group = torch_distributed.find_group_of_pair(group, args[2])
         key = kind, self._groups.setdefault(group, len(self._groups))
         whole, size = max(map(_count_bytes, (*args, result)), default=0), len(group.ranks)
         self._counts[key] += 1

@@ -89,6 +89,10 @@ class Mailbox:
         """Whether the run is for objects that another rank waits for, alone."""
         return bool(self._awaited)
 
+    def awaits(self, rank: int) -> bool:
+        """Whether a rank waits for what this run is to send, so that it cannot run before."""
+        return any(waiting == rank for _, waiting, _ in self._awaited)
+
     def sent_by(self, rank: int) -> dict[int, list[bytes]]:
         """What a rank has sent in its last run, by rank."""
         return {to: letters for (source, to), letters in self._sent.items() if source == rank and letters}
@@ -109,7 +113,7 @@ class Mailbox:
         Raises:
             AnalysisError: the source waits for the destination in its turn, or sends nothing.
         """
-        if any(waiting == source for _, waiting, _ in self._awaited):
+        if self.awaits(source):
             pair = f"{source} and {destination}"
             raise AnalysisError(f"expected ranks that can run: {pair} wait for objects of each other")
         self._awaited.append((source, destination, 0 if goes_on else number))
@@ -133,8 +137,9 @@ def mail_patches(  # noqa: C901 - a function of torch each
     Where all give one, ranks would wait for each other: each is taken to give what this one does (`all_gather_object`,
     `gather_object`), which `note` is told.
 
-    The values of a few whole numbers that `broadcast` sends come by it, too: lengths and settings that ranks agree on.
-    Those that the sender does not know, and that are 0 here until then, are taken to be 1, which `note` is told.
+    The values of a few whole numbers that one rank sends, or that `broadcast` sends, come by it, too: shapes, lengths
+    and settings. Broadcast ones that the sender does not know, and that are 0 here until then, are taken to be 1, which
+    `note` is told.
     """
 
     def receive(source: int, into: list[Any]) -> None:
@@ -193,30 +198,58 @@ def mail_patches(  # noqa: C901 - a function of torch each
         original: Any, tensor: torch.Tensor, src: Any = None, group: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         work = original(tensor, src, group, *args, **kwargs)
-        if 0 < tensor.numel() <= _FEW and not (tensor.is_floating_point() or tensor.is_complex()):
+        if _are_few(tensor) and tensor.dtype is not torch.uint8:  # DeepSpeed broadcasts parameters as bytes
             source = torch_distributed.find_rank(group, src, kwargs.get("group_src"))
-            value = known_values.find_value(tensor) if isinstance(tensor, torch_common.FakeTensor) else tensor
             if source == rank:
-                send([None if value is None else value.tolist()], *torch.distributed.get_process_group_ranks(group))
+                send([_read_numbers(tensor)], *torch.distributed.get_process_group_ranks(group))
             elif mailbox is not None and (found := mailbox.receive(source, rank)[0]) is not None:
                 known_values.overwrite(tensor, found)
             else:
-                _open(tensor, value, note)
+                _open(tensor, note)
         return work
+
+    def send_numbers(tensors: list[torch.Tensor], destination: int) -> None:
+        for each in filter(_are_few, tensors):
+            send([_read_numbers(each)], destination)
+
+    def receive_numbers(tensors: list[torch.Tensor], source: int) -> None:
+        for each in filter(_are_few, tensors):
+            found = None if mailbox is None or mailbox.awaits(source) else mailbox.receive(source, rank)[0]
+            if found is not None and len(found) == each.numel():
+                known_values.overwrite(each, found)
+            elif isinstance(each, torch_common.FakeTensor):
+                known_values.forget(each)
 
     functions: tuple[Any, ...] = send_object_list, recv_object_list, broadcast_object_list, scatter_object_list
     functions += _give_alike(rank, note)
     owners = torch.distributed, torch.distributed.distributed_c10d
     replaced = torch_common.replace_all((owner, each.__name__, each) for each in functions for owner in owners)
-    return torch_common.nested(replaced, *(torch_common.wrap(owner, "broadcast", broadcast) for owner in owners))
+    return torch_common.nested(
+        replaced,
+        torch_distributed.observe_sends(send_numbers, receive_numbers),
+        *(torch_common.wrap(owner, "broadcast", broadcast) for owner in owners),
+    )
 
 
 _FEW: Final = 1024
 """Numbers of a tensor that are passed on."""
 
 
-def _open(tensor: torch.Tensor, value: torch.Tensor | None, note: Callable[[str], None]) -> None:
+def _are_few(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has whole numbers that are passed on."""
+    return 0 < tensor.numel() <= _FEW and not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _read_numbers(tensor: torch.Tensor) -> list[int] | None:
+    """The numbers of a tensor, in a row; None where they are not known."""
+    value = known_values.find_value(tensor) if isinstance(tensor, torch_common.FakeTensor) else tensor
+    with torch_common.no_modes():
+        return None if value is None else value.flatten().tolist()
+
+
+def _open(tensor: torch.Tensor, note: Callable[[str], None]) -> None:
     """Set flags to 1 that are 0 until another rank, which alone has read the data, says what they are."""
+    value = known_values.find_value(tensor) if isinstance(tensor, torch_common.FakeTensor) else tensor
     with torch_common.no_modes():
         is_open = value is not None and not value.any()
     if is_open:

@@ -70,18 +70,13 @@ class World:
         with (
             torch_common.set_environment(self.variables),
             torch_distributed.fakes_are_sharded(),
-            torch_distributed.refuse_by_name(_refuse),
+            torch_distributed.refuse_schedules(_refuse),
         ):
             yield
 
 
 def _refuse(name: str) -> None:
-    """Raise an AnalysisError for what cannot be followed, with what to use instead."""
-    if name == "context_parallel":
-        raise AnalysisError(
-            "expected sequences whole on a rank, got context_parallel, whose attention on DTensors is not followed. "
-            "Split heads by parallelize_module (--mesh tp=N), or checkpoint (fxmem plan) for longer sequences"
-        )
+    """Raise an AnalysisError for a schedule that cannot be followed, with what to use instead."""
     raise AnalysisError(
         f"expected a schedule whose backward runs whole, got {name}, which splits it by hooks in C++ that no Python "
         f"engine runs. Use ScheduleInterleaved1F1B"

@@ -92,11 +92,13 @@ for world, kind in zip(map(int, wanted[::2]), wanted[1::2]):
 """
 
 
-def measure(folder: Path, *wanted: tuple[str, int], script: str = SPREAD) -> dict[tuple[str, int, int], int]:
+def measure(
+    folder: Path, *wanted: tuple[str, int], script: str = SPREAD, settled: int = 1
+) -> dict[tuple[str, int, int], int]:
     """The peak of each rank of kinds of a script in worlds of so many ranks, run for real.
 
-    Of the steps after the first it is the lowest: the backend's threads free some tensors of a step later than the step
-    has done with them.
+    Of the steps after those in which the script settles it is the lowest: the backend's threads free some tensors of a
+    step later than the step has done with them.
     """
     pairs = [word for kind, world in wanted for word in (str(world), kind)]
     done = subprocess.run(
@@ -114,7 +116,8 @@ def measure(folder: Path, *wanted: tuple[str, int], script: str = SPREAD) -> dic
             assert file.exists(), done.stderr
             measured = ProgramMeasurement.model_validate_json(file.read_bytes())
             assert measured.ending == f"stopped after step {_STEPS}", done.stderr
-            found[kind, world, rank] = min(each.peak_without_kernel_scratch_bytes or 0 for each in measured.rounds[1:])
+            rounds = measured.rounds[settled:]
+            found[kind, world, rank] = min(each.peak_without_kernel_scratch_bytes or 0 for each in rounds)
     return found
 
 

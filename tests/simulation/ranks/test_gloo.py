@@ -20,6 +20,7 @@ CASES: Final = (
     *(("1f1b", 2, 0), ("interleaved", 2, 0), ("interleaved", 2, 1)),
     *(("fsdp, uneven shards, the last rank", 3, 2), ("fsdp1, bf16 with fp32 reduction", 3, 2)),
     *(("main gradients", 2, 1), ("experts", 2, 1), ("experts, worst", 2, 1)),
+    *(("ring", 2, 1), ("ring, alltoall", 2, 0)),
     *(("ddp, hook", 2, 1), ("hsdp", 4, 3), ("fsdp x tp, checkpointed", 4, 2)),
 )
 """Kind, world and rank."""

@@ -135,3 +135,49 @@ def test_objects_are_sent_and_broadcast(tmp_path: Path, options: tuple[str, ...]
     )
     code, _ = called(run_verb, "--ranks", "3", "--rank", "2", *options, str(script))
     assert code == 0
+
+
+def test_whole_numbers_are_sent(tmp_path: Path) -> None:
+    """As DeepSpeed's stages send shapes: written to a part of a buffer, read one by one."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]\n"
+        "rank = dist.get_rank()\n"
+        "shape = torch.zeros(8, dtype=torch.int32, device='cuda')\n"
+        "unknown = torch.randint(9, (2,), device='cuda')\n"
+        "if rank == 2:\n"
+        "    shape[:3].copy_(torch.tensor([5, 7, 11], dtype=torch.int32))\n"
+        "    dist.send(torch.ones(64, 64, device='cuda'), 3)\n"
+        "    dist.send(unknown, 3)\n"
+        "    dist.isend(shape, 3).wait()\n"
+        "if rank == 3:\n"
+        "    dist.recv(torch.ones(64, 64, device='cuda'), 2)\n"
+        "    dist.recv(unknown.zero_(), 2)\n"
+        "    dist.batch_isend_irecv([dist.P2POp(dist.irecv, shape, 2)])[0].wait()\n"
+        "    assert shape[0].item() == 5 and shape.tolist() == [5, 7, 11, 0, 0, 0, 0, 0]\n"
+        "torch.zeros(int(shape.sum()) + 1, device='cuda').add_(1)\n"
+    )
+    report = tmp_path / "rank.json"
+    code, _ = called(run_verb, "--ranks", "4", "--rank", "3", "--json", str(report), str(script))
+    assert code == 0
+    ranks = load_report(report).step.ranks
+    assert ranks is not None
+    assert [(each.size, each.spread) for each in ranks.groups] == [(2, 1)]  # the smallest that has both
+
+
+def test_ranks_that_send_numbers_to_each_other_do_not_wait(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "rank = dist.get_rank()\n"
+        "length, other = torch.full((1,), 8 + rank), torch.zeros(1, dtype=torch.int64)\n"
+        "if rank == 0:\n    dist.recv(other, 1)\n"
+        "dist.send(length, 1 - rank)\n"
+        "if rank == 1:\n    dist.recv(other, 0)\n    assert other.item() == 8\n"
+        "torch.zeros(4, device='cuda').add_(1)\n"
+    )
+    code, _ = called(run_verb, "--ranks", "2", "--rank", "1", str(script))
+    assert code == 0

@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import ScheduleInterleavedZeroBubble
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.distributed.tensor.experimental import context_parallel
 
 import fxmem
 from fxmem._torch import distributed as torch_distributed
@@ -173,11 +172,6 @@ def imports_deepspeed(model: nn.Module) -> None:
     raise ModuleNotFoundError("No module named 'deepspeed'", name="deepspeed")
 
 
-def splits_sequences(model: nn.Module) -> None:
-    with context_parallel(init_device_mesh("cuda", (8,)), buffers=[torch.ones(2, 64)], buffer_seq_dims=[1]):
-        raise NotImplementedError
-
-
 def bubbles_to_zero(model: nn.Module) -> None:
     ScheduleInterleavedZeroBubble([], 8)
 
@@ -193,7 +187,6 @@ REFUSED = [
     ({"parallelize": reads_a_sum}, AnalysisError, "in reads_a_sum: `fsdp("),
     ({"parallelize": wraps_in_deepspeed}, AnalysisError, "an engine of DeepSpeed"),
     ({"parallelize": imports_deepspeed}, AnalysisError, "ZeRO-3 is fully_shard"),
-    ({"parallelize": splits_sequences}, AnalysisError, "got context_parallel"),
     ({"parallelize": bubbles_to_zero}, AnalysisError, "Use ScheduleInterleaved1F1B"),
 ]
 

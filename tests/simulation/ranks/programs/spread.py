@@ -143,6 +143,17 @@ elif kind == "ddp, hook":
     hooked = nn.parallel.DistributedDataParallel(Llama(), bucket_cap_mb=0.1)
     hooked.register_comm_hook(None, lambda state, bucket: done(bucket.buffer().clone()))
     train(hooked)
+elif kind.startswith("ring"):
+    from tests.simulation.ranks.programs.ring import Attention, set_rotate_method
+
+    set_rotate_method(kind.partition(", ")[2] or "allgather")
+    model = nn.Sequential(Attention(), Attention())
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        model(torch.randn(2, 64, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(PAUSE)
 elif kind.startswith("experts"):
     from tests.simulation.ranks.programs.experts import Experts
 
