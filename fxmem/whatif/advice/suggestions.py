@@ -169,7 +169,7 @@ class _Advisor:
         tell: Callable[[str], None],
         found: Callable[[Suggestion], None],
         *,
-        quick: bool,
+        quick: bool = False,
     ) -> None:
         self.bench, self.limit, self.found = bench, limit, found
         self._tell, self._begun = tell, 0
