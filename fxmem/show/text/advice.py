@@ -49,7 +49,7 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
         best = _pick_best(rows)
         head.append(Fact("Next", f"change {rows.index(best) + 1}: {best.title}", tone="good"))
     if advice.interrupted:
-        head.append(Fact("Interrupted", "what was found by then; what was not tried is said below"))
+        head.append(Fact("Cut short", "interrupted: what was found by then; what was not tried is said below"))
     yield Section(facts=head)
     judged = "training = another optimisation" if advice.step.generation is None else "output = other tokens"
     notes = [f"Numbers: none = the same results; rounding = another precision; {judged}."]

@@ -162,7 +162,7 @@ def test_what_was_found_before_an_interrupt_is_the_advice() -> None:
     assert len(untried) > 5
     assert {"compile", "torchao-8bit"} <= {*untried}
     assert advice.together is None
-    assert "Interrupted" in advice_reporting.table(advice)
+    assert "Cut short   interrupted" in advice_reporting.table(advice)
     with pytest.raises(KeyboardInterrupt):
         suggestions.try_changes(bench, None, plans=False, progress=interrupt)
 
