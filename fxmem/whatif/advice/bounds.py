@@ -32,7 +32,7 @@ def bound_saving(
     profile, peak = step.profile, step.peak
     spans = [(span.begin, span.end) for span in profile.phases if span.phase is of]
     storages = [
-        each.model_copy(update={"death": each.birth})
+        each.model_copy(update={"nbytes": 0})
         if index in gone or any(begin <= each.birth < end for begin, end in spans)
         else each
         for index, each in enumerate(profile.storages)
