@@ -230,7 +230,11 @@ class SideJobs:
 
 
 def _answer_apart(job: Job[str], path: Path) -> int:
-    """Write what a job answers, in a fork; nothing where no backward would run."""
+    """Write what a job answers, in a fork; nothing where no backward would run.
+
+    OpenMP would wait for threads that only the process that is forked from has.
+    """
+    torch.set_num_threads(1)
     if may_run_backward():
         path.write_text(json.dumps(answer_work(job)), encoding="utf-8")
     return 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
+import torch
 
 from fxmem.errors import UsageError
 from fxmem.simulation import executor
@@ -75,6 +77,23 @@ def test_on_one_core_and_where_no_backward_runs_in_a_fork_jobs_are_lost(monkeypa
     monkeypatch.setattr(executor, "may_run_backward", lambda: False)
     with SideJobs({"only": process}) as jobs:
         assert [*jobs.wait()] == [SideAnswer("only", is_lost=True)]
+
+
+def fill() -> str:
+    signal.alarm(30)  # a fork that waits for ever is ended, and its job lost
+    return str(int(torch.ones(1 << 22).sum()))
+
+
+def test_large_tensors_are_filled_in_a_fork_of_a_process_whose_threads_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores(monkeypatch, 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.ones(1 << 22).sum() == 1 << 22
+        with SideJobs({"fill": fill}) as jobs:
+            assert [*jobs.wait()] == [SideAnswer("fill", "4194304")]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_leaving_ends_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
