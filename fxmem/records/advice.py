@@ -48,6 +48,9 @@ class Refused(Record):
     key: str
     title: str
     reason: str
+    most_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
+    """An upper bound on what it frees of the peak, by the record of the unchanged step, for which it was not tried;
+    None: it was, or it cannot be had."""
 
 
 class Advice(Viewed, Headed, Versioned):
@@ -65,6 +68,8 @@ class Advice(Viewed, Headed, Versioned):
     """The cheapest set that keeps the budget: as little change to the numbers as possible, then as few extra FLOPs.
     None without a budget, where the step keeps it as it is, and where no set does."""
     refused: tuple[Refused, ...] = ()
+    interrupted: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether the user interrupted it: there may be more than what was found by then."""
     assumptions: tuple[Assumption, ...] = ()
     findings: tuple[Finding, ...] = Field(default=(), exclude_if=lambda value: not value)
     """What is probably not meant about the unchanged step: as `Report.findings`."""

@@ -1,7 +1,8 @@
-"""The one executor of analyses that do not need each other: joblib's processes on this machine, or a cluster.
+"""The one executor of analyses that do not need each other: joblib's processes on this machine, a cluster, or forks.
 
-Each job runs in a process that may have run others before. Where a single process is as fast, or as much as the memory
-holds, jobs run here, one after another.
+Each job runs in a process that may have run others before; in a fork of this one where it cannot be pickled, or where
+this process has something else to do meanwhile (`SideJobs`). Where a single process is as fast, or as much as the
+memory holds, jobs run here, one after another.
 """
 
 from __future__ import annotations
@@ -9,19 +10,28 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import importlib.util
+import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from fxmem.errors import EnvironmentLacksError, UsageError, one_line
+import torch
+
+from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError, one_line
+from fxmem.simulation.fork import Forked, answer_work, may_run_backward, parse_answer, read_answer
 
 _Result = TypeVar("_Result")
 Job = Callable[[], _Result]
 """What runs in another process: it is pickled, and so is its result."""
 
+_LOOK_S: Final = 0.2
+"""Seconds of waiting for one fork until the others are looked at."""
 _START_S: Final = 6.0
 """Seconds until a process of this machine has imported torch and what recordings need (6.2 on two cores, 2.11)."""
 
@@ -133,6 +143,103 @@ def _connected(backend: Backend) -> Iterator[None]:
         yield
 
 
+class SideAnswer(NamedTuple):
+    """What came of a job in a fork."""
+
+    name: str
+    text: str = ""
+    error: FxmemError | None = None
+    """What it raised."""
+    is_lost: bool = False
+    """Whether the fork could not do it: the system ended it, or torch works in no fork here."""
+
+
+class SideJobs:
+    """A context in which jobs run in forks of this process, while it does other things.
+
+    Nothing is imported or pickled for them. There are as many at a time as there are cores beside this process's own,
+    and as the memory holds if each comes to need as much as this process has. Leaving the context ends them.
+
+    Args:
+        jobs: by name; the first begins first. Each returns a text.
+        tell: is called with the name of one that begins.
+    """
+
+    def __init__(self, jobs: Mapping[str, Job[str]], tell: Callable[[str], None] = lambda _: None) -> None:
+        self._jobs, self._tell = dict(jobs), tell
+        self._beside = self._most = 0
+        self._running: dict[str, tuple[Forked, Path]] = {}
+        if self._jobs and hasattr(os, "fork") and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._most = count_workers(len(self._jobs) + 1, Cost(math.inf, _own_bytes()))
+            self._beside = self._most - 1
+
+    def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="fxmem-answer-", ignore_cleanup_errors=True)
+        self._begin(self._beside)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for process, _ in self._running.values():
+            process.kill()
+        self._folder.cleanup()
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Names of the jobs that have given no answer yet."""
+        return (*self._running, *self._jobs)
+
+    def finished(self) -> Iterator[SideAnswer]:
+        """The answers of jobs that are over by now; others begin in their places."""
+        for name in [*self._running]:
+            process, path = self._running[name]
+            if process.wait(0) is not None:
+                yield self._take(name, process, path)
+        self._begin(self._beside)
+
+    def wait(self) -> Iterator[SideAnswer]:
+        """The answers of all that is left, as they come. On a single core these jobs are lost: they would wait as long
+        for each other here."""
+        while self._running or (self._most > 1 and self._jobs):
+            self._begin(self._most)
+            for name, (process, path) in [*self._running.items()]:
+                if process.wait(_LOOK_S) is not None:
+                    yield self._take(name, process, path)
+        for name in [*self._jobs]:
+            del self._jobs[name]
+            yield SideAnswer(name, is_lost=True)
+
+    def _begin(self, most: int) -> None:
+        while self._jobs and len(self._running) < most:
+            name = next(iter(self._jobs))
+            job, path = self._jobs.pop(name), Path(self._folder.name, str(len(self._jobs)))
+            self._tell(name)
+            self._running[name] = Forked(functools.partial(_answer_apart, job, path)), path
+
+    def _take(self, name: str, process: Forked, path: Path) -> SideAnswer:
+        code = process.wait(0) or 0
+        process.kill()
+        del self._running[name]
+        if parse_answer(path) is None:
+            return SideAnswer(name, is_lost=True)
+        try:
+            return SideAnswer(name, read_answer(path, code)["text"])
+        except FxmemError as error:
+            return SideAnswer(name, error=error)
+        except RuntimeError:
+            return SideAnswer(name, is_lost=True)
+
+
+def _answer_apart(job: Job[str], path: Path) -> int:
+    """Write what a job answers, in a fork; nothing where no backward would run.
+
+    OpenMP would wait for threads that only the process that is forked from has.
+    """
+    torch.set_num_threads(1)
+    if may_run_backward():
+        path.write_text(json.dumps(answer_work(job)), encoding="utf-8")
+    return 0
+
+
 def count_workers(jobs: int, cost: Cost | None = None) -> int:
     """How many processes run so many jobs; 1 where more would not be faster, or would not fit the memory."""
     import joblib
@@ -155,6 +262,14 @@ def largest_child_bytes() -> int:
         return 0
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of macOS counts in bytes
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
+
+
+def _own_bytes() -> int:
+    """Memory that this process has; 0 where the system does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])  # proc(5): resident
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def _available_bytes() -> int:

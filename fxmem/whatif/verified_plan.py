@@ -101,6 +101,15 @@ def plan(
     return estimate.name_in_model(search.run())
 
 
+def plan_ends(
+    step: ProfiledStep, *, host_memory: int | str | None = None, progress: Callable[[str], None] | None = None
+) -> Plan:
+    """As `plan` without a budget, but its curve has no more than that plan and the one that reaches lowest."""
+    search = _open_search(step, "auto", None, progress or (lambda _: None), host_memory=host_memory)
+    made = search.along_the_curve(only_ends=True)
+    return made if isinstance(step, Analysis) else estimate.name_in_model(made)
+
+
 def plan_budgets(
     analysis: ProfiledStep,
     budgets_bytes: Iterable[int],

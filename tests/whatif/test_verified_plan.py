@@ -580,3 +580,13 @@ def test_plans_of_a_model_that_checkpoints_already() -> None:
     planned = verified_plan.apply_regions(analysis, cheapest.regions, cheapest.application)
     assert sum(op.flops or 0 for op in planned.profile.ops) - step == cheapest.extra_flops
     assert fxmem.advise(analysis).suggestions
+
+
+def test_the_ends_of_the_curve_are_found_with_fewer_analyses() -> None:
+    analysis, told, all_told = analyze(Stack(), torch.randn(4096, 64), target="cpu"), list[str](), list[str]()
+    whole = fxmem.plan(analysis, progress=all_told.append)
+    ends = verified_plan.plan_ends(analysis, progress=told.append)
+    assert ends.model_copy(update={"curve": ()}) == whole.model_copy(update={"curve": ()})
+    assert ends.curve[-1] == whole.curve[-1]
+    counts = [sum("analysing the step" in each for each in stages) for stages in (told, all_told)]
+    assert 0 < 2 * counts[0] < counts[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import (
@@ -80,6 +81,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             quick=options.quick,
             progress=progress,
             found=lambda each: progress.found(_describe(each, step.peak.counted_bytes)),
+            interruptible=True,
         )
     text = write_json(options, advice.model_dump_json, lambda: advice_reporting.table(advice, **layout(options)))
     short = (
@@ -87,7 +89,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         and advice.before.counted_bytes > advice.budget_bytes
         and advice.together is None
     )
-    return 4 if short else 0, text
+    return 128 + signal.SIGINT if advice.interrupted else 4 if short else 0, text
 
 
 def _describe(each: Suggestion, before: int) -> str:

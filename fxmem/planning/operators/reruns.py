@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from fxmem.planning.operators.calls import StretchPath
-from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice, RecomputeChoices
+from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice
 from fxmem.planning.operators.live_changes import LiveChanges, ValueUse
 from fxmem.planning.operators.min_cut import Cutter, find_front
 
@@ -44,6 +44,12 @@ class RerunCutter(Cutter):
         # The tables are the cutter's own, which take long to make; the pool is not, as its costs are others here.
         vars(self).update({name: value for name, value in vars(cutter).items() if name != "pool"})
         self.stretches, self._once = stretches, cutter
+
+    @cached_property
+    def saved_in_order(self) -> list[tuple[int, int]]:
+        """What autograd saves, by the tick at which backward first reads it: that tick, and the value."""
+        saved = (index for index, value in enumerate(self.values) if value.saved)
+        return sorted((int(self.first_use[index]), index) for index in saved)
 
     @cached_property
     def pool(self) -> tuple[RecomputeChoice, ...]:
@@ -89,7 +95,7 @@ class _Backward:
         stretches: by value that is in one, its stretch.
     """
 
-    def __init__(self, step: RecomputeChoices, recomputed: bytearray, stretches: Mapping[int, StretchPath]) -> None:
+    def __init__(self, step: RerunCutter, recomputed: bytearray, stretches: Mapping[int, StretchPath]) -> None:
         self._step, self._recomputed, self._stretches = step, recomputed, stretches
         self._first: dict[int, int] = {}
         """By value that has been recomputed to stay, the tick at which it was."""
@@ -99,9 +105,7 @@ class _Backward:
 
     def _follow(self) -> Iterator[_Demand]:
         step, last = self._step, self._last
-        saved = [index for index, value in enumerate(step.values) if value.saved]
-        for value in sorted(saved, key=lambda index: (step.first_use[index], index)):
-            tick = int(step.first_use[value])
+        for tick, value in step.saved_in_order:
             last[value] = max(last.get(value, tick), 0 if step.values[value].overwritten else int(step.death[value]))
             calls = self._find_missing(value)
             for call in calls:

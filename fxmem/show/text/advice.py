@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -16,13 +17,16 @@ from fxmem.show.sections import Fact, Section, Table, TableColumn, make_table
 from fxmem.show.text.columns import Column
 from fxmem.show.text.tables import fit, grid, label_content, lay_out_sections, render
 
+_WORTH_A_ROW: Final = 100
+"""A change that frees less than one such part of the peak is named in one line with its like; the record has it."""
+
 
 def table(advice: Advice, *, width: int = 100, color: bool = False) -> str:
     """The advice as text whose lines are at most `width` columns wide (at least 60)."""
     width = max(width, 60)
     parts = list(lay_out_sections(advice_sections(advice, width)))
-    if advice.suggestions:
-        parts.append(label_content("Code", _code(advice)))
+    if rows := _list_rows(advice):
+        parts.append(label_content("Code", _code(rows)))
     if advice.refused:
         refused = grid(24, None)
         for each in advice.refused:
@@ -40,16 +44,22 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
     if budget is not None:
         verdict = f"{format_bytes(over)} too much" if over > 0 else "kept as it is"
         head.append(Fact("Budget", f"{exact_bytes(budget)}: {verdict}"))
-    if advice.suggestions:
-        best = _pick_best(advice)
-        head.append(Fact("Next", f"change {advice.suggestions.index(best) + 1}: {best.title}", tone="good"))
+    rows = _list_rows(advice)
+    if rows:
+        best = _pick_best(rows)
+        head.append(Fact("Next", f"change {rows.index(best) + 1}: {best.title}", tone="good"))
+    if advice.interrupted:
+        head.append(Fact("Cut short", "interrupted: what was found by then; what was not tried is said below"))
     yield Section(facts=head)
     judged = "training = another optimisation" if advice.step.generation is None else "output = other tokens"
     notes = [f"Numbers: none = the same results; rounding = another precision; {judged}."]
-    if advice.suggestions:
-        yield Section(_ranking(advice, width), notes=notes)
+    little = [each for each in advice.suggestions if each not in rows]
+    if rows:
+        yield Section(_ranking(advice, rows, width), notes=notes)
     else:
-        yield Section(notes=["Nothing that was tried frees memory.", *notes])
+        yield Section(notes=[f"Nothing that was tried frees {'1 % of the peak' if little else 'memory'}.", *notes])
+    if little:
+        yield Section(facts=[Fact("Under 1 %", "; ".join(_describe_little(advice, each) for each in little))])
     if together is not None:
         used = together.peak.counted_bytes
         worth = f"{exact_bytes(used)}, {format_bytes((budget or 0) - used)} to spare"
@@ -60,13 +70,34 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
         yield Section(facts=[Fact("Together", missing, tone="bad")])
 
 
-def _pick_best(advice: Advice) -> Suggestion:
+def _list_rows(advice: Advice) -> list[Suggestion]:
+    """The changes that have a row of their own: what grows less, or lowers what is allocated or reserved by 1 %."""
+    before = advice.before
+
+    def is_worth_a_row(each: Suggestion) -> bool:
+        freed = max(each.saved_bytes, _less_reserved(advice, each))
+        return each.growth_bytes is not None or freed * _WORTH_A_ROW >= before.counted_bytes
+
+    return [each for each in advice.suggestions if is_worth_a_row(each)]
+
+
+def _less_reserved(advice: Advice, each: Suggestion) -> int:
+    return (advice.before.reserved_bytes or 0) - (each.peak.reserved_bytes or 0)
+
+
+def _describe_little(advice: Advice, each: Suggestion) -> str:
+    title, _, _ = each.title.partition(": ")
+    if each.saved_bytes:
+        return f"{title} ({format_bytes(each.saved_bytes)})"
+    return f"{title} ({format_bytes(_less_reserved(advice, each))} less reserved)"
+
+
+def _pick_best(rows: Sequence[Suggestion]) -> Suggestion:
     """The first that leaves the task as it is; the first where none does."""
-    mild = (each for each in advice.suggestions if each.effect in ("none", "rounding"))
-    return next(mild, advice.suggestions[0])
+    return next((each for each in rows if each.effect in ("none", "rounding")), rows[0])
 
 
-def _ranking(advice: Advice, width: int) -> Table:
+def _ranking(advice: Advice, suggestions: Sequence[Suggestion], width: int) -> Table:
     figures: list[Column[Suggestion]] = [
         Column("Peak", 9, lambda each: format_bytes(each.peak.counted_bytes)),
         Column("Saves", 9, lambda each: format_bytes(each.saved_bytes)),
@@ -83,7 +114,7 @@ def _ranking(advice: Advice, width: int) -> Table:
     columns = [TableColumn(each.heading, is_number=each.justify == "right", width=each.width) for each in shown]
     rows = (
         [f"{number}. {each.title}", *(column.cell(each) for column in shown)]
-        for number, each in enumerate(advice.suggestions, 1)
+        for number, each in enumerate(suggestions, 1)
     )
     return make_table("What each change is worth", [heads, *columns], rows)
 
@@ -96,9 +127,9 @@ def format_extra(advice: Advice, each: Suggestion) -> str:
     return "same" if abs(share) < 0.05 else f"{share:+.1f} %"
 
 
-def _code(advice: Advice) -> RenderableType:
+def _code(suggestions: Sequence[Suggestion]) -> RenderableType:
     listed = grid(-3, None)
-    for number, each in enumerate(advice.suggestions, 1):
+    for number, each in enumerate(suggestions, 1):
         code, note = Text("\n".join(map(printable, each.code.splitlines()))), printable(each.note)
         listed.add_row(f"{number}.", code.append(f"\n{note}" if note else "", style="dim"))
     return listed

@@ -41,6 +41,9 @@ from fxmem.whatif.advice.variant import (
     place_change,
 )
 
+_LONG = ("compile", "torchao-8bit")
+"""Changes that take many times as long as an analysis: inductor writes the kernels of a whole step, and torchao's
+optimizer takes each parameter apart."""
 _EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
@@ -90,9 +93,13 @@ class ModelBench(Bench[Variant, Analysis]):
         """Every change that can be tried."""
         return (place_change(change, self.step.request) for change in find_changes(self.step))
 
+    def takes_long(self, change: Change) -> bool:
+        """See `Bench.takes_long`."""
+        return change.key in _LONG
+
     def parts(self, reached: Outcome[Variant, Analysis]) -> int:
         """How many micro-batches there are to one of the step as it is."""
-        return reached.analysis.request.accumulate // self.step.request.accumulate
+        return reached.variant.request.accumulate // self.step.request.accumulate
 
     def has_norms(self) -> bool:
         """Whether plans of strategy "norms" are worth a try."""

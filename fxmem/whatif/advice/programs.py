@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 from fxmem.records.plan import Plan
+from fxmem.records.profile import Kind, Phase, Report
+from fxmem.whatif.advice.bounds import Bound, bound_saving
 from fxmem.whatif.advice.changes import expandable_segments
 from fxmem.whatif.advice.in_place import sort_activations
 from fxmem.whatif.advice.optimizer import FORMS, RELEASE, RELEASE_NOTE
@@ -61,7 +64,8 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
     def changes(self) -> Iterator[ProgramChange]:
         """Every change that can be tried."""
         profile = self.step.profile
-        yield _in_place_change(self.step)
+        bound = functools.partial(bound_saving, self.step, self.start.environ)
+        yield _in_place_change(self.step, bound)
         if profile.step.mode == "train":
             kind = profile.target.device
             code = f'with torch.autocast("{kind}", dtype=torch.bfloat16):\n    loss = loss_fn(model(x))'
@@ -69,12 +73,25 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
             for form, title, argument in FORMS:
                 names = " and ".join(profile.step.program.optimizers if profile.step.program else ())
                 code = f"# give {names or 'the optimizer'} this argument\n{argument}"
-                yield AnyChange(f"{form}-optimizer", title, "none", code, _use_form(form), excludes="optimizer")
-            yield AnyChange(*RELEASE, lambda way, _: way.edit(releases_gradients=True), note=RELEASE_NOTE)
+                key, most = f"{form}-optimizer", bound(of=Phase.OPTIMIZER)
+                yield AnyChange(key, title, "none", code, _use_form(form), excludes="optimizer", most=most)
+            gradients = [index for index, each in enumerate(profile.storages) if each.kind is Kind.GRADIENT]
+            most = bound({*gradients}, of=Phase.OPTIMIZER)
+            yield AnyChange(*RELEASE, _release_gradients, note=RELEASE_NOTE, most=most)
         yield from growth_changes(self.step)
         yield from release_changes(self.step)
         if profile.target.device == "cuda":
             yield expandable_segments()
+
+    def takes_long(self, change: ProgramChange) -> bool:
+        """See `Bench.takes_long`: a script runs again. A function may have to be run where it is."""
+        return isinstance(self.step.program, ProgramCommand)
+
+    def read(self, way: ProgramWay, report: Report) -> ProgramStep:
+        """See `Bench.read`."""
+        step = way.analyse()
+        step.profile = report
+        return step
 
     def plan_code(self, plan: Plan) -> tuple[str, str]:
         """What to write for a plan, and what to know before."""
@@ -86,7 +103,7 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
         return f"import fxmem\n{made}\nmodel = fxmem.checkpoint(model, plan)", "before the model is called"
 
 
-def _in_place_change(step: ProgramStep) -> ProgramChange:
+def _in_place_change(step: ProgramStep, bound: Callable[[set[int]], Bound]) -> ProgramChange:
     allowed, refused = sort_activations(step.profile, lambda node: _PLAIN.get(node.module_type))
 
     def make(way: ProgramWay, _: ProgramStep) -> ProgramWay:
@@ -99,13 +116,19 @@ def _in_place_change(step: ProgramStep) -> ProgramChange:
     inner = [path.partition(".")[2] for path in allowed]
     code = code_for_modules(inner, "module.inplace = True")
     note = f"not {list_refused(refused)}" if refused else ""
-    return AnyChange("inplace", "activations in place", "none", code, make, note=note)
+    made = (output.storage for node in step.profile.nodes if node.module in allowed for output in node.outputs)
+    most = bound({each for each in made if each is not None}) if allowed else None
+    return AnyChange("inplace", "activations in place", "none", code, make, note=note, most=most)
 
 
 def _autocast(way: ProgramWay, step: ProgramStep) -> ProgramWay:
     if any(output.dtype in _HALF for node in step.profile.nodes for output in node.outputs):
         raise NotApplicableError("the program computes in half precision already")
     return way.edit(autocast=True)
+
+
+def _release_gradients(way: ProgramWay, _: ProgramStep) -> ProgramWay:
+    return way.edit(releases_gradients=True)
 
 
 def _use_form(form: Literal["fused", "forloop"]) -> Callable[[ProgramWay, ProgramStep], ProgramWay]:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.memory.last_use import find_idle
+from fxmem.memory.user_code import find_line
 from fxmem.records.parts import Growth
-from fxmem.records.profile import Node, Profile
+from fxmem.records.profile import Node, Profile, SourceLine
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.advice.source_edits import let_go
 from fxmem.whatif.advice.variant import AnyChange, NotApplicableError
@@ -28,12 +29,15 @@ def release_changes(analysis: ProfiledStep) -> Iterator[AnyChange[Any, Any]]:
     profile, peak = analysis.profile, analysis.peak
     made_by = (profile.storages[index].node for index in find_idle(profile, peak.tick))
     lines: dict[tuple[str, int] | None, list[Node]] = {}
+    sources: dict[tuple[str, int] | None, SourceLine | None] = {}
     for index in dict.fromkeys(each for each in made_by if each is not None):
-        node = profile.nodes[index]
-        lines.setdefault((node.source.file, node.source.line) if node.source else None, []).append(node)
-    for nodes in lines.values():
-        where = nodes[0].source.place if nodes[0].source else "the function that runs the step"
-        code = nodes[0].source.code if nodes[0].source else ""
+        source = find_line(profile, index)
+        key = None if source is None else (source.file, source.line)
+        lines.setdefault(key, []).append(profile.nodes[index])
+        sources[key] = source
+    for key, nodes in lines.items():
+        source = sources[key]
+        where, code = ("the function that runs the step", "") if source is None else (source.place, source.code)
         names = frozenset(node.name for node in nodes)
         holder = _find_holder(profile, nodes)
         yield AnyChange(

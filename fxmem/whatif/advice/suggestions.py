@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.records.advice import Advice, Effect, Refused, Suggestion
+from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import CurvePoint, Plan
-from fxmem.records.profile import Profile
+from fxmem.records.profile import Profile, Report
 from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.executor import SideAnswer, SideJobs
 from fxmem.simulation.generation import Generation
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.advice.changes import GenerationBench, ModelBench
 from fxmem.whatif.advice.programs import ProgramBench
-from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, Outcome, analyse_way
+from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, Outcome, analyse_way, replay_way
 from fxmem.whatif.program_step import ProgramStep, program_step
 
 _Change = AnyChange[Any, Any]
@@ -24,6 +26,8 @@ _Outcome = Outcome[Any, Any]
 
 _WORTH = 1000
 """A change that frees less than this part of the peak is not suggested."""
+_TRIED = 100
+"""A change that by the record cannot free this part of the peak is not tried."""
 _NOT_OF_THE_MODEL = ("expandable", "release")
 """Changes that an analysis of the changed model does not show."""
 _NOT_UNDER_A_PLAN = (*_NOT_OF_THE_MODEL, "inplace-calls", "compile")
@@ -108,15 +112,29 @@ def try_changes(
     quick: bool = False,
     progress: Callable[[str], None],
     found: Callable[[Suggestion], None] = lambda _: None,
+    interruptible: bool = False,
 ) -> Advice:
-    """`advise` for a step on its bench; `found` is called with each suggestion as soon as there is one."""
+    """`advise` for a step on its bench; `found` is called with each suggestion as soon as there is one.
+
+    An interrupt ends it, and where it is `interruptible`, the advice is what has been found by then.
+    """
     step = bench.step
     limit = None if budget is None else parse_budget(budget).resolve(step.peak.counted_bytes)
-    advisor = _Advisor(bench, limit, progress, found)
+    advisor = _Advisor(bench, limit, progress, found, quick=quick)
     plans = plans and not quick
-    suggestions, refused = advisor.single(quick)
-    if plans and step.profile.step.mode == "train":
-        suggestions += advisor.propose_plans()
+    together, is_interrupted = None, False
+    try:
+        with advisor:
+            advisor.try_singly()
+            if plans and step.profile.step.mode == "train":
+                advisor.propose_plans()
+            advisor.await_others()
+        together = advisor.together(plans) if limit is not None else None
+    except KeyboardInterrupt:
+        if not interruptible:
+            raise
+        is_interrupted = True
+        advisor.refuse_untried()
     profile = step.profile
     return Advice(
         **profile.heading(),
@@ -124,81 +142,172 @@ def try_changes(
         before_flops=_flops(profile),
         before_seconds=step_seconds(profile),
         budget_bytes=None if limit is None else limit.nbytes,
-        suggestions=tuple(sorted(suggestions, key=_rank)),
-        together=advisor.together(plans) if limit is not None else None,
-        refused=tuple(refused),
+        suggestions=tuple(sorted(advisor.suggestions, key=_rank)),
+        together=together,
+        refused=advisor.refused,
+        interrupted=is_interrupted,
         assumptions=profile.assumptions,
         findings=step.findings,
     )
 
 
 class _Advisor:
+    """Tries the changes of a bench; a context in which those that take long are tried beside the others.
+
+    Args:
+        bench: where changes are tried.
+        limit: the budget.
+        tell: is told what is being done.
+        found: is called with each suggestion.
+        quick: whether only changes of one line are tried.
+    """
+
     def __init__(
         self,
         bench: Bench[Any, Any],
         limit: Budget | None,
         tell: Callable[[str], None],
         found: Callable[[Suggestion], None],
+        *,
+        quick: bool = False,
     ) -> None:
-        self.bench, self.limit, self.tell, self.found = bench, limit, tell, found
+        self.bench, self.limit, self.found = bench, limit, found
+        self._tell, self._begun = tell, 0
         self.step = step = bench.step
-        self.useful: list[tuple[_Change, Suggestion]] = []
+        changes = [change for change in bench.changes() if not quick or change.key in QUICK]
+        self._changes = {change.key: change for change in sorted(changes, key=lambda each: each.key not in QUICK)}
+        """Those that often decide first."""
+        self._places = {change.key: place for place, change in enumerate(changes)}
+        self._useful: dict[str, Suggestion] = {}
+        """What each change is worth that is worth something."""
+        self._refused: dict[str, Refused] = {}
+        self._plans: list[Suggestion] = []
         self.variants: dict[tuple[str, ...], Any] = {(): bench.start}
         self.outcomes: dict[tuple[str, ...], _Outcome | FxmemError] = {(): Outcome(bench.start, step, step)}
+        jobs = {key: job for key, change in self._changes.items() if (job := self._find_job(change)) is not None}
+        self._jobs = SideJobs(jobs, self._tell_of)
 
-    def single(self, quick: bool) -> tuple[list[Suggestion], list[Refused]]:
-        """Each change by itself, those that often decide first. Both lists are in the order of the bench."""
-        suggestions, refused = [], []
-        changes = [change for change in self.bench.changes() if not quick or change.key in QUICK]
-        places = {change.key: place for place, change in enumerate(changes)}
-        ordered = sorted(changes, key=lambda change: change.key not in QUICK)
-        for number, change in enumerate(ordered, 1):
-            self.tell(f"{number} of {len(ordered)}, trying {change.title}")
-            try:
-                suggestion = self._suggestion([change], self._outcome([change]))
-            except NotApplicableError as error:
-                refused.append(Refused(key=change.key, title=change.title, reason=str(error)))
-                continue
-            except FxmemError as error:
-                refused.append(
-                    Refused(key=change.key, title=change.title, reason=f"the changed step cannot be analysed: {error}")
-                )
-                continue
-            reserved = (self.step.peak.reserved_bytes or 0) - (suggestion.peak.reserved_bytes or 0)
-            worth = self.step.peak.counted_bytes // _WORTH
-            is_leaner = suggestion.saved_bytes > worth or (suggestion.saved_bytes >= 0 and reserved > worth)
-            if is_leaner or suggestion.growth_bytes is not None:
-                self.useful.append((change, suggestion))
-                suggestions.append(suggestion)
-                self.found(suggestion)
+    def __enter__(self) -> Self:
+        self._jobs.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._jobs.__exit__(*raised)
+
+    @property
+    def suggestions(self) -> list[Suggestion]:
+        """Single changes in the order of the bench, then plans."""
+        return [*(self._useful[key] for key in self._in_order(self._useful)), *self._plans]
+
+    @property
+    def refused(self) -> tuple[Refused, ...]:
+        """What is not to be had, in the order of the bench."""
+        return tuple(self._refused[key] for key in self._in_order(self._refused))
+
+    def _in_order(self, keys: Iterable[str]) -> list[str]:
+        return sorted(keys, key=self._places.__getitem__)
+
+    def tell(self, what: str) -> None:
+        """Tell what is being done, and look what has been tried beside."""
+        self._collect(self._jobs.finished())
+        self._tell(what)
+
+    def _tell_of(self, key: str) -> None:
+        self._begun += 1
+        self._tell(f"{self._begun} of {len(self._changes)}, trying {self._changes[key].title}")
+
+    def try_singly(self) -> None:
+        """Try each change by itself, but for those that are tried beside."""
+        apart = self._jobs.left
+        for key, change in self._changes.items():
+            if key not in apart:
+                self._collect(self._jobs.finished())
+                self._tell_of(key)
+                self._consider(change)
+
+    def await_others(self) -> None:
+        """Wait for what is tried beside; what no fork can do is tried here."""
+        self._collect(self._jobs.wait())
+
+    def refuse_untried(self) -> None:
+        """Refuse what has not been tried."""
+        for key, change in self._changes.items():
+            if key not in self._useful and key not in self._refused:
+                self._refuse(change, "not tried: interrupted")
+
+    def _find_job(self, change: _Change) -> Callable[[], str] | None:
+        """What tries a change in a fork; None where that is not worth one, or the change does not apply."""
+        try:
+            if not self.bench.takes_long(change) or self._is_worthless(change):
+                return None
+            way = self._variant([change])
+        except FxmemError:
+            return None
+        is_replayed = any(way.is_like(each.variant) for each in self.outcomes.values() if isinstance(each, Outcome))
+        return None if is_replayed else lambda: str(way.analyse().to_json())
+
+    def _collect(self, answers: Iterable[SideAnswer]) -> None:
+        for answer in answers:
+            change = self._changes[answer.name]
+            if answer.is_lost:
+                self._tell(f"trying {change.title}")
+            elif answer.error is not None:
+                self.outcomes[change.key,] = answer.error
             else:
-                refused.append(
-                    Refused(key=change.key, title=change.title, reason=_describe_worthless(suggestion.saved_bytes))
-                )
-                del self.outcomes[change.key,]  # in no set, so that its memory can go
-        self.useful.sort(key=lambda pair: places[pair[0].key])
-        return (
-            sorted(suggestions, key=lambda each: places[each.key]),
-            sorted(refused, key=lambda each: places[each.key]),
-        )
+                with pause_gc():
+                    report = Report.model_validate_json(answer.text)
+                way = self._variant([change])
+                self.outcomes[change.key,] = replay_way(way, self.bench.read(way, report))
+            self._consider(change)
 
-    def propose_plans(self) -> list[Suggestion]:
-        """Checkpoint plans: the one that balances peak and FLOPs, and the one that reaches lowest."""
+    def _consider(self, change: _Change) -> None:
+        """Suggest a change, or refuse it."""
+        try:
+            if change.most is not None and self._is_worthless(change):
+                most = f"frees at most {change.most.allocated:,} bytes of the peak by the record of the step as it is"
+                self._refuse(change, f"{most}; not tried", change.most.allocated)
+                return
+            suggestion = self._suggestion([change], self._outcome([change]))
+        except NotApplicableError as error:
+            self._refuse(change, str(error))
+            return
+        except FxmemError as error:
+            self._refuse(change, f"the changed step cannot be analysed: {error}")
+            return
+        reserved = (self.step.peak.reserved_bytes or 0) - (suggestion.peak.reserved_bytes or 0)
+        worth = self.step.peak.counted_bytes // _WORTH
+        is_leaner = suggestion.saved_bytes > worth or (suggestion.saved_bytes >= 0 and reserved > worth)
+        if is_leaner or suggestion.growth_bytes is not None:
+            self._useful[change.key] = suggestion
+            self.found(suggestion)
+        else:
+            self._refuse(change, _describe_worthless(suggestion.saved_bytes))
+            del self.outcomes[change.key,]  # in no set, so that its memory can go
+
+    def _is_worthless(self, change: _Change) -> bool:
+        """Whether a change can free too little to be tried."""
+        return change.most is not None and max(change.most) * _TRIED < self.step.peak.counted_bytes
+
+    def _refuse(self, change: _Change, reason: str, most: int | None = None) -> None:
+        self._refused[change.key] = Refused(key=change.key, title=change.title, reason=reason, most_bytes=most)
+
+    def propose_plans(self) -> None:
+        """Find checkpoint plans: the one that balances peak and FLOPs, and the one that reaches lowest."""
         self.tell("planning checkpoints")
         try:
-            plan = self.bench.plan(None, "auto", None, self.tell)
+            plan = self.bench.plan_ends(self.tell)
         except (ExceededError, AnalysisError):
-            return []
+            return
         points = [plan, *(_move_along(plan, point) for point in plan.curve[-1:])]
         found = [
             self._suggest_plan(point, key)
             for point, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False)
             if point.regions
         ]
-        found = [*(found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found), *self._norms()]
-        for suggestion in found:
+        found = found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found
+        for suggestion in (*found, *self._norms()):
+            self._plans.append(suggestion)
             self.found(suggestion)
-        return found
 
     def _suggest_plan(self, plan: Plan, key: str) -> Suggestion:
         code, note = self.bench.plan_code(plan)
@@ -249,9 +358,9 @@ class _Advisor:
         """The changes a set is made of. Freezing is not among them: to train less of the model is another task, not
         another way to do this one. Nor is compiling, which takes its time anew for each set."""
         return [
-            pair
-            for pair in self.useful
-            if pair[1].saved_bytes > 0 and not pair[0].key.startswith(("freeze:", "compile"))
+            (self._changes[key], self._useful[key])
+            for key in self._in_order(self._useful)
+            if self._useful[key].saved_bytes > 0 and not key.startswith(("freeze:", "compile"))
         ]
 
     def _add_helpful(self, changes: Iterable[_Change]) -> tuple[list[_Change], _Outcome | None]:

@@ -15,13 +15,14 @@ from fxmem.memory.budget import BudgetLike
 from fxmem.memory.last_use import free_after_last_use
 from fxmem.records.advice import Effect
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Peak, Profile
+from fxmem.records.profile import Peak, Profile, Report
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.generation import AnyAnalysis, analyze_request
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.profiled_step import ProfiledStep, ReportedStep
 from fxmem.simulation.ranks import MeshPlan
 from fxmem.simulation.request import StepRequest
 from fxmem.whatif import verified_plan
+from fxmem.whatif.advice.bounds import Bound
 
 _CODE_WIDTH = 58
 """Columns of a line of code, so that it is not broken in an 80-column terminal and can be pasted."""
@@ -127,6 +128,8 @@ class AnyChange(Generic[WayT, StepT]):
     note: str = ""
     excludes: str = ""
     """Of changes with the same word here only one can be made."""
+    most: Bound | None = None
+    """The most that it frees, by the record of the step as it is; None: no bound is known."""
 
 
 Change = AnyChange[Variant, Analysis]
@@ -149,6 +152,14 @@ class Bench(Generic[WayT, StepT]):
         """Every change that can be tried."""
         raise NotImplementedError
 
+    def takes_long(self, change: AnyChange[WayT, StepT]) -> bool:
+        """Whether to try a change takes many times as long as most do."""
+        return False
+
+    def read(self, way: WayT, report: Report) -> ProfiledStep:
+        """A way of running the step as it was analysed elsewhere."""
+        return ReportedStep(report)
+
     def parts(self, reached: Outcome[WayT, StepT]) -> int:
         """How many micro-batches there are to one of the step as it is."""
         return 1
@@ -162,9 +173,16 @@ class Bench(Generic[WayT, StepT]):
     ) -> Plan:
         """Plan checkpoints, of the step as it is or on top of changes."""
         with contextlib.nullcontext() if reached is None else reached.variant.within():
-            base = self.step if reached is None else reached.analysis
+            base: ProfiledStep = self.step if reached is None else reached.analysis
+            if reached is not None and base.is_fixed:  # read
+                base = reached.variant.analyse()
             host_memory = self.host_memory if strategy == "auto" else None
             return verified_plan.plan(base, strategy, budget, host_memory=host_memory, progress=progress)
+
+    def plan_ends(self, progress: Callable[[str], None]) -> Plan:
+        """Plan checkpoints of the step as it is: the plan of the smallest product of peak and time, its curve ending
+        with the one that reaches lowest."""
+        return verified_plan.plan_ends(self.step, host_memory=self.host_memory, progress=progress)
 
     def plan_code(self, plan: Plan) -> tuple[str, str]:
         """What to write for a plan, and what to know before."""
@@ -179,6 +197,11 @@ def analyse_way(way: WayT, known: Iterable[Outcome[WayT, Any]] = ()) -> Outcome[
     """Analyse a way of running a step. The analysis of a known one that is like it is reused."""
     found = next((each.analysis for each in known if way.is_like(each.variant)), None)
     analysis = way.analyse() if found is None else found
+    return replay_way(way, analysis)
+
+
+def replay_way(way: WayT, analysis: StepT) -> Outcome[WayT, StepT]:
+    """What comes of a way of running a step that has been analysed."""
     return Outcome(way, analysis, analysis.replay(way.environ, free_after_last_use(analysis.profile, way.released)))
 
 

@@ -321,20 +321,58 @@ class PlanSearch:
 
     # --- without a budget ---------------------------------------------------------------------------------------------
 
-    def along_the_curve(self) -> Plan:
-        """The curve of peak against FLOPs, and the plan with the smallest product of both."""
-        proposals = [self.propose_nothing()]
-        for way in self._report.steps(self.ways, of=tuning.ANALYSED_CURVE_POINTS):
-            with contextlib.suppress(*REFUSALS):
-                self._report(f"looking for plans of every budget ({way.application.value})")
-                for point in self._report.within(_thin(way.planner.curve(), tuning.ANALYSED_CURVE_POINTS)):
-                    proposals += [self.analyse(way, point)] if point.regions else []
+    @pause_gc()
+    def along_the_curve(self, *, only_ends: bool = False) -> Plan:
+        """The curve of peak against FLOPs, and the plan with the smallest product of both.
+
+        Args:
+            only_ends: of the curve only that plan and the one that reaches lowest are wanted; what by its planner's
+                estimate is neither, however far such estimates are off, is not analysed.
+        """
+        points = [(way, point) for way in self._report.steps(self.ways) for point in self._list_points(way)]
+        nothing = self.propose_nothing()
+        proposals = [nothing]
+        if only_ends:
+            flops = nothing.cost[1]
+            factor = tuning.OVERESTIMATED * tuning.HOPED
+            proposals += self._analyse_least(points, lambda each: _estimate_product(each, flops), _product, factor)
+            proposals += self._analyse_least(points, _estimate_bytes, _peak_bytes, tuning.OVERESTIMATED)
+        else:
+            proposals += self._analyse_least(points, lambda _: 0, _peak_bytes, 1)
         front: list[Proposal] = []
         for proposal in sorted(proposals, key=lambda each: (each.cost, each.peak_bytes)):
             if not front or front[-1].peak_bytes > proposal.peak_bytes:
                 front.append(proposal)
-        best = min(front, key=lambda each: each.peak_bytes * (each.seconds or each.cost[1]))
+        best = min(front, key=_product)
         return self.finish(best).model_copy(update={"curve": tuple(map(self._point, front))})
+
+    def _list_points(self, way: PlannedWay) -> list[Plan]:
+        """The plans on a way's curve, at most so many; none where it cannot be planned."""
+        self._report(f"looking for plans of every budget ({way.application.value})")
+        with contextlib.suppress(*REFUSALS):
+            return [each for each in _thin(way.planner.curve(), tuning.ANALYSED_CURVE_POINTS) if each.regions]
+        return []
+
+    def _analyse_least(
+        self,
+        points: Sequence[tuple[PlannedWay, Plan]],
+        estimate: Callable[[Plan], float],
+        measure: Callable[[Proposal], float],
+        factor: float,
+    ) -> list[Proposal]:
+        """Analyse the plans that may have least of something, by estimates that are at most so many times too high."""
+        found: list[Proposal] = []
+        least, refused = math.inf, set[int]()
+        for way, point in self._report.steps(sorted(points, key=lambda each: estimate(each[1]))):
+            if estimate(point) > factor * least:
+                break
+            if id(way) not in refused:
+                try:
+                    found.append(self.analyse(way, point))
+                    least = min(least, measure(found[-1]))
+                except REFUSALS:
+                    refused.add(id(way))
+        return found
 
     def _point(self, proposal: Proposal) -> CurvePoint:
         return CurvePoint(
@@ -379,6 +417,24 @@ def _name_nodes(region: Region, names: tuple[str | None, ...]) -> Region:
     nodes = tuple(name for name in names[region.first_node : region.last_node] if name is not None)
     inner = tuple(_name_nodes(each, names) for each in region.regions)
     return region.model_copy(update={"nodes": nodes, "regions": inner})
+
+
+def _peak_bytes(proposal: Proposal) -> float:
+    return proposal.peak_bytes
+
+
+def _product(proposal: Proposal) -> float:
+    """Of a plan's peak and its time; where that is not known, its FLOPs."""
+    return proposal.peak_bytes * (proposal.seconds or proposal.cost[1])
+
+
+def _estimate_bytes(plan: Plan) -> float:
+    return plan.after.requested_bytes
+
+
+def _estimate_product(plan: Plan, flops: int) -> float:
+    """As `_product`, by a planner's estimate; `flops` are the unplanned step's."""
+    return plan.after.requested_bytes * (plan.after_seconds or flops + (plan.extra_flops or 0))
 
 
 def _thin(plans: Sequence[Plan], count: int) -> Sequence[Plan]:

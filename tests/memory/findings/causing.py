@@ -53,6 +53,14 @@ def kept_results() -> None:
         kept.append(out.detach() if HAS else out.detach().cpu())
 
 
+def loader_workers() -> None:
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    for (x,) in DataLoader(TensorDataset(torch.randn(4096, 256)), 512, num_workers=4 if HAS else 0):
+        net(x.cuda()).square().mean().backward()
+        step(optimizer)
+
+
 def kept_results_of_evaluation() -> None:
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters())

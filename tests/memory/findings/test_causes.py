@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,21 @@ def test_a_host_that_is_full_of_workers_is_told_to_have_fewer() -> None:
     assert "num_workers=1" in found.change
     assert not find(100)
     assert not find(39)  # without workers it is as full
+
+
+@pytest.mark.truth
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks, and /proc says what they take")
+def test_workers_that_a_host_has_no_room_for_are_found_in_a_run() -> None:
+    def use_host(has: str, limit_bytes: int) -> RecordedProgram:
+        settings = RunSettings(reads_epoch=True, host_bytes=limit_bytes)
+        return launch(Launch(PROGRAM, ("loader_workers", has)), catalogue.target("h100"), settings).recorded
+
+    most, least = (use_host(has, 1 << 40).host.peak_bytes or 0 for has in ("on", "off"))
+    full, room = ([*use_host(has, (most + least) // 2).findings] for has in ("on", "off"))
+    assert [each.cause for each in full] == ["loader-workers"]
+    assert full[0].nbytes >= (most - least) // 2
+    assert re.search(r"num_workers=[0-3], or", full[0].change)
+    assert room == []
 
 
 @pytest.mark.parametrize("case", ["broadcast-loss", "autocast-copies"])

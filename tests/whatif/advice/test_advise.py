@@ -18,6 +18,7 @@ from fxmem.__main__ import main
 from fxmem.records import schemas
 from fxmem.records.advice import Advice
 from fxmem.records.findings import Finding
+from fxmem.records.units import format_bytes
 from fxmem.show.text import advice as advice_reporting
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
@@ -144,6 +145,47 @@ def test_quick_advice_is_a_part_of_the_whole_and_comes_first(advice: Advice) -> 
     assert set(found) == {each.key for each in quick.suggestions} < set(whole)
     count = len(quick.suggestions) + len(quick.refused)
     assert [stage.partition(",")[0] for stage in stages] == [f"{n} of {count}" for n in range(1, count + 1)]
+
+
+def test_what_was_found_before_an_interrupt_is_the_advice() -> None:
+    bench, told = ModelBench(speaker(target="cpu")), list[str]()
+
+    def interrupt(what: str) -> None:
+        told.append(what)
+        if what.startswith("4 of"):
+            raise KeyboardInterrupt
+
+    advice = suggestions.try_changes(bench, 0.5, plans=True, progress=interrupt, interruptible=True)
+    assert advice.interrupted
+    assert "bf16-autocast" in [each.key for each in advice.suggestions]
+    untried = [each.key for each in advice.refused if each.reason == "not tried: interrupted"]
+    assert len(untried) > 5
+    assert {"compile", "torchao-8bit"} <= {*untried}
+    assert advice.together is None
+    assert "Cut short   interrupted" in advice_reporting.table(advice)
+    with pytest.raises(KeyboardInterrupt):
+        suggestions.try_changes(bench, None, plans=False, progress=interrupt)
+
+
+def test_changes_that_free_little_are_one_line(advice: Advice) -> None:
+    first, second, *_ = advice.suggestions
+    peak, reserved = advice.before.counted_bytes, advice.before.model_copy(update={"reserved_bytes": 10**9})
+    little = second.model_copy(
+        update={"title": "little: of it", "saved_bytes": peak // 101, "growth_bytes": None, "code": "small = 1"}
+    )
+    lower = reserved.model_copy(update={"reserved_bytes": 10**9 - peak // 2})
+    alike = little.model_copy(update={"title": "lower reserved", "saved_bytes": 0, "peak": lower})
+    before = advice.model_copy(update={"before": reserved, "budget_bytes": None, "together": None})
+    head = first.model_copy(update={"peak": reserved})
+    little = little.model_copy(update={"peak": reserved})
+    text = advice_reporting.table(before.model_copy(update={"suggestions": (head, little, alike)}), width=140)
+    assert f"Under 1 %   little ({format_bytes(peak // 101)})" in text
+    assert "2. lower reserved" in text
+    assert "small = 1" in text.partition("2.  ")[2], "the code of what has a row"
+    assert text.count("small = 1") == 1
+    none = advice_reporting.table(before.model_copy(update={"suggestions": (little,)}))
+    assert "Nothing that was tried frees 1 % of the peak." in none
+    assert "Next" not in none
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])

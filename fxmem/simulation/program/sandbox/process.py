@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import functools
 import json
 import logging
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import torch
-
-from fxmem import errors
-from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError
+from fxmem.errors import EnvironmentLacksError
 from fxmem.records.profile import ProgramFiles
 from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.fork import Forked, answer_work, may_run_backward, parse_answer, read_answer
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, find_written
 from fxmem.simulation.program.sandbox.landlock import refuse_writes
 from fxmem.simulation.program.sandbox.overlay import enter_overlay
@@ -45,7 +39,6 @@ _PATIENCE: Final = 10.0
 """Seconds that a process has to end by itself once its work is done: a program's thread may wait for ever."""
 _INTERVAL: Final = 1.0
 """Seconds between looks at a process that works."""
-_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 def run_apart(
@@ -106,44 +99,19 @@ def _run(
         start = functools.partial(_work, work, isolation, answer, output, upper)
         found: dict[str, Any] = {_NO_BACKWARD: True}
         if hasattr(os, "fork"):
-            found = _read(answer, _wait(_Forked(start), answer, layers))
+            found = read_answer(answer, _wait(Forked(start), answer, layers))
         if _NO_BACKWARD in found:
             answer.unlink(missing_ok=True)
-            found = _read(answer, _wait(_Spawned(start, answer.parent), answer, layers))
+            found = read_answer(answer, _wait(_Spawned(start, answer.parent), answer, layers))
     if isolation.redirect is not None:
         isolation.redirect.adopt(found["removed"], is_guarded=found["is_guarded"])
     return found
 
 
-def _read(answer: Path, code: int) -> dict[str, Any]:
-    """What the work answered, or what it raised."""
-    found = _parse(answer)
-    if code == -signal.SIGINT:
-        raise KeyboardInterrupt
-    if found is None:
-        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        raise AnalysisError(f"the program's process {ended} before there was a prediction; its output says why")
-    kind = found.get("error")
-    if kind is None:
-        return found
-    if kind == KeyboardInterrupt.__name__:
-        raise KeyboardInterrupt
-    known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, FxmemError):
-        raise known(found["text"])
-    raise RuntimeError(f"{kind}: {found['text']}")
-
-
-def _parse(answer: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads(answer.read_text(encoding="utf-8")))
-    return None
-
-
 # --- the other process, seen from here --------------------------------------------------------------------------------
 
 
-def _wait(process: _Forked | _Spawned, answer: Path, layers: Layers | None) -> int:
+def _wait(process: Forked | _Spawned, answer: Path, layers: Layers | None) -> int:
     """Wait until it is over; its exit code, negative for a signal. It is ended where this process is."""
     answered_at: float | None = None
     try:
@@ -153,7 +121,7 @@ def _wait(process: _Forked | _Spawned, answer: Path, layers: Layers | None) -> i
                     f"expected room for what the program writes: it is kept apart in {layers.folders[0]} and has taken "
                     "half of what was free there. Free some, or let the program write its own files (--write)"
                 )
-            if answered_at is None and _parse(answer) is not None:
+            if answered_at is None and parse_answer(answer) is not None:
                 answered_at = time.monotonic()
             if answered_at is not None and time.monotonic() - answered_at > _PATIENCE:
                 break
@@ -170,51 +138,6 @@ def _wait(process: _Forked | _Spawned, answer: Path, layers: Layers | None) -> i
     finally:
         process.kill()
     return 0 if code is None else code
-
-
-class _Forked:
-    """A fork of this process that runs a function and ends with what it returns."""
-
-    def __init__(self, start: Callable[[], int]) -> None:
-        _flush()
-        parent = os.getpid()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # threads; none is needed there
-            self._pid = os.fork()
-        if self._pid == 0:
-            _run_forked(start, parent)
-        self._code: int | None = None
-        self._descriptor = os.pidfd_open(self._pid) if hasattr(os, "pidfd_open") else None
-
-    def wait(self, seconds: float) -> int | None:
-        """Its exit code as soon as it is over; None after so many seconds."""
-        until = time.monotonic() + seconds
-        while self._code is None:
-            left = until - time.monotonic()
-            if self._descriptor is None:
-                time.sleep(min(0.02, max(left, 0)))
-            else:
-                select.select([self._descriptor], [], [], max(left, 0))
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
-            if pid:
-                self._code = os.waitstatus_to_exitcode(status)
-            elif left <= 0:
-                break
-        return self._code
-
-    def signal(self, number: int) -> None:
-        """Send it a signal, if it is still there."""
-        if self._code is None:
-            os.kill(self._pid, number)
-
-    def kill(self) -> None:
-        """End it, if it is still there."""
-        self.signal(signal.SIGKILL)
-        while self.wait(_INTERVAL) is None:
-            pass
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
 
 
 class _Spawned:
@@ -248,36 +171,12 @@ class _Spawned:
 # --- in the other process ---------------------------------------------------------------------------------------------
 
 
-def _run_forked(start: Callable[[], int], parent: int) -> NoReturn:
-    """Run a function in a fork."""
-    code = 1
-    try:
-        if sys.platform == "linux":  # ends this process when its parent is
-            with contextlib.suppress(AttributeError, OSError):
-                ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-        atexit._clear()  # what the process that is forked from does at its end is its own
-        code = start()
-        _flush()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # None, full or closed
-            stream.flush()
-
-
 def run_pickled(file: str) -> NoReturn:
     """Run the function that `_Spawned` has pickled, where possible in a fork of one thread."""
     start: Callable[[], int] = pickle.loads(Path(file).read_bytes())
     if not hasattr(os, "fork"):
         sys.exit(start())
-    forked = _Forked(start)
+    forked = Forked(start)
     while (code := forked.wait(_INTERVAL)) is None:
         pass
     if code < 0:  # as the fork ended, so that who waits for this process can say by what
@@ -287,29 +186,12 @@ def run_pickled(file: str) -> NoReturn:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _may_run_backward() -> bool:
-    """Whether autograd's C++ runs here: it does in no fork of a process in which its threads have run.
-
-    Asked in a fork, since it starts threads where there are cards, and a process with threads gets no view of its own.
-    """
-    if not hasattr(os, "fork"):
-        return True
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        with contextlib.suppress(RuntimeError):
-            torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
-            code = 0
-        os._exit(code)
-    return os.waitpid(pid, 0)[1] == 0
-
-
 def _work(
     work: Callable[[Isolation], str], isolation: Isolation, answer: Path, output: Path | None, layers: list[str] | None
 ) -> int:
     """Do the work and write its answer; the exit code."""
     with open(answer, "w", encoding="utf-8") as stream:  # before the view, which has another file there
-        if not _may_run_backward():
+        if not may_run_backward():
             stream.write(json.dumps({_NO_BACKWARD: True}))
             return 0
         if output is not None:
@@ -324,7 +206,7 @@ def _work(
                 return 0
         elif (redirect := isolation.redirect) is not None and not redirect.has_begun:
             _guard(redirect)
-        found = _answer(work, isolation)
+        found = answer_work(lambda: work(isolation))
         if (redirect := isolation.redirect) is not None:
             found |= {"removed": redirect.removed, "is_guarded": redirect.is_guarded}
         stream.write(json.dumps(found))
@@ -334,15 +216,6 @@ def _work(
         atexit._run_exitfuncs()
         logging.shutdown()
     return 0
-
-
-def _answer(work: Callable[[Isolation], str], isolation: Isolation) -> dict[str, Any]:
-    try:
-        return {"text": work(isolation)}
-    except BaseException as error:
-        if not isinstance(error, (FxmemError, KeyboardInterrupt)):
-            traceback.print_exc()
-        return {"error": type(error).__name__, "text": str(error)}
 
 
 def _guard(redirect: Redirect) -> None:

@@ -360,8 +360,8 @@ def test_where_no_fork_runs_backward_a_new_process_is_started(
     """As after a compiled backward in this process: "Unable to handle autograd's threading"."""
     (folder / "train.py").write_text(TRAINING)
     before, parent = state(folder), os.getpid()
-    works = process._may_run_backward
-    monkeypatch.setattr(process, "_may_run_backward", lambda: os.getppid() != parent and works())
+    works = process.may_run_backward
+    monkeypatch.setattr(process, "may_run_backward", lambda: os.getppid() != parent and works())
     if not view:
         monkeypatch.setattr(process, "enter_overlay", refuse)
     done = run("--json", "-", "train.py", "8")

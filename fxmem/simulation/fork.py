@@ -1,0 +1,153 @@
+"""Forks of this process that do work and answer with a text; nothing is imported or pickled for them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import torch
+
+from fxmem import errors
+from fxmem.errors import AnalysisError, FxmemError
+
+_INTERVAL: Final = 1.0
+"""Seconds between looks at a process that is being ended."""
+_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+class Forked:
+    """A fork of this process that runs a function and ends with what it returns."""
+
+    def __init__(self, start: Callable[[], int]) -> None:
+        _flush()
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # threads; none is needed there
+            self._pid = os.fork()
+        if self._pid == 0:
+            _run_forked(start, parent)
+        self._code: int | None = None
+        self._descriptor = os.pidfd_open(self._pid) if hasattr(os, "pidfd_open") else None
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code as soon as it is over; None after so many seconds."""
+        until = time.monotonic() + seconds
+        while self._code is None:
+            left = until - time.monotonic()
+            if self._descriptor is None:
+                time.sleep(min(0.02, max(left, 0)))
+            else:
+                select.select([self._descriptor], [], [], max(left, 0))
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+            elif left <= 0:
+                break
+        return self._code
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it is still there."""
+        if self._code is None:
+            os.kill(self._pid, number)
+
+    def kill(self) -> None:
+        """End it, if it is still there."""
+        self.signal(signal.SIGKILL)
+        while self.wait(_INTERVAL) is None:
+            pass
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _run_forked(start: Callable[[], int], parent: int) -> NoReturn:
+    """Run a function in a fork."""
+    code = 1
+    try:
+        if sys.platform == "linux":  # ends this process when its parent is
+            with contextlib.suppress(AttributeError, OSError):
+                ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+        atexit._clear()  # what the process that is forked from does at its end is its own
+        code = start()
+        _flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # None, full or closed
+            stream.flush()
+
+
+def may_run_backward() -> bool:
+    """Whether autograd's C++ runs here: it does in no fork of a process in which its threads have run.
+
+    Asked in a fork, since it starts threads where there are cards, and a process with threads gets no view of its own.
+    """
+    if not hasattr(os, "fork"):
+        return True
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # C++ writes there where it refuses
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+            code = 0
+        os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+# --- what it answers --------------------------------------------------------------------------------------------------
+
+
+def answer_work(work: Callable[[], str]) -> dict[str, Any]:
+    """Do the work; what it returned, or raised."""
+    try:
+        return {"text": work()}
+    except BaseException as error:
+        if not isinstance(error, (FxmemError, KeyboardInterrupt)):
+            traceback.print_exc()
+        return {"error": type(error).__name__, "text": str(error)}
+
+
+def read_answer(answer: Path, code: int) -> dict[str, Any]:
+    """What the work answered; raises what it raised, or AnalysisError where the process has left no answer."""
+    found = parse_answer(answer)
+    if code == -signal.SIGINT:
+        raise KeyboardInterrupt
+    if found is None:
+        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        raise AnalysisError(f"the program's process {ended} before there was a prediction; its output says why")
+    kind = found.get("error")
+    if kind is None:
+        return found
+    if kind == KeyboardInterrupt.__name__:
+        raise KeyboardInterrupt
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, FxmemError):
+        raise known(found["text"])
+    raise RuntimeError(f"{kind}: {found['text']}")
+
+
+def parse_answer(answer: Path) -> dict[str, Any] | None:
+    """What is in the file; None where nothing is, or not all yet."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(answer.read_text(encoding="utf-8")))
+    return None
