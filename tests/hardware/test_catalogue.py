@@ -40,9 +40,10 @@ def test_every_card_has_its_figures_and_says_where_they_are_from(name: str) -> N
 
 @pytest.mark.parametrize(
     ("name", "gigabytes"),
-    [("t4", 16), ("v100", 16), ("v100-32gb", 32), ("rtx3080", 10), ("rtx3090", 24), ("rtx4080", 16), ("rtx4090", 24),
-     ("rtx5090", 32), ("a10", 24), ("a10g", 24), ("a100", 40), ("a100-80gb", 80), ("a6000", 48), ("l4", 24),
-     ("l40s", 48), ("h100", 80), ("h100-pcie", 80), ("h100-nvl", 94), ("h200", 141), ("gh200", 96)],
+    [("t4", 16), ("v100", 16), ("v100-32gb", 32), ("rtx3080", 10), ("rtx3090", 24), ("rtx3060", 12), ("rtx4080", 16),
+     ("rtx4090", 24), ("rtx4060", 8), ("rtx5090", 32), ("a10", 24), ("a10g", 24), ("a100", 40), ("a100-80gb", 80),
+     ("a6000", 48), ("l4", 24), ("l40s", 48), ("h100", 80), ("h100-pcie", 80), ("h100-nvl", 94), ("h200", 141),
+     ("gh200", 96)],
 )  # fmt: skip
 def test_memory_is_near_what_the_card_is_sold_as(name: str, gigabytes: int) -> None:
     # Less than the board carries (sold in GiB, HBM3e in GB), but never by more than a tenth.
