@@ -16,7 +16,7 @@ import statistics
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from .steps import Step, build_step
 
 PUBLISHED = Path(__file__).with_suffix(".json")
 TOOLS = ("xMem", "DNNMem", "SchedTune", "LLMem")
+RELEASE = "2.6"
 CLOSE_PERCENT = 2.0
 MIB = 1 << 20
 
@@ -50,6 +51,8 @@ class Run:
     estimates: dict[str, int | None]
     """By tool."""
     reserved_bytes: int | None = None
+    plans: dict[str, int] = field(default_factory=dict)
+    """Reserved bytes with the plans of each cuDNN that stands for theirs."""
     fits: bool | None = None
     refusal: str = ""
 
@@ -65,10 +68,26 @@ class Run:
             return "convolutional, RTX 3060 and 4060"
         return "transformers, A100" if self.card == "a100" else "transformers, RTX 3060 and 4060"
 
+    @property
+    def width_percent(self) -> float | None:
+        """The width of the range by its middle; None without one."""
+        return (
+            200 * (max(self.plans.values()) - min(self.plans.values())) / _sum_ends(self.plans) if self.plans else None
+        )
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the figure is in the range."""
+        return min(self.plans.values()) <= self.nbytes <= max(self.plans.values())
+
     def error_percent(self, tool: str = "fxmem") -> float | None:
         """Return a prediction by the figure, less one, in percent; None without one, or where the run ran out."""
         nbytes = self.reserved_bytes if tool == "fxmem" else self.estimates[tool]
         return None if nbytes is None or self.ran_out else 100 * (nbytes / self.nbytes - 1)
+
+
+def _sum_ends(plans: dict[str, int]) -> int:
+    return max(plans.values()) + min(plans.values())
 
 
 def read_published() -> tuple[str, list[Run]]:
@@ -87,11 +106,12 @@ def examine(run: Run) -> Run:
     try:
         step = build_step(f"xmem.{run.kind}", {**settings, "zero_grad_mode": run.zero_grad_mode})
         assert isinstance(step, Step)
-        peak = fxmem.analyze(step.model, step.inputs, target=run.card, **step.options).peak
+        peak = fxmem.analyze(step.model, step.inputs, target=run.card, torch=RELEASE, **step.options).peak
     except Exception as error:
         refusal = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         return Run(**{**asdict(run), "refusal": refusal})
-    return Run(**{**asdict(run), "reserved_bytes": peak.reserved_bytes, "fits": peak.fits})
+    plans = {each.cudnn: each.reserved_bytes for each in peak.by_cudnn}
+    return Run(**{**asdict(run), "reserved_bytes": peak.reserved_bytes, "plans": plans, "fits": peak.fits})
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -116,6 +136,16 @@ def format_page(source: str, runs: Sequence[Run], about: dict[str, Any]) -> str:
         among = [run for run in runs if run.group == group]
         cells = (_summarise(among, tool) for tool in ("fxmem", *TOOLS[:3]))
         lines.append(f"| {group} ({sum(not run.ran_out for run in among)}) | {' | '.join(cells)} |")
+    ranged = [run for run in runs if run.plans and not run.ran_out]
+    if ranged:
+        held = sum(run.is_within for run in ranged)
+        widths = [run.width_percent or 0.0 for run in ranged]
+        versions = ", ".join(dict.fromkeys(version for run in ranged for version in run.plans))
+        lines += [
+            "",
+            f"The cuDNN of these runs cannot be asked. Of the {len(ranged)} convolutional ones, {held} are within the "
+            f"range that the plans of {versions} have; it is {statistics.median(widths):.1f} % wide in the median.",
+        ]
     short = [run for run in runs if run.ran_out and run.fits is not None]
     lines += [
         "",
