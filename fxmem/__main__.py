@@ -158,6 +158,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if rest:
         options.parser.refuse(rest)
     check_own_options(options, arguments)
+    if getattr(options, "torch", None) is not None:
+        options.target = f"{options.target},torch={options.torch}"
     return options
 
 

@@ -74,6 +74,8 @@ EXPORT int cudaGetDeviceProperties(struct cudaDeviceProp *card, int device) {
   return 0;
 }
 
+/* The name of it in CUDA 12. */
+EXPORT int cudaGetDeviceProperties_v2(struct cudaDeviceProp *card, int device) { return cudaGetDeviceProperties(card, device); }
 EXPORT int cudaDeviceGetAttribute(int *value, int attribute, int device) {
   struct cudaDeviceProp card;
   cudaGetDeviceProperties(&card, device);

@@ -38,7 +38,10 @@ def build(folder: Path) -> dict[str, str]:
     (folder / "idle.c").write_text("".join(map(_IDLE.format, sorted(wanted - has))))
     nvml = set(re.findall(rb"nvml[A-Z]\w+", libraries[0].read_bytes()))
     (folder / "nvml.c").write_text("".join(_IDLE.format(name.decode()) for name in sorted(nvml)))
-    headers = [f"-I{site}/{folder}" for folder in ("nvidia/cu13/include", "triton/backends/nvidia/include")]
+    headers = [
+        f"-I{site}/{folder}"
+        for folder in ("nvidia/cuda_runtime/include", "nvidia/cu13/include", "triton/backends/nvidia/include")
+    ]
     card = [CARD, folder / "idle.c"]
     for name, sources in (("libcard.so", card), ("libcuda.so.1", card), ("libnvidia-ml.so.1", [folder / "nvml.c"])):
         flags = ["-shared", "-fPIC", "-fvisibility=hidden", "-w", "-O1", f"-Wl,-soname,{name}", *headers]

@@ -13,10 +13,10 @@ from importlib import metadata, util
 from pathlib import Path
 
 from fxmem import __version__
-from fxmem.errors import FxmemError, one_line
+from fxmem.errors import FxmemError, UsageError, one_line
 from fxmem.hardware.cards import CATALOGUE
 from fxmem.hardware.catalogue import target
-from fxmem.hardware.workspaces import ConvSignature, cache_directory, conv_workspaces, find_cudnn
+from fxmem.hardware.workspaces import ConvSignature, cache_directory, conv_workspaces, fetch_cudnn, find_cudnn
 from fxmem.records.units import format_bytes, printable
 from fxmem.show.terminal import columns, why_plain
 from fxmem.show.text.tables import GAP, fit, fit_left, grid, render
@@ -60,6 +60,19 @@ def report() -> str:
     for label, text in facts:
         table.add_row(label, fit(printable(text), _TEXT))
     return render([table], _WIDTH, color=False)
+
+
+def fetch(what: str, version: str) -> str:
+    """Fetch a library; say where it is.
+
+    Raises:
+        UsageError: it is no `cudnn`, or the package index has no such version.
+        EnvironmentLacksError: there is nothing to fetch it with, or no place for it.
+    """
+    if what != "cudnn":
+        raise UsageError(f"expected --fetch cudnn VERSION, got {what!r}")
+    library = fetch_cudnn(version)
+    return f"cuDNN {library.version} is in {Path(library.libraries[-1][0]).parents[3]}"
 
 
 def catalogue() -> str:

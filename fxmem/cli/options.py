@@ -149,6 +149,12 @@ TARGET = argument(
     metavar="NAME|FILE.json",
     help="the machine it is for: a card (see `fxmem doctor --targets`), cpu, a size like 24GB, or a JSON file",
 )._replace(variable="FXMEM_TARGET")
+TORCH = argument(
+    "--torch",
+    metavar="VERSION",
+    help="the release of torch on it, e.g. 2.6: its workspaces, its rules for kernels, its cuDNN (default: the one "
+    "installed)",
+)
 LOOP = grouped(
     "the step",
     argument(
@@ -211,7 +217,7 @@ SHARDING = (
     argument("--offload", metavar="cpu", help="with --mesh: keep the shards in the host's memory (CPUOffloadPolicy)"),
 )
 """How the model is sharded: by the user's own function, or by a plan of ours."""
-ANALYSIS = (MODEL, *STEP, TARGET, *LOOP, *COMPILE, *RANKS, *SHARDING)
+ANALYSIS = (MODEL, *STEP, TARGET, TORCH, *LOOP, *COMPILE, *RANKS, *SHARDING)
 """A model, and all that its analysis depends on."""
 ANALYSIS_OR_REPORT = (MODEL_OR_REPORT, *ANALYSIS[1:])
 """The same, or a report that has it all."""

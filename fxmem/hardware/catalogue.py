@@ -22,6 +22,7 @@ from pydantic import Field
 
 from fxmem.errors import UsageError
 from fxmem.hardware.cards import CATALOGUE
+from fxmem.hardware.releases import check_release
 from fxmem.records import json_reader
 from fxmem.records.profile import Bytes, Record, Target
 
@@ -95,6 +96,7 @@ _ARCHITECTURES = {
 }
 
 
+_RELEASE = re.compile(r"(.+?), ?torch=(.*)")
 _CLOSE = 50
 """Two sizes are of one card where they differ by less than this share, one in so many."""
 
@@ -111,9 +113,13 @@ def target(name: str) -> Target:
     `a100-40gb`), a size (`24GB`; see `size_assumption`), and the path of a target file, recognised by `.json` (see
     `load_target`).
 
+    With `,torch=2.6` behind, that release of torch is on it (`with_torch`).
+
     Raises:
-        UsageError: no such target; the message lists the nearest names, or all of them.
+        UsageError: no such target; the message lists the nearest names, or all of them. No such release.
     """
+    if (release := _RELEASE.fullmatch(name)) is not None:
+        return with_torch(target(release[1]), release[2])
     if name.lower().endswith(".json"):
         return load_target(name)
     if (key := _key(name)) in _BY_KEY:
@@ -122,6 +128,16 @@ def target(name: str) -> Target:
         return sized
     advice = "or a target file NAME.json with the card's memory_bytes and capability"
     raise UsageError(f"unknown target {name!r}: {_suggestion(name)}, {advice}")
+
+
+def with_torch(card: str | Target, torch: str | None) -> Target:
+    """The target with this release of torch on it, e.g. "2.6"; None for the one that it has.
+
+    Raises:
+        UsageError: no such target; no version, or that of a release which is not known.
+    """
+    found = target(card) if isinstance(card, str) else card
+    return found if torch is None else found.model_copy(update={"torch": check_release(torch)})
 
 
 def find_by_memory(nbytes: int) -> tuple[str, ...]:
@@ -143,6 +159,8 @@ def load_target(path: str | Path) -> Target:
     path = Path(path)
     content = json_reader.parse(json_reader.read(path, expected), path, expected)
     read = json_reader.validate(Target, content, path, expected)
+    if read.torch:
+        check_release(read.torch)
     if read.device == "cuda" and read.capability is None:
         raise UsageError(
             f'target file {str(path)!r} does not say the card\'s compute capability; add e.g. "capability": [9, 0]'

@@ -6,9 +6,10 @@ Which of the two, and the sizes, depend on the release (`hardware/releases.py`).
   `torch._C._cuda_clearCublasWorkspaces()`. Handles belong to threads, so a training step keeps two workspaces as soon
   as both sides multiply matrices: the caller's thread runs the forward, autograd's device thread the backward. Each
   further stream adds its own. From 2.15 on each product allocates its own and frees it when it returns.
-- cuBLASLt runs on the same handle. In 2.11 it keeps a second block of its own per pair, allocated at the first Lt
-  matmul, whose size is cut to the cuBLAS workspace's; in 2.12 to 2.14 it uses the cuBLAS one; from 2.15 on a product
-  has either the one or the other. `TORCH_CUBLASLT_UNIFIED_WORKSPACE` sets it, where workspaces are kept.
+- cuBLASLt runs on the same handle. To 2.8 each of its products allocates a block of its own and frees it; in 2.9 to
+  2.11 it keeps a second block of its own per pair, allocated at the first Lt matmul, whose size is cut to the cuBLAS
+  workspace's; in 2.12 to 2.14 it uses the cuBLAS one; from 2.15 on a product has either the one or the other.
+  `TORCH_CUBLASLT_UNIFIED_WORKSPACE` sets it, where workspaces are kept.
 - `CUBLAS_WORKSPACE_CONFIG=:SIZE:COUNT…` (KiB) and `CUBLASLT_WORKSPACE_SIZE` (KiB) override; what cannot be parsed is
   ignored with a warning, as here.
 """
@@ -38,6 +39,8 @@ class CublasWorkspaces(Record):
     """For a cuBLASLt matmul: on top for each such thread, or, where none is kept, instead; 0: it uses the other."""
     is_kept: bool
     """Whether they stay once allocated; otherwise every product allocates one and frees it."""
+    keeps_lt: bool
+    """Whether cuBLASLt's does."""
     torch_version: str
     """The release whose defaults these are; another than the one asked for when that one is not in the table."""
     notes: tuple[str, ...] = ()
@@ -84,8 +87,14 @@ def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, 
         else:
             notes.append(f"CUBLASLT_WORKSPACE_SIZE={config!r} is not a number of KiB and is ignored")
     unified = environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1" if row.shares_with_lt else "")
-    if is_kept and unified != "0":
+    keeps_lt = row.keeps_lt_workspaces if row.keeps_workspaces else is_kept
+    if keeps_lt and unified != "0":
         lt = 0 if unified == "1" else min(lt, handle)
     return CublasWorkspaces(
-        handle_bytes=handle, lt_bytes=lt, is_kept=is_kept, torch_version=release, notes=tuple(notes)
+        handle_bytes=handle,
+        lt_bytes=lt,
+        is_kept=is_kept,
+        keeps_lt=keeps_lt,
+        torch_version=release,
+        notes=tuple(notes),
     )

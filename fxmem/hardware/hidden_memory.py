@@ -8,7 +8,7 @@ op's own outputs are allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from fxmem.records.profile import Bytes, Record
@@ -101,6 +101,8 @@ class HiddenEvent(Record):
     """Of an `alloc`: bytes requested, None while or where unknown."""
     signature: Signature | None = None
     """Of a cuDNN workspace: whose."""
+    other_bytes: tuple[Bytes, ...] = ()
+    """Of a cuDNN workspace whose cuDNN cannot be asked: the bytes of further ones that stand for it."""
 
 
 Events: TypeAlias = tuple[HiddenEvent, ...]
@@ -123,13 +125,19 @@ class HiddenMemory(Record):
         """Names of the buffers whose size is not known."""
         return tuple(event.name for event in self.events if event.action == "alloc" and event.nbytes is None)
 
-    def fill_workspaces(self, nbytes: Mapping[Signature, int | None]) -> HiddenMemory:
-        """The same with the workspaces' sizes filled in."""
-        filled = (
-            event if event.signature is None else event.model_copy(update={"nbytes": nbytes.get(event.signature)})
-            for event in self.events
-        )
-        return self.model_copy(update={"events": tuple(filled)})
+    def fill_workspaces(
+        self, nbytes: Mapping[Signature, int | None], others: Sequence[Mapping[Signature, int | None]] = ()
+    ) -> HiddenMemory:
+        """The same with the workspaces' sizes filled in, and those that further cuDNNs name."""
+
+        def fill(event: HiddenEvent) -> HiddenEvent:
+            if (of := event.signature) is None:
+                return event
+            found = nbytes.get(of)
+            further = () if found is None else tuple(each.get(of) or 0 for each in others)
+            return event.model_copy(update={"nbytes": found, "other_bytes": further})
+
+        return self.model_copy(update={"events": tuple(map(fill, self.events))})
 
 
 def expand(count: int, hidden: HiddenMemory | None) -> Iterator[tuple[int, int | None]]:

@@ -216,6 +216,8 @@ class Storage(Record):
     """`file:line` of a program that made before the step what has no name; empty where that is not known."""
     is_frozen: bool = Field(default=False, exclude_if=lambda value: not value)
     """Of a parameter: whether no gradient of it is wanted (`requires_grad=False`)."""
+    other_bytes: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)
+    """Of a workspace of a cuDNN that cannot be asked: its bytes by the further ones of `Profile.cudnns`."""
     shape: Many[int] = ()
     """Shape of the first tensor seen over it."""
     dtype: str = ""
@@ -316,6 +318,13 @@ class Target(Record):
     """What the device reports as total memory; None for the CPU."""
     capability: tuple[int, int] | None = None
     """CUDA compute capability (major, minor); None for the CPU."""
+    torch: str = Field(default="", exclude_if=lambda value: not value)
+    """The release of torch there, e.g. `2.6`, whose kernels and workspaces are predicted; empty for the one that is
+    installed here."""
+
+    def release(self, installed: str) -> str:
+        """Return the release of torch there, of which `installed` is the one here."""
+        return self.torch or installed
 
 
 class PartOfRound(Record):
@@ -541,6 +550,9 @@ class Profile(Headed, Versioned):
     """In the order they ran."""
     restored: Many[RestoredTensor] = ()
     """In the order they were read."""
+    cudnns: Many[str] = Field(default=(), exclude_if=lambda value: not value)
+    """The versions of cuDNN that stand for the target's, which cannot be asked: the plans of the first are counted, and
+    `Storage.other_bytes` has what the others take. Empty where the target's own was asked."""
     saved_bytes: Bytes
     """Bytes saved for backward when forward ends; equals the sum over nodes."""
     assumptions: Many[Assumption] = ()
@@ -571,6 +583,17 @@ class MeasuredPhase(Record):
     reserved_bytes: Bytes
 
 
+class PlansPeak(Record):
+    """The peak with the plans of one cuDNN."""
+
+    cudnn: str
+    """Its version."""
+    allocated_bytes: Bytes
+    reserved_bytes: Bytes
+    fits: bool | None = None
+    """As `Peak.fits`."""
+
+
 class Peak(Viewed, Record):
     """The moment of the step with the most bytes alive (the first, if several tie)."""
 
@@ -591,6 +614,9 @@ class Peak(Viewed, Record):
     CUDA context is not counted. None: not modelled, or the memory is not known."""
     shortage: str = ""
     """Where it runs out, in words; empty when it fits."""
+    by_cudnn: Many[PlansPeak] = Field(default=(), exclude_if=lambda value: not value)
+    """Where the target's cuDNN cannot be asked: the peaks with the plans of those that stand for it, the nearest first.
+    Its own are between them, as far as is known."""
     at_least: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether the program ended where it ran out: allocated and reserved bytes are then what it held and asked for."""
     phase: Phase

@@ -161,6 +161,7 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
     if peak.reserved_high_bytes is not None:
         most = exact_bytes(peak.reserved_high_bytes)
         facts.append(Fact("", f"{most} where blocks wait for a stream as long as they can", "reserved most"))
+    facts += plans_facts(peak)
     if peak.process_bytes is not None:
         size = format_range(peak.process_bytes.low, peak.process_bytes.high)
         words = f"{size} {process.meaning} ({process.call}), a range: {peak.process_bytes.grounds}"
@@ -174,6 +175,20 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
     if node.source is not None:
         facts.append(Fact("", describe_source(node.source), "where"))
     return make_printable(facts)
+
+
+def plans_facts(peak: Peak) -> Facts:
+    """Between which bytes the peak is with the plans of the cuDNNs that stand for the target's; nothing for one."""
+    if not peak.by_cudnn:
+        return []
+    reserved = [each.reserved_bytes for each in peak.by_cudnn]
+    versions = ", ".join(each.cudnn for each in peak.by_cudnn)
+    words = f"{format_range(min(reserved), max(reserved))} reserved with the plans of cuDNN {versions}"
+    fitting = [each.cudnn for each in peak.by_cudnn if each.fits]
+    if peak.fits is not None:
+        some = f"fits with {' and '.join(fitting)}'s plans only" if fitting else "fits with none of them"
+        words += f": {'fits with any of them' if len(fitting) == len(peak.by_cudnn) else some}"
+    return [Fact("Plans", words, "plans")]
 
 
 def loop_facts(profile: Profile) -> Facts:

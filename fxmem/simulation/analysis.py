@@ -14,6 +14,7 @@ import torch.fx
 
 from fxmem._torch.compiler.dynamo import compiled_parts
 from fxmem.errors import AnalysisError, UsageError, unknown_name
+from fxmem.hardware.catalogue import with_torch
 from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Profile, Target
 from fxmem.simulation.analysed_model import AnalysedModel
@@ -96,6 +97,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     prefetch: int = 0,
     values: Values = "bound",
     target: str | Target = "h100",
+    torch: str | None = None,
     compile: Compile = None,
     ranks: int | None = None,
     rank: int | None = None,
@@ -138,6 +140,9 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
             loss once more on the CPU, on these inputs and weights (made up where they are on meta), and decides by what
             is read there. It needs the memory of a real forward.
         target: a name from the catalogue ("h100", "rtx4090", "cpu"), a size ("24GB"), or a `Target`.
+        torch: the release of torch on the target, e.g. "2.6": its workspaces, its rules for kernels, its cuDNN. What
+            that release computes otherwise than the installed one, in other operators, is not predicted. None: the one
+            that the target has, else the installed one.
         compile: analyse the step as `torch.compile` would run it on the target: True, a mode ("reduce-overhead"), or
             its arguments as a dict ({"mode": ..., "dynamic": ..., "options": ...}). "as-is" compiles what the model's
             author has compiled; without it, that is analysed as eager code. No kernel is built, no GPU needed. With
@@ -177,7 +182,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         accumulate=accumulate,
         prefetch=prefetch,
         values=values,
-        target=target,
+        target=with_torch(target, torch),
         compile=compile,
         ranks=ranks if plan is None else plan.mesh.size,
         rank=rank,

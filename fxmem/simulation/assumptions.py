@@ -90,7 +90,7 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
     # torch's math attention is the only caller of `_safe_softmax`.
     if any("scaled_dot_product" in op.name or op.name.startswith("aten._safe_softmax") for op in log.ops):
         yield from ((each.topic, each.text) for each in card_emulation.assumptions(run.recording.target))
-    if (of_release := release_assumption(torch.__version__)) is not None:
+    if (of_release := release_assumption(run.recording.target.release(torch.__version__))) is not None:
         yield "torch", of_release
     yield from _card(run.recording.target, run.step)
 

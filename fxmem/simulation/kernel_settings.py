@@ -15,7 +15,7 @@ What each moves in memory
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final
@@ -23,9 +23,19 @@ from typing import Any, Final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fxmem.hardware.workspaces import ConvSettings, CudnnLibrary, read_cudnn_folder
+from fxmem.hardware.releases import find_release
+from fxmem.hardware.workspaces import (
+    ConvSettings,
+    CudnnLibrary,
+    Signature,
+    conv_workspaces,
+    find_built,
+    list_cudnns,
+    read_cudnn_folder,
+    version_number,
+)
 from fxmem.records.names import Sdpa
-from fxmem.records.profile import Record
+from fxmem.records.profile import Record, Target
 
 SDPA_BACKENDS: Final[dict[Sdpa, tuple[SDPBackend, ...]]] = {
     "auto": (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION),
@@ -75,16 +85,39 @@ def apply_settings(settings: KernelSettings | None) -> Iterator[None]:
         yield
 
 
-def chosen_cudnn() -> CudnnLibrary | None:
-    """The cuDNN that `KernelSettings.cudnn` names; None for the installed one."""
-    return _CUDNN.get()
+def asked_cudnns(target: Target) -> tuple[CudnnLibrary, ...]:
+    """The cuDNNs that are asked for a target; the plans of the first are counted.
+
+    The one that `KernelSettings.cudnn` names; else, for another release of torch, its own or those nearest to it; for a
+    card that the installed one has no kernels for, one that was fetched. Empty for the installed one.
+    """
+    given = _CUDNN.get()
+    if given is not None:
+        return (given,)
+    return list_cudnns(find_release(target.torch)[0].cudnn, target) if target.torch else find_built(target)
 
 
-def convolution_settings() -> ConvSettings:
-    """What a convolution looks at, as this process's flags are now."""
+def cudnn_version(target: Target) -> int:
+    """The version of the cuDNN on a target, as `torch.backends.cudnn.version()` gives it; 0 for none."""
+    if (given := _CUDNN.get()) is not None:
+        return given.number
+    if target.torch:
+        return version_number(find_release(target.torch)[0].cudnn)
+    installed: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return installed or 0
+
+
+def ask_workspaces(signatures: Iterable[Signature], target: Target) -> dict[Signature, int | None]:
+    """How much workspace the cuDNN whose plans are counted has for these."""
+    library = next(iter(asked_cudnns(target)), None)
+    release = target.release(torch.__version__)
+    answers = conv_workspaces(signatures, target, torch_version=release, library=library)
+    return {signature: answer.nbytes for signature, answer in answers.items()}
+
+
+def convolution_settings(target: Target | None = None) -> ConvSettings:
+    """What a convolution looks at on a target, by default with what is installed here, by this process's flags."""
     cudnn: Any = torch.backends.cudnn
-    library = chosen_cudnn()
-    version: int | None = cudnn.version() if library is None else library.number
     return ConvSettings(
         # `cudnn.allow_tf32` cannot be read once a program has set the precision of one kind of operator (since 2.9).
         allow_tf32=cudnn.conv.fp32_precision == "tf32",
@@ -92,7 +125,7 @@ def convolution_settings() -> ConvSettings:
         deterministic=cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
         enabled=cudnn.enabled,
         benchmark=cudnn.benchmark,
-        cudnn_version=version or 0,
+        cudnn_version=cudnn_version(target or Target(name="cuda", device="cuda")),
     )
 
 

@@ -75,6 +75,7 @@ def _build_profile(run: FinishedRun) -> Profile:
         calls=tuple(sorted(tracer.calls, key=lambda call: (call.first_node, -call.last_node, call.module.count(".")))),
         recomputed=tuple(sorted(tracer.recomputed, key=lambda region: (region.first_node, -region.last_node))),
         recomputed_ops=tuple(RecomputedOp(op=op, read_bytes=nbytes) for op, nbytes in log.recomputed.items()),
+        cudnns=collector.asked_cudnns(),
         saved_bytes=log.sum_bytes(run.recording.nodes.saved_at_end),
         assumptions=tuple(assumed),
         unknowns=(*unknowns(run), *collector.unknowns()),

@@ -35,7 +35,7 @@ from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.stop_rule import StopRule
 from fxmem.simulation.asked.values import Values
 from fxmem.simulation.error_advice import explain_error
-from fxmem.simulation.kernel_settings import chosen_cudnn, convolution_settings, is_deterministic
+from fxmem.simulation.kernel_settings import asked_cudnns, convolution_settings, is_deterministic
 from fxmem.simulation.kernels import card_emulation, subclass_ways
 from fxmem.simulation.kernels.stand_in_modules import StandInModules
 from fxmem.simulation.kernels.streams import Streams
@@ -111,6 +111,8 @@ class Subject(Observer):
 
     compiles_whole = True
     """Whether all of it is compiled in a run of its own, where it is compiled."""
+    compares_cudnns = True
+    """Whether the plans of each cuDNN that stands for the target's are replayed, where it cannot be asked."""
     route: Route | None = None
     """What sees each operator before the recorder does."""
 
@@ -274,17 +276,17 @@ class Recording(Observer):
         subject.recording = compilation.recording = self
         self.device = device_of(target)
         self.fakes = subject.make_mode()
-        convolutions, deterministic = convolution_settings(), is_deterministic()
+        convolutions, deterministic = convolution_settings(target), is_deterministic()
         self.collector: Collector | CpuCollector = CpuCollector()
         """Of the target's hidden memory."""
         if target.device == "cuda":
             self.collector = Collector(
                 target,
-                torch.__version__,
+                target.release(torch.__version__),
                 os.environ,
                 convolutions,
                 deterministic=deterministic,
-                cudnn=chosen_cudnn(),
+                cudnns=asked_cudnns(target)[: None if subject.compares_cudnns else 1],
             )
         self.log = subject.make_log(self.device)
         self.nodes = NodeLedger(self.log)

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from benchmarks.published import __main__ as runner
-from benchmarks.published import batches, results
+from benchmarks.published import batches, results, xmem
 from benchmarks.published.bounds import SMALLEST_BOUND, bound_of, broken, tighten
 from benchmarks.published.prediction import Prediction, predict
 from benchmarks.published.results import Row
+from benchmarks.published.steps.xmem import LANGUAGE_MODELS
 from benchmarks.published.tables import STATISTICS, TABLES, Case, format_tables, read_cases
 from benchmarks.published.traces import TRACES, Replay, replay
+from fxmem.hardware.cards import CATALOGUE
 from tests import ROOT
 from tests.benchmarks import on_measured_release
 
@@ -280,3 +282,35 @@ def test_a_published_batch_is_held_from_both_sides(tmp_path: Path, monkeypatch: 
     assert "| right |" not in page
     monkeypatch.setattr(batches, "examine", lambda row: pytest.fail("the day has a result"))
     assert batches.main(["--every", "2"]) == 0
+
+
+# --- the runs of xMem -------------------------------------------------------------------------------------------------
+
+
+def test_every_run_of_xmem_is_of_a_card_and_a_step_that_are_known() -> None:
+    _, runs = xmem.read_published()
+    assert len(runs) == 63
+    assert {run.card for run in runs} <= set(CATALOGUE)
+    assert all(run.model in LANGUAGE_MODELS for run in runs if run.kind == "transformer")
+
+
+def test_runs_of_xmem_are_counted_by_kind_and_those_that_ran_out_by_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    estimates = {**dict.fromkeys(xmem.TOOLS), "xMem": 90}
+    rows = [("a/one", 101, False, True), ("a/two", 104, False, True), ("a/three", 300, True, False)]
+    published, found = [], {}
+    for path, reserved, ran_out, fits in rows:
+        run = xmem.Run(path, "rtx3060", "cnn", path[2:], "SGD", 8, None, ran_out, 100, estimates)
+        published.append(run)
+        found[path] = dataclasses.replace(run, reserved_bytes=reserved, fits=fits)
+    monkeypatch.setattr(xmem, "examine", lambda run: found[run.path])
+    monkeypatch.setattr(xmem, "read_published", lambda: ("nobody", published))
+    monkeypatch.setattr(xmem, "RESULTS", tmp_path)
+    assert xmem.main([]) == 0
+    page = next(tmp_path.glob("published-xmem-*.md")).read_text(encoding="utf-8")
+    assert "| convolutional, RTX 3060 and 4060 (2) | 2.50 % / 50 % | 10.00 % / 0 % |  |  |" in page
+    assert "Of 1 runs that ran out of memory, 1 are predicted to." in page
+    assert "| two, SGD, 8, rtx3060 | 0 | +4.00 % | -10.00 % |  |  |" in page
+    monkeypatch.setattr(xmem, "examine", lambda run: pytest.fail("the day has a result"))
+    assert xmem.main([]) == 0

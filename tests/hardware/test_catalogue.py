@@ -14,6 +14,7 @@ from fxmem.hardware.catalogue import (
     load_target,
     names,
     target,
+    with_torch,
 )
 from fxmem.records.profile import Target
 
@@ -40,9 +41,10 @@ def test_every_card_has_its_figures_and_says_where_they_are_from(name: str) -> N
 
 @pytest.mark.parametrize(
     ("name", "gigabytes"),
-    [("t4", 16), ("v100", 16), ("v100-32gb", 32), ("rtx3080", 10), ("rtx3090", 24), ("rtx4080", 16), ("rtx4090", 24),
-     ("rtx5090", 32), ("a10", 24), ("a10g", 24), ("a100", 40), ("a100-80gb", 80), ("a6000", 48), ("l4", 24),
-     ("l40s", 48), ("h100", 80), ("h100-pcie", 80), ("h100-nvl", 94), ("h200", 141), ("gh200", 96)],
+    [("t4", 16), ("v100", 16), ("v100-32gb", 32), ("rtx3080", 10), ("rtx3090", 24), ("rtx3060", 12), ("rtx4080", 16),
+     ("rtx4090", 24), ("rtx4060", 8), ("rtx5090", 32), ("a10", 24), ("a10g", 24), ("a100", 40), ("a100-80gb", 80),
+     ("a6000", 48), ("l4", 24), ("l40s", 48), ("h100", 80), ("h100-pcie", 80), ("h100-nvl", 94), ("h200", 141),
+     ("gh200", 96)],
 )  # fmt: skip
 def test_memory_is_near_what_the_card_is_sold_as(name: str, gigabytes: int) -> None:
     # Less than the board carries (sold in GiB, HBM3e in GB), but never by more than a tenth.
@@ -185,3 +187,26 @@ def test_device_properties_of_a_card_of_ones_own() -> None:
 def test_no_device_properties(asked: Target, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         device_properties(asked)
+
+
+def test_a_release_of_torch_is_said_behind_the_name_of_its_card(tmp_path: Path) -> None:
+    card = target("rtx3060,torch=2.6")
+    assert (card.name, card.torch, card.memory_bytes) == ("rtx3060", "2.6", target("rtx3060").memory_bytes)
+    assert card == with_torch("RTX 3060", "2.6") == with_torch(target("3060"), "2.6")
+    assert (card.release("2.11.0"), target("rtx3060").release("2.11.0")) == ("2.6", "2.11.0")
+    assert with_torch(card, None) is card
+    path = tmp_path / "mine.json"
+    path.write_text('{"name": "mine", "device": "cuda", "capability": [8, 6], "torch": "2.6"}')
+    assert load_target(path).torch == "2.6"
+
+
+@pytest.mark.parametrize(
+    ("release", "message"),
+    [
+        ("1.13", r"expected a release of torch from 2\.4 on, got '1\.13': older ones are not known"),
+        ("newest", r"expected a torch version such as 2\.11\.0, got 'newest'"),
+    ],
+)
+def test_a_release_that_is_not_known_is_refused(release: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        target(f"h100,torch={release}")

@@ -23,6 +23,7 @@ from fxmem.memory.allocator import (
 from fxmem.memory.allocator.stats import BlockView
 from fxmem.memory.liveness import timeline
 from fxmem.records.profile import Kind, Node, Op, Phase, Profile, Storage, Target
+from fxmem.show.facts import plans_facts
 from tests.profiles import CPU, TINY_CARD, Log, make_profile, profiles, small_profile
 
 MIB = 1 << 20
@@ -157,6 +158,37 @@ def test_blocks_that_wait_for_a_stream_give_a_range() -> None:
     peak = complete_timeline(profile.model_copy(update={"storages": storages}), {}).peak
     assert (peak.reserved_bytes, peak.reserved_high_bytes) == (20 * MIB, 40 * MIB)
     assert complete_timeline(profile, {}).peak.reserved_high_bytes is None
+
+
+def test_the_plans_of_each_cudnn_that_stands_for_the_targets_are_replayed() -> None:
+    # A workspace of 40, 60 or 0 MiB beside a result of 50 MiB, on a card of 100 MiB.
+    log = Log(target=TINY_CARD.model_copy(update={"memory_bytes": 100 * MIB}), cudnns=("9.8.0", "9.10.2", "9.19.0"))
+    node = log.node("conv")
+    with log.phase(Phase.FORWARD), log.op("aten.convolution.default", node, Phase.FORWARD):
+        result = log.allocate(50 * MIB, Kind.TEMPORARY)
+        workspace = log.allocate(40 * MIB, Kind.WORKSPACE)
+        log.free(workspace)
+        log.free(result)
+    profile = log.profile()
+
+    def take(nbytes: int, *others: int) -> Profile:
+        changed = {"nbytes": nbytes * MIB, "other_bytes": tuple(each * MIB for each in others)}
+        return profile.model_copy(
+            update={"storages": (profile.storages[0], profile.storages[1].model_copy(update=changed))}
+        )
+
+    peak = complete_timeline(take(40, 60, 0), {}).peak
+    assert (peak.reserved_bytes, peak.fits) == (90 * MIB, True)
+    found = [(each.cudnn, each.reserved_bytes, each.fits) for each in peak.by_cudnn]
+    assert found == [("9.8.0", 90 * MIB, True), ("9.10.2", 110 * MIB, False), ("9.19.0", 50 * MIB, True)]
+    (fact,) = plans_facts(peak)
+    assert fact.text == (
+        "50.0 MiB to 110.0 MiB reserved with the plans of cuDNN 9.8.0, 9.10.2, 9.19.0: fits with 9.8.0 and 9.19.0's "
+        "plans only"
+    )
+    assert complete_timeline(take(0, 60, 0), {}).peak.allocated_bytes == 50 * MIB
+    alone = profile.model_copy(update={"cudnns": ()})
+    assert complete_timeline(alone, {}).peak.by_cudnn == ()
 
 
 def test_no_bytes_no_block() -> None:

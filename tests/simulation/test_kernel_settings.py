@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from torch import nn
 from fxmem.__main__ import main
 from fxmem.errors import AnalysisError
 from fxmem.hardware.catalogue import target
-from fxmem.records.profile import Profile
+from fxmem.hardware.workspaces import CudnnLibrary, collector
+from fxmem.hardware.workspaces.cudnn_client import Workspace
+from fxmem.records.profile import Profile, Target
+from fxmem.simulation import kernel_settings
 from fxmem.simulation.analysis import analyze
 from fxmem.simulation.kernel_settings import (
     KernelSettings,
@@ -205,3 +209,33 @@ def test_the_command_line_sets_them(capsys: pytest.CaptureFixture[str]) -> None:
     said = " ".join(capsys.readouterr().out.split())
     assert "TF32 not allowed for float32, deterministic plans only" in said or "estimated" in said
     assert ":4096:8 is taken" in said
+
+
+def test_another_release_of_torch_has_its_own_workspaces_rules_and_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(signatures: Any, target: Target, *, torch_version: str, library: Any, **_: Any) -> Any:
+        asked.append((torch_version, library.version))
+        nbytes = {"9.8.0": 64, "9.19.0": 8}[library.version] << 20
+        return {each: Workspace(nbytes=nbytes, source=f"cudnn {library.version}") for each in signatures}
+
+    stand = tuple(CudnnLibrary(version=version, cuda_major=12, libraries=()) for version in ("9.8.0", "9.19.0"))
+    monkeypatch.setattr(collector, "conv_workspaces", answer)
+    monkeypatch.setattr(kernel_settings, "list_cudnns", lambda version, target: stand if version == "9.1.0" else ())
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 10))
+    inputs = torch.empty(2, 3, 8, 8)
+    analysis = analyze(model, inputs, mode="infer", target="rtx3060", torch="2.6")
+    assert asked == [("2.6", "9.8.0"), ("2.6", "9.19.0")]
+    assert analysis.profile.target.torch == "2.6"
+    found = {each.name: each.nbytes for each in analysis.profile.storages if each.kind == "workspace"}
+    assert found["cuBLASLt workspace"] == 1 << 20  # each product's own
+    (plan,) = [each for each in analysis.profile.storages if each.other_bytes]
+    assert (plan.nbytes, plan.other_bytes) == (64 << 20, (8 << 20,))
+    assert [(each.cudnn, each.fits) for each in analysis.peak.by_cudnn] == [("9.8.0", True), ("9.19.0", True)]
+    assert analysis.peak.by_cudnn[0].reserved_bytes == analysis.peak.reserved_bytes
+    unknown = next(each.what for each in analysis.profile.unknowns if "which plans" in each.what)
+    assert "which plans cuDNN 9.1.0 of torch 2.6 takes for convolutions: it is older than 9.8" in unknown
+    assert "counted are those of 9.8.0, the nearest, and the range is that of 9.8.0 and 9.19.0" in unknown
+    assert "fits with any of them" in analysis.table()
+    plain = analyze(model, inputs, mode="infer", target="cpu")
+    assert (plain.profile.cudnns, plain.profile.target.torch) == ((), "")

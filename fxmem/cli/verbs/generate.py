@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fxmem.cli.next_command import next_for_report
-from fxmem.cli.options import GENERATION, INPUTS, KERNELS, MODEL, REPORT_OUTPUT, STEP, TARGET
+from fxmem.cli.options import GENERATION, INPUTS, KERNELS, MODEL, REPORT_OUTPUT, STEP, TARGET, TORCH
 from fxmem.cli.output import check_output, write_report
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
@@ -30,6 +30,7 @@ ARGUMENTS = (
     *(each for each in STEP if each.names[0] in _OF_THE_STEP),
     *KERNELS,
     TARGET,
+    TORCH,
     *REPORT_OUTPUT,
 )
 

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 
 from fxmem.cli.next_command import next_for_program
-from fxmem.cli.options import QUIET, RANKS, REPORT_OUTPUT, TARGET
+from fxmem.cli.options import QUIET, RANKS, REPORT_OUTPUT, TARGET, TORCH
 from fxmem.cli.output import check_folder, check_output, write_report
 from fxmem.cli.parser import argument, flag, repeatable
 from fxmem.cli.progress import StatusLine, say
@@ -28,6 +28,7 @@ EXAMPLES = (
 
 ARGUMENTS = (
     TARGET,
+    TORCH,
     argument("--steps", type=int, metavar="N", help=f"optimizer steps after which to stop (default {STEPS})"),
     argument(
         "--until",

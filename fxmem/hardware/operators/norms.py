@@ -13,6 +13,7 @@ from math import prod
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.hidden_memory import Events, alloc, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, dense_gradient, layouts_among, results_only
+from fxmem.hardware.releases import find_release
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, TensorLike, read_layout
 
 # --- FLOPs: n elements, g groups that are normalised together ---------------------------------------------------------
@@ -89,6 +90,8 @@ def _sums_by_row_block(call: Call) -> Events:
     if len(layouts) <= position:
         return (output("grad_input"),)
     grads = (output("grad_input"), *(output(name) for name in names))
+    if not find_release(call.platform.torch_version)[0].norms_sum_by_block:
+        return grads
     columns = layouts[position].shape[-1]
     rows = layouts[1].numel // columns
     if not (rows > 64 * 1024 and columns // 32 < device_properties(call.card).multi_processor_count // 2):

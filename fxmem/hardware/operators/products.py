@@ -91,9 +91,9 @@ def _on_card(call: Call) -> Events | None:
     if platform.cublas is None or not uses_cublas(call.name, platform.torch_version):
         return None
     copies = [alloc(f"dense operand {i}", nbytes) for i, nbytes in enumerate(matmul_copies(call.name, call.args))]
-    if platform.cublas.is_kept:
-        return (output("result"), *copies) if copies else None
     lt = uses_cublaslt(call.name, call.args, platform.environ)
+    if platform.cublas.keeps_lt if lt else platform.cublas.is_kept:
+        return (output("result"), *copies) if copies else None
     nbytes = platform.cublas.lt_bytes if lt else platform.cublas.handle_bytes
     return output("result"), *copies, alloc("cuBLASLt workspace" if lt else "cuBLAS workspace", nbytes)
 

@@ -19,8 +19,9 @@ from fxmem.hardware.operators import Call, ConvSettings, Platform, find_operator
 from fxmem.hardware.operators.attention import CUDNN_ATTENTION_VERSION
 from fxmem.hardware.operators.convolution import ConvolutionMemory
 from fxmem.hardware.operators.products import uses_cublas, uses_cublaslt
+from fxmem.hardware.releases import find_release
 from fxmem.hardware.tensor_layouts import is_tensor, read_layout
-from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, conv_workspaces
+from fxmem.hardware.workspaces.cudnn_client import OLDEST, CudnnLibrary, conv_workspaces, version_number
 from fxmem.hardware.workspaces.driverless import ASKED, HOW
 from fxmem.records.names import GRAPH_POOL
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
@@ -89,6 +90,10 @@ class CpuCollector:
         """By op index, what it hides."""
         return {index: memory for index, (_, memory) in self._memory.items()}
 
+    def asked_cudnns(self) -> tuple[str, ...]:
+        """The versions of the cuDNNs that were asked, where one does not have all answers."""
+        return ()
+
     def held(self) -> dict[str, HeldBuffer]:
         """Workspaces that the first step leaves there for good, by name."""
         return {}
@@ -116,7 +121,7 @@ class Collector(CpuCollector):
         deterministic: `torch.use_deterministic_algorithms`, and not only as a warning. Torch then refuses matrix
             products unless `CUBLAS_WORKSPACE_CONFIG` is one of two values; where it is neither, the first of them is
             taken.
-        cudnn: which cuDNN answers; None for the installed one.
+        cudnns: which cuDNNs answer, of which the plans of the first are counted; none for the installed one.
     """
 
     def __init__(
@@ -127,7 +132,7 @@ class Collector(CpuCollector):
         settings: ConvSettings,
         *,
         deterministic: bool = False,
-        cudnn: CudnnLibrary | None = None,
+        cudnns: Sequence[CudnnLibrary] = (),
     ) -> None:
         self._target = target
         self._torch_version = torch_version
@@ -135,7 +140,7 @@ class Collector(CpuCollector):
         taken = {"CUBLAS_WORKSPACE_CONFIG": _DETERMINISTIC_CUBLAS[0]}
         self._environ = {**environ, **taken} if self._lacks_config else environ
         self._settings = settings
-        self._cudnn = cudnn
+        self._cudnns = cudnns
         self._cublas = cublas_workspaces(target, torch_version, self._environ)
         super().__init__(Platform(target, torch_version, self._environ, settings, deterministic, self._cublas))
 
@@ -171,17 +176,29 @@ class Collector(CpuCollector):
     def settle(self) -> dict[int, HiddenMemory]:
         """By op index, what it hides, cuDNN's workspaces filled in."""
         signatures = [s for _, memory in self._memory.values() for s in memory.signatures]
-        answers = conv_workspaces(signatures, self._target, torch_version=self._torch_version, library=self._cudnn)
-        sizes = {signature: answer.nbytes for signature, answer in answers.items()}
+        answers, *others = (
+            conv_workspaces(signatures, self._target, torch_version=self._torch_version, library=each)
+            for each in self._cudnns or (None,)
+        )
+        sizes, *other_sizes = (
+            {signature: answer.nbytes for signature, answer in each.items()} for each in (answers, *others)
+        )
         for signature, answer in answers.items():
             if isinstance(signature, RnnSignature):
                 self._rnn_sources |= {answer.source} if answer.nbytes else set()
                 continue
             estimated = answer.source == "estimate"
             self._notes[f"estimate: {answer.note}" if answer.note and estimated else answer.source] += 1
-        settled = {index: (name, memory.fill_workspaces(sizes)) for index, (name, memory) in self._memory.items()}
+        settled = {
+            index: (name, memory.fill_workspaces(sizes, other_sizes)) for index, (name, memory) in self._memory.items()
+        }
         self._memory = settled
         return {index: memory for index, (_, memory) in settled.items()}
+
+    def asked_cudnns(self) -> tuple[str, ...]:
+        """The versions of the cuDNNs that stand for the target's, in the order of `HiddenEvent.other_bytes`; the plans
+        of the first are counted. Empty where one has all answers."""
+        return tuple(each.version for each in self._cudnns[1:] and self._cudnns) if self._notes else ()
 
     def held(self) -> dict[str, HeldBuffer]:
         """Workspaces that the first step leaves there for good, by name."""
@@ -189,7 +206,8 @@ class Collector(CpuCollector):
         if not sizes.is_kept:
             return found
         cublas = "cuBLAS workspace", sizes.handle_bytes, self._multiplying
-        for what, nbytes, handles in (cublas, ("cuBLASLt workspace", sizes.lt_bytes, self._multiplying_lt)):
+        lt = "cuBLASLt workspace", sizes.lt_bytes if sizes.keeps_lt else 0, self._multiplying_lt
+        for what, nbytes, handles in (cublas, lt):
             for (stream, thread), ops in sorted(handles.items()) if nbytes else ():
                 needed_by = tuple(ops) if stream == GRAPH_POOL else ()
                 name = f"{what}, {_handle_name(stream, is_autograd=thread)}"
@@ -241,9 +259,28 @@ class Collector(CpuCollector):
                     ":4096:8 or :16:8; it is neither here, and :4096:8 is taken"
                 )
 
+    def _unknown_plans(self, convolutions: int) -> Iterator[Unknown]:
+        """What is not known where other cuDNNs stand for the target's."""
+        own, asked = find_release(self._torch_version)[0].cudnn, [each.version for each in self._cudnns]
+        if not self._target.torch or asked[0].split(".")[:2] == own.split(".")[:2]:
+            return
+        least = ".".join(map(str, OLDEST))
+        is_late = version_number(own) >= version_number(f"{least}.0")
+        nearest = ".".join(own.split(".")[:2]) if is_late else least
+        why = "is not at hand" if is_late else f"is older than {least}, the first that can be asked without a driver"
+        counted = f"counted are those of {asked[0]}"
+        if len(asked) > 1:
+            counted += f", the nearest, and the range is that of {_join(asked)}"
+        if not asked[0].startswith(f"{nearest}."):
+            counted += f"; fxmem doctor --fetch cudnn {nearest} brings {'it' if is_late else 'a nearer one'}"
+        what = f"which plans cuDNN {own} of torch {self._torch_version} takes for convolutions: it {why}; {counted}"
+        yield Unknown(topic="memory", what=what, count=convolutions)
+
     def unknowns(self) -> Iterator[Unknown]:
         """Buffers whose size is not known."""
         convolutions = self._notes.total()
+        if convolutions and self._cudnns and not self._settings.benchmark:
+            yield from self._unknown_plans(convolutions)
         if self._settings.benchmark and convolutions:
             what = (
                 "workspaces of the convolutions that torch.backends.cudnn.benchmark chooses by timing; counted "
@@ -273,6 +310,10 @@ def _lay_out(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_lay_out(each) for each in value] if isinstance(value, list) else tuple(map(_lay_out, value))
     return value
+
+
+def _join(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _handle_name(stream: int, *, is_autograd: bool) -> str:

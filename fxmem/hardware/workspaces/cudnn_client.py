@@ -30,7 +30,7 @@ from fxmem.hardware.workspaces import driverless
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory, load, store
 from fxmem.records.profile import Bytes, Record, Target
 
-_OLDEST = (9, 8)
+OLDEST = (9, 8)
 """First cuDNN that accepts the properties of an absent device."""
 _CUDA_MAJORS = (13, 12)
 _LIBRARY = "libcudnn.so.9"
@@ -56,8 +56,13 @@ class CudnnLibrary(Record):
     @property
     def number(self) -> int:
         """The version as `torch.backends.cudnn.version()` gives it; that of torch 2.11's where it is not known."""
-        major, minor, patch = (int(part) for part in (self.version or "9.19.0").split("."))
-        return 10000 * major + 100 * minor + patch
+        return version_number(self.version or "9.19.0")
+
+
+def version_number(version: str) -> int:
+    """Return a version such as `9.19.0` as `torch.backends.cudnn.version()` gives it."""
+    major, minor, patch = (int(part) for part in version.split("."))
+    return 10000 * major + 100 * minor + patch
 
 
 class Workspace(Record):
@@ -315,28 +320,37 @@ def _blocked_engines(
     )
 
 
+def is_built_for(library: CudnnLibrary, target: Target) -> bool:
+    """Whether a build has kernels for a card."""
+    old = library.cuda_major == 12 and _parts(library) <= _LAST_FOR_OLD_CARDS
+    capability = target.capability or (0, 0)
+    return capability <= _NEWEST_CAPABILITY and (old or capability >= _TURING)
+
+
+def _parts(library: CudnnLibrary) -> tuple[int, ...]:
+    return tuple(int(part) for part in (library.version or "9.19").split(".")[:2])
+
+
 def _answered_capability(target: Target, library: CudnnLibrary) -> tuple[tuple[int, int], str]:
     """The compute capability that cuDNN is asked about; why it is not the target's, if so.
 
     Raises:
         UsageError: the card is newer than the build.
     """
-    version = tuple(int(part) for part in (library.version or "9.19").split(".")[:2])
-    old = library.cuda_major == 12 and version <= _LAST_FOR_OLD_CARDS
     capability = target.capability or (0, 0)
     not_built = f"cuDNN {library.version} is not built for compute capability {capability[0]}.{capability[1]}"
     if capability > _NEWEST_CAPABILITY:
         raise UsageError(not_built)
-    if capability >= _TURING or old:
+    if is_built_for(library, target):
         return capability, ""
     return _TURING, (
-        f"{not_built}; counted is what it names for 7.5. cuDNN 9.10 is the last for this card: pip install --target "
-        "FOLDER nvidia-cudnn-cu12==9.10.2.21, then --cudnn FOLDER"
+        f"{not_built}; counted is what it names for 7.5. cuDNN 9.10 is the last for this card, which "
+        "fxmem doctor --fetch cudnn 9.10 brings"
     )
 
 
 def _library(folder: Path, version: str, cuda_major: int | None, folders: Sequence[Path]) -> CudnnLibrary:
-    if version and tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+    if version and tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise LookupError(f"cuDNN {version} is installed; it can be asked from 9.8 on")
     majors = (cuda_major,) if cuda_major else _CUDA_MAJORS
     # Without cuBLASLt cuDNN aborts; without nvrtc it searches the disk for it at every plan, and answers the same.

@@ -125,9 +125,9 @@ class _Log:
         for event in events:
             if event.action == "output" and self._tick < op.end:
                 self.keep(self._tick + 1)
-            elif event.action == "alloc" and event.nbytes:
-                birth = self.insert()
-                buffers[event.name] = _workspace(event.name, event.nbytes, birth, index, op.node, op.stream)
+            elif event.action == "alloc" and (event.nbytes or any(event.other_bytes)):
+                made = _workspace(event.name, event.nbytes or 0, self.insert(), index, op.node, op.stream)
+                buffers[event.name] = made.model_copy(update={"other_bytes": event.other_bytes})
             elif event.action == "free" and event.name in buffers:
                 self.end(buffers.pop(event.name))
         self.keep(op.end)

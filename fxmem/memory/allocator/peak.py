@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fxmem.hardware.context import process_range
 from fxmem.memory import liveness
 from fxmem.memory.allocator.address_trace import Levels, levels
-from fxmem.memory.allocator.replay import replay
+from fxmem.memory.allocator.replay import ReplayedLoop, replay
 from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.records.pause_gc import pause_gc
-from fxmem.records.profile import Profile, Timeline
+from fxmem.records.profile import PlansPeak, Profile, Timeline
 
 
 def read_settings(environ: Mapping[str, str]) -> AllocatorSettings:
@@ -50,15 +50,9 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
     timeline = liveness.timeline(profile)
     if profile.target.device != "cuda":
         return timeline
-    settings = read_settings(environ)
-    found, memory = replay(profile, settings=settings), profile.target.memory_bytes
-    shortage = "" if run is None else run.shortage
-    if memory is not None and (found.reserved_bytes or 0) > memory:
-        bounded = replay(profile, settings=settings, capacity_bytes=memory)
-        if bounded.shortage is None:
-            found = bounded
-        elif run is None:
-            shortage = bounded.shortage.sentence
+    settings, memory = read_settings(environ), profile.target.memory_bytes
+    found, ran_out = _replay_within(profile, settings)
+    shortage = ran_out if run is None else run.shortage
     allocated, reserved = found.allocated_bytes, found.reserved_bytes
     waiting = _reserved_if_all_wait(profile, settings)
     if run is not None:
@@ -76,10 +70,36 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
             "process_bytes": None if reserved is None else process_range(profile.target, reserved, fits=fits),
             "fits": fits,
             "shortage": shortage,
+            "by_cudnn": tuple(_replay_other_plans(profile, settings)) if run is None else (),
             "at_least": run is not None and run.is_ended,
         }
     )
     return timeline.model_copy(update={"peak": peak})
+
+
+def _replay_within(profile: Profile, settings: AllocatorSettings) -> tuple[ReplayedLoop, str]:
+    """The loop as on a card that is large enough, or within the target's memory, where it fits; and how it runs out."""
+    found, memory = replay(profile, settings=settings), profile.target.memory_bytes
+    if memory is None or (found.reserved_bytes or 0) <= memory:
+        return found, ""
+    bounded = replay(profile, settings=settings, capacity_bytes=memory)
+    return (bounded, "") if bounded.shortage is None else (found, bounded.shortage.sentence)
+
+
+def _replay_other_plans(profile: Profile, settings: AllocatorSettings) -> Iterator[PlansPeak]:
+    """The peaks with the plans of each cuDNN that stands for the target's."""
+    for number, version in enumerate(profile.cudnns, -1):
+        storages = (
+            each.model_copy(update={"nbytes": each.other_bytes[number]}) if each.other_bytes and number >= 0 else each
+            for each in profile.storages
+        )
+        found, ran_out = _replay_within(profile.model_copy(update={"storages": tuple(storages)}), settings)
+        yield PlansPeak(
+            cudnn=version,
+            allocated_bytes=found.allocated_bytes or 0,
+            reserved_bytes=found.reserved_bytes or 0,
+            fits=None if profile.target.memory_bytes is None else not ran_out,
+        )
 
 
 def _reserved_if_all_wait(profile: Profile, settings: AllocatorSettings) -> int | None:

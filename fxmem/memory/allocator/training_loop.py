@@ -81,8 +81,9 @@ class TrainingLoop:
         carried = set(self._becomes.values())
         self._renewed = [i for i in self._leftovers if i not in carried]
         # At one tick comes before goes, should a log ever have both: an op allocates before its inputs are freed.
-        births = ((s.birth, False, i) for i, s in enumerate(storages) if s.birth > 0)
-        deaths = ((s.death, True, i) for i, s in enumerate(storages) if s.death < end)
+        there = [(i, s) for i, s in enumerate(storages) if s.nbytes or not s.other_bytes]
+        births = ((s.birth, False, i) for i, s in there if s.birth > 0)
+        deaths = ((s.death, True, i) for i, s in there if s.death < end)
         self._events = sorted([*births, *deaths])
         placed = ((self.profile.ops[op].end, False, i) for i in first if (op := storages[i].op) is not None)
         # After the op's own output, before what the next op allocates at the same tick.

@@ -90,7 +90,7 @@ class _Card:
         )
 
     def attention_settings(self) -> AttentionSettings:
-        settings = read_settings(self.capability, unset=self._unset_orders)
+        settings = read_settings(self.target, unset=self._unset_orders)
         return dataclasses.replace(settings, on_math=_active.refusals.setdefault)
 
     @functools.cached_property
@@ -445,7 +445,8 @@ def assumptions(target: Target) -> Iterator[Assumption]:
     allowed = [str(backend.name).lower() for backend in settings.order if backend in settings.enabled]
     off = [str(backend.name).lower() for backend in settings.order if backend not in settings.enabled]
     major, minor = target.capability
-    where = f"torch {torch.__version__} with cuDNN {settings.cudnn_version} on compute capability {major}.{minor}"
+    release = target.release(torch.__version__)
+    where = f"torch {release} with cuDNN {settings.cudnn_version} on compute capability {major}.{minor}"
     what, switched = f"{''.join(allowed) or 'nothing'} and nothing else", ""
     if len(allowed) > 1:
         what = f"the first of {', '.join(allowed)} that can run the call"

@@ -19,12 +19,12 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from fxmem.hardware.context import room_bytes
-from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, conv_workspaces, expand
+from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, expand
 from fxmem.memory.allocator import CachingAllocator, OutOfMemory, PoolCounts, Segment, Stats, read_settings
 from fxmem.memory.generation import EvenSteps
 from fxmem.records.profile import Phase, Target
 from fxmem.records.units import format_bytes
-from fxmem.simulation.kernel_settings import chosen_cudnn
+from fxmem.simulation.kernel_settings import ask_workspaces
 from fxmem.simulation.observe.event_log import LoggedOp, StepLog
 from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.program.block_trace import BlockTrace
@@ -225,8 +225,7 @@ class CardMemory(Observer):
         """
         self.run_operator()
         if missing := [signature for signature in self._met if signature not in self._asked]:
-            answers = conv_workspaces(missing, self._target, torch_version=torch.__version__, library=chosen_cudnn())
-            self._asked.update({signature: answer.nbytes for signature, answer in answers.items()})
+            self._asked.update(ask_workspaces(missing, self._target))
             self._repeat_history()
         if not self._is_first_round:
             self._history = self._origin = None

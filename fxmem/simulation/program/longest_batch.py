@@ -7,10 +7,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-import torch
-
 from fxmem.hardware.hidden_memory import HiddenMemory
-from fxmem.hardware.workspaces import Collector, CpuCollector, Signature, conv_workspaces
+from fxmem.hardware.workspaces import Collector, CpuCollector, Signature
 from fxmem.memory.acts import Act
 from fxmem.memory.allocator import AllocatorSettings, read_settings
 from fxmem.memory.lengths import (
@@ -24,7 +22,7 @@ from fxmem.memory.lengths import (
 )
 from fxmem.records.parts import LengthChange, LongestBatch
 from fxmem.records.profile import Target
-from fxmem.simulation.kernel_settings import chosen_cudnn
+from fxmem.simulation.kernel_settings import ask_workspaces
 from fxmem.simulation.program.loader_watch import Epoch, Shapes, count_elements
 
 LONG_RUN: Final = 10_000
@@ -67,8 +65,7 @@ class RecordedLengths(NamedTuple):
 
     def ask(self, signatures: Sequence[Signature]) -> dict[Signature, int | None]:
         """How much workspace cuDNN has for these."""
-        answers = conv_workspaces(signatures, self.target, torch_version=torch.__version__, library=chosen_cudnn())
-        return {signature: answer.nbytes for signature, answer in answers.items()}
+        return ask_workspaces(signatures, self.target)
 
 
 def find_longest(recorded: RecordedLengths) -> LongestBatch | None:

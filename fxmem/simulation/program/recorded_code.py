@@ -65,6 +65,7 @@ class RecordedCode(Subject):
     """
 
     compiles_whole = False
+    compares_cudnns = False  # its card is one, and has one history
 
     def __init__(  # noqa: PLR0913 - what `record` is told, by keyword
         self,

@@ -308,6 +308,7 @@ def mark(phase: str) -> None:
 def record(  # noqa: PLR0913 - the settings of the public API, by keyword
     target: str | Target = "h100",
     *,
+    torch: str | None = None,
     steps: int | None = None,
     out_of_memory: str = "raise",
     name: str = "program",
@@ -332,6 +333,7 @@ def record(  # noqa: PLR0913 - the settings of the public API, by keyword
 
     Args:
         target: a name from the catalogue ("h100", "cpu"), or a `Target`.
+        torch: the release of torch on the target, as for `fxmem.analyze`.
         steps: optimizer steps after which the block is left; None runs it to its end.
         out_of_memory: "raise" raises `torch.cuda.OutOfMemoryError` where the card would; "continue" goes on, and the
             record says by how much it was too small.
@@ -363,7 +365,7 @@ def record(  # noqa: PLR0913 - the settings of the public API, by keyword
     with (
         isolate_block(isolating) as isolation,
         record_rank(
-            catalogue.target(target) if isinstance(target, str) else target,
+            catalogue.with_torch(target, torch),
             None if ranks is None else World(ranks, rank),
             RunSettings(steps, None if steps else "end", out_of_memory, max_operators, compile, prepare),
             name=name,

@@ -13,7 +13,9 @@ from torch.nn.attention import SDPBackend
 
 from fxmem._torch import kernels as torch_kernels
 from fxmem._torch.common import TORCH_VERSION
-from fxmem.simulation.kernel_settings import is_deterministic
+from fxmem.hardware.releases import read_version
+from fxmem.records.profile import Target
+from fxmem.simulation.kernel_settings import cudnn_version, is_deterministic
 
 FLASH: Final = SDPBackend.FLASH_ATTENTION
 EFFICIENT: Final = SDPBackend.EFFICIENT_ATTENTION
@@ -113,23 +115,20 @@ def preferred_order(
     return _CUDNN_FIRST if prefer_cudnn else DEFAULT_ORDER
 
 
-def order_of_this_process(capability: tuple[int, int]) -> tuple[SDPBackend, ...]:
-    """`preferred_order` as torch and cuDNN are here, which stand for the card's too."""
+def order_of_this_process(
+    capability: tuple[int, int], release: tuple[int, int] = TORCH_VERSION, cudnn_version: int | None = None
+) -> tuple[SDPBackend, ...]:
+    """`preferred_order` in this environment, of a release of torch with its cuDNN; by default of those here."""
+    version: int | None = cudnn_version or torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     deprioritized = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
-    return preferred_order(capability, TORCH_VERSION, _cudnn_version(), deprioritized=deprioritized)
+    return preferred_order(capability, release, version, deprioritized=deprioritized)
 
 
-def _cudnn_version() -> int | None:
-    """Version of the cuDNN that torch has loaded here, without a GPU."""
-    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return version
-
-
-def read_settings(capability: tuple[int, int], unset: Collection[tuple[SDPBackend, ...]]) -> AttentionSettings:
-    """This process's settings as they would be on a card of `capability`.
+def read_settings(target: Target, unset: Collection[tuple[SDPBackend, ...]]) -> AttentionSettings:
+    """This process's settings as they would be on a target.
 
     Args:
-        capability: of the target.
+        target: a CUDA target with a compute capability.
         unset: the orders this process has when the program sets none. Any other was set by the program
             (`sdpa_kernel(..., set_priority=True)`), and holds on the card too.
     """
@@ -142,11 +141,14 @@ def read_settings(capability: tuple[int, int], unset: Collection[tuple[SDPBacken
     }
     backends = {backend.value: backend for backend in DEFAULT_ORDER}
     current = tuple(backends[number] for number in torch_kernels.sdpa_order() if number in backends)
+    capability = target.capability or (0, 0)
+    release = read_version(target.torch) if target.torch else TORCH_VERSION
+    version = cudnn_version(target) or None
     return AttentionSettings(
         capability=capability,
-        torch_version=TORCH_VERSION,
-        cudnn_version=_cudnn_version(),
-        order=order_of_this_process(capability) if current in unset else current,
+        torch_version=release,
+        cudnn_version=version,
+        order=order_of_this_process(capability, release, version) if current in unset else current,
         enabled=frozenset(backend for backend, is_enabled in enabled.items() if is_enabled),
         deterministic=is_deterministic(),
     )

@@ -1,0 +1,216 @@
+"""Hold the runs that the paper xMem (Middleware 2025) published against predictions, beside those of its estimators.
+
+    python -m benchmarks.published.xmem          goes on where it stopped today (about three minutes)
+
+A figure is the most that NVML saw of a process's memory, less what was there when its loop began. So it is what the
+allocator has reserved, with what the libraries' kernels take meanwhile. A run that ran out has no figure: there, what
+counts is whether that is predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fxmem
+from benchmarks import RESULTS
+
+from .results import describe_run
+from .steps import Step, build_step
+
+PUBLISHED = Path(__file__).with_suffix(".json")
+TOOLS = ("xMem", "DNNMem", "SchedTune", "LLMem")
+RELEASE = "2.6"
+CLOSE_PERCENT = 2.0
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """A published run, and what is predicted for it."""
+
+    path: str
+    """In the repository."""
+    card: str
+    kind: str
+    """`cnn` or `transformer`."""
+    model: str
+    optimizer: str
+    batch: int
+    zero_grad_mode: int | None
+    ran_out: bool
+    nbytes: int
+    estimates: dict[str, int | None]
+    """By tool."""
+    reserved_bytes: int | None = None
+    plans: dict[str, int] = field(default_factory=dict)
+    """Reserved bytes with the plans of each cuDNN that stands for theirs."""
+    fits: bool | None = None
+    refusal: str = ""
+
+    @property
+    def is_examined(self) -> bool:
+        """Whether there is a prediction, or a reason why there is none."""
+        return bool(self.refusal) or self.reserved_bytes is not None
+
+    @property
+    def group(self) -> str:
+        """What it is counted with."""
+        if self.kind == "cnn":
+            return "convolutional, RTX 3060 and 4060"
+        return "transformers, A100" if self.card == "a100" else "transformers, RTX 3060 and 4060"
+
+    @property
+    def width_percent(self) -> float | None:
+        """The width of the range by its middle; None without one."""
+        return (
+            200 * (max(self.plans.values()) - min(self.plans.values())) / _sum_ends(self.plans) if self.plans else None
+        )
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the figure is in the range."""
+        return min(self.plans.values()) <= self.nbytes <= max(self.plans.values())
+
+    def error_percent(self, tool: str = "fxmem") -> float | None:
+        """Return a prediction by the figure, less one, in percent; None without one, or where the run ran out."""
+        nbytes = self.reserved_bytes if tool == "fxmem" else self.estimates[tool]
+        return None if nbytes is None or self.ran_out else 100 * (nbytes / self.nbytes - 1)
+
+
+def _sum_ends(plans: dict[str, int]) -> int:
+    return max(plans.values()) + min(plans.values())
+
+
+def read_published() -> tuple[str, list[Run]]:
+    """Read the source and the runs."""
+    table = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    runs = []
+    for row in table["rows"]:
+        estimates = {tool: row.pop(tool) for tool in TOOLS}
+        runs.append(Run(**row, estimates=estimates))
+    return table["source"], runs
+
+
+def examine(run: Run) -> Run:
+    """Predict a run."""
+    settings = {"model": run.model, "batch": run.batch, "optimizer": run.optimizer}
+    try:
+        step = build_step(f"xmem.{run.kind}", {**settings, "zero_grad_mode": run.zero_grad_mode})
+        assert isinstance(step, Step)
+        peak = fxmem.analyze(step.model, step.inputs, target=run.card, torch=RELEASE, **step.options).peak
+    except Exception as error:
+        refusal = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return Run(**{**asdict(run), "refusal": refusal})
+    plans = {each.cudnn: each.reserved_bytes for each in peak.by_cudnn}
+    return Run(**{**asdict(run), "reserved_bytes": peak.reserved_bytes, "plans": plans, "fits": peak.fits})
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def format_page(source: str, runs: Sequence[Run], about: dict[str, Any]) -> str:
+    """Write the errors of all tools, by kind and by run."""
+    packages = ", ".join(f"{name} {about[name]}" for name in ("torch", "torchvision", "transformers"))
+    lines = [
+        "# xMem's runs against predictions",
+        "",
+        f"Written by `make -C benchmarks published-xmem` on {about['date']}; no GPU was used. {packages}.",
+        f"Source: {source}.",
+        "An error is `predicted / published - 1`. No rule of fxmem was fitted to a run.",
+        "",
+        "## Median of the absolute error, and how many are within 2 %",
+        "",
+        "| runs | fxmem | xMem | DNNMem | SchedTune |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for group in dict.fromkeys(run.group for run in runs):
+        among = [run for run in runs if run.group == group]
+        cells = (_summarise(among, tool) for tool in ("fxmem", *TOOLS[:3]))
+        lines.append(f"| {group} ({sum(not run.ran_out for run in among)}) | {' | '.join(cells)} |")
+    ranged = [run for run in runs if run.plans and not run.ran_out]
+    if ranged:
+        held = sum(run.is_within for run in ranged)
+        widths = [run.width_percent or 0.0 for run in ranged]
+        versions = ", ".join(dict.fromkeys(version for run in ranged for version in run.plans))
+        lines += [
+            "",
+            f"The cuDNN of these runs cannot be asked. Of the {len(ranged)} convolutional ones, {held} are within the "
+            f"range that the plans of {versions} have; it is {statistics.median(widths):.1f} % wide in the median.",
+        ]
+    short = [run for run in runs if run.ran_out and run.fits is not None]
+    lines += [
+        "",
+        f"Of {len(short)} runs that ran out of memory, {sum(run.fits is False for run in short)} are predicted to.",
+        "",
+        "## Each run",
+        "",
+        "| run | published, MiB | fxmem | xMem | DNNMem | SchedTune |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for run in runs:
+        name = f"{run.model}, {run.optimizer}, {run.batch}, {run.card}"
+        figure = "ran out" if run.ran_out else f"{run.nbytes / MIB:,.0f}"
+        own = ("fits" if run.fits else "runs out") if run.ran_out else _percent(run.error_percent())
+        others = " | ".join(_percent(run.error_percent(tool)) for tool in TOOLS[:3])
+        lines.append(f"| {name} | {figure} | {run.refusal or own} | {others} |")
+    return "\n".join(lines) + "\n"
+
+
+def _percent(error: float | None) -> str:
+    return "" if error is None else f"{error:+.2f} %"
+
+
+def _summarise(runs: Iterable[Run], tool: str) -> str:
+    errors = [abs(error) for run in runs if (error := run.error_percent(tool)) is not None]
+    if not errors:
+        return ""
+    within = sum(error <= CLOSE_PERCENT for error in errors)
+    return f"{statistics.median(errors):.2f} % / {round(100 * within / len(errors))} %"
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def _read_kept(path: Path) -> dict[str, Run]:
+    if not path.is_file():
+        return {}
+    return {row["path"]: Run(**row) for row in json.loads(path.read_text(encoding="utf-8"))}
+
+
+def _write(stem: Path, source: str, runs: Sequence[Run], about: dict[str, Any]) -> None:
+    lines = ",\n".join(json.dumps(asdict(run)) for run in runs)
+    stem.with_suffix(".json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    stem.with_suffix(".md").write_text(format_page(source, runs, about), encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Examine the runs that have no result of the day yet."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published.xmem")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="runs whose path has all words; prints")
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")  # what model code says to its own users
+    source, published = read_published()
+    date = datetime.date.today().isoformat()
+    stem = RESULTS / f"published-xmem-{date}"
+    kept = {} if options.only else _read_kept(stem.with_suffix(".json"))
+    runs = {run.path: kept.get(run.path, run) for run in published}
+    for path in [run.path for run in published if all(word in run.path for word in options.only)]:
+        if not runs[path].is_examined:
+            runs[path] = examine(runs[path])
+            print(path, runs[path].refusal or _percent(runs[path].error_percent()), flush=True)
+            if not options.only:
+                _write(stem, source, [run for run in runs.values() if run.is_examined], describe_run(date))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
