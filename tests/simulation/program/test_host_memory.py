@@ -25,7 +25,8 @@ from fxmem.records.profile import ProgramRun
 from fxmem.show.facts import find_fit
 from fxmem.show.run_growth import describe_host, describe_host_growth, growth_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
-from fxmem.simulation.program.host_memory import _find_children, _read_private, _read_resident
+from fxmem.simulation.program.host_memory import _read_private, _read_resident
+from fxmem.simulation.program.sandbox.descendants import find_children
 
 MIB = 1 << 20
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process has")
@@ -208,7 +209,7 @@ def test_workers_and_what_waits_in_shared_memory() -> None:
     assert adds is not None
     assert MIB < adds < 200 * MIB
     assert found.host.batches_bytes in (0, 6 * batch, 7 * batch)  # wherever the peak was
-    assert not any(_find_children())
+    assert not any(find_children())
 
 
 @on_linux

@@ -28,6 +28,12 @@ from fxmem import errors
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError
 from fxmem.records.profile import ProgramFiles
 from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.program.sandbox.descendants import (
+    adopt_orphans,
+    end_descendants,
+    end_processes,
+    find_descendants,
+)
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, find_written
 from fxmem.simulation.program.sandbox.landlock import refuse_writes
 from fxmem.simulation.program.sandbox.overlay import enter_overlay
@@ -54,7 +60,8 @@ def run_apart(
     """Run work in another process; what it returns, and what it wrote, which is None where it writes for real.
 
     Where this process can be forked, nothing has to be imported again. On Linux the other one has a view of the file
-    system of its own; where that is not to be had, Python's ways to files are redirected.
+    of its own; where that is not to be had, Python's ways to files are redirected. On Linux all processes that it has
+    started end with it.
 
     Args:
         work: called there; where this process cannot be forked, it is pickled.
@@ -144,10 +151,13 @@ def _parse(answer: Path) -> dict[str, Any] | None:
 
 
 def _wait(process: _Forked | _Spawned, answer: Path, layers: Layers | None) -> int:
-    """Wait until it is over; its exit code, negative for a signal. It is ended where this process is."""
+    """Wait until it is over; its exit code, negative for a signal. It is ended where this process is, and with it what
+    it has started."""
     answered_at: float | None = None
+    started: dict[int, str] = {}
     try:
         while (code := process.wait(_INTERVAL)) is None:
+            started |= find_descendants(process.pid)  # they are nobody's once it is over
             if layers is not None and layers.are_full:
                 raise EnvironmentLacksError(
                     f"expected room for what the program writes: it is kept apart in {layers.folders[0]} and has taken "
@@ -169,6 +179,7 @@ def _wait(process: _Forked | _Spawned, answer: Path, layers: Layers | None) -> i
         raise
     finally:
         process.kill()
+        end_processes(started)
     return 0 if code is None else code
 
 
@@ -180,11 +191,11 @@ class _Forked:
         parent = os.getpid()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # threads; none is needed there
-            self._pid = os.fork()
-        if self._pid == 0:
+            self.pid = os.fork()
+        if self.pid == 0:
             _run_forked(start, parent)
         self._code: int | None = None
-        self._descriptor = os.pidfd_open(self._pid) if hasattr(os, "pidfd_open") else None
+        self._descriptor = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
 
     def wait(self, seconds: float) -> int | None:
         """Its exit code as soon as it is over; None after so many seconds."""
@@ -195,7 +206,7 @@ class _Forked:
                 time.sleep(min(0.02, max(left, 0)))
             else:
                 select.select([self._descriptor], [], [], max(left, 0))
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self._code = os.waitstatus_to_exitcode(status)
             elif left <= 0:
@@ -205,10 +216,13 @@ class _Forked:
     def signal(self, number: int) -> None:
         """Send it a signal, if it is still there."""
         if self._code is None:
-            os.kill(self._pid, number)
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it, if it is still there."""
+        """End it and what it has started, if it is still there."""
+        if self._code is None and sys.platform == "linux":
+            self.signal(signal.SIGSTOP)
+            end_descendants(self.pid)
         self.signal(signal.SIGKILL)
         while self.wait(_INTERVAL) is None:
             pass
@@ -228,6 +242,7 @@ class _Spawned:
         file.write_bytes(pickle.dumps(start))
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import run_pickled; run_pickled({str(file)!r})"
         self._process = subprocess.Popen([sys.executable, "-c", code])
+        self.pid = self._process.pid
 
     def wait(self, seconds: float) -> int | None:
         """Its exit code as soon as it is over; None after so many seconds."""
@@ -255,6 +270,7 @@ def _run_forked(start: Callable[[], int], parent: int) -> NoReturn:
         if sys.platform == "linux":  # ends this process when its parent is
             with contextlib.suppress(AttributeError, OSError):
                 ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+                adopt_orphans()
             if os.getppid() != parent:
                 os._exit(1)
         atexit._clear()  # what the process that is forked from does at its end is its own
@@ -263,6 +279,8 @@ def _run_forked(start: Callable[[], int], parent: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
+        with contextlib.suppress(OSError, KeyboardInterrupt):
+            end_descendants(os.getpid())
         os._exit(code)
 
 
