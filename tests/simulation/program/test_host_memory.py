@@ -221,6 +221,15 @@ def test_what_the_system_says() -> None:
     assert _read_private(1 << 30) is None
 
 
+@on_linux
+def test_a_moments_peak_is_the_hosts_where_the_cpu_is_the_target() -> None:
+    with fxmem.record("cpu") as run:
+        net = nn.Linear(1 << 10, 1 << 10)
+        for _ in range(2):
+            net(torch.randn(1 << 16, 1 << 10)).square().mean().backward()
+    assert run.host.pretended_bytes >= max(each.requested_bytes for each in run.rounds) > 1 << 29
+
+
 def test_state_is_left_as_it_was() -> None:
     before, fork = threading.active_count(), os.fork if hasattr(os, "fork") else None
     with contextlib.suppress(ZeroDivisionError), fxmem.record("h100"):
@@ -256,6 +265,6 @@ def test_what_fxmem_has_itself_is_taken_off(tmp_path: Path) -> None:
 
 @on_linux
 @pytest.mark.truth
-@pytest.mark.parametrize("name", ["averaged", "results_kept", "offloaded"])
+@pytest.mark.parametrize("name", ["averaged", "results_kept", "offloaded", "host_activations"])
 def test_real_runs_have_as_much(name: str) -> None:
     assert abs(host_runs.error(host_runs.run(name, [], runs=1))) < host_runs.TOLERANCE
