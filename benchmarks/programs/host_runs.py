@@ -4,8 +4,10 @@
 
 Each program of `host_programs` runs for real on the CPU, several times, and is watched from outside: what /proc says of
 its process (anonymous and shared pages, with the high-water mark), of its workers (what they alone have), and of the
-shared memory of the system, which nobody else should use meanwhile. Then `fxmem run` says it, of a card: what the
-programs do there is small beside what they have on the host.
+shared memory of the system, which nobody else should use meanwhile. Of several runs the highest counts: workers that
+the machine keeps waiting have less, and a host has to have room for the others. Then `fxmem run` says it, of a card:
+what the programs do there is small beside what they have on the host. Where it is not, in `WHOLLY_ON_HOST`, it says it
+of the CPU: a real run has the card's part in the same memory.
 
 The table is benchmarks/results/host-DATE.md.
 """
@@ -29,6 +31,7 @@ from typing import Any
 from benchmarks import RESULTS
 
 PROGRAMS = Path(__file__).parent / "host_programs"
+WHOLLY_ON_HOST = frozenset({"host_activations"})
 TOLERANCE = 0.02
 _INTERVAL_S = 0.004
 _WORKERS_S = 0.25
@@ -101,11 +104,11 @@ def _children(pid: int) -> Iterator[tuple[str, tuple[int, int]]]:
                 yield child, (own - shared, _anonymous(child))
 
 
-def predict(command: Sequence[str], environ: dict[str, str]) -> dict[str, Any]:
+def predict(command: Sequence[str], environ: dict[str, str], target: str = "h100") -> dict[str, Any]:
     """What `fxmem run` says of the host."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        words = ["-m", "fxmem", "run", "--until", "end", "--target", "h100", "--json", str(report), *command]
+        words = ["-m", "fxmem", "run", "--until", "end", "--target", target, "--json", str(report), *command]
         done = subprocess.run([sys.executable, *words], env=environ, capture_output=True, text=True, check=False)
         if not report.exists():
             raise RuntimeError(done.stderr[-2000:])
@@ -124,7 +127,7 @@ def run(name: str, arguments: Sequence[str], runs: int) -> dict[str, Any]:
     environ = environment()
     script = str(PROGRAMS / f"{name}.py")
     real = [measure([sys.executable, script, *arguments], environ) for _ in range(runs)]
-    said = predict([script, *arguments], environ)
+    said = predict([script, *arguments], environ, "cpu" if name in WHOLLY_ON_HOST else "h100")
     return {"name": name, "real": real, **said}
 
 
@@ -137,7 +140,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     errors = [error(row) for row in rows]
     noise = [spread(row) for row in rows]
     yield (
-        f"torch {torch.__version__}, one thread, CPU. Measured: the median of {len(rows[0]['real'])} real runs, those "
+        f"torch {torch.__version__}, one thread, CPU. Measured: the highest of {len(rows[0]['real'])} real runs, those "
         f"of one program differing by up to {max(noise):.2%}. **{sum(abs(each) <= TOLERANCE for each in errors)} of "
         f"{len(rows)}** are within {TOLERANCE:.0%}; mean error {statistics.mean(map(abs, errors)):.2%}."
     )
@@ -146,18 +149,18 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "|---|---:|---:|---:|---:|---|"
     for row in rows:
         where = f"{row['call']} ({os.path.basename(row['place'])})" if row["call"] else os.path.basename(row["place"])
-        cells = (f"{row['peak_bytes']:,}", f"{statistics.median(row['real']):,.0f}")
+        cells = (f"{row['peak_bytes']:,}", f"{max(row['real']):,}")
         yield f"| {row['name']} | {' | '.join(cells)} | {error(row):+.2%} | {spread(row):.2%} | {where} |"
 
 
 def error(row: dict[str, Any]) -> float:
-    """Of the prediction, beside the median of the real runs."""
-    return float(row["peak_bytes"] / statistics.median(row["real"]) - 1)
+    """Of the prediction, beside the highest of the real runs."""
+    return float(row["peak_bytes"] / max(row["real"]) - 1)
 
 
 def spread(row: dict[str, Any]) -> float:
     """Between the real runs."""
-    return float((max(row["real"]) - min(row["real"])) / statistics.median(row["real"]))
+    return float((max(row["real"]) - min(row["real"])) / max(row["real"]))
 
 
 def main() -> None:

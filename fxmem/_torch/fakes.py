@@ -58,14 +58,21 @@ def is_function_of_metadata(func: Any) -> bool:
     return not any(argument.is_out for argument in func._schema.arguments)
 
 
+def sees_no_values(func: Any) -> bool:
+    """Whether an operator's result on fake tensors is the same whatever is known of its arguments' values: a view, or
+    one number of each number, and it writes to no argument."""
+    is_pure = isinstance(func, OpOverload) and not func._schema.is_mutable
+    return is_pure and (func.is_view or torch.Tag.pointwise in func.tags)
+
+
 def describe(
-    values: Iterable[Any], mode: FakeTensorMode, unless: str, key: list[Any], tensors: list[torch.Tensor]
+    values: Iterable[Any], mode: FakeTensorMode, unless: str | None, key: list[Any], tensors: list[torch.Tensor]
 ) -> bool:
     """Append to `key` all that a fake kernel sees of these arguments. Append the tensors among them to `tensors`, in
     order.
 
     False if metadata do not determine them: a tensor that is not this mode's, or is sparse, or knows its values
-    (FakeTensor's own `constant`, or an attribute named `unless`), or an argument of another kind.
+    (FakeTensor's own `constant`, or an attribute named `unless`, where that matters), or an argument of another kind.
     """
     for value in values:
         kind = type(value)

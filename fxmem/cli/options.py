@@ -240,7 +240,7 @@ HOST_MEMORY = argument(
     "while the card computes",
 )
 STEPS_OF_PROGRAM = argument(
-    "--steps", type=int, default=STEPS, metavar="N", help="with --run: optimizer steps of a run"
+    "--steps", type=int, metavar="N", help=f"with --run: optimizer steps of a run (default {STEPS})"
 )
 
 

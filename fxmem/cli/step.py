@@ -15,7 +15,7 @@ from fxmem.cli.parser import Argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.spec_names import check_names, is_reference, names_optimizer_factory
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
-from fxmem.records.names import AS_IS
+from fxmem.records.names import AS_IS, STEPS
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.units import exact_bytes
 
@@ -98,8 +98,14 @@ def read_ranks(options: argparse.Namespace) -> tuple[int | None, int | None]:
     return ranks, rank
 
 
-def program_step(options: argparse.Namespace, words: ProgramWords) -> ProgramStep:
-    """The program that `--run` names, for the card of the options. It has not run."""
+def program_step(options: argparse.Namespace, words: ProgramWords, *, goes_on: bool = False) -> ProgramStep:
+    """The program that `--run` names, for the card of the options. It has not run.
+
+    Args:
+        options: of the verb.
+        words: the program.
+        goes_on: whether it runs on as `fxmem run` lets it, unless a number of steps is given.
+    """
     from fxmem.hardware import catalogue
 
     card = catalogue.target(options.target)
@@ -107,30 +113,40 @@ def program_step(options: argparse.Namespace, words: ProgramWords) -> ProgramSte
     from fxmem.simulation.program import Launch
     from fxmem.whatif.program_step import ProgramCommand, ProgramStep
 
-    return ProgramStep(ProgramCommand(Launch(*words), card, options.steps, options.compile))
+    steps = STEPS if options.steps is None else options.steps
+    goes_on = goes_on and options.steps is None
+    return ProgramStep(ProgramCommand(Launch(*words), card, steps, options.compile, goes_on))
 
 
-def read_step(options: argparse.Namespace) -> tuple[Report, Timeline]:
-    """The report of the subject that the options name, and its timeline: it is analysed, run, or read."""
+def read_step(options: argparse.Namespace, *, goes_on: bool = False) -> tuple[Report, Timeline]:
+    """The report of the subject that the options name, and its timeline: it is analysed, run, or read.
+
+    A program `goes_on` as for `program_step`.
+    """
     from fxmem.memory import report_reader
 
     program = read_program(options)
     check_generation(options)
     with Progress(options.quiet) as progress:
-        report = analyze_subject(options, program, progress).report()
+        report = analyze_subject(options, program, progress, goes_on=goes_on).report()
     return report, report_reader.timeline(report)
 
 
 def analyze_subject(
-    options: argparse.Namespace, program: ProgramWords | None, progress: Progress, *, again: bool = False
+    options: argparse.Namespace,
+    program: ProgramWords | None,
+    progress: Progress,
+    *,
+    again: bool = False,
+    goes_on: bool = False,
 ) -> ProfiledStep:
     """Analyse the model's step or generation, or load the report that the options name; a program is yet to run.
 
-    A report is refused where the step is to run `again`.
+    A report is refused where the step is to run `again`; a program `goes_on` as for `program_step`.
     """
     if program is not None:
         progress("running the program as it is")
-        return program_step(options, program)
+        return program_step(options, program, goes_on=goes_on)
     if again or not is_report(options.model):
         return (analyze_generation if options.mode == "generate" else analyze_model)(options, progress)
     from fxmem.memory import report_reader

@@ -21,6 +21,7 @@ import torch
 
 from fxmem import errors
 from fxmem.errors import AnalysisError, FxmemError
+from fxmem.simulation.descendants import adopt_orphans, end_descendants
 
 _INTERVAL: Final = 1.0
 """Seconds between looks at a process that is being ended."""
@@ -35,11 +36,11 @@ class Forked:
         parent = os.getpid()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # threads; none is needed there
-            self._pid = os.fork()
-        if self._pid == 0:
+            self.pid = os.fork()
+        if self.pid == 0:
             _run_forked(start, parent)
         self._code: int | None = None
-        self._descriptor = os.pidfd_open(self._pid) if hasattr(os, "pidfd_open") else None
+        self._descriptor = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
 
     def wait(self, seconds: float) -> int | None:
         """Its exit code as soon as it is over; None after so many seconds."""
@@ -50,7 +51,7 @@ class Forked:
                 time.sleep(min(0.02, max(left, 0)))
             else:
                 select.select([self._descriptor], [], [], max(left, 0))
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self._code = os.waitstatus_to_exitcode(status)
             elif left <= 0:
@@ -60,10 +61,13 @@ class Forked:
     def signal(self, number: int) -> None:
         """Send it a signal, if it is still there."""
         if self._code is None:
-            os.kill(self._pid, number)
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it, if it is still there."""
+        """End it and what it has started, if it is still there."""
+        if self._code is None and sys.platform == "linux":
+            self.signal(signal.SIGSTOP)
+            end_descendants(self.pid)
         self.signal(signal.SIGKILL)
         while self.wait(_INTERVAL) is None:
             pass
@@ -79,6 +83,7 @@ def _run_forked(start: Callable[[], int], parent: int) -> NoReturn:
         if sys.platform == "linux":  # ends this process when its parent is
             with contextlib.suppress(AttributeError, OSError):
                 ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+                adopt_orphans()
             if os.getppid() != parent:
                 os._exit(1)
         atexit._clear()  # what the process that is forked from does at its end is its own
@@ -87,6 +92,8 @@ def _run_forked(start: Callable[[], int], parent: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
+        with contextlib.suppress(OSError, KeyboardInterrupt):
+            end_descendants(os.getpid())
         os._exit(code)
 
 

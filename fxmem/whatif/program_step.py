@@ -49,6 +49,8 @@ class ProgramCommand:
     steps: int
     compile: str | None = None
     """"as-is" compiles what it compiles; None runs that as eager code."""
+    goes_on: bool = False
+    """Whether it runs on as `fxmem run` does: while it grows, through the longest batch and what follows the epoch."""
 
     def __post_init__(self) -> None:
         check_program(self.launch)
@@ -79,12 +81,19 @@ class ProgramCommand:
         return dataclasses.replace(self, launch=dataclasses.replace(self.launch, arguments=arguments), target=target)
 
     def run(self, edits: ProgramEdits = AS_IT_IS) -> Report:
-        """Run it as `fxmem run --oom continue` does, with edits, in another process.
+        """Run it as `fxmem run --oom continue --steps N` does, with edits, in another process; without `--steps` where
+        it goes on.
 
         Raises:
             AnalysisError: it raised, or nothing ran on the card. The end of what it printed goes to standard error.
         """
-        settings = RunSettings(self.steps, out_of_memory="continue", compile=self.compile, prepare=edits.prepare)
+        settings = RunSettings(
+            None if self.goes_on else self.steps,
+            out_of_memory="continue",
+            compile=self.compile,
+            prepare=edits.prepare,
+            reads_epoch=self.goes_on,
+        )
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "output")
             try:

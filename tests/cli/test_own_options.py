@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from fxmem.__main__ import _parse
-from fxmem.errors import UsageError
+from fxmem.__main__ import _parse, main
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.records.profile import Target
+from fxmem.simulation.program import Launch, RunSettings
+from fxmem.whatif import program_step
 
 PARSES = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--target')\np.parse_args()\n"
 FIELDS = "from transformers import HfArgumentParser\nclass Own:\n    max_operators: int = 3\nHfArgumentParser(Own)\n"
@@ -69,3 +73,25 @@ def test_what_the_program_may_know_is_its_own(words: str, arguments: list[str]) 
 def test_a_separator_gives_the_program_all_that_follows_run() -> None:
     assert _parse(["plan", "--run", "--", "plain.py", "--target", "x"]).run_program == ["plain.py", "--target", "x"]
     assert _parse(["plan", "--run", "-m", "package", "--target", "x"]).run_program == ["-m", "package", "--target", "x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "reads_epoch"),
+    [
+        ("report -o page.html", None, True),
+        ("report -o page.html --steps 3", 3, False),
+        ("timeline -o step.svg", 3, False),
+    ],
+)
+def test_a_report_runs_a_program_as_far_as_run_does(
+    words: str, steps: int | None, reads_epoch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: list[RunSettings] = []
+
+    def note(program: Launch, target: Target, given: RunSettings, *_: object, **__: object) -> NoReturn:
+        settings.append(given)
+        raise AnalysisError("seen")
+
+    monkeypatch.setattr(program_step, "launch_apart", note)
+    assert main([*words.split(), "--quiet", "--run", "plain.py"]) == 1
+    assert [(each.steps, each.reads_epoch) for each in settings] == [(steps, reads_epoch)]

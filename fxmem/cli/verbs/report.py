@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
     budget = read_budget(options)
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
-    report, timeline = read_step(options)
+    report, timeline = read_step(options, goes_on=True)
     after_profile, after = load_planned(options, report) or (None, None)
     if plan is not None:
         _check_same_step(options.plan, plan, report)

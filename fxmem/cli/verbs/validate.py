@@ -12,7 +12,7 @@ from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import ProgramWords, adapt, build_step, read_program, replace, require_torch, step_request
 from fxmem.errors import UsageError
-from fxmem.records.names import MeasuredDevice
+from fxmem.records.names import STEPS, MeasuredDevice
 
 if TYPE_CHECKING:
     from fxmem.records.validation import Verdict
@@ -91,7 +91,7 @@ def _run_program(options: argparse.Namespace, program: ProgramWords) -> tuple[in
         verdict = validate_program(
             (program.program, *program.arguments),
             is_module=program.is_module,
-            steps=options.steps,
+            steps=STEPS if options.steps is None else options.steps,
             device=options.device,
             compile=options.compile,
             tolerance=options.tolerance,

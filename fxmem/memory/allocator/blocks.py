@@ -93,6 +93,10 @@ class Pool:
             del self._unmapped_order[bisect_left(self._unmapped_order, block.address)]
             del self._unmapped[block.address]
 
+    def take(self, position: int) -> Block:
+        """Remove the free block at a position that `first_fit` counts in."""
+        return self._free.pop(self._order.pop(position)[1])
+
     def age(self, block: Block) -> int:
         """How often a block was searched for since this one came."""
         return self._searches[self.small] - block.inserted

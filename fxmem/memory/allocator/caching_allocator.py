@@ -103,9 +103,9 @@ class CachingAllocator:
             return 0
         size = self._round_size(nbytes)
         key = size <= SMALL_SIZE, stream
-        if key not in self._pools:
-            self._pools[key] = Pool(self._searches, small=key[0], stream=stream)
-        pool = self._pools[key]
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = Pool(self._searches, small=key[0], stream=stream)
         block = self._best_fit(pool, size)
         if block is None:
             block = self._request_segment(pool, size)
@@ -219,19 +219,18 @@ class CachingAllocator:
             return None
         block = pool.block(position)
         # A block before unmapped addresses counts as what it could grow to, so that it is kept for last.
-        while block.range is not None and (position := position + 1) < len(pool):
-            following = pool.block(position)
+        while block.range is not None and position + 1 < len(pool):
+            following = pool.block(position + 1)
             if following.growable_size >= block.growable_size:
                 break
-            block = following
+            block, position = following, position + 1
         limit = self.settings.max_split_bytes
         if limit is not None:
             if size < limit <= block.size:
                 return None
             if size >= limit and block.size >= size + self.settings.max_non_split_rounding_bytes:
                 return None
-        pool.remove(block)
-        return block
+        return pool.take(position)
 
     def _hand_out(self, block: Block, size: int, nbytes: int) -> int:
         """Cut `size` off the front if the rest is worth keeping. Source: `should_split`, `alloc_found_block`."""

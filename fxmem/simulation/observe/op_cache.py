@@ -4,6 +4,7 @@ A model repeats itself: of the thousands of operator calls of a step a few hundr
 the operator, the metadata of its tensors (sizes, strides, offset, dtype, device, dispatch keys), its other arguments
 and the default dtype are the same, and no tensor's values are known. What comes out of the second is then what came out
 of the first: new tensors of the same metadata, or the very arguments, or views of their storages, or the same numbers.
+Of views and pointwise operators values may be known: the caller follows them, to what was made as to what was run.
 
 This is checked. After the first call the result is made a second time from its description and must be
 indistinguishable, and the call must have left its arguments' metadata as they were; where either fails, such calls
@@ -112,6 +113,13 @@ class CachedCall:
     tensors: list[torch.Tensor]
     replay: OpReplay | None
     """None where this is the first of its kind, or its kind cannot be replayed."""
+    unless: str | None
+    """The attribute that none of its tensors has; None where they may have any."""
+
+    @property
+    def knows(self) -> bool:
+        """Whether a value of one of its tensors is known."""
+        return any(VALUE in vars(each) for each in self.tensors)
 
 
 class OpCache:
@@ -134,8 +142,11 @@ class OpCache:
         self.compares = check == "1"
         """Whether calls are to be run as well as replayed."""
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CachedCall | None:
-        """The call with its key and what is known of it; None if metadata do not determine its result."""
+    def call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], unless: str | None = VALUE
+    ) -> CachedCall | None:
+        """The call with its key and what is known of it; None if metadata do not determine its result, or if a tensor
+        has an attribute with this name."""
         try:
             table = self._tables[func]
         except KeyError:
@@ -144,15 +155,15 @@ class OpCache:
             return None
         key: list[Any] = [torch.get_default_dtype()]
         tensors: list[torch.Tensor] = []
-        if not torch_fakes.describe(args, self._mode, VALUE, key, tensors):
+        if not torch_fakes.describe(args, self._mode, unless, key, tensors):
             return None
         if kwargs:
             key += kwargs
-            if not torch_fakes.describe(kwargs.values(), self._mode, VALUE, key, tensors):
+            if not torch_fakes.describe(kwargs.values(), self._mode, unless, key, tensors):
                 return None
         key.append(torch.is_inference_mode_enabled())
         looks = tuple(key)
-        return CachedCall(table, looks, tensors, table.get(looks))
+        return CachedCall(table, looks, tensors, table.get(looks), unless)
 
     def number(self, func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
         """The result of a call that makes a tensor of one floating-point number or none; None of any other.
@@ -195,7 +206,7 @@ class OpCache:
         described = _describe_outputs(outputs, call.tensors)
         if described is None:
             return None
-        replay, again = OpReplay(tuple(described), container), self.call(func, args, kwargs)
+        replay, again = OpReplay(tuple(described), container), self.call(func, args, kwargs, call.unless)
         is_same_call = len(described) == len(outputs) and again is not None and again.key == call.key
         is_replayed = is_same_call and _is_alike(result, self.make(replay, call.tensors))
         found = call.table[call.key] = replay if is_replayed else None

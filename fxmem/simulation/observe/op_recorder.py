@@ -59,6 +59,8 @@ class OpTraits:
         self.kernel = find_kernel(func)
         self.is_sum = func is _SUM
         self.checks_dtypes = func in ONE_DTYPE or func in INDICES
+        self.unless = None if torch_fakes.sees_no_values(func) and self.everywhere is None else known_values.VALUE
+        """The attribute of tensors with which a call is not like one without; None where there is none."""
         self.may_grow = name == "aten.resize_.default" or torch_common.has_out(func)
         """Whether a storage that is too small becomes a larger one."""
         self.says_what_it_makes = func in plausible.SAYS
@@ -189,10 +191,11 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     ) -> tuple[Any, OpReplay | None]:
         """The result of a call, with its storages noted; equal calls are replayed from here on."""
         fresh = op.is_in_place_foreach or op.may_grow or picks_by_mask(op.func, args)
-        call = None if fresh else self._cache.call(op.func, args, kwargs)
+        call = None if fresh else self._cache.call(op.func, args, kwargs, op.unless)
         replay = None if call is None else call.replay
+        follows = call is not None and op.unless is None
         if call is None or replay is None or self._cache.compares:
-            result = self._run(op, args, kwargs)
+            result = self._run(op, args, kwargs, follows=not follows)
             if op.may_grow:
                 for tensor in torch_common.iterate_tensors(kwargs or args[0]):
                     self._log.note_growth(tensor)
@@ -202,6 +205,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         else:
             result = self._cache.make(replay, call.tensors)
             self._note_outputs(op, result, replay)
+        if follows and call is not None and call.knows:
+            known_values.follow(op.func, args, kwargs, result)
         return result, replay
 
     def _note_op(
@@ -230,8 +235,13 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             hidden = facts.hidden.after_resizing(self._log.tick - begin) if op.may_grow else facts.hidden
             self._observer.on_hidden(index, hidden, self._log.phase)
 
-    def _run(self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call on fakes."""
+    def _run(self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any], *, follows: bool) -> Any:
+        """Run a call on fakes.
+
+        Args:
+            op, args, kwargs: what it is.
+            follows: whether values are followed: of a call that may be replayed they are later.
+        """
         func, values = op.func, self._values
         if (made := values.run_instead(func, args, kwargs)) is not NotImplemented:
             return made
@@ -248,7 +258,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         try:
             needs_no_run = op.is_in_place_foreach and all(tensor.dim() for tensor in args[0])
             result = None if needs_no_run else func(*args, **kwargs)
-            known_values.follow(func, args, kwargs, result)
+            if follows:
+                known_values.follow(func, args, kwargs, result)
         except (*torch_common.DATA_DEPENDENT, torch_common.UnsupportedOperatorException):
             result = values.answer(func, args, kwargs, self._fakes)
             if result is NotImplemented:

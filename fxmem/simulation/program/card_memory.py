@@ -497,6 +497,8 @@ class LiveBytes(Observer):
         self.now = 0
         self.made_at: dict[int, str] = {}
         """By storage alive that was more than ever when it came, the line of the program that made it."""
+        self.on_rise: Callable[[int], None] = lambda passing: None
+        """Called where more is alive than ever in the round, with bytes that are there for this moment alone."""
         self.clear_highest()
 
     def clear_highest(self) -> None:
@@ -544,6 +546,7 @@ class LiveBytes(Observer):
             return False
         self.highest, self.phase, self.tick = live, self.log.phase, self.log.tick
         self.place = program_place(sys._getframe(2))
+        self.on_rise(live - self.now)
         return True
 
 

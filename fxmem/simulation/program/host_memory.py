@@ -34,6 +34,7 @@ from fxmem._torch import programs as torch_programs
 from fxmem.memory.pinned import PinnedPool
 from fxmem.records.parts import HostUse
 from fxmem.records.pause_gc import pause_gc
+from fxmem.simulation.descendants import find_children
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.source_lines import program_call
@@ -205,14 +206,6 @@ def _read_resident(process: str = "self") -> _Resident | None:
         return None
 
 
-def _find_children() -> Iterator[int]:
-    """The processes that this one has started."""
-    with contextlib.suppress(OSError):
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
-                yield from map(int, file.read().split())
-
-
 def _read_private(process: int) -> int | None:
     """What a process shares with no other, without files' pages and batches; None where it is over, or the system does
     not say."""
@@ -246,7 +239,7 @@ class _Workers:
         is_due = begun >= self._next_pages
         shares: dict[int, int] = {}
         beyond = []
-        for process in _find_children():
+        for process in find_children():
             if (resident := _read_resident(str(process))) is None:
                 continue
             known = self._shares.get(process)

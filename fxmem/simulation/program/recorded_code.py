@@ -103,6 +103,8 @@ class RecordedCode(Subject):
             lambda: self.rounds.has_made_optimizer,
             host_bytes,
         )
+        if not on_card:
+            self._live.on_rise = lambda passing: self._border.host.on_rise(passing)
         self.roots = Roots(prepare)
         self.rounds = Rounds(
             self.roots,

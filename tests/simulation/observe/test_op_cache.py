@@ -16,6 +16,7 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem._torch.kernels import override_fake_kernels
 from fxmem.errors import AnalysisError
 from fxmem.simulation.observe.op_cache import CHECK, CachedCall, FreshOutput, OpCache
+from fxmem.simulation.observe.op_recorder import OpRecorder, OpTraits
 from tests.random_models import BATCH, WIDTH, RandomModel
 
 aten = torch.ops.aten
@@ -408,3 +409,28 @@ def test_several_groups_are_left_to_torch(fakes: torch_common.FakeTensorMode) ->
     several = [[x(), x(dtype=torch.float64)]]
     assert torch_fakes.group_tensors(lambda *_: "several", several) == "several"
     assert torch_fakes.group_tensors(lambda *_: "none", [[]]) == "none"
+
+
+def test_views_and_pointwise_operators_are_replayed_whatever_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary positions: known numbers, which meet unknown ones in each layer."""
+    runs: list[str] = []
+    run = OpRecorder._run
+
+    def note(recorder: OpRecorder, op: OpTraits, *args: Any, **kwargs: Any) -> Any:
+        runs.append(op.name)
+        return run(recorder, op, *args, **kwargs)
+
+    class Rotates(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            places = torch.arange(6, device=x.device)
+            for _ in range(5):
+                column = places.unsqueeze(1) + 0
+                if column.max().item() != 5:
+                    raise ValueError("expected to know the places")
+                x = x * column
+            return x
+
+    monkeypatch.setattr(OpRecorder, "_run", note)
+    analyze(Rotates(), torch.empty(7, 6, 11), mode="infer", target="h100")
+    counts = [runs.count(f"aten.{name}") for name in ("unsqueeze.default", "mul.Tensor", "add.Tensor")]
+    assert max(counts) <= 1, counts

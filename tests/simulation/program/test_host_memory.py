@@ -24,8 +24,9 @@ from fxmem.records.parts import HostUse
 from fxmem.records.profile import ProgramRun
 from fxmem.show.facts import find_fit
 from fxmem.show.run_growth import describe_host, describe_host_growth, growth_facts
+from fxmem.simulation.descendants import find_children
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
-from fxmem.simulation.program.host_memory import _find_children, _read_private, _read_resident
+from fxmem.simulation.program.host_memory import _read_private, _read_resident
 
 MIB = 1 << 20
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process has")
@@ -208,7 +209,7 @@ def test_workers_and_what_waits_in_shared_memory() -> None:
     assert adds is not None
     assert MIB < adds < 200 * MIB
     assert found.host.batches_bytes in (0, 6 * batch, 7 * batch)  # wherever the peak was
-    assert not any(_find_children())
+    assert not any(find_children())
 
 
 @on_linux
@@ -218,6 +219,15 @@ def test_what_the_system_says() -> None:
     assert resident.highest >= resident.total > resident.anonymous > 0
     assert _read_resident("none") is None
     assert _read_private(1 << 30) is None
+
+
+@on_linux
+def test_a_moments_peak_is_the_hosts_where_the_cpu_is_the_target() -> None:
+    with fxmem.record("cpu") as run:
+        net = nn.Linear(1 << 10, 1 << 10)
+        for _ in range(2):
+            net(torch.randn(1 << 16, 1 << 10)).square().mean().backward()
+    assert run.host.pretended_bytes >= max(each.requested_bytes for each in run.rounds) > 1 << 29
 
 
 def test_state_is_left_as_it_was() -> None:
@@ -255,6 +265,6 @@ def test_what_fxmem_has_itself_is_taken_off(tmp_path: Path) -> None:
 
 @on_linux
 @pytest.mark.truth
-@pytest.mark.parametrize("name", ["averaged", "results_kept", "offloaded"])
+@pytest.mark.parametrize("name", ["averaged", "results_kept", "offloaded", "host_activations"])
 def test_real_runs_have_as_much(name: str) -> None:
     assert abs(host_runs.error(host_runs.run(name, [], runs=1))) < host_runs.TOLERANCE

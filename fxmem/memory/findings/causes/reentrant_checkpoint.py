@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.user_code import find_place
-from fxmem.records.profile import Kind, Phase, Profile, Timeline
+from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
@@ -15,17 +15,19 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     if not has_backward:
         return
     gradients = {each.name for each in profile.storages if each.kind is Kind.GRADIENT}
+    by_node: dict[int | None, list[Storage]] = {}
+    for storage in profile.storages:
+        if storage.kind is Kind.PARAMETER and not storage.is_frozen:
+            by_node.setdefault(storage.node, []).append(storage)
+    last = max(has_backward)
     found: dict[str, tuple[int, int]] = {}
     for region in profile.recomputed:
         nodes = range(region.first_node, region.last_node)
-        trained = [
-            each
-            for each in profile.storages
-            if each.kind is Kind.PARAMETER and each.node in nodes and not each.is_frozen
-        ]
-        if not trained or not has_backward.isdisjoint(nodes) or not _is_before(has_backward, nodes):
+        # A backward came through what follows these nodes, and not through them.
+        if last < nodes.stop or not has_backward.isdisjoint(nodes):
             continue
-        if gradients.isdisjoint(f"{each.name}.grad" for each in trained):
+        trained = [each for node in nodes for each in by_node.get(node, ())]
+        if trained and gradients.isdisjoint(f"{each.name}.grad" for each in trained):
             place = find_place(profile, region.first_node)
             count, nbytes = found.get(place, (0, 0))
             found[place] = count + 1, nbytes + sum(each.nbytes for each in trained)
@@ -38,11 +40,6 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             nbytes=nbytes,
             change="checkpoint(..., use_reentrant=False), or enable_input_require_grads() of a transformers model",
         )
-
-
-def _is_before(has_backward: set[int], nodes: range) -> bool:
-    """Whether a backward came through what follows these nodes."""
-    return max(has_backward) >= nodes.stop
 
 
 register("reentrant-checkpoint", find)

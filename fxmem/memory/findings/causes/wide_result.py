@@ -25,8 +25,10 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         if node.target.rpartition(".")[2].strip("_") not in _PAIRS or not node.inputs or not node.outputs:
             continue
         read, made = sum(_read_bytes(profile, profile.nodes[each]) for each in node.inputs), node.output_bytes
+        if not read or made < _TIMES * read:
+            continue
         nbytes = sum(each.nbytes for each in alive if each.node == index)
-        if read and made >= _TIMES * read and nbytes * _SHARE >= timeline.peak.requested_bytes:
+        if nbytes * _SHARE >= timeline.peak.requested_bytes:
             shape = "x".join(map(str, node.outputs[0].shape))
             yield Finding(
                 cause="wide-result",

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from fxmem.errors import EnvironmentLacksError
 from fxmem.records.profile import ProgramFiles
 from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.descendants import end_processes, find_descendants
 from fxmem.simulation.fork import Forked, answer_work, may_run_backward, parse_answer, read_answer
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, find_written
 from fxmem.simulation.program.sandbox.landlock import refuse_writes
@@ -47,7 +48,8 @@ def run_apart(
     """Run work in another process; what it returns, and what it wrote, which is None where it writes for real.
 
     Where this process can be forked, nothing has to be imported again. On Linux the other one has a view of the file
-    system of its own; where that is not to be had, Python's ways to files are redirected.
+    of its own; where that is not to be had, Python's ways to files are redirected. On Linux all processes that it has
+    started end with it.
 
     Args:
         work: called there; where this process cannot be forked, it is pickled.
@@ -112,10 +114,13 @@ def _run(
 
 
 def _wait(process: Forked | _Spawned, answer: Path, layers: Layers | None) -> int:
-    """Wait until it is over; its exit code, negative for a signal. It is ended where this process is."""
+    """Wait until it is over; its exit code, negative for a signal. It is ended where this process is, and with it what
+    it has started."""
     answered_at: float | None = None
+    started: dict[int, str] = {}
     try:
         while (code := process.wait(_INTERVAL)) is None:
+            started |= find_descendants(process.pid)  # they are nobody's once it is over
             if layers is not None and layers.are_full:
                 raise EnvironmentLacksError(
                     f"expected room for what the program writes: it is kept apart in {layers.folders[0]} and has taken "
@@ -137,6 +142,7 @@ def _wait(process: Forked | _Spawned, answer: Path, layers: Layers | None) -> in
         raise
     finally:
         process.kill()
+        end_processes(started)
     return 0 if code is None else code
 
 
@@ -151,6 +157,7 @@ class _Spawned:
         file.write_bytes(pickle.dumps(start))
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import run_pickled; run_pickled({str(file)!r})"
         self._process = subprocess.Popen([sys.executable, "-c", code])
+        self.pid = self._process.pid
 
     def wait(self, seconds: float) -> int | None:
         """Its exit code as soon as it is over; None after so many seconds."""
