@@ -7,11 +7,11 @@ each asked on its own: plans move from one version to the next, and no rule says
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from fxmem.errors import EnvironmentLacksError, UsageError
@@ -26,7 +26,7 @@ from fxmem.hardware.workspaces.cudnn_client import (
 )
 from fxmem.records.profile import Target
 
-_FOLDER = "cudnn"
+_FOLDER, _PART = "cudnn", ".part"
 _PACKAGE = "nvidia-cudnn-cu12"
 """Every version since 9.0 has a build for CUDA 12, which needs no other CUDA here than what the package brings."""
 
@@ -49,11 +49,11 @@ def fetch_cudnn(version: str) -> CudnnLibrary:
     if (found := next((each for each in _fetched() if _matches(each, version)), None)) is not None:
         return found
     folder = home / version
-    part = folder.with_name(f"{version}.part")
+    part = folder.with_name(f"{version}{_PART}")
     shutil.rmtree(part, ignore_errors=True)
-    command = [*_installer(), "--target", str(part), exact]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [*_installer(), "--only-binary", ":all:", "--target", str(part), exact]
     try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             last = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
             raise UsageError(f"the package index did not give {exact}: {last[0].strip()}")
@@ -98,6 +98,8 @@ def _fetched() -> list[CudnnLibrary]:
     home = _home()
     found = []
     for folder in sorted(home.iterdir()) if home is not None and home.is_dir() else ():
+        if folder.suffix == _PART:  # of a fetch that was killed
+            continue
         try:
             found.append(read_cudnn_folder(folder))
         except UsageError:
@@ -112,7 +114,9 @@ def _home() -> Path | None:
 
 def _installer() -> list[str]:
     """The command that installs packages, as it is set up here."""
-    if importlib.util.find_spec("pip") is not None:
+    # Not by `find_spec`: setuptools takes that for pip at work, and leaves distutils to Python from then on.
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        metadata.version("pip")
         return [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if (uv := shutil.which("uv")) is not None:
         return [uv, "pip", "install", "--quiet", "--python", sys.executable]

@@ -64,6 +64,11 @@ def test_fetching_installs_into_a_folder_of_its_own_and_once(home: Path, monkeyp
     assert fetch_cudnn("9.8").version == fetch_cudnn("9.8.0.87").version == "9.8.0"
     assert [command[-1] for command in commands] == ["nvidia-cudnn-cu12==9.8.*"]
     assert [folder.name for folder in home.iterdir()] == ["9.8"]
+    put(home / "9.10.part", "9.10.2.21")  # whose fetch was killed
+    assert versions(list_cudnns("9.10.2", RTX3060)) == ["9.8.0", "9.19.0"]
+    # Who looks for a module `pip` has setuptools leave distutils to Python; inductor imports setuptools.
+    hack = pytest.importorskip("_distutils_hack")
+    assert "spec_for_distutils" not in vars(hack.DISTUTILS_FINDER)
 
 
 @pytest.mark.parametrize(
