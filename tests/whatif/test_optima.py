@@ -20,5 +20,5 @@ def test_plans_keep_their_budget_and_most_are_the_cheapest_there_are() -> None:
     assert not wrong
     for nested in (False, True):
         chosen = [each for each in found if each.nested == nested and each.spare]
-        assert len(chosen) >= 4
+        assert len(chosen) >= 3
         assert sum(each.verdict == "optimal" for each in chosen) >= 0.8 * len(chosen)

@@ -206,14 +206,16 @@ def find_keeping_line(owner: str, files: Mapping[str, Collection[int]]) -> str:
     of all; empty where there is none.
     """
     name = owner.rpartition(" ")[2].rpartition(".")[2]
-    found = [
-        (file, line)
-        for file in files
-        for kept, line in _keeping_lines("".join(linecache.getlines(file)))
-        if kept == name
-    ]
-    running = [(file, line) for file, line in found if line in files[file]]
-    return next((f"{package_path(file)}:{line}" for file, line in running or found), "")
+    lines = ((file, line) for file in files for line in _lines_that_keep(file, name))
+    running = ((file, line) for file in files if files[file] for line in _lines_that_keep(file, name))
+    found = next(((file, line) for file, line in running if line in files[file]), None) or next(lines, None)
+    return "" if found is None else f"{package_path(found[0])}:{found[1]}"
+
+
+def _lines_that_keep(file: str, name: str) -> Iterator[int]:
+    text = "".join(linecache.getlines(file))
+    if name in text:  # else it need not be parsed: a program may have hundreds
+        yield from (line for kept, line in _keeping_lines(text) if kept == name)
 
 
 @functools.lru_cache(maxsize=64)
