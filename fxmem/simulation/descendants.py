@@ -56,8 +56,11 @@ def find_descendants(process: int) -> dict[int, str]:
 
 
 def end_processes(processes: Processes) -> None:
-    """End these, as far as they are still there."""
+    """End these, as far as they are still there, and wait until they are over."""
     _signal(processes, signal.SIGKILL)
+    started = time.monotonic()
+    while any(map(_is_there, processes.items())) and time.monotonic() - started < _LIMIT_S:
+        time.sleep(_INTERVAL_S)
 
 
 def end_descendants(process: int) -> None:
@@ -73,10 +76,14 @@ def end_descendants(process: int) -> None:
 
 
 def _signal(processes: Processes, number: int = signal.SIGKILL) -> None:
-    for process, begun in processes.items():
-        if _find_begin(process) == begun:
-            with contextlib.suppress(OSError):
-                os.kill(process, number)
+    for process, _ in filter(_is_there, processes.items()):
+        with contextlib.suppress(OSError):
+            os.kill(process, number)
+
+
+def _is_there(process: tuple[int, str]) -> bool:
+    number, begun = process
+    return _find_begin(number) == begun
 
 
 def _find_begin(process: int) -> str:
