@@ -158,6 +158,9 @@ class AutogradEngine:
         accumulate_grad: bool = True,
     ) -> tuple[torch.Tensor | None, ...]:
         """Accumulate gradients into the leaves, or return those of `inputs`: `torch._C._EngineBase.run_backward`."""
+        for index, root in enumerate(roots):  # in the words of torch/csrc/autograd/python_engine.cpp
+            if isinstance(root, torch.Tensor) and not root.requires_grad:
+                raise RuntimeError(f"element {index} of tensors does not require grad and does not have a grad_fn")
         with self._program.observe_backward(roots, accumulates=accumulate_grad):
             task = GraphTask(roots, inputs, accumulate_grad=accumulate_grad, made_at=self._clock.read)
             if not accumulate_grad and not allow_unreachable:

@@ -1,5 +1,6 @@
 """The engine on real CPU tensors must give what the C++ engine gives, to the bit."""
 
+import contextlib
 import copy
 import weakref
 from typing import Any, ClassVar
@@ -172,6 +173,16 @@ def test_retain_graph_keeps_what_was_saved():
         once = model.weight.grad.clone()
         loss.backward()
     assert torch.equal(model.weight.grad, 2 * once)
+
+
+def test_a_root_without_a_graph_is_refused_in_the_words_of_torch():
+    """As of a loss behind reentrant checkpoints that were given no tensor that requires a gradient."""
+    refusals = []
+    for around in (contextlib.nullcontext(), AutogradEngine(Watching()).route(lambda cls, args, apply: apply(*args))):
+        with around, pytest.raises(RuntimeError) as refused:
+            torch.autograd.backward([torch.ones(1, requires_grad=True) * 2, torch.ones(1)])
+        refusals.append(str(refused.value))
+    assert refusals == ["element 1 of tensors does not require grad and does not have a grad_fn"] * 2
 
 
 def test_autograd_grad_touches_no_leaf():
