@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -36,15 +37,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 
 
-def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Autograd's engine first runs here, while torch knows of no card: before any module of tests is imported.
+def pytest_collectstart() -> None:
+    """Before any module of tests is imported."""
+    _run_backward()
+
+
+@functools.cache
+def _run_backward() -> None:
+    """Run autograd's engine once, while torch knows of no card.
 
     It counts the devices that once. Of the stand-in for CUDA's device guard, which the first FakeTensorMode makes,
     there are eight, each with a thread of the engine (`Engine::start_device_threads`, torch/csrc/autograd/engine.cpp);
     no fork of a process with such threads runs backward, and every program of a later test would run in a new Python.
     """
-    if not isinstance(collector, pytest.Session):
-        return
     import torch
 
     if not torch.cuda.is_available():
