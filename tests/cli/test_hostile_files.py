@@ -498,7 +498,6 @@ ALLOWED = {
     ("cli/specs/references.py", "importlib.util.spec_from_file_location"): "the same",
     ("hardware/workspaces/cudnn_client.py", "subprocess.Popen"): "this Python, to ask cuDNN",
     ("hardware/workspaces/cudnn_releases.py", "subprocess.run"): "pip or uv, where `fxmem doctor --fetch` asks for it",
-    ("hardware/workspaces/cudnn_releases.py", "importlib.util.find_spec"): "whether pip is installed",
 }
 """Where something is imported, run or written as a pickle, and why that is nothing a file says."""
 
