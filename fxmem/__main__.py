@@ -159,7 +159,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         options.parser.refuse(rest)
     check_own_options(options, arguments)
     if getattr(options, "torch", None) is not None:
-        options.target = f"{options.target},torch={options.torch}"
+        # One word says it from here on, in the commands that are shown next, too.
+        options.target, options.torch = f"{options.target},torch={options.torch}", None
     return options
 
 

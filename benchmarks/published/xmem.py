@@ -16,7 +16,7 @@ import statistics
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,10 @@ class Run:
     @property
     def width_percent(self) -> float | None:
         """The width of the range by its middle; None without one."""
-        return (
-            200 * (max(self.plans.values()) - min(self.plans.values())) / _sum_ends(self.plans) if self.plans else None
-        )
+        if not self.plans:
+            return None
+        low, high = min(self.plans.values()), max(self.plans.values())
+        return 200 * (high - low) / (high + low)
 
     @property
     def is_within(self) -> bool:
@@ -84,10 +85,6 @@ class Run:
         """Return a prediction by the figure, less one, in percent; None without one, or where the run ran out."""
         nbytes = self.reserved_bytes if tool == "fxmem" else self.estimates[tool]
         return None if nbytes is None or self.ran_out else 100 * (nbytes / self.nbytes - 1)
-
-
-def _sum_ends(plans: dict[str, int]) -> int:
-    return max(plans.values()) + min(plans.values())
 
 
 def read_published() -> tuple[str, list[Run]]:
@@ -109,9 +106,9 @@ def examine(run: Run) -> Run:
         peak = fxmem.analyze(step.model, step.inputs, target=run.card, torch=RELEASE, **step.options).peak
     except Exception as error:
         refusal = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        return Run(**{**asdict(run), "refusal": refusal})
+        return replace(run, refusal=refusal)
     plans = {each.cudnn: each.reserved_bytes for each in peak.by_cudnn}
-    return Run(**{**asdict(run), "reserved_bytes": peak.reserved_bytes, "plans": plans, "fits": peak.fits})
+    return replace(run, reserved_bytes=peak.reserved_bytes, plans=plans, fits=peak.fits)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ cuBLAS compute nothing, and the caching allocator's own log was read: products o
 ten sequences of 3,000 requests to the allocator, on one stream or four, each under its own settings, which release
 after release answers alike (2.12 excepted). Of the releases before 2.11, which fxmem does not run on but may predict
 for: 115 calls, the optimizers in each form, and one of the ten sequences (the file `older-releases` of
-`benchmarks/results`); of 2.6 and 2.10 also which backend takes 600 calls of attention, on five compute capabilities.
+`benchmarks/results`); of 2.6 and 2.10 also which backend takes 600 calls of attention, on five compute capabilities
+(compared with the rules, and not kept).
 The other calls and the optimizers that were run so are in the `releases` file there. *Wheel*: read in the texts of the
 wheel's libraries. The order of attention's backends has its releases beside each rule
 (`simulation/kernels/attention/backend_rules.py`).

@@ -616,7 +616,7 @@ class Peak(Viewed, Record):
     """Where it runs out, in words; empty when it fits."""
     by_cudnn: Many[PlansPeak] = Field(default=(), exclude_if=lambda value: not value)
     """Where the target's cuDNN cannot be asked: the peaks with the plans of those that stand for it, the nearest first.
-    Its own are between them, as far as is known."""
+    How far they differ is no bound on its own."""
     at_least: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether the program ended where it ran out: allocated and reserved bytes are then what it held and asked for."""
     phase: Phase

@@ -53,6 +53,17 @@ def test_no_advice_about_eager_code_follows_a_compiled_step(fits: bool | None, v
     assert not words or parsed(words[1:])["compile"] == "reduce-overhead"
 
 
+def test_the_release_of_torch_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["--set", "in_features=8", "--set", "out_features=8", "--input", "2x8"]
+    assert (
+        main(["analyze", "torch.nn:Linear", *settings, "--target", "t4", "--torch", "2.8", "--quiet", "--width", "200"])
+        == 0
+    )
+    following = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Next "))
+    assert following.endswith(" --target t4,torch=2.8")
+    assert "--torch" not in following
+
+
 def test_a_report_leads_to_its_page_or_to_a_plan() -> None:
     profile = small_profile().model_copy(update={"target": CARD})
     assert next_for_report("a b.json", report_of(profile, fits=True)) == (

@@ -1,7 +1,7 @@
 """cuDNNs of other releases of torch: fetched on demand into a folder of fxmem, and which of them stand for one.
 
-Before 9.8 cuDNN cannot be asked without a driver. What it chooses is then bounded by what those from 9.8 on choose,
-each asked on its own: plans move from one version to the next, and no rule says how.
+Before 9.8 cuDNN cannot be asked without a driver. Those from 9.8 on stand for it, each asked on its own. Between them
+is what these versions differ by: plans move from one to the next, no rule says how, and an older one's may lie outside.
 """
 
 from __future__ import annotations

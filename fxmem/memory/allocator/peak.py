@@ -70,7 +70,7 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
             "process_bytes": None if reserved is None else process_range(profile.target, reserved, fits=fits),
             "fits": fits,
             "shortage": shortage,
-            "by_cudnn": tuple(_replay_other_plans(profile, settings)) if run is None else (),
+            "by_cudnn": () if run is not None else tuple(_replay_other_plans(profile, settings, found, ran_out)),
             "at_least": run is not None and run.is_ended,
         }
     )
@@ -86,14 +86,17 @@ def _replay_within(profile: Profile, settings: AllocatorSettings) -> tuple[Repla
     return (bounded, "") if bounded.shortage is None else (found, bounded.shortage.sentence)
 
 
-def _replay_other_plans(profile: Profile, settings: AllocatorSettings) -> Iterator[PlansPeak]:
-    """The peaks with the plans of each cuDNN that stands for the target's."""
-    for number, version in enumerate(profile.cudnns, -1):
-        storages = (
-            each.model_copy(update={"nbytes": each.other_bytes[number]}) if each.other_bytes and number >= 0 else each
-            for each in profile.storages
-        )
-        found, ran_out = _replay_within(profile.model_copy(update={"storages": tuple(storages)}), settings)
+def _replay_other_plans(
+    profile: Profile, settings: AllocatorSettings, found: ReplayedLoop, ran_out: str
+) -> Iterator[PlansPeak]:
+    """The peaks with the plans of each cuDNN that stands for the target's; of the first they were found already."""
+    for number, version in enumerate(profile.cudnns):
+        if number:
+            storages = (
+                each.model_copy(update={"nbytes": each.other_bytes[number - 1]}) if each.other_bytes else each
+                for each in profile.storages
+            )
+            found, ran_out = _replay_within(profile.model_copy(update={"storages": tuple(storages)}), settings)
         yield PlansPeak(
             cudnn=version,
             allocated_bytes=found.allocated_bytes or 0,

@@ -48,8 +48,8 @@ def run_apart(
     """Run work in another process; what it returns, and what it wrote, which is None where it writes for real.
 
     Where this process can be forked, nothing has to be imported again. On Linux the other one has a view of the file
-    of its own; where that is not to be had, Python's ways to files are redirected. On Linux all processes that it has
-    started end with it.
+    system of its own; where that is not to be had, Python's ways to files are redirected. On Linux all processes that
+    it has started end with it.
 
     Args:
         work: called there; where this process cannot be forked, it is pickled.
