@@ -101,6 +101,12 @@ class Pool:
         """How often a block was searched for since this one came."""
         return self._searches[self.small] - block.inserted
 
+    def take_first(self, size: int) -> Block | None:
+        """Remove the smallest free block of at least `size`; at equal size, the lowest. None where there is none."""
+        order = self._order
+        position = bisect_left(order, (size, 0))
+        return self._free.pop(order.pop(position)[1]) if position < len(order) else None
+
     def first_fit(self, size: int) -> int:
         """Position of the smallest free block of at least `size`; at equal size, of the lowest."""
         return bisect_left(self._order, (size, 0))

@@ -87,6 +87,8 @@ class CachingAllocator:
         """What else is counted, where somebody asks; it takes time."""
         self._next_address = _FIRST_ADDRESS
         self._round_size = functools.lru_cache(maxsize=1 << 12)(settings.round_size)
+        self._takes_first = not settings.expandable_segments and settings.max_split_bytes is None
+        """Whether the smallest free block that serves a request is always the one that it gets."""
 
     # -- the public face
 
@@ -130,18 +132,24 @@ class CachingAllocator:
                 f"free expects the address of a live block, got {address:#x}: freed before, or never handed out"
             )
         block.live = False
-        self._allocated.current -= block.size  # what goes down is no peak
-        self._requested.current -= block.requested
+        pool = block.pool
         size, merged = block.size, 0
+        self._allocated.current -= size  # what goes down is no peak
+        self._requested.current -= block.requested
         if (before := block.prev) is not None and not before.live:
             self._merge(block, before)
             merged += 1
         if (after := block.next) is not None and not after.live:
             self._merge(block, after)
             merged += 1
-        block.pool.insert(block)
-        if self.counts is not None:
-            self._count_freed(self.counts, block, size, merged)
+        pool.insert(block)
+        counts = self.counts
+        if counts is not None:
+            counts.free_block(pool.small, size, block.requested)
+            if block.range is None:
+                is_split = block.prev is not None or block.next is not None
+                if is_split or merged:
+                    counts.split(pool.small, is_split - merged, size - (0 if is_split else block.size))
 
     def empty_cache(self) -> None:
         """Return every segment without a live block to the driver. Expandable segments return every free page.
@@ -214,6 +222,8 @@ class CachingAllocator:
         """Take the smallest free block that serves `size` out of the pool. Source: `get_free_block`."""
         if self._collect_from is not None:
             self._searches[pool.small] += 1
+        if self._takes_first:
+            return pool.take_first(size)
         position = pool.first_fit(size)
         if position == len(pool):
             return None
@@ -234,44 +244,34 @@ class CachingAllocator:
 
     def _hand_out(self, block: Block, size: int, nbytes: int) -> int:
         """Cut `size` off the front if the rest is worth keeping. Source: `should_split`, `alloc_found_block`."""
-        rest = block.size - size
-        if block.pool.small or self.settings.expandable_segments:
+        pool, rest = block.pool, block.size - size
+        if pool.small or self.settings.expandable_segments:
             split = rest >= MIN_BLOCK
         else:
             limit = self.settings.max_split_bytes
             split = rest > SMALL_SIZE and (limit is None or size < limit)
-        if self.counts is not None:
-            self._count_taken(self.counts, block, size if split else block.size, nbytes)
+        counts = self.counts
+        if counts is not None:
+            counts.take_block(pool.small, size if split else block.size, nbytes)
+            if block.range is None:  # source: `alloc_found_block`
+                if block.prev is not None or block.next is not None:
+                    counts.split(pool.small, 0 if split else -1, -(size if split else block.size))
+                elif split:
+                    counts.split(pool.small, 1, rest)
         if split:
-            front = Block(block.pool, block.address, size, of=block.range)
+            front = Block(pool, block.address, size, of=block.range)
             block.address += size
             block.size = rest
             front.link(block.prev, block)
-            block.pool.insert(block)
+            pool.insert(block)
             block = front
         block.live = True
         block.requested = nbytes
-        self._live[block.address] = block
+        address = block.address
+        self._live[address] = block
         self._allocated.add(block.size)
         self._requested.add(nbytes)
-        return block.address
-
-    def _count_taken(self, counts: PoolCounts, block: Block, size: int, nbytes: int) -> None:
-        """A block of `size` is handed out of a free one. Source: `alloc_found_block`."""
-        rest, splits, split_bytes = block.size - size, 0, 0
-        if block.range is None:
-            if block.split:
-                splits, split_bytes = (0 if rest else -1), -size
-            elif rest:
-                splits, split_bytes = 1, rest
-        counts.take_block(block.pool.small, size, nbytes, splits, split_bytes)
-
-    def _count_freed(self, counts: PoolCounts, block: Block, size: int, merged: int) -> None:
-        """A block of `size` is given back and has merged with so many neighbours. Source: `free_block`."""
-        splits, split_bytes = 0, 0
-        if block.range is None:
-            splits, split_bytes = block.split - merged, size - (0 if block.split else block.size)
-        counts.free_block(block.pool.small, size, block.requested, splits, split_bytes)
+        return address
 
     def _merge(self, block: Block, other: Block | None) -> None:
         """Absorb a free neighbour in the same state of mapping. Source: `try_merge_blocks`."""

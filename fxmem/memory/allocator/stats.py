@@ -70,24 +70,32 @@ class _PoolCount:
 
     def __init__(self) -> None:
         self.of = {kind: _Count() for kind in (*_BYTES, *_BYTES.values(), "requested_bytes")}
-        names = ("allocation", "allocated_bytes", "requested_bytes", "inactive_split", "inactive_split_bytes")
-        self.of_blocks = tuple(self.of[name] for name in names)
+
+    def taken(self) -> tuple[_Count, _Count, _Count]:
+        """What a block that is handed out changes."""
+        return self.of["allocation"], self.of["allocated_bytes"], self.of["requested_bytes"]
 
 
 class PoolCounts:
     """What `torch.cuda.memory_stats` counts by pool: what is there now and at most, what came and what went.
 
+    The bytes of all pools are not counted here: the allocator does.
+
     Source: `DeviceStats` of c10/core/CachingDeviceAllocator.h and its updates in CUDACachingAllocator.cpp (torch 2.11).
     """
 
     def __init__(self) -> None:
-        self._pools = {name: _PoolCount() for name in _POOLS}
-        every, small, large = self._pools.values()
-        self._with = {True: (every, small), False: (every, large)}
+        self._every, self._small, self._large = _PoolCount(), _PoolCount(), _PoolCount()
+        self._small_taken, self._large_taken = self._small.taken(), self._large.taken()
+        self._small_splits, self._large_splits = (
+            [(each.of["inactive_split"], each.of["inactive_split_bytes"]) for each in (self._every, pool)]
+            for pool in (self._small, self._large)
+        )
+        self._blocks = self._every.of["allocation"]
 
     def add(self, kind: str, amount: int, *, small: bool) -> None:
         """One kind goes up by `amount`, or down where it is negative."""
-        for pool in self._with[small]:
+        for pool in (self._every, self._small if small else self._large):
             pool.of[kind].add(amount)
 
     def add_segment(self, nbytes: int, *, small: bool) -> None:
@@ -95,40 +103,63 @@ class PoolCounts:
         self.add("segment", 1 if nbytes > 0 else -1, small=small)
         self.add("reserved_bytes", nbytes, small=small)
 
-    def take_block(self, small: bool, size: int, nbytes: int, splits: int, split_bytes: int) -> None:
-        """A block is handed out for so many bytes; splits that are not in use change by so many, and their bytes."""
-        for pool in self._with[small]:
-            blocks, sizes, requested, inactive, inactive_bytes = pool.of_blocks
-            blocks.add(1)
-            sizes.add(size)
-            requested.add(nbytes)
-            if splits:
-                inactive.add(splits)
-            if split_bytes:
-                inactive_bytes.add(split_bytes)
+    def take_block(self, small: bool, size: int, nbytes: int) -> None:
+        """A block is handed out for so many bytes. Written out: a run of a generation comes here a million times."""
+        blocks, sizes, requested = self._small_taken if small else self._large_taken
+        sizes.came += size
+        sizes.now = now = sizes.now + size
+        if now > sizes.peak:
+            sizes.peak = now
+        requested.came += nbytes
+        requested.now = now = requested.now + nbytes
+        if now > requested.peak:
+            requested.peak = now
+        blocks.came += 1
+        blocks.now = now = blocks.now + 1
+        if now > blocks.peak:
+            blocks.peak = now
+        every = self._blocks
+        every.now = now = every.now + 1
+        if now > every.peak:
+            every.peak = now
 
-    def free_block(self, small: bool, size: int, nbytes: int, splits: int, split_bytes: int) -> None:
-        """A block is given back; as for one that is handed out. What goes down is no peak."""
-        for pool in self._with[small]:
-            blocks, sizes, requested, inactive, inactive_bytes = pool.of_blocks
-            blocks.now -= 1
-            sizes.now -= size
-            requested.now -= nbytes
-            if splits:
-                inactive.add(splits)
-            if split_bytes:
-                inactive_bytes.add(split_bytes)
+    def free_block(self, small: bool, size: int, nbytes: int) -> None:
+        """A block is given back. What goes down is no peak."""
+        blocks, sizes, requested = self._small_taken if small else self._large_taken
+        sizes.now -= size
+        requested.now -= nbytes
+        blocks.now -= 1
+        self._blocks.now -= 1
+
+    def split(self, small: bool, splits: int, split_bytes: int) -> None:
+        """Splits that are not in use change by so many, and their bytes."""
+        for number, nbytes in self._small_splits if small else self._large_splits:
+            number.now = now = number.now + splits
+            if splits > 0:
+                number.came += splits
+                if now > number.peak:
+                    number.peak = now
+            nbytes.now = now = nbytes.now + split_bytes
+            if split_bytes > 0:
+                nbytes.came += split_bytes
+                if now > nbytes.peak:
+                    nbytes.peak = now
 
     def reset_peaks(self) -> None:
         """Let every peak begin anew at the current value."""
-        for pool in self._pools.values():
+        for pool in (self._every, self._small, self._large):
             for count in pool.of.values():
                 count.peak = count.now
 
-    def flatten(self) -> dict[str, int]:
-        """By torch's names: `active.all.current`."""
+    def flatten(self, stats: Stats) -> dict[str, int]:
+        """By torch's names, such as `active.all.current`, with what the allocator counts."""
+        for kind, stat in {"allocated_bytes": stats.allocated_bytes, "requested_bytes": stats.requested_bytes}.items():
+            of = self._every.of[kind]
+            of.now, of.peak = stat.current, stat.peak
+            of.came = self._small.of[kind].came + self._large.of[kind].came
+        self._blocks.came = self._small_taken[0].came + self._large_taken[0].came
         found: dict[str, int] = {}
-        for name, pool in self._pools.items():
+        for name, pool in zip(_POOLS, (self._every, self._small, self._large), strict=True):
             for kind, count in [*pool.of.items(), *((also, pool.of[kind]) for also, kind in _ALSO.items())]:
                 values = {"current": count.now, "peak": count.peak, "allocated": count.came}
                 found |= {f"{kind}.{name}.{which}": value for which, value in values.items()}

@@ -381,7 +381,7 @@ class CardMemory(Observer):
     def counts(self) -> dict[str, int]:
         """What `torch.cuda.memory_stats` says, by its names."""
         stats, settings = self.stats(), self._settings
-        found = self._counts.flatten()
+        found = self._counts.flatten(stats)
         limit = settings.max_split_bytes
         return {
             **found,

@@ -34,12 +34,12 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         return
     replayed = allocator.replay(profile)
     reserved = replayed.reserved_bytes or 0
-    broken = allocator.find_break(profile, DEFAULT_SETTINGS, replayed.steps)
-    broken = broken if broken is not None and broken.grown_bytes * _SHARE >= unused else None
     if abs(reserved - peak.reserved_bytes) > (least if profile.step.program else 0):
         return
     worth = {name: reserved - nbytes for name, nbytes in _try_remedies(profile, timeline) if reserved - nbytes >= least}
     if worth:
+        broken = allocator.find_break(profile, DEFAULT_SETTINGS, replayed.steps)
+        broken = broken if broken is not None and broken.grown_bytes * _SHARE >= unused else None
         best, *others = sorted(worth, key=lambda name: -worth[name])
         also = "".join(f"; {name}, {format_bytes(worth[name])} less" for name in others)
         yield Finding(

@@ -22,8 +22,9 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         return
     begun = min((each.first_node for each in find_outermost(profile) if each.leads_to_gradients), default=None)
     losses = {index for node in profile.nodes if node.op == "loss" for index in node.inputs}
-    returned, lines = _find_returned(profile), defaultdict[str, dict[int, int]](dict)
-    for index, end in find_idle(profile, timeline.peak.tick).items():
+    idle = find_idle(profile, timeline.peak.tick)
+    returned, lines = _find_returned(profile) if idle else set(), defaultdict[str, dict[int, int]](dict)
+    for index, end in idle.items():
         of = profile.storages[index]
         if begun is None or of.node is None or of.node < begun or of.node in losses:
             continue
