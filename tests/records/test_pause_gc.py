@@ -57,6 +57,17 @@ def test_it_stays_off_where_it_was_off_and_comes_back_after_an_error() -> None:
     assert gc.isenabled()
 
 
+def test_what_stays_is_not_looked_at_again_at_once() -> None:
+    gc.collect()
+    with pause_gc(stays=True):
+        made = [[each] for each in range(10_000)]
+    young = [*gc.get_objects(generation=0), *gc.get_objects(generation=1)]
+    assert not {*map(id, made)} & {*map(id, young)}
+    assert gc.get_count()[0] < gc.get_threshold()[0]
+    assert not gc.get_freeze_count()
+    assert gc.isenabled()
+
+
 def test_who_leaves_first_does_not_start_it_for_who_is_still_there() -> None:
     first, second = pause_gc(), pause_gc()  # two threads', say
     first.__enter__()

@@ -143,7 +143,7 @@ def launch_apart(
         one = functools.partial(_run_rank, target, around)
         work = functools.partial(_report_ranks, program, settings, one, isolation.write)
     text, files = run_apart(work, isolation, [os.getcwd(), _first_folder(program)], output)
-    with pause_gc():
+    with pause_gc(stays=True):
         report = Report.model_validate_json(text)
     run = report.step.program
     if run is not None:
