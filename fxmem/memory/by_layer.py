@@ -23,7 +23,7 @@ from math import prod
 from fxmem.hardware.op_classes import MAC_OPS, UNKNOWN_MAC_OPS
 from fxmem.hardware.tensor_layouts import ITEM_BYTES
 from fxmem.memory.accepted_steps import HasProfile, read_profile
-from fxmem.memory.figures import Flops, read_flops
+from fxmem.memory.figures import Flops, sum_flops
 from fxmem.memory.module_tree import Branch, ModuleTree, preorder
 from fxmem.records.breakdown import Layer, LayerReport
 from fxmem.records.profile import Kind, Phase, Profile, Storage
@@ -65,8 +65,8 @@ def layer_likeness(layer: Layer) -> Hashable:
 def _layer(profile: Profile, counts: Sequence[Flops], branch: Branch, below: list[Layer]) -> Layer:
     nodes = [profile.nodes[index] for index in branch.nodes]
     macs = sum((counts[index] for index in branch.nodes), Flops())
-    forward = sum((read_flops(node.forward_flops) for node in nodes), Flops())
-    backward = sum((read_flops(node.backward_flops) for node in nodes if node.live_bytes.backward is not None), Flops())
+    forward = sum_flops(node.forward_flops for node in nodes)
+    backward = sum_flops(node.backward_flops for node in nodes if node.live_bytes.backward is not None)
     first = next((node.outputs[0] for node in nodes if node.outputs), None)
     parameters = [storage for storage in branch.storages if storage.kind is Kind.PARAMETER]
     own = {

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from fxmem.records.profile import Kind, Node, Profile, Storage, Timeline
 from fxmem.records.units import to_words
+
+_RUN_NOTHING: Final = frozenset({"placeholder", "get_attr", "output"})
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,24 @@ NO_FIGURES = Figures()
 
 def sum_figures(nodes: Iterable[Node], at_peak: Iterable[int] = ()) -> Figures:
     """Sum over nodes; `at_peak` are their bytes at the peak, as from `bytes_at_peak`."""
-    return sum(map(_figures, nodes), Figures(at_peak=sum(at_peak)))
+    nodes = tuple(nodes)
+    backward = (node.backward_flops for node in nodes if node.live_bytes.backward is not None)
+    return Figures(
+        params=sum(node.params_bytes for node in nodes),
+        output=sum(node.output_bytes for node in nodes),
+        saved=sum(node.saved_bytes for node in nodes),
+        at_peak=sum(at_peak),
+        scratch=max((node.scratch_bytes.max for node in nodes), default=0),
+        live=max((node.live_bytes.max for node in nodes), default=0),
+        forward=sum_flops(node.forward_flops for node in nodes if node.op not in _RUN_NOTHING),
+        backward=sum_flops(backward),
+    )
+
+
+def sum_flops(counts: Iterable[int | None]) -> Flops:
+    """Sum the counts of calls that ran; None is an unknown one."""
+    counts = tuple(counts)
+    return Flops(sum(filter(None, counts)), counts.count(None))
 
 
 def owners_at_peak(profile: Profile, timeline: Timeline) -> Iterator[tuple[Storage, int | None]]:
@@ -145,22 +165,3 @@ def alive_by_node(profile: Profile, timeline: Timeline) -> dict[int, int]:
         if storage.node is not None:
             nbytes[storage.node] = nbytes.get(storage.node, 0) + storage.nbytes
     return nbytes
-
-
-def _figures(node: Node) -> Figures:
-    return Figures(
-        params=node.params_bytes,
-        output=node.output_bytes,
-        saved=node.saved_bytes,
-        scratch=node.scratch_bytes.max,
-        live=node.live_bytes.max,
-        forward=read_flops(node.forward_flops, ran=node.op not in ("placeholder", "get_attr", "output")),
-        backward=read_flops(node.backward_flops, ran=node.live_bytes.backward is not None),
-    )
-
-
-def read_flops(count: int | None, *, ran: bool = True) -> Flops:
-    """A node's count as a sum: None is an unknown one only for what ran at all."""
-    if count is None:
-        return Flops(unknown_calls=1) if ran else Flops()
-    return Flops(known=count)
