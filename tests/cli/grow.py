@@ -22,19 +22,6 @@ def lists(steps: int = 200) -> None:
     train(nn.Linear(1024, 1024).cuda(), _wide, [], keep=lambda x, out: [out], steps=steps)
 
 
-def replay() -> None:
-    """Batches in a buffer: 67,108,864 bytes a step, without a graph."""
-    train(nn.Linear(1024, 1024).cuda(), _wide, [], keep=lambda x, out: [x], steps=20)
-
-
-def hook() -> None:
-    """A forward hook that keeps what it sees: 64 x 128 floats a step."""
-    seen = []
-    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).cuda()
-    model[0].register_forward_hook(lambda module, given, out: seen.append(out))
-    train(model, lambda: torch.randn(64, 64, device="cuda"), [], keep=lambda x, out: [], steps=20)
-
-
 def cat() -> None:
     """Predictions that are concatenated: 64 x 8 floats more with each step, whose sizes are never the same."""
     model, kept = nn.Linear(64, 8).cuda(), [torch.empty(0, 8, device="cuda")]

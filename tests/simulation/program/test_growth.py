@@ -95,7 +95,7 @@ def test_what_has_a_bound_stops_before_the_card_is_full() -> None:
 @pytest.mark.truth
 def test_the_step_of_the_end_is_the_predicted_one() -> None:
     """But for the last segment of 20 MiB, which the card has no room for: ten steps of a small one."""
-    small = catalogue.target("1GiB").model_copy(update={"memory_bytes": 400 << 20})
+    small = catalogue.target("1GiB").model_copy(update={"memory_bytes": 160 << 20})
     told = launch(Launch(growing.__file__, ("replay without end", "leaks")), small, RunSettings()).recorded
     expected = int(describe_growth(told.profile).rpartition("step ")[2].replace(",", ""))
     words = ("replay without end", "leaks", "2000")
