@@ -41,9 +41,7 @@ def rounds_of(report: Report) -> tuple[Round, ...]:
 
 
 @pytest.mark.truth
-@pytest.mark.parametrize(
-    ("which", "grown"), [("lists", 1 << 26), ("cat", 64 * 8 * 4)]
-)
+@pytest.mark.parametrize(("which", "grown"), [("lists", 1 << 26), ("cat", 64 * 8 * 4)])
 def test_a_run_that_grows_says_by_how_much(capsys: pytest.CaptureFixture[str], which: str, grown: int) -> None:
     said, report = run(capsys, f"--target rtx3080 grow {which}", 0)
     assert re.match(

@@ -37,6 +37,10 @@ so, and one may be fetched ahead."""
 MOST_EVALUATED: Final = 9
 """The same, where those do not yet show how the next one differs: what the first ones do takes a few more to be
 over."""
+_VALIDATING_LOOPS: Final = tuple(
+    f"{name}.loops.training_epoch_loop" for name in ("lightning.pytorch", "pytorch_lightning")
+)
+"""Lightning's loops, which validate by the number of a batch before they ask for the next one (Lightning 2.6)."""
 MOST_STEPS: Final = 40
 """Recorded steps whose sizes are compared; further ones confirm what these have shown."""
 Shapes = tuple[tuple[int, ...], ...]
@@ -98,10 +102,11 @@ class LoaderWatch:
         """By pass that began after that, its batches so far."""
         self._shown: weakref.WeakSet[Any] = weakref.WeakSet()
         """Of these, those whose first batches have run."""
+        self._stack = contextlib.ExitStack()
         self.round = 1
         self.epoch: Epoch | None = None
         self.is_after = False
-        """Whether that pass is over, and what follows it runs."""
+        """Whether what follows that pass runs."""
         self.has_begun_again = False
         """Whether the program goes through that loader once more."""
         self.on_evaluated: Callable[[LoaderPass, int], bool] = lambda of, batches: True
@@ -112,6 +117,7 @@ class LoaderWatch:
         """Watch each pass over a loader, and each batch."""
         yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__init__", self._begin)
         yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__next__", self._next)
+        yield self._stack
 
     def _begin(self, original: Callable[..., None], iterator: Any, loader: Any, *args: Any) -> None:
         with torch_common.no_modes(), torch_common.pause_observers():
@@ -140,7 +146,7 @@ class LoaderWatch:
         if self._ending is None:
             return True
         if found is self._ending:
-            self.is_after, self._over_at = True, time.monotonic()
+            self._begin_after()
             return False
         if _are_alike(found, self._ending):
             self.has_begun_again = True
@@ -158,6 +164,17 @@ class LoaderWatch:
         if self._reads and (chosen := choose_batches(epoch := read_epoch(found))):
             self._give(epoch, [chosen[0], chosen[-1]])
         return bool(self._waiting)
+
+    def _begin_after(self) -> None:
+        if not self.is_after:
+            self.is_after, self._over_at = True, time.monotonic()
+
+    def _validate(self, original: Callable[..., bool], loop: Any, *args: Any) -> bool:
+        """Whether Lightning validates after a batch: after the last one of the pass that is ended, if ever it does."""
+        validates = original(loop, *args) or bool(not self.is_after and loop._should_check_val_epoch())
+        if validates:
+            self._begin_after()
+        return validates
 
     @property
     def seconds_after(self) -> float:
@@ -188,6 +205,10 @@ class LoaderWatch:
             return False
         self._ending, self._ended_in = found, rounds
         self._waiting.clear()
+        for name in _VALIDATING_LOOPS:
+            loop = getattr(sys.modules.get(name), "_TrainingEpochLoop", None)
+            if all(hasattr(loop, method) for method in ("_should_check_val_fx", "_should_check_val_epoch")):
+                self._stack.enter_context(torch_common.wrap(loop, "_should_check_val_fx", self._validate))
         return True
 
     def end_round(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -53,6 +54,24 @@ def test_what_an_evaluation_keeps_is_known_to_its_end(kind: str, card: str) -> N
         assert part.reserved_bytes is None
     else:  # the batches that did not run are replayed on the card
         assert part.reserved_bytes == max(each.reserved_bytes or 0 for each in run(kind, card, to_end=True).rounds)
+
+
+@pytest.mark.truth
+def test_lightning_validates_after_the_pass_that_is_ended() -> None:
+    """It asks by the number of a batch, before it asks for the next one; what is patched of it is as before."""
+    loops = pytest.importorskip("lightning.pytorch.loops.training_epoch_loop")
+    asks = loops._TrainingEpochLoop._should_check_val_fx
+    program = str(Path(__file__).with_name("validating.py"))
+
+    def fit(every: int, until: Literal["end"] | None = None) -> RecordedProgram:
+        return launch(Launch(program, (str(every),)), catalogue.target("h100"), RunSettings(until=until)).recorded
+
+    part = found(ended := fit(1))
+    assert (part.batches, part.ran, part.growth_bytes) == (16, 5, 128 * 2000 * 4)
+    assert "keeps model.preds" in evaluation_facts(ended.program)[0].text
+    assert part.end_bytes == max(each.requested_bytes for each in fit(1, "end").rounds)
+    assert not fit(2).program.evaluations  # not after its first epoch
+    assert loops._TrainingEpochLoop._should_check_val_fx is asks
 
 
 def test_its_owner_and_its_line_are_named() -> None:
