@@ -15,6 +15,7 @@ from fxmem.errors import AnalysisError
 from fxmem.hardware.catalogue import target
 from fxmem.hardware.workspaces import CudnnLibrary, collector
 from fxmem.hardware.workspaces.cudnn_client import Workspace
+from fxmem.hardware.workspaces.driverless import GUESSES
 from fxmem.records.profile import Profile, Target
 from fxmem.simulation import kernel_settings
 from fxmem.simulation.analysis import analyze
@@ -230,12 +231,18 @@ def test_another_release_of_torch_has_its_own_workspaces_rules_and_cudnn(monkeyp
     found = {each.name: each.nbytes for each in analysis.profile.storages if each.kind == "workspace"}
     assert found["cuBLASLt workspace"] == 1 << 20  # each product's own
     (plan,) = [each for each in analysis.profile.storages if each.other_bytes]
-    assert (plan.nbytes, plan.other_bytes) == (64 << 20, (8 << 20,))
-    assert [(each.cudnn, each.fits) for each in analysis.peak.by_cudnn] == [("9.8.0", True), ("9.19.0", True)]
+    assert (plan.nbytes, plan.other_bytes) == (64 << 20, (8 << 20, 64 << 20, 64 << 20, 0))
+    names = ["9.8.0", "9.19.0", *(f"9.8.0 with {guess}" for guess in GUESSES)]
+    assert [(each.cudnn, each.fits) for each in analysis.peak.by_cudnn] == [(name, True) for name in names]
     assert analysis.peak.by_cudnn[0].reserved_bytes == analysis.peak.reserved_bytes
     unknown = next(each.what for each in analysis.profile.unknowns if "which plans" in each.what)
     assert "which plans cuDNN 9.1.0 of torch 2.6 takes for convolutions: it is older than 9.8" in unknown
-    assert "counted are those of 9.8.0, the nearest, and the range is that of 9.8.0 and 9.19.0" in unknown
+    assert "counted are those of 9.8.0, the nearest, and the range is that of 9.8.0, 9.19.0, 9.8.0 with" in unknown
     assert "fits with any of them" in " ".join(analysis.table().split())
+    point = torch.nn.Conv2d(320, 1280, 1)
+    for card, held in (("rtx3060", True), ("rtx4060", False)):
+        trained = analyze(point, torch.empty(64, 320, 3, 3), target=card, torch="2.6").profile
+        assert (64 * 320 * 1280 * 4 in {each.nbytes for each in trained.storages if each.other_bytes}) == held
+        assert any("an RTX 3060 was seen" in each.text for each in trained.assumptions) == held
     plain = analyze(model, inputs, mode="infer", target="cpu")
     assert (plain.profile.cudnns, plain.profile.target.torch) == ((), "")
