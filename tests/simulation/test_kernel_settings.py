@@ -213,15 +213,18 @@ def test_the_command_line_sets_them(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_another_release_of_torch_has_its_own_workspaces_rules_and_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    asked: list[tuple[str, str]] = []
+    seen: list[Any] = []
 
     def answer(signatures: Any, target: Target, *, torch_version: str, library: Any, **_: Any) -> Any:
         asked.append((torch_version, library.version))
         nbytes = {"9.8.0": 64, "9.19.0": 8}[library.version] << 20
+        seen.extend(each for each in signatures if each.op == "wgrad")
         return {each: Workspace(nbytes=nbytes, source=f"cudnn {library.version}") for each in signatures}
 
     stand = tuple(CudnnLibrary(version=version, cuda_major=12, libraries=()) for version in ("9.8.0", "9.19.0"))
     monkeypatch.setattr(collector, "conv_workspaces", answer)
+    monkeypatch.setattr(kernel_settings, "conv_workspaces", answer)
     monkeypatch.setattr(kernel_settings, "list_cudnns", lambda version, target: stand if version == "9.1.0" else ())
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 10))
     inputs = torch.empty(2, 3, 8, 8)
@@ -244,5 +247,8 @@ def test_another_release_of_torch_has_its_own_workspaces_rules_and_cudnn(monkeyp
         trained = analyze(point, torch.empty(64, 320, 3, 3), target=card, torch="2.6").profile
         assert (64 * 320 * 1280 * 4 in {each.nbytes for each in trained.storages if each.other_bytes}) == held
         assert any("an RTX 3060 was seen" in each.text for each in trained.assumptions) == held
+        large = seen[-1]
+        asked_of_it = kernel_settings.ask_workspaces([large], trained.target)[large]
+        assert asked_of_it == (64 * 320 * 1280 * 4 if held else 64 << 20)
     plain = analyze(model, inputs, mode="infer", target="cpu")
     assert (plain.profile.cudnns, plain.profile.target.torch) == ((), "")

@@ -14,7 +14,7 @@ from typing import Any
 
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.cublas import cublas_workspaces
-from fxmem.hardware.hidden_memory import HeldBuffer, HiddenMemory, RnnSignature, Signature, output
+from fxmem.hardware.hidden_memory import HeldBuffer, HiddenMemory, RnnSignature, output
 from fxmem.hardware.operators import Call, ConvSettings, Platform, find_operator, short_name
 from fxmem.hardware.operators.attention import CUDNN_ATTENTION_VERSION
 from fxmem.hardware.operators.convolution import ConvolutionMemory
@@ -22,7 +22,7 @@ from fxmem.hardware.operators.products import uses_cublas, uses_cublaslt
 from fxmem.hardware.releases import find_release
 from fxmem.hardware.tensor_layouts import is_tensor, read_layout
 from fxmem.hardware.workspaces.cudnn_client import OLDEST, CudnnLibrary, conv_workspaces, version_number
-from fxmem.hardware.workspaces.driverless import ASKED, GUESSES, HOW, SEEN, SEEN_HOW, Rule
+from fxmem.hardware.workspaces.driverless import ASKED, GUESSES, HOW, SEEN_HOW, apply_rule, seen_rule
 from fxmem.records.names import GRAPH_POOL
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
 
@@ -143,9 +143,8 @@ class Collector(CpuCollector):
         self._environ = {**environ, **taken} if self._lacks_config else environ
         self._settings = settings
         self._cudnns = cudnns if ranges else cudnns[:1]
-        stands = self._stands_for_another and target.capability != ASKED
-        self._guesses = GUESSES if ranges and stands else {}
-        self._seen = SEEN.get((_minor(self._own_cudnn), target.capability or (0, 0))) if stands else None
+        self._guesses = GUESSES if ranges and self._stands_for_another and target.capability != ASKED else {}
+        self._seen = seen_rule(target, torch_version) if self._stands_for_another else None
         self._cublas = cublas_workspaces(target, torch_version, self._environ)
         super().__init__(Platform(target, torch_version, self._environ, settings, deterministic, self._cublas))
 
@@ -189,9 +188,9 @@ class Collector(CpuCollector):
         sizes, *other_sizes = (
             {signature: answer.nbytes for signature, answer in each.items()} for each in (answers, *others)
         )
-        other_sizes += [_change(sizes, rule) for rule in self._guesses.values()]
+        other_sizes += [apply_rule(sizes, rule) for rule in self._guesses.values()]
         if self._seen is not None:
-            named, sizes = sizes, _change(sizes, self._seen)
+            named, sizes = sizes, apply_rule(sizes, self._seen)
             self._is_seen = named != sizes
         for signature, answer in answers.items():
             if isinstance(signature, RnnSignature):
@@ -281,8 +280,8 @@ class Collector(CpuCollector):
     @property
     def _stands_for_another(self) -> bool:
         """Whether the first cuDNN is not the target's own."""
-        versions = [each.version for each in self._cudnns[:1]]
-        return bool(self._target.torch) and any(_minor(each) != _minor(self._own_cudnn) for each in versions)
+        own = self._settings.cudnn_version // 100
+        return bool(self._target.torch) and any(each.number // 100 != own for each in self._cudnns[:1])
 
     def _unknown_plans(self, convolutions: int) -> Iterator[Unknown]:
         """What is not known where other cuDNNs stand for the target's."""
@@ -335,12 +334,6 @@ def _lay_out(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_lay_out(each) for each in value] if isinstance(value, list) else tuple(map(_lay_out, value))
     return value
-
-
-def _change(sizes: Mapping[Signature, int | None], rule: Rule) -> dict[Signature, int | None]:
-    """The same workspaces, as a rule has them where it has any."""
-    changed = {each: None if isinstance(each, RnnSignature) else rule(each) for each in sizes}
-    return {each: nbytes if changed[each] is None else changed[each] for each, nbytes in sizes.items()}
 
 
 def _minor(version: str) -> str:

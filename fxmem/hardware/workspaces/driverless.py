@@ -20,7 +20,9 @@ from collections.abc import Callable, Mapping
 from math import ceil, prod
 from typing import Final, TypeAlias
 
-from fxmem.hardware.hidden_memory import ConvSignature
+from fxmem.hardware.hidden_memory import ConvSignature, RnnSignature, Signature
+from fxmem.hardware.releases import find_release
+from fxmem.records.profile import Target
 
 ASKED = (9, 0)
 """The compute capability whose card has been asked."""
@@ -199,3 +201,15 @@ GUESSES: Final[Mapping[str, Rule]] = {
     "no workspaces": lambda _: 0,
 }
 """What a cuDNN may take on a card that has not been asked, in words for a report: "with ..."."""
+
+
+def seen_rule(target: Target, torch_version: str) -> Rule | None:
+    """What is known of the cuDNN of a release on a card, beside what one that stands for it names; None for nothing."""
+    own = find_release(torch_version)[0].cudnn
+    return SEEN.get((".".join(own.split(".")[:2]), target.capability or (0, 0)))
+
+
+def apply_rule(sizes: Mapping[Signature, int | None], rule: Rule) -> dict[Signature, int | None]:
+    """The same workspaces, as a rule has them where it has any."""
+    changed = {each: None if isinstance(each, RnnSignature) else rule(each) for each in sizes}
+    return {each: nbytes if changed[each] is None else changed[each] for each, nbytes in sizes.items()}
