@@ -1,6 +1,6 @@
 """Hold the runs that the paper xMem (Middleware 2025) published against predictions, beside those of its estimators.
 
-    python -m benchmarks.published.xmem          goes on where it stopped today (about three minutes)
+    python -m benchmarks.published.xmem          goes on where it stopped today (about ten minutes)
 
 A figure is the most that NVML saw of a process's memory, less what was there when its loop began. So it is what the
 allocator has reserved, with what the libraries' kernels take meanwhile. A run that ran out has no figure: there, what
