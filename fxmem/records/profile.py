@@ -552,7 +552,8 @@ class Profile(Headed, Versioned):
     """In the order they were read."""
     cudnns: Many[str] = Field(default=(), exclude_if=lambda value: not value)
     """The versions of cuDNN that stand for the target's, which cannot be asked: the plans of the first are counted, and
-    `Storage.other_bytes` has what the others take. Empty where the target's own was asked."""
+    `Storage.other_bytes` has what the others take. What it may take instead follows, in words. Empty where the target's
+    own was asked."""
     saved_bytes: Bytes
     """Bytes saved for backward when forward ends; equals the sum over nodes."""
     assumptions: Many[Assumption] = ()
@@ -587,9 +588,14 @@ class PlansPeak(Record):
     """The peak with the plans of one cuDNN."""
 
     cudnn: str
-    """Its version."""
+    """Its version; with what it may take instead, in words."""
     allocated_bytes: Bytes
     reserved_bytes: Bytes
+    least_bytes: Bytes
+    """Reserved by the loop's first step; `reserved_bytes` where it does not fit. What later steps add is what finds no
+    free block, and hangs on all plans together."""
+    most_bytes: Bytes
+    """The same and the largest workspace, should a later step find no room for that, or `reserved_bytes` if more."""
     fits: bool | None = None
     """As `Peak.fits`."""
 
@@ -615,8 +621,8 @@ class Peak(Viewed, Record):
     shortage: str = ""
     """Where it runs out, in words; empty when it fits."""
     by_cudnn: Many[PlansPeak] = Field(default=(), exclude_if=lambda value: not value)
-    """Where the target's cuDNN cannot be asked: the peaks with the plans of those that stand for it, the nearest first.
-    How far they differ is no bound on its own."""
+    """Where the target's cuDNN cannot be asked: the peaks with the plans of those that stand for it, the nearest first,
+    and with what it may take instead. What they span is no bound: docs/published.md has how many runs it held."""
     at_least: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether the program ended where it ran out: allocated and reserved bytes are then what it held and asked for."""
     phase: Phase
@@ -627,6 +633,13 @@ class Peak(Viewed, Record):
     """Name of the node that op runs for."""
     by_kind: Mapped[Kind, Bytes]
     """Splits `requested_bytes`; kinds with nothing alive are left out."""
+
+    @property
+    def plans_range(self) -> tuple[int, int] | None:
+        """Least and most that is reserved with the plans of `by_cudnn`; None without any."""
+        if not self.by_cudnn:
+            return None
+        return min(each.least_bytes for each in self.by_cudnn), max(each.most_bytes for each in self.by_cudnn)
 
     @property
     def counted_bytes(self) -> int:

@@ -179,14 +179,13 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
 
 def plans_facts(peak: Peak) -> Facts:
     """Between which bytes the peak is with the plans of the cuDNNs that stand for the target's; nothing for one."""
-    if not peak.by_cudnn:
+    if (between := peak.plans_range) is None:
         return []
-    reserved = [each.reserved_bytes for each in peak.by_cudnn]
     versions = ", ".join(each.cudnn for each in peak.by_cudnn)
-    words = f"{format_range(min(reserved), max(reserved))} reserved with the plans of cuDNN {versions}"
+    words = f"{format_range(*between)} reserved with the plans of cuDNN {versions}"
     fitting = [each.cudnn for each in peak.by_cudnn if each.fits]
     if peak.fits is not None:
-        some = f"fits with {' and '.join(fitting)}'s plans only" if fitting else "fits with none of them"
+        some = f"fits with {', '.join(fitting)} only" if fitting else "fits with none of them"
         words += f": {'fits with any of them' if len(fitting) == len(peak.by_cudnn) else some}"
     return [Fact("Plans", words, "plans")]
 

@@ -28,10 +28,12 @@ from fxmem.hardware.workspaces import (
     ConvSettings,
     CudnnLibrary,
     Signature,
+    apply_rule,
     conv_workspaces,
     find_built,
     list_cudnns,
     read_cudnn_folder,
+    seen_rule,
     version_number,
 )
 from fxmem.records.names import Sdpa
@@ -112,7 +114,10 @@ def ask_workspaces(signatures: Iterable[Signature], target: Target) -> dict[Sign
     library = next(iter(asked_cudnns(target)), None)
     release = target.release(torch.__version__)
     answers = conv_workspaces(signatures, target, torch_version=release, library=library)
-    return {signature: answer.nbytes for signature, answer in answers.items()}
+    sizes = {signature: answer.nbytes for signature, answer in answers.items()}
+    stands = target.torch and library is not None and library.number // 100 != cudnn_version(target) // 100
+    rule = seen_rule(target, release) if stands else None
+    return sizes if rule is None else apply_rule(sizes, rule)
 
 
 def convolution_settings(target: Target | None = None) -> ConvSettings:

@@ -286,7 +286,8 @@ class Recording(Observer):
                 os.environ,
                 convolutions,
                 deterministic=deterministic,
-                cudnns=asked_cudnns(target)[: None if subject.compares_cudnns else 1],
+                cudnns=asked_cudnns(target),
+                ranges=subject.compares_cudnns,
             )
         self.log = subject.make_log(self.device)
         self.nodes = NodeLedger(self.log)

@@ -15,6 +15,7 @@ from fxmem.errors import AnalysisError
 from fxmem.hardware.catalogue import target
 from fxmem.hardware.workspaces import CudnnLibrary, collector
 from fxmem.hardware.workspaces.cudnn_client import Workspace
+from fxmem.hardware.workspaces.driverless import GUESSES
 from fxmem.records.profile import Profile, Target
 from fxmem.simulation import kernel_settings
 from fxmem.simulation.analysis import analyze
@@ -212,15 +213,18 @@ def test_the_command_line_sets_them(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_another_release_of_torch_has_its_own_workspaces_rules_and_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    asked: list[tuple[str, str]] = []
+    seen: list[Any] = []
 
     def answer(signatures: Any, target: Target, *, torch_version: str, library: Any, **_: Any) -> Any:
         asked.append((torch_version, library.version))
         nbytes = {"9.8.0": 64, "9.19.0": 8}[library.version] << 20
+        seen.extend(each for each in signatures if each.op == "wgrad")
         return {each: Workspace(nbytes=nbytes, source=f"cudnn {library.version}") for each in signatures}
 
     stand = tuple(CudnnLibrary(version=version, cuda_major=12, libraries=()) for version in ("9.8.0", "9.19.0"))
     monkeypatch.setattr(collector, "conv_workspaces", answer)
+    monkeypatch.setattr(kernel_settings, "conv_workspaces", answer)
     monkeypatch.setattr(kernel_settings, "list_cudnns", lambda version, target: stand if version == "9.1.0" else ())
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 10))
     inputs = torch.empty(2, 3, 8, 8)
@@ -230,12 +234,21 @@ def test_another_release_of_torch_has_its_own_workspaces_rules_and_cudnn(monkeyp
     found = {each.name: each.nbytes for each in analysis.profile.storages if each.kind == "workspace"}
     assert found["cuBLASLt workspace"] == 1 << 20  # each product's own
     (plan,) = [each for each in analysis.profile.storages if each.other_bytes]
-    assert (plan.nbytes, plan.other_bytes) == (64 << 20, (8 << 20,))
-    assert [(each.cudnn, each.fits) for each in analysis.peak.by_cudnn] == [("9.8.0", True), ("9.19.0", True)]
+    assert (plan.nbytes, plan.other_bytes) == (64 << 20, (8 << 20, 64 << 20, 64 << 20, 0))
+    names = ["9.8.0", "9.19.0", *(f"9.8.0 with {guess}" for guess in GUESSES)]
+    assert [(each.cudnn, each.fits) for each in analysis.peak.by_cudnn] == [(name, True) for name in names]
     assert analysis.peak.by_cudnn[0].reserved_bytes == analysis.peak.reserved_bytes
     unknown = next(each.what for each in analysis.profile.unknowns if "which plans" in each.what)
     assert "which plans cuDNN 9.1.0 of torch 2.6 takes for convolutions: it is older than 9.8" in unknown
-    assert "counted are those of 9.8.0, the nearest, and the range is that of 9.8.0 and 9.19.0" in unknown
+    assert "counted are those of 9.8.0, the nearest, and the range is that of 9.8.0, 9.19.0, 9.8.0 with" in unknown
     assert "fits with any of them" in " ".join(analysis.table().split())
+    point = torch.nn.Conv2d(320, 1280, 1)
+    for card, held in (("rtx3060", True), ("rtx4060", False)):
+        trained = analyze(point, torch.empty(64, 320, 3, 3), target=card, torch="2.6").profile
+        assert (64 * 320 * 1280 * 4 in {each.nbytes for each in trained.storages if each.other_bytes}) == held
+        assert any("an RTX 3060 was seen" in each.text for each in trained.assumptions) == held
+        large = seen[-1]
+        asked_of_it = kernel_settings.ask_workspaces([large], trained.target)[large]
+        assert asked_of_it == (64 * 320 * 1280 * 4 if held else 64 << 20)
     plain = analyze(model, inputs, mode="infer", target="cpu")
     assert (plain.profile.cudnns, plain.profile.target.torch) == ((), "")

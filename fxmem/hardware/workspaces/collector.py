@@ -22,7 +22,7 @@ from fxmem.hardware.operators.products import uses_cublas, uses_cublaslt
 from fxmem.hardware.releases import find_release
 from fxmem.hardware.tensor_layouts import is_tensor, read_layout
 from fxmem.hardware.workspaces.cudnn_client import OLDEST, CudnnLibrary, conv_workspaces, version_number
-from fxmem.hardware.workspaces.driverless import ASKED, HOW
+from fxmem.hardware.workspaces.driverless import ASKED, GUESSES, HOW, SEEN_HOW, apply_rule, seen_rule
 from fxmem.records.names import GRAPH_POOL
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
 
@@ -122,6 +122,7 @@ class Collector(CpuCollector):
             products unless `CUBLAS_WORKSPACE_CONFIG` is one of two values; where it is neither, the first of them is
             taken.
         cudnns: which cuDNNs answer, of which the plans of the first are counted; none for the installed one.
+        ranges: whether what the target's cuDNN may take instead is collected too, where it cannot be asked.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Collector(CpuCollector):
         *,
         deterministic: bool = False,
         cudnns: Sequence[CudnnLibrary] = (),
+        ranges: bool = True,
     ) -> None:
         self._target = target
         self._torch_version = torch_version
@@ -140,7 +142,9 @@ class Collector(CpuCollector):
         taken = {"CUBLAS_WORKSPACE_CONFIG": _DETERMINISTIC_CUBLAS[0]}
         self._environ = {**environ, **taken} if self._lacks_config else environ
         self._settings = settings
-        self._cudnns = cudnns
+        self._cudnns = cudnns if ranges else cudnns[:1]
+        self._guesses = GUESSES if ranges and self._stands_for_another and target.capability != ASKED else {}
+        self._seen = seen_rule(target, torch_version) if self._stands_for_another else None
         self._cublas = cublas_workspaces(target, torch_version, self._environ)
         super().__init__(Platform(target, torch_version, self._environ, settings, deterministic, self._cublas))
 
@@ -152,6 +156,7 @@ class Collector(CpuCollector):
         self._multiplying_lt: dict[tuple[int, bool], list[int]] = {}
         self._notes: Counter[str] = Counter()
         self._rnn_sources: set[str] = set()
+        self._is_seen = False
         self._first_dropout: tuple[int, int] | None = None
         """The first recurrent layer with dropout, and its stream."""
 
@@ -183,6 +188,10 @@ class Collector(CpuCollector):
         sizes, *other_sizes = (
             {signature: answer.nbytes for signature, answer in each.items()} for each in (answers, *others)
         )
+        other_sizes += [apply_rule(sizes, rule) for rule in self._guesses.values()]
+        if self._seen is not None:
+            named, sizes = sizes, apply_rule(sizes, self._seen)
+            self._is_seen = named != sizes
         for signature, answer in answers.items():
             if isinstance(signature, RnnSignature):
                 self._rnn_sources |= {answer.source} if answer.nbytes else set()
@@ -197,8 +206,10 @@ class Collector(CpuCollector):
 
     def asked_cudnns(self) -> tuple[str, ...]:
         """The versions of the cuDNNs that stand for the target's, in the order of `HiddenEvent.other_bytes`; the plans
-        of the first are counted. Empty where one has all answers."""
-        return tuple(each.version for each in self._cudnns[1:] and self._cudnns) if self._notes else ()
+        of the first are counted. What it may take instead follows. Empty where one has all answers."""
+        names = [each.version for each in self._cudnns]
+        names += [f"{names[0]} with {guess}" for guess in self._guesses]
+        return tuple(names) if self._notes and len(names) > 1 else ()
 
     def held(self) -> dict[str, HeldBuffer]:
         """Workspaces that the first step leaves there for good, by name."""
@@ -237,6 +248,8 @@ class Collector(CpuCollector):
             yield f"{named} {self._target.name}, {plan}"
             if self._target.capability == ASKED:
                 yield HOW
+        if self._is_seen:
+            yield SEEN_HOW
         for note, count in self._notes.items():
             if note.startswith("estimate"):
                 why = note.removeprefix("estimate").lstrip(": ") or "no reason given"
@@ -259,18 +272,29 @@ class Collector(CpuCollector):
                     ":4096:8 or :16:8; it is neither here, and :4096:8 is taken"
                 )
 
+    @property
+    def _own_cudnn(self) -> str:
+        """The version that the release brings."""
+        return find_release(self._torch_version)[0].cudnn
+
+    @property
+    def _stands_for_another(self) -> bool:
+        """Whether the first cuDNN is not the target's own."""
+        own = self._settings.cudnn_version // 100
+        return bool(self._target.torch) and any(each.number // 100 != own for each in self._cudnns[:1])
+
     def _unknown_plans(self, convolutions: int) -> Iterator[Unknown]:
         """What is not known where other cuDNNs stand for the target's."""
-        own, asked = find_release(self._torch_version)[0].cudnn, [each.version for each in self._cudnns]
-        if not self._target.torch or asked[0].split(".")[:2] == own.split(".")[:2]:
+        if not self._stands_for_another:
             return
+        own, asked = self._own_cudnn, [each.version for each in self._cudnns]
         least = ".".join(map(str, OLDEST))
         is_late = version_number(own) >= version_number(f"{least}.0")
-        nearest = ".".join(own.split(".")[:2]) if is_late else least
+        nearest = _minor(own) if is_late else least
         why = "is not at hand" if is_late else f"is older than {least}, the first that can be asked without a driver"
         counted = f"counted are those of {asked[0]}"
-        if len(asked) > 1:
-            counted += f", the nearest, and the range is that of {_join(asked)}"
+        if names := self.asked_cudnns():
+            counted += f"{', the nearest' if len(asked) > 1 else ''}, and the range is that of {_join(names)}"
         if not asked[0].startswith(f"{nearest}."):
             counted += f"; fxmem doctor --fetch cudnn {nearest} brings {'it' if is_late else 'a nearer one'}"
         what = f"which plans cuDNN {own} of torch {self._torch_version} takes for convolutions: it {why}; {counted}"
@@ -279,7 +303,7 @@ class Collector(CpuCollector):
     def unknowns(self) -> Iterator[Unknown]:
         """Buffers whose size is not known."""
         convolutions = self._notes.total()
-        if convolutions and self._cudnns and not self._settings.benchmark:
+        if convolutions and not self._settings.benchmark:
             yield from self._unknown_plans(convolutions)
         if self._settings.benchmark and convolutions:
             what = (
@@ -310,6 +334,10 @@ def _lay_out(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_lay_out(each) for each in value] if isinstance(value, list) else tuple(map(_lay_out, value))
     return value
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def _join(words: Sequence[str]) -> str:

@@ -7,15 +7,22 @@ which their workspace follows. Seen on an H100 (132 multiprocessors) with cuDNN 
 each asked with and without the driver (`benchmarks/results/gpu/h100-plans-cudnn9.19.0.json.gz`), what is answered
 without it is off by a KiB or more for 1,228, by 49.6 GiB in all; with these rules for 298, by 2.4 GiB.
 
-The rules hold for compute capability 9.0 alone, because no other card has been asked.
+The rules hold for compute capability 9.0 alone, because no other card has been asked. That another takes such engines
+too is known from what a loop reserves. Trainings of MnasNet and MobileNetV2 on an RTX 3060 (cuDNN 9.1; published by the
+paper xMem) hold 4 bytes for each image, channel and filter of the last 1 x 1 convolution, 320 to 1280 channels, beside
+what is named without a driver: with 200 to 323 images, and not with 377 to 764, where that would be more than 512 MiB.
+An RTX 4060 does not. Which others they take is not known: `GUESSES` are what there may be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import ceil, prod
+from typing import Final, TypeAlias
 
-from fxmem.hardware.hidden_memory import ConvSignature
+from fxmem.hardware.hidden_memory import ConvSignature, RnnSignature, Signature
+from fxmem.hardware.releases import find_release
+from fxmem.records.profile import Target
 
 ASKED = (9, 0)
 """The compute capability whose card has been asked."""
@@ -142,6 +149,16 @@ def _bytes_in_float32(signature: ConvSignature) -> int | None:
     return copies + 2 * _spectrum(size) * channels * (filters + batch) + 4 * prod(signature.w)
 
 
+def _largest_for_cublas_lt(signature: ConvSignature) -> int | None:
+    """A 1 x 1 convolution as a product wherever its partial sums are no more than a card was seen to hold for them."""
+    (batch, channels, *_), filters = signature.x, signature.w[0]
+    is_product = signature.op == "wgrad" and signature.groups == 1 and {*signature.w[2:], *signature.stride} == {1}
+    if not is_product or any(signature.padding) or signature.x_stride[1] == 1 or signature.dtype == "float64":
+        return None
+    nbytes = batch * channels * filters * 4
+    return nbytes if nbytes <= _MOST_PARTIAL_SUMS else None
+
+
 def _spectrum(size: int) -> int:
     """Bytes of the transform of a square of real numbers: half of it, complex."""
     return 8 * size * (size // 2 + 1)
@@ -153,3 +170,46 @@ def _bytes_for_depthwise(signature: ConvSignature) -> int | None:
     if signature.op != "wgrad" or signature.w[1] != 1 or not half or signature.x_stride[1] != 1:
         return None
     return 256 * 4 * 32 * ceil(signature.w[0] / 32) * prod(signature.w[2:])
+
+
+def _seen_on_rtx_3060(signature: ConvSignature) -> int | None:
+    """A 1 x 1 convolution as large as those whose partial sums were held there, or larger."""
+    is_like_them = signature.dtype == "float32" and signature.allow_tf32
+    is_large = signature.x[1] * signature.w[0] >= _LARGE
+    return _largest_for_cublas_lt(signature) if is_like_them and is_large else None
+
+
+_MOST_PARTIAL_SUMS = 512 << 20
+"""Of one layer 505 MiB were held, and 589 MiB were not (see the top of this file)."""
+_LARGE = 320 * 1280
+"""Channels times filters of that layer."""
+
+Rule: TypeAlias = Callable[[ConvSignature], int | None]
+"""The workspace of a convolution in bytes; None for what is named without a driver."""
+
+SEEN: Final[Mapping[tuple[str, tuple[int, int]], Rule]] = {("9.1", (8, 6)): _seen_on_rtx_3060}
+"""What is known to be otherwise of a cuDNN that cannot be asked, by it and compute capability."""
+
+SEEN_HOW: Final = (
+    "where an RTX 3060 was seen to hold partial sums for a 1 x 1 convolution's gradient, these are its workspace"
+)
+"""For the report."""
+
+GUESSES: Final[Mapping[str, Rule]] = {
+    "the engines of an H100": _workspace_of_outside_engine,
+    "cuBLASLt's for all 1 x 1": _largest_for_cublas_lt,
+    "no workspaces": lambda _: 0,
+}
+"""What a cuDNN may take on a card that has not been asked, in words for a report: "with ..."."""
+
+
+def seen_rule(target: Target, torch_version: str) -> Rule | None:
+    """What is known of the cuDNN of a release on a card, beside what one that stands for it names; None for nothing."""
+    own = find_release(torch_version)[0].cudnn
+    return SEEN.get((".".join(own.split(".")[:2]), target.capability or (0, 0)))
+
+
+def apply_rule(sizes: Mapping[Signature, int | None], rule: Rule) -> dict[Signature, int | None]:
+    """The same workspaces, as a rule has them where it has any."""
+    changed = {each: None if isinstance(each, RnnSignature) else rule(each) for each in sizes}
+    return {each: nbytes if changed[each] is None else changed[each] for each, nbytes in sizes.items()}

@@ -91,17 +91,24 @@ def _replay_other_plans(
 ) -> Iterator[PlansPeak]:
     """The peaks with the plans of each cuDNN that stands for the target's; of the first they were found already."""
     for number, version in enumerate(profile.cudnns):
+        plans = [(each.nbytes, *each.other_bytes)[number] for each in profile.storages if each.other_bytes]
         if number:
+            sizes = iter(plans)
             storages = (
-                each.model_copy(update={"nbytes": each.other_bytes[number - 1]}) if each.other_bytes else each
+                each.model_copy(update={"nbytes": next(sizes)}) if each.other_bytes else each
                 for each in profile.storages
             )
             found, ran_out = _replay_within(profile.model_copy(update={"storages": tuple(storages)}), settings)
+        reserved = found.reserved_bytes or 0
+        first, memory = found.first_bytes or reserved, profile.target.memory_bytes
+        most = max(reserved, first + max(plans, default=0))
         yield PlansPeak(
             cudnn=version,
             allocated_bytes=found.allocated_bytes or 0,
-            reserved_bytes=found.reserved_bytes or 0,
-            fits=None if profile.target.memory_bytes is None else not ran_out,
+            reserved_bytes=reserved,
+            least_bytes=min(first, reserved),
+            most_bytes=most if memory is None or ran_out else max(reserved, min(most, memory)),
+            fits=None if memory is None else not ran_out,
         )
 
 

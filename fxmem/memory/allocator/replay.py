@@ -30,6 +30,9 @@ class ReplayedLoop:
     itself. None when that was not reached."""
     shortage: Shortage | None = None
     """None: it fits."""
+    first_bytes: int | None = None
+    """Reserved by the first step. Later ones add what finds no free block that is large enough; which those are depends
+    on every size before. None when the step did not fit."""
 
     @property
     def requested_bytes(self) -> int | None:
@@ -89,4 +92,5 @@ def replay(
         MeasuredPhase(phase=same[0].phase, **{name: max(getattr(peak, name) for peak in same) for name in PEAKS})
         for same in zip(*runs[-1 if warmup is None else warmup :], strict=True)
     )
-    return ReplayedLoop(tuple(phases), loop.step, warmup)
+    first = max(peak.reserved_bytes for peak in runs[0])
+    return ReplayedLoop(tuple(phases), loop.step, warmup, first_bytes=first)

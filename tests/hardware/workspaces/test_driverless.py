@@ -82,6 +82,29 @@ def test_point_convolutions_are_products_of_cublas(key: str, nbytes: int) -> Non
     assert driverless.correct_workspace(without_tensor_cores, 123 * MIB, {}) == 123 * MIB
 
 
+def point_gradient(batch: int, channels: int, filters: int, op: str = "wgrad") -> ConvSignature:
+    """Of a 1 x 1 convolution of images of 3 x 3."""
+    sides = f"{batch}.{channels}.3.3@{channels * 9}.9.3.1 {filters}.{channels}.1.1@{channels}.1.1.1 "
+    return read_signature(f"{op} {sides}{batch}.{filters}.3.3@{filters * 9}.9.3.1 p0.0 s1.1 d1.1 g1 float32 tf1 det0")
+
+
+@pytest.mark.parametrize(
+    ("signature", "seen", "at_most"),
+    [
+        (point_gradient(323, 320, 1280), 323 * 320 * 1280 * 4, 323 * 320 * 1280 * 4),
+        (point_gradient(377, 320, 1280), None, None),  # more than 512 MiB
+        (point_gradient(323, 192, 1152), None, 323 * 192 * 1152 * 4),
+        (point_gradient(323, 320, 1280, "fwd"), None, None),
+        (point_gradient(2, 320, 1280).model_copy(update={"allow_tf32": False}), None, 2 * 320 * 1280 * 4),
+        (point_gradient(2, 320, 1280).model_copy(update={"groups": 2}), None, None),
+    ],
+)
+def test_what_another_card_was_seen_to_hold(signature: ConvSignature, seen: int | None, at_most: int | None) -> None:
+    assert driverless.SEEN["9.1", (8, 6)](signature) == seen
+    assert driverless.GUESSES["cuBLASLt's for all 1 x 1"](signature) == at_most
+    assert driverless.GUESSES["no workspaces"](signature) == 0
+
+
 @pytest.mark.parametrize(
     ("op", "channels", "size", "nbytes"),
     [
