@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -410,12 +411,16 @@ def test_products_have_the_shapes_and_flops_of_torchs(case: _Product) -> None:
 
 
 @pytest.mark.parametrize("layout", ["SBHD_SBHD_SBHD", "BSHD_BSHD_BSHD", "THD_THD_THD"])
-def test_attention_keeps_a_number_for_each_row_of_each_head(layout: str) -> None:
+@pytest.mark.parametrize("is_new", [False, True], ids=["2.11", "2.20"])
+def test_attention_keeps_a_number_for_each_row_of_each_head(layout: str, is_new: bool) -> None:
     rows = PACKAGES.get("transformer-engine-torch")
     values = rows.values
     batch, length, heads, groups, size = 2, 48, 6, 3, 64
     order = {"SBHD": (length, batch), "BSHD": (batch, length), "THD": (batch * length,)}[layout.split("_")[0]]
-    common = values["NVTE_QKV_Layout"][f"NVTE_{layout}"], None, values["NVTE_Mask_Type"].NVTE_CAUSAL_MASK, None, (-1, 0)
+    whole, form = values["NVTE_QKV_Layout"][f"NVTE_{layout}"], values["NVTE_QKV_Format"].NVTE_QKV_Format_NOT_SET
+    masks = values["NVTE_Bias_Type"].NVTE_NO_BIAS, values["NVTE_Mask_Type"].NVTE_CAUSAL_MASK, None, [-1, 0]
+    common = (whole, form, form, *masks, True) if is_new else (whole, *masks)
+    behind = (whole, form, form, whole, form, form, *masks, True) if is_new else common
     ends = torch.zeros(batch + 1, dtype=torch.int32)
     with fxmem.record("b200"):
         torch.zeros(1, device="cuda")
@@ -429,9 +434,23 @@ def test_attention_keeps_a_number_for_each_row_of_each_head(layout: str) -> None
         assert (statistics.numel(), statistics.dtype) == (batch * length * heads, torch.float32)
         assert state.numel() == 2
         saved = ends, ends, q, k, v, out, torch.empty_like(out), torch.bfloat16, None, [statistics, state]
-        gradients = backward(length, length, 0.1, 0.0, False, *common, False, *saved)
+        gradients = backward(length, length, 0.1, 0.0, False, *behind, False, *saved)
         assert [each.shape for each in gradients[:3]] == [each.shape for each in (q, k, v)]
         assert all(each.is_contiguous() for each in gradients[:3])
+
+
+def test_a_release_asks_for_attention_by_one_record_or_by_many_arguments() -> None:
+    rows = PACKAGES.get("transformer-engine-torch")
+    ask, backends = rows.kernels["get_fused_attn_backend"].run, rows.values["NVTE_Fused_Attn_Backend"]
+    half = rows.values["DType"].kBFloat16
+    with fxmem.record("h100"):
+        torch.zeros(1, device="cuda")
+        for size, found in ((128, backends.NVTE_F16_arbitrary_seqlen), (512, backends.NVTE_No_Backend)):
+            sizes = 8, 8, 64, 64, size, size
+            assert ask(True, half, half, None, None, None, None, 0.0, *sizes, -1, 0, False, False, False) == found
+            record = SimpleNamespace(is_training=True, qkv_dtype=half, head_dim_qk=size, head_dim_v=size)
+            answer, why = ask(record)
+            assert (answer, bool(why)) == (found, size == 512)
 
 
 def test_quantized_layers_are_refused() -> None:
