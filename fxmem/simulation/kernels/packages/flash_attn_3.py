@@ -7,7 +7,7 @@ it is given the module in their place.
 
 from __future__ import annotations
 
-import importlib
+import sys
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fxmem.simulation.kernels.packages import Package, register
 
 
 def _call_rows(interface: Any) -> torch_common.Patches:
-    yield torch_common.replace(interface, "flash_attn_3_gpu", importlib.import_module(PACKAGE.module))
+    yield torch_common.replace(interface, "flash_attn_3_gpu", sys.modules[PACKAGE.module])
 
 
 PACKAGE = Package(

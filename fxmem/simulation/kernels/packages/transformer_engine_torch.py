@@ -66,8 +66,8 @@ def _load_here(common: Any) -> torch_common.Patches:
 
     def load(_: str) -> None:
         extension = __import__(PACKAGE.module)
-        major, minor = map(int, importlib.metadata.version("transformer_engine").split(".")[:2])
-        if (major, minor) >= _WITHOUT_MAX512:
+        release = importlib.metadata.version("transformer_engine")
+        if tuple(map(int, release.split(".")[:2])) >= _WITHOUT_MAX512:
             vars(extension)["NVTE_Fused_Attn_Backend"] = enumeration("NVTE_Fused_Attn_Backend", _BACKENDS)
 
     yield torch_common.replace(common, "load_framework_extension", load)
