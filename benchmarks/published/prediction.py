@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import fxmem
+from fxmem.records.profile import Target
 
 from .steps import Peaks, Program, build_step
 from .tables import STATISTICS, Case
@@ -29,14 +30,16 @@ class Prediction:
 
 def predict(case: Case) -> Prediction:
     """Predict a case, less its second step where it is a difference."""
-    found = predict_step(case.step, case.target, case.settings, case.environment)
+    found = predict_step(case.step, case.place, case.settings, case.environment)
     if case.less is None or found.refusal:
         return found
-    less = predict_step(case.step, case.target, case.less, case.environment)
+    less = predict_step(case.step, case.place, case.less, case.environment)
     return less if less.refusal else Prediction({name: found.peaks[name] - less.peaks[name] for name in found.peaks})
 
 
-def predict_step(step: str, target: str, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Prediction:
+def predict_step(
+    step: str, target: str | Target, settings: Mapping[str, Any], environment: Mapping[str, str]
+) -> Prediction:
     """Predict a step with these settings and environment variables; an exception of any kind is a refusal."""
     try:
         return Prediction(_peaks(step, target, tuple(settings.items()), tuple(environment.items())))
@@ -46,13 +49,13 @@ def predict_step(step: str, target: str, settings: Mapping[str, Any], environmen
 
 @lru_cache(maxsize=256)
 def _peaks(
-    step: str, target: str, settings: tuple[tuple[str, Any], ...], environment: tuple[tuple[str, str], ...]
+    step: str, target: str | Target, settings: tuple[tuple[str, Any], ...], environment: tuple[tuple[str, str], ...]
 ) -> dict[str, int]:
     with mock.patch.dict(os.environ, environment):
         return _analyse(step, target, settings)
 
 
-def _analyse(step: str, target: str, settings: tuple[tuple[str, Any], ...]) -> dict[str, int]:
+def _analyse(step: str, target: str | Target, settings: tuple[tuple[str, Any], ...]) -> dict[str, int]:
     built = build_step(step, dict(settings))
     if isinstance(built, Program):
         return dict(_run_program(built.run, target, built.compile, built.ranks)[built.case])
@@ -70,7 +73,7 @@ def _analyse(step: str, target: str, settings: tuple[tuple[str, Any], ...]) -> d
 
 @lru_cache(maxsize=4)
 def _run_program(
-    run: Callable[[], Mapping[str, Peaks]], target: str, compile: str | None, ranks: int | None
+    run: Callable[[], Mapping[str, Peaks]], target: str | Target, compile: str | None, ranks: int | None
 ) -> Mapping[str, Peaks]:
     with fxmem.record(target, out_of_memory="continue", compile=compile, ranks=ranks):
         return run()

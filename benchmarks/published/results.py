@@ -74,6 +74,7 @@ def fingerprint(case: Case) -> str:
     deciding = (
         case.step,
         case.target,
+        *([] if case.memory_gib is None else [case.memory_gib]),
         case.statistic,
         case.figure,
         case.unit,

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fxmem.hardware import catalogue
+from fxmem.records.profile import Target
+
 TABLES = Path(__file__).parent / "tables"
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "MB": 10**6, "GB": 10**9}
 STATISTICS = {
@@ -26,7 +29,7 @@ GRADES = {
 }
 SHARED = (
     *("name", "source", "card", "target", "torch", "statistic", "unit", "grade", "step", "settings", "less"),
-    *("digits", "note", "cause", "not_run", "environment"),
+    *("digits", "note", "cause", "not_run", "environment", "memory_gib"),
 )
 ROW = ("at", "figure", "bound", "sample", *SHARED[2:])
 
@@ -42,6 +45,8 @@ class Case:
     """As published."""
     target: str
     """The card's name in fxmem's catalogue."""
+    memory_gib: float | None
+    """The card's memory, where the catalogue's card of this name has another one."""
     torch: str
     """The release it was measured with; with a question mark where it follows from dates."""
     statistic: str
@@ -69,6 +74,13 @@ class Case:
     def nbytes(self) -> float:
         """The figure in bytes."""
         return self.figure * UNITS[self.unit]
+
+    @property
+    def place(self) -> str | Target:
+        """What the prediction is for."""
+        if self.memory_gib is None:
+            return self.target
+        return catalogue.target(self.target).model_copy(update={"memory_bytes": int(self.memory_gib * UNITS["GiB"])})
 
 
 def read_cases(folder: Path = TABLES) -> Iterator[Case]:
@@ -99,6 +111,7 @@ def cases_of(table: Mapping[str, Any]) -> Iterator[Case]:
             step=merged.get("step", ""),
             settings={**table.get("settings", {}), **row.get("settings", {}), **at},
             less=None if less is None else {**table.get("settings", {}), **row.get("settings", {}), **less},
+            memory_gib=merged.get("memory_gib"),
             digits=merged.get("digits"),
             **{field: merged.get(field, "") for field in ("note", "cause", "not_run")},
             environment=merged.get("environment", {}),

@@ -307,6 +307,11 @@ def replace_all(places: Iterable[tuple[Any, str, Any]]) -> AbstractContextManage
     return nested(*(replace(owner, name, value) for owner, name, value in places if hasattr(owner, name)))
 
 
+def replace_raw_stream(find: Callable[[], int]) -> AbstractContextManager[None]:
+    """Kernels of other packages are given this stream (`torch._C._cuda_getCurrentRawStream`, since 1.10)."""
+    return replace_all([(torch._C, "_cuda_getCurrentRawStream", lambda _: find())])
+
+
 def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are the same elements of one storage."""
     layouts = [(storage_key(each), each.shape, each.stride(), each.storage_offset()) for each in (one, other)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,6 +20,7 @@ from fxmem.records.plan import Plan
 from fxmem.records.profile import Target
 from fxmem.records.sizes import CardFit, CardFits
 from fxmem.records.units import format_bytes
+from fxmem.simulation.executor import run_forked
 from fxmem.simulation.generation import analyze_any
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif import verified_plan
@@ -98,13 +101,30 @@ def fit_cards(
         alike.setdefault(card.capability, []).append(card)
     found: list[CardFit] = []
     steps: list[tuple[ProfiledStep, list[CardFit]]] = []
+
+    def judge(group: Sequence[Target]) -> ProfiledStep:
+        is_own = analysis.profile.target.capability == group[0].capability
+        for_it = analysis if is_own else analysis.vary(target=group[0])
+        return for_it if change is None else change(for_it)
+
+    def fit_in_fork(group: Sequence[Target]) -> str:
+        judged = judge(group)
+        fits = [_card_fit(judged, card).model_dump_json() for card in group]
+        return json.dumps([judged.peak.counted_bytes, fits])
+
+    jobs = {str(number): functools.partial(fit_in_fork, group) for number, group in enumerate(alike.values())}
+    # Plans are made on the analyses themselves, which do not leave a fork.
+    answers = iter(()) if plans else run_forked(jobs)
     for number, (capability, group) in enumerate(alike.items(), 1):
-        for_it = analysis if analysis.profile.target.capability == capability else analysis.vary(target=group[0])
-        judged = for_it if change is None else change(for_it)
-        fits = [_card_fit(judged, card) for card in group]
-        found += [fit for fit in fits if fit.fits or not plans]
-        _file_short(steps, judged, [fit for fit in fits if not fit.fits and plans])
-        what = f"{', '.join(card.name for card in group)}: peak {format_bytes(judged.peak.counted_bytes)}"
+        if plans:
+            judged = judge(group)
+            peak, fits = judged.peak.counted_bytes, [_card_fit(judged, card) for card in group]
+            _file_short(steps, judged, [fit for fit in fits if not fit.fits])
+            found += [fit for fit in fits if fit.fits]
+        else:
+            peak, texts = json.loads(next(answers))
+            found += map(CardFit.model_validate_json, texts)
+        what = f"{', '.join(card.name for card in group)}: peak {format_bytes(peak)}"
         tell(f"compute capability {'{}.{}'.format(*capability or ())}, {number} of {len(alike)}: {what}")
     plan_analyses = 0
     for step, short in steps:

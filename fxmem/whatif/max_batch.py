@@ -24,6 +24,7 @@ from fxmem.records.profile import Assumption, Profile, Step, Target
 from fxmem.records.sizes import SizeCurve, SizePoint, find_enough
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.executor import run_forked
 from fxmem.simulation.generation import AnyAnalysis, Generation, analyze_any
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profiled_step import ProfiledStep
@@ -248,21 +249,29 @@ def _measure_sizes(
     tell = progress or (lambda _: None)
     first = min(sizes.start, limit)
 
-    def measure(size: int) -> SizePoint:
+    def try_size(size: int) -> SizePoint:
         try:
-            point = _point(size, sizes.run(size), memory)
+            return _point(size, sizes.run(size), memory)
         except AnalysisError as error:
             if size == first:
                 raise
-            point = _point_without_run(size, error)
+            return _point_without_run(size, error)
+
+    def measure(size: int) -> SizePoint:
+        point = try_size(size)
         tell(_describe_point(sizes.dim, point, memory))
         return point
 
+    def measure_in_fork(size: int) -> str:
+        return try_size(size).model_dump_json()
+
     points = search(measure, memory, start=first, limit=limit)
     largest, tried = _find_largest(points), {point.size for point in points}
-    points += [
-        measure(size) for quarter in _CURVE_QUARTERS if (size := (largest or 0) * quarter // 4) and size not in tried
-    ]
+    quarters = {(largest or 0) * quarter // 4 for quarter in _CURVE_QUARTERS} - {0} - tried
+    jobs = {str(size): functools.partial(measure_in_fork, size) for size in sorted(quarters)}
+    for point in map(SizePoint.model_validate_json, run_forked(jobs)):
+        points.append(point)
+        tell(_describe_point(sizes.dim, point, memory))
     points.sort(key=lambda point: point.size)
     while goal == "throughput" and (between := _propose_enough(points)) is not None:
         points = sorted([*points, measure(between)], key=lambda point: point.size)

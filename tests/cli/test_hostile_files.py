@@ -481,6 +481,7 @@ ALLOWED = {
     ("simulation/program/sandbox/process.py", "subprocess.Popen"): "this Python, to run the program",
     ("simulation/executor.py", "importlib.util.find_spec"): "whether dask is installed",
     ("simulation/kernels/packages/transformer_engine_torch.py", "__import__"): "a module of rows, by its own name",
+    ("simulation/kernels/packages/transformer_engine_torch.py", "importlib.metadata.version"): "which release of it",
     **dict.fromkeys(
         (
             ("simulation/kernels/stand_in_modules.py", f"importlib.util.{each}")

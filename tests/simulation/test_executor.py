@@ -15,7 +15,7 @@ import torch
 
 from fxmem.errors import UsageError
 from fxmem.simulation import executor
-from fxmem.simulation.executor import SideAnswer, SideJobs
+from fxmem.simulation.executor import SideAnswer, SideJobs, run_forked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 
@@ -64,6 +64,22 @@ def test_what_a_job_raises_is_its_answer_and_what_ends_a_fork_loses_it(monkeypat
     assert str(found["refused"].error) == "expected another optimizer"
     assert found["ended"] == SideAnswer("ended", is_lost=True)
     assert found["failed"] == SideAnswer("failed", is_lost=True)
+
+
+def test_forked_jobs_answer_in_order_and_what_a_fork_loses_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores(monkeypatch, 2)
+    here = process()
+    jobs: dict[str, Callable[[], str]] = {
+        "slow": lambda: str(time.sleep(0.3)),
+        "quick": lambda: "quick",
+        "lost": lambda: here if process() == here else end(),
+    }
+    assert [*run_forked(jobs)] == ["None", "quick", here]
+    assert [*run_forked({})] == []
+    with pytest.raises(UsageError, match="another optimizer"):
+        next(run_forked({"refused": refuse, "long": lambda: str(time.sleep(1000))}))
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_on_one_core_and_where_no_backward_runs_in_a_fork_jobs_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:

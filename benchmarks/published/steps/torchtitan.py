@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.distributed import DeviceMesh, init_device_mesh
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.experimental._attention import _enable_context_parallel_dispatcher
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -32,6 +33,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from . import Step
@@ -77,6 +79,8 @@ class Attention(nn.Module):
         self.repeats = size.heads // size.groups
         self.wq, self.wo = (linear(size.width, size.width, dtype=torch.float32) for _ in "qo")
         self.wk, self.wv = (linear(size.width, size.groups * HEAD, dtype=torch.float32) for _ in "kv")
+        self.ring: DeviceMesh | None = None
+        """Of the ranks that share a sequence."""
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """Attend to what came before."""
@@ -87,8 +91,18 @@ class Attention(nn.Module):
             each[:, :, :, None, :].expand(-1, -1, -1, self.repeats, -1).reshape(batch, tokens, -1, HEAD)
             for each in (k, v)
         )
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+        y = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         output: Tensor = self.wo(y.transpose(1, 2).contiguous().view(batch, tokens, -1))
+        return output
+
+    def attend(self, *parts: Tensor) -> Tensor:
+        """Attention itself; over a ring as `context_parallel` has it."""
+        if self.ring is None:
+            return F.scaled_dot_product_attention(*parts, is_causal=True)
+        whole = (DTensor.from_local(each, self.ring, [Shard(2)], run_check=False) for each in parts)
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):  # as `get_train_context` has it
+            found: Any = F.scaled_dot_product_attention(*whole, is_causal=True)
+        output: Tensor = found.to_local()
         return output
 
 
@@ -152,11 +166,14 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 class Llama(nn.Module):
     """Ends with the loss, so that nothing keeps the logits over backward."""
 
-    def __init__(self, size: Size, tokens: int = TOKENS, norm: Norm = RootNorm) -> None:
+    def __init__(self, size: Size, tokens: int = TOKENS, norm: Norm = RootNorm, context: int = 1) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(WORDS, size.width, device="meta")
-        table = torch.empty(tokens, HEAD // 2, dtype=torch.complex64, device="meta")
-        self.register_buffer("table", table, persistent=False)
+        self.share = tokens // context
+        names = ("table", "whole_table") if context > 1 else ("table",)  # `context_parallel` copies what it restores
+        for name in names:
+            table = torch.empty(tokens, HEAD // 2, dtype=torch.complex64, device="meta")
+            self.register_buffer(name, table, persistent=False)
         self.layers = nn.ModuleList(Block(size, norm) for _ in range(size.layers))
         self.norm = norm(size.width)
         self.output = linear(size.width, WORDS, dtype=torch.float32)
@@ -166,7 +183,7 @@ class Llama(nn.Module):
         """Return the loss."""
         h = self.tok_embeddings(ids)
         for layer in self.layers:
-            h = layer(h, self.table)
+            h = layer(h, self.table[: self.share])
         return self.loss(self.output(self.norm(h)), labels)
 
 
@@ -253,6 +270,8 @@ class Way(NamedTuple):
     """Embeddings and head are sharded by themselves, every block is whole for its own time only (since 83e69410)."""
     torch_norm: bool = False
     """RMS norm is torch's own (since 3b39d7ab)."""
+    context: int = 1
+    """Ranks that share a sequence, by torch's `context_parallel`; FSDP shards over these, too."""
 
 
 def shard(model: nn.Module, way: Way) -> nn.Module:
@@ -264,6 +283,11 @@ def shard(model: nn.Module, way: Way) -> nn.Module:
     assert isinstance(model, Llama)
     if way.float8:
         compute_in_float8(model, by_row=way.by_row)
+    if way.context > 1:
+        ring = init_device_mesh("cuda", (way.ranks // way.context, way.context), mesh_dim_names=("dp", "cp"))["cp"]
+        _enable_context_parallel_dispatcher()  # only attention on DTensors notices
+        for block in model.layers:
+            block.attention.ring = ring
     if way.parts > 1:
         split(model, whole["tp"], float8=way.float8)
     if way.compiled_loss:
@@ -292,7 +316,8 @@ def train(ranks: int, batch: int = 2, tokens: int = TOKENS, size: str = "8B", **
         size: a name of `SIZES`.
         ways: what else `Way` has.
     """
-    ids, way = meta(batch, tokens, dtype=torch.int64), Way(ranks, **ways)
+    way = Way(ranks, **ways)
+    ids = meta(batch, tokens // way.context, dtype=torch.int64)
     options = {
         "mode": "train",
         "optimizer": "adamw:fused" if way.fused else "adamw",
@@ -301,5 +326,5 @@ def train(ranks: int, batch: int = 2, tokens: int = TOKENS, size: str = "8B", **
         "parallelize": partial(shard, way=way),
         "compile": "as-is" if way.compiled else None,
     }
-    model = Llama(SIZES[size], tokens, own_norm if way.torch_norm else RootNorm)
+    model = Llama(SIZES[size], tokens, own_norm if way.torch_norm else RootNorm, way.context)
     return Step(model, (ids, ids), {**options, "loss": lambda output: output})

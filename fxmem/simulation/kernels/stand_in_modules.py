@@ -67,7 +67,8 @@ class StandInModules:
         finally:
             sys.meta_path.remove(finder)
             used = [package for package, _ in self._used.values()]
-            tops = {name for each in used for name in (each.module, "" if each.patches_all else each.python)}
+            names = {name for each in used for name in (each.module, "" if each.patches_all else each.python)}
+            tops = {name.partition(".")[0] for name in names}
             for name in set(sys.modules) - imported:
                 if name.partition(".")[0] in tops:
                     del sys.modules[name]

@@ -161,7 +161,9 @@ class Streams:
             torch: {"Stream": self.Stream, "Event": self.Event},
             torch.Tensor: {"record_stream": record_stream},
         }
-        return torch_common.replace_all((owner, *each) for owner, given in answers.items() for each in given.items())
+        places = ((owner, *each) for owner, given in answers.items() for each in given.items())
+        raw = torch_common.replace_raw_stream(lambda: int(self.current_stream().cuda_stream))
+        return torch_common.nested(torch_common.replace_all(places), raw)
 
 
 class CardStream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -159,7 +160,7 @@ def test_a_module_is_not_there_without_its_python(halving: Package, tmp_path: Pa
 @pytest.mark.parametrize("name", list(PACKAGES))
 def test_every_row_says_where_it_was_read(name: str) -> None:
     package = PACKAGES.get(name)
-    assert package.module.replace("_", "-").lower() == name
+    assert package.module.removesuffix("._C").replace("_", "-").lower() == name
     assert package.kernels
     assert all(each.source for each in package.kernels.values())
 
@@ -186,9 +187,9 @@ def test_norms_of_apex_keep_statistics_in_float32() -> None:
 # --- FlashAttention-2 -------------------------------------------------------------------------------------------------
 
 
-def _flash(name: str, *args: Any) -> tuple[Any, int, int]:
+def _flash(name: str, *args: Any, package: str = "flash-attn-2-cuda") -> tuple[Any, int, int]:
     """What a row returns on an H100, the most that it allocates meanwhile, and its FLOPs."""
-    row = PACKAGES.get("flash-attn-2-cuda").kernels[name]
+    row = PACKAGES.get(package).kernels[name]
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     made = row.run(*args)
@@ -251,6 +252,56 @@ def test_packed_sequences_have_rows_between_them_in_backward() -> None:
 
 def _block(numbers: int) -> int:
     return -(-numbers // 128) * 128
+
+
+def _flash_3(name: str, *args: Any) -> tuple[Any, int, int]:
+    return _flash(name, *args, package="flash-attn-3")
+
+
+def test_flash_attention_3_sums_in_float32_in_backward() -> None:
+    batch, length, heads, groups, size = 2, 2048, 8, 2, 128
+    none = (None,) * 20
+    with fxmem.record("h100"):
+        q, k, v = (
+            torch.empty(batch, length, each, size, device="cuda", dtype=torch.half) for each in (heads, groups, groups)
+        )
+        rest = *none, 0.1, True, -1, -1, 0, 0.0, False, None
+        made, most, flops = _flash_3("fwd", q, k, v, *rest, 1, None, 0)
+        out, statistics = made[:2]
+        assert made[2:] == (None, None)
+        assert (out.shape, statistics.shape) == (q.shape, (batch, heads, length))
+        assert most == 2 * q.numel() + 4 * statistics.numel() + 512  # of the scheduler, 17 numbers
+        assert flops == 4 * batch * length * length * heads * size
+        parts = _flash_3("fwd", q, k, v, *rest, 3, None, 0)[0][2:]
+        assert [each.shape for each in parts] == [(3, batch, heads, length, size), (3, batch, heads, length)]
+        with pytest.raises(AnalysisError, match="num_splits of at least 1, got 0"):
+            _flash_3("fwd", q, k, v, *rest, 0, None, 0)
+
+        saved = out, q, k, v, out, statistics, *map(torch.empty_like, (q, k, v)), *none[:6]
+        made, most, flops = _flash_3("bwd", *saved, 0.1, True, -1, -1, 0.0, False, 0)
+        sums = 2 * heads * length + (heads + 2 * groups) * length * size
+        assert sum(each.numel() for each in made) == batch * sums
+        assert most == 4 * (batch * sums + 32 * batch * heads)  # 32 blocks of 64 queries
+        assert flops == 10 * batch * length * length * heads * size
+        made = _flash_3("bwd", *saved, 0.1, False, -1, -1, 0.0, False, 0)[0]
+        assert made[0].shape == (batch, heads, 26 * 80), "without a mask, blocks of 80"
+        made = _flash_3("bwd", out, q, q, q, *saved[4:], 0.1, True, -1, -1, 0.0, True, 0)[0]
+        assert made[3:] == (None, None), "each head has its own keys"
+
+
+def test_flash_attention_3_rounds_packed_sequences_up_together() -> None:
+    tokens, heads, size, ends = 300, 4, 40, torch.zeros(4, dtype=torch.int32)
+    with fxmem.record("h100"):
+        q = torch.empty(tokens, heads, size, device="cuda", dtype=torch.bfloat16)
+        lengths = ends, ends, None, None, 128, 128
+        statistics = torch.empty(heads, tokens, device="cuda")
+        saved = q, q, q, q, q, statistics, None, None, None
+        made, most, flops = _flash_3("bwd", *saved, *lengths, 0.1, False, -1, -1, 0.0, False, 0)
+        rows = -(-(tokens + 3 * 128) // 128) * 128
+        assert [each.shape for each in made[:3]] == [(heads, rows)] * 2 + [(heads, rows * 64)]
+        gradients = 3 * (-(-2 * q.numel() // 512) * 512)
+        assert most == 4 * heads * rows * (2 + 64) + 512 + gradients
+        assert flops == 10 * tokens * heads * size * 128
 
 
 def test_one_token_takes_the_heads_of_a_group_for_its_queries() -> None:
@@ -360,12 +411,16 @@ def test_products_have_the_shapes_and_flops_of_torchs(case: _Product) -> None:
 
 
 @pytest.mark.parametrize("layout", ["SBHD_SBHD_SBHD", "BSHD_BSHD_BSHD", "THD_THD_THD"])
-def test_attention_keeps_a_number_for_each_row_of_each_head(layout: str) -> None:
+@pytest.mark.parametrize("is_new", [False, True], ids=["2.11", "2.20"])
+def test_attention_keeps_a_number_for_each_row_of_each_head(layout: str, is_new: bool) -> None:
     rows = PACKAGES.get("transformer-engine-torch")
     values = rows.values
     batch, length, heads, groups, size = 2, 48, 6, 3, 64
     order = {"SBHD": (length, batch), "BSHD": (batch, length), "THD": (batch * length,)}[layout.split("_")[0]]
-    common = values["NVTE_QKV_Layout"][f"NVTE_{layout}"], None, values["NVTE_Mask_Type"].NVTE_CAUSAL_MASK, None, (-1, 0)
+    whole, form = values["NVTE_QKV_Layout"][f"NVTE_{layout}"], values["NVTE_QKV_Format"].NVTE_QKV_Format_NOT_SET
+    masks = values["NVTE_Bias_Type"].NVTE_NO_BIAS, values["NVTE_Mask_Type"].NVTE_CAUSAL_MASK, None, [-1, 0]
+    common = (whole, form, form, *masks, True) if is_new else (whole, *masks)
+    behind = (whole, form, form, whole, form, form, *masks, True) if is_new else common
     ends = torch.zeros(batch + 1, dtype=torch.int32)
     with fxmem.record("b200"):
         torch.zeros(1, device="cuda")
@@ -379,9 +434,23 @@ def test_attention_keeps_a_number_for_each_row_of_each_head(layout: str) -> None
         assert (statistics.numel(), statistics.dtype) == (batch * length * heads, torch.float32)
         assert state.numel() == 2
         saved = ends, ends, q, k, v, out, torch.empty_like(out), torch.bfloat16, None, [statistics, state]
-        gradients = backward(length, length, 0.1, 0.0, False, *common, False, *saved)
+        gradients = backward(length, length, 0.1, 0.0, False, *behind, False, *saved)
         assert [each.shape for each in gradients[:3]] == [each.shape for each in (q, k, v)]
         assert all(each.is_contiguous() for each in gradients[:3])
+
+
+def test_a_release_asks_for_attention_by_one_record_or_by_many_arguments() -> None:
+    rows = PACKAGES.get("transformer-engine-torch")
+    ask, backends = rows.kernels["get_fused_attn_backend"].run, rows.values["NVTE_Fused_Attn_Backend"]
+    half = rows.values["DType"].kBFloat16
+    with fxmem.record("h100"):
+        torch.zeros(1, device="cuda")
+        for size, found in ((128, backends.NVTE_F16_arbitrary_seqlen), (512, backends.NVTE_No_Backend)):
+            sizes = 8, 8, 64, 64, size, size
+            assert ask(True, half, half, None, None, None, None, 0.0, *sizes, -1, 0, False, False, False) == found
+            record = SimpleNamespace(is_training=True, qkv_dtype=half, head_dim_qk=size, head_dim_v=size)
+            answer, why = ask(record)
+            assert (answer, bool(why)) == (found, size == 512)
 
 
 def test_quantized_layers_are_refused() -> None:

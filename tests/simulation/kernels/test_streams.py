@@ -132,3 +132,12 @@ def test_a_block_waits_until_the_host_has_waited(how: str) -> None:
             WAITS[how][0]()
     assert run.peak.reserved_bytes == 64 << 20
     assert run.peak.reserved_high_bytes == WAITS[how][1] * (64 << 20)
+
+
+def test_kernels_of_other_packages_are_given_the_current_stream() -> None:
+    with fxmem.record():
+        other = torch.cuda.Stream()
+        find = torch._C._cuda_getCurrentRawStream
+        assert find(0) == 0
+        with torch.cuda.stream(other):
+            assert find(0) == other.cuda_stream != 0

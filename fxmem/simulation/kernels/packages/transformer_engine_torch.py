@@ -1,14 +1,16 @@
 """Kernels of TransformerEngine for PyTorch in half precision: products, norms, activations, attention, optimizers.
 
-Read in release 2.11.0 (c188b533), files of transformer_engine/pytorch/csrc/extensions. Its fp8 and its overlap of
-communication with products are not here.
+Read in release 2.11.0 (c188b533), files of transformer_engine/pytorch/csrc/extensions; what 2.20 calls otherwise, in
+d0067d0d. Its fp8 and its overlap of communication with products are not here.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -19,17 +21,26 @@ from fxmem.simulation.kernels.packages import Package, enumeration, norm_tensors
 
 aten = torch.ops.aten
 
+_WITHOUT_MAX512: Final = (2, 16)
+"""Since this release there is no engine for short sequences any more."""
 _DTYPES = {4: torch.float32, 5: torch.float16, 6: torch.bfloat16}
-_FORMATS = "NVTE_SBHD NVTE_BSHD NVTE_THD NVTE_BSHD_2SBHD NVTE_SBHD_2BSHD NVTE_THD_2BSHD NVTE_THD_2SBHD"
+_FORMATS = """NVTE_SBHD NVTE_BSHD NVTE_THD NVTE_BSHD_2SBHD NVTE_SBHD_2BSHD NVTE_THD_2BSHD NVTE_THD_2SBHD NVTE_BHSD
+NVTE_QKV_Format_NOT_SET"""
 _LAYOUTS = """NVTE_SB3HD NVTE_SBH3D NVTE_SBHD_SB2HD NVTE_SBHD_SBH2D NVTE_SBHD_SBHD_SBHD NVTE_BS3HD NVTE_BSH3D
 NVTE_BSHD_BS2HD NVTE_BSHD_BSH2D NVTE_BSHD_BSHD_BSHD NVTE_T3HD NVTE_TH3D NVTE_THD_T2HD NVTE_THD_TH2D NVTE_THD_THD_THD
 NVTE_SBHD_BSHD_BSHD NVTE_BSHD_SBHD_SBHD NVTE_THD_BSHD_BSHD NVTE_THD_SBHD_SBHD NVTE_Paged_KV_BSHD_BSHD_BSHD
 NVTE_Paged_KV_BSHD_SBHD_SBHD NVTE_Paged_KV_SBHD_BSHD_BSHD NVTE_Paged_KV_SBHD_SBHD_SBHD NVTE_Paged_KV_THD_BSHD_BSHD
-NVTE_Paged_KV_THD_SBHD_SBHD"""
+NVTE_Paged_KV_THD_SBHD_SBHD NVTE_BHSD_BHSD_BHSD NVTE_QKV_Layout_NOT_SET"""
 _MASKS = """NVTE_NO_MASK NVTE_PADDING_MASK NVTE_CAUSAL_MASK NVTE_PADDING_CAUSAL_MASK NVTE_CAUSAL_BOTTOM_RIGHT_MASK
 NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK"""
 _OVERLAPS = """BULK_OVERLAP_AG BULK_OVERLAP_RS SPLIT_PIPELINED_AG_P2P SPLIT_PIPELINED_RS SPLIT_PIPELINED_RS_P2P
 ATOMIC_GEMM_RS ATOMIC_GEMM_AG_P2P ATOMIC_GEMM_RS_P2P EXTERNAL_BULK_OVERLAP_AG"""
+_SCALINGS = {
+    **{"NVTE_DELAYED_TENSOR_SCALING": 0, "NVTE_MXFP8_1D_SCALING": 1, "NVTE_BLOCK_SCALING_1D": 2},
+    **{"NVTE_BLOCK_SCALING_2D": 3, "NVTE_NVFP4_1D_SCALING": 4, "NVTE_INVALID_SCALING": 100},
+}
+_BACKENDS = {"NVTE_No_Backend": -1, "NVTE_F16_arbitrary_seqlen": 1, "NVTE_FP8": 2}
+"""Those of the newest release, whose Python wants no other member."""
 _ENUMERATIONS: dict[str, Any] = {  # common/util/pybind_helper.h, pytorch/csrc/common.h
     "DType": {
         **{"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6},
@@ -42,9 +53,8 @@ _ENUMERATIONS: dict[str, Any] = {  # common/util/pybind_helper.h, pytorch/csrc/c
     "NVTE_Softmax_Type": "NVTE_VANILLA_SOFTMAX NVTE_OFF_BY_ONE_SOFTMAX NVTE_LEARNABLE_SOFTMAX",
     "NVTE_QKV_Format": _FORMATS,
     "NVTE_QKV_Layout": _LAYOUTS,
-    "NVTE_Fused_Attn_Backend": {
-        **{"NVTE_No_Backend": -1, "NVTE_F16_max512_seqlen": 0, "NVTE_F16_arbitrary_seqlen": 1, "NVTE_FP8": 2}
-    },
+    "NVTE_Fused_Attn_Backend": {**_BACKENDS, "NVTE_F16_max512_seqlen": 0},
+    "NVTEScalingMode": _SCALINGS,
     "Float8BlockScaleTensorFormat": "GEMM_READY COMPACT",
     "CommOverlapType": "RS AG",
     "CommOverlapAlgo": _OVERLAPS,
@@ -53,7 +63,14 @@ _ENUMERATIONS: dict[str, Any] = {  # common/util/pybind_helper.h, pytorch/csrc/c
 
 def _load_here(common: Any) -> torch_common.Patches:
     """The extension is imported, where the package would look for its file."""
-    yield torch_common.replace(common, "load_framework_extension", lambda _: __import__(PACKAGE.module))
+
+    def load(_: str) -> None:
+        extension = __import__(PACKAGE.module)
+        release = importlib.metadata.version("transformer_engine")
+        if tuple(map(int, release.split(".")[:2])) >= _WITHOUT_MAX512:
+            vars(extension)["NVTE_Fused_Attn_Backend"] = enumeration("NVTE_Fused_Attn_Backend", _BACKENDS)
+
+    yield torch_common.replace(common, "load_framework_extension", load)
 
 
 def _pass_on(extensions: Any) -> torch_common.Patches:
@@ -278,59 +295,51 @@ def _layout(qkv_layout: Any) -> tuple[str, str]:
 
 
 @kernel("attention.cpp")
-def get_fused_attn_backend(  # noqa: PLR0913 - the kernel's own
-    is_training: bool,
-    q_dtype: Any,
-    kv_dtype: Any,
-    qkv_layout: Any,
-    bias_type: Any,
-    attn_mask_type: Any,
-    softmax_type: Any,
-    p_dropout: float,
-    num_attn_heads: int,
-    num_gqa_groups: int,
-    max_seqlen_q: int,
-    max_seqlen_kv: int,
-    head_dim_qk: int,
-    head_dim_v: int,
-    *_: Any,
-) -> Any:
+def get_fused_attn_backend(*given: Any) -> Any:
     """cuDNN's engine for any length, by the head sizes that `nvte_get_fused_attn_backend` allows with cuDNN 9.11 or
-    later (common/fused_attn/fused_attn.cpp); its conditions on masks, biases and windows are taken to hold."""
-    backends = PACKAGE.values["NVTE_Fused_Attn_Backend"]
-    capability = torch.cuda.get_device_capability()
-    sizes = head_dim_qk, head_dim_v
+    later (common/fused_attn/fused_attn.cpp); its conditions on masks, biases and windows are taken to hold.
+
+    Since 2.20 it is given one record, and says in words why there is none.
+    """
+    is_record = len(given) == 1
+    asked = given[0] if is_record else None
+    training, dtype, *sizes = (
+        (asked.is_training, asked.qkv_dtype, asked.head_dim_qk, asked.head_dim_v)
+        if asked is not None
+        else (given[0], given[1], given[12], given[13])
+    )
+    backends, capability = PACKAGE.values["NVTE_Fused_Attn_Backend"], torch.cuda.get_device_capability()
     fits = max(sizes) <= 128 or (max(sizes) <= 256 and capability == (9, 0))
-    fits = fits or not is_training or (sizes == (192, 128) and capability >= (10, 0))
-    runs = int(q_dtype) in (5, 6) and capability >= (8, 0) and not any(size % 8 for size in sizes)
-    return backends.NVTE_F16_arbitrary_seqlen if runs and fits else backends.NVTE_No_Backend
+    fits = fits or not training or (sizes == [192, 128] and capability >= (10, 0))
+    runs = int(dtype) in (5, 6) and capability >= (8, 0) and not any(size % 8 for size in sizes)
+    if runs and fits:
+        found, why = backends.NVTE_F16_arbitrary_seqlen, ""
+    else:
+        found, why = backends.NVTE_No_Backend, "heads of another size or type than cuDNN's attention takes"
+    return (found, why) if is_record else found
+
+
+def _layout_and_mask(given: Sequence[Any]) -> tuple[Any, bool]:
+    """The layout of queries, keys and values, and whether the mask is causal: releases pass them in other places."""
+    layout = next(each for each in given if isinstance(each, PACKAGE.values["NVTE_QKV_Layout"]))
+    mask = next(each for each in given if isinstance(each, PACKAGE.values["NVTE_Mask_Type"]))
+    return layout, "CAUSAL" in mask.name
 
 
 @kernel("attention.cpp", is_composed=True)
-def fused_attn_fwd(  # noqa: PLR0913 - the kernel's own
+def fused_attn_fwd(
     max_seqlen_q: int,
     max_seqlen_kv: int,
     is_training: bool,
     attn_scale: float,
     p_dropout: float,
-    set_zero: bool,
-    qkv_layout: Any,
-    bias_type: Any,
-    attn_mask_type: Any,
-    softmax_type: Any,
-    window_size: Any,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_kv: Tensor,
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
     *rest: Any,
 ) -> Any:
     """cuDNN's attention, as torch calls it: the same workspace and FLOPs. Statistics, and the generator's state."""
-    _plain(Q, K, V)
-    of_queries, of_keys = _layout(qkv_layout)
+    layout, causal = _layout_and_mask(rest)
+    Q, K, V = _find_tensors(rest)[2:5]  # behind both sequences' ends
+    of_queries, of_keys = _layout(layout)
     views = _by_heads(Q, of_queries), _by_heads(K, of_keys), _by_heads(V, of_keys)
-    causal = "CAUSAL" in attn_mask_type.name
     operator = aten._scaled_dot_product_cudnn_attention.default
     dropout = p_dropout if is_training else 0.0
     out, statistics, *_ = operator(*views, None, is_training, dropout, causal, False, scale=attn_scale)
@@ -342,43 +351,34 @@ def fused_attn_fwd(  # noqa: PLR0913 - the kernel's own
 
 
 @kernel("attention.cpp", is_composed=True)
-def fused_attn_bwd(  # noqa: PLR0913 - the kernel's own
+def fused_attn_bwd(
     max_seqlen_q: int,
     max_seqlen_kv: int,
     attn_scale: float,
     p_dropout: float,
-    set_zero: bool,
-    qkv_layout: Any,
-    bias_type: Any,
-    attn_mask_type: Any,
-    softmax_type: Any,
-    window_size: Any,
-    deterministic: bool,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_kv: Tensor,
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    O: Tensor,  # noqa: E741
-    dO: Tensor,
-    fake_dtype: Any,
-    dqkv_type: Any,
-    Aux_CTX_Tensors: list[Tensor],
     *rest: Any,
 ) -> Any:
     """Gradients of queries, keys and values, and of what else takes part, which has none here."""
-    of_queries, of_keys = _layout(qkv_layout)
+    layout, causal = _layout_and_mask(rest)
+    Q, K, V, O, dO = _find_tensors(rest)[2:7]  # noqa: E741
+    of_queries, of_keys = _layout(layout)
     queries = [_by_heads(each, of_queries) for each in (dO, Q)]
     keys = [_by_heads(each, of_keys) for each in (K, V)]
-    statistics, state = Aux_CTX_Tensors[0], Aux_CTX_Tensors[1]
+    # Windows are a list of numbers.
+    statistics, state = next(each for each in rest if isinstance(each, list) and isinstance(each[0], Tensor))[:2]
     seed, offset = state[0], state[1]
-    causal = "CAUSAL" in attn_mask_type.name
     made = aten._scaled_dot_product_cudnn_attention_backward.default(
         *(*queries, *keys, _by_heads(O, of_queries), statistics, seed, offset, None, None, None),
         *(max_seqlen_q, max_seqlen_kv, p_dropout, causal),
         scale=attn_scale,
     )
     return [_as_given(each, of) for each, of in zip(made, (of_queries, of_keys, of_keys), strict=True)] + [None, None]
+
+
+def _find_tensors(given: Sequence[Any]) -> list[Any]:
+    """Tensors among arguments, none of them quantized."""
+    _plain(*(each for each in given if not isinstance(each, (int, float, list, tuple))))
+    return [each for each in given if isinstance(each, Tensor)]
 
 
 _SOFTMAX = (

@@ -1,0 +1,169 @@
+"""FlashAttention-3: attention of batches and of packed sequences, forward and backward.
+
+Read in hopper/flash_api.cpp and hopper/flash_attn_interface.py of release 3.0.0 (0251105a). Shapes are those of
+FlashAttention-2; values may have heads of another size. Its Python calls operators that the extension module registers;
+it is given the module in their place.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxmem._torch import common as torch_common
+from fxmem.errors import AnalysisError
+from fxmem.simulation.kernels.packages import Package, register
+
+
+def _call_rows(interface: Any) -> torch_common.Patches:
+    yield torch_common.replace(interface, "flash_attn_3_gpu", sys.modules[PACKAGE.module])
+
+
+PACKAGE = Package(
+    module="flash_attn_3._C",
+    release="FlashAttention-3 3.0.0",
+    python="flash_attn_interface",
+    operators="flash_attn_3",
+    install="FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation "
+    "'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'",
+    patches={"flash_attn_interface": _call_rows},
+)
+register("flash-attn-3", PACKAGE)
+kernel = PACKAGE.kernel
+_SOURCE = "flash_api.cpp"
+_HEADS = (64, 96, 128, 192, 256)
+"""Sizes of heads that there are kernels for."""
+
+
+def _round(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _head(size: int) -> int:
+    return next((each for each in _HEADS if size <= each), _HEADS[-1])
+
+
+def _count_keys(k: Tensor, packed: Any, longest: Any, pages: Any = None) -> int:
+    if pages is not None:
+        return int(pages.shape[1] * k.shape[1])
+    return int(k.shape[1] if packed is None else longest)
+
+
+def _sum_products(q: Tensor, v: Tensor, keys: int, of_keys: int, of_values: int) -> int:
+    """FLOPs of products of all scores with keys, and with values."""
+    size = q.shape[-1]
+    return 2 * (q.numel() // size) * keys * (of_keys * size + of_values * v.shape[-1])
+
+
+def _flops(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> int:
+    return _sum_products(q, v, _count_keys(k, rest[5], rest[10], rest[11]), 1, 1)
+
+
+@kernel(_SOURCE, flops=_flops)
+def fwd(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+    """The result, log-sum-exps, and both of each part of the keys where they are taken apart.
+
+    Results are those of queries in bfloat16 where these are in float8.
+
+    Raises:
+        AnalysisError: the kernel is to choose itself how many parts there are, by tiles that were not read.
+    """
+    out, packed, splits = rest[3], rest[4], rest[28]
+    if splits < 1:
+        raise AnalysisError(
+            f"expected num_splits of at least 1, got {splits}: FlashAttention-3 then chooses by the tiles of its "
+            "kernels, which fxmem does not know. Give the number, as in flash_attn_with_kvcache(..., num_splits=1)"
+        )
+    heads, size = q.shape[-2], v.shape[-1]
+    dtype = torch.bfloat16 if q.dtype is torch.float8_e4m3fn else q.dtype
+    made = q.new_empty((*q.shape[:-1], size), dtype=dtype) if out is None else out
+    rows = (heads, q.shape[0]) if packed is not None else (q.shape[0], heads, q.shape[1])
+    statistics = q.new_empty(rows, dtype=torch.float32)
+    batch = q.shape[0] if packed is None else packed.numel() - 1
+    schedule = q.new_empty((4 * _round(batch, 4) + 1,), dtype=torch.int32)
+    parts = (
+        (q.new_empty((splits, *rows, size), dtype=torch.float32), q.new_empty((splits, *rows), dtype=torch.float32))
+        if splits > 1
+        else (None, None)
+    )
+    del schedule
+    return made, statistics, *parts
+
+
+def _find_tile(size: int, *, is_causal: bool, is_local: bool, is_capped: bool) -> tuple[int, int]:
+    """Queries and keys that a block of the backward kernel takes (`kBlockM`, `kBlockN`)."""
+    major, minor = torch.cuda.get_device_capability()
+    if major >= 9:
+        queries = {64: 96 if is_causal and is_capped else 128, 96: 64}
+        queries[128] = 64 if is_causal or is_local or is_capped else 80
+        return queries.get(size, 64), 128 if size <= 128 else 96 if size <= 192 else 80
+    if minor in (6, 9):
+        return 64 if size <= 192 else 32, 128 if size <= 96 else 96 if size <= 128 else 64
+    return 128 if size <= 64 else 64, 128 if size <= 128 else 80 if size <= 192 else 64
+
+
+def _backward_flops(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> int:
+    return _sum_products(q, v, _count_keys(k, rest[6], rest[10]), 3, 2)
+
+
+@kernel(_SOURCE, flops=_backward_flops)
+def bwd(  # noqa: PLR0913 - the kernel's own
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    seqused_q: Any,
+    seqused_k: Any,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    softmax_scale: Any,
+    is_causal: bool,
+    left: int,
+    right: int,
+    softcap: float,
+    deterministic: bool,
+    *_: Any,
+) -> Any:
+    """Two numbers for each row of scores, and sums in float32: of the gradient of queries; where heads share keys, of
+    those of keys and values as well. All of these are returned."""
+    given = [torch.empty_like(like) if each is None else None for each, like in ((dq, q), (dk, k), (dv, v))]
+    heads, groups = q.shape[-2], k.shape[-2]
+    queries = q.shape[1] if cu_seqlens_q is None else int(max_seqlen_q)
+    keys = _count_keys(k, cu_seqlens_k, max_seqlen_k)
+    left, right = -1 if left >= keys - 1 else left, -1 if right >= queries - 1 else right
+    right = 0 if is_causal else right
+    is_causal = left < 0 and right == 0
+    is_local = (left >= 0 or right >= 0) and not is_causal
+    size = _head(max(q.shape[-1], v.shape[-1]))
+    tile, key_tile = _find_tile(size, is_causal=is_causal, is_local=is_local, is_capped=softcap > 0)
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
+    first: tuple[int, ...] = ()
+    if all(each is None for each in (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)):
+        first, rows, key_rows = (batch,), _round(queries, tile), _round(keys, key_tile)
+    else:
+        total, key_total = (
+            each.shape[0] if packed is not None else batch * each.shape[1]
+            for each, packed in ((q, cu_seqlens_q), (k, cu_seqlens_k))
+        )
+        rows, key_rows = _round(total + batch * tile, tile), _round(key_total + batch * key_tile, key_tile)
+
+    def sums(*shape: int) -> Tensor:
+        return q.new_empty((*first, *shape), dtype=torch.float32)
+
+    found: list[Tensor | None] = [sums(heads, rows), sums(heads, rows), sums(heads, rows * size)]
+    found += [sums(groups, key_rows * size) if heads != groups else None for _ in range(2)]
+    counts = [(-(-queries // tile), batch, heads)]
+    counts += [(-(-keys // key_tile), batch, groups)] * (2 if heads != groups and deterministic else 0)
+    semaphores = [q.new_empty(each, dtype=torch.int32) for each in counts]
+    del given, semaphores
+    return tuple(found)
