@@ -45,22 +45,22 @@ class RerunState(ChoiceState):
         return tuple((call, values[demand.value].call) for demand in self.followed.demands for call in demand.calls)
 
     @cached_property
-    def cost(self) -> float:  # type: ignore[override]
+    def cost(self) -> float:
         """As planners count."""
         return float(sum(self.step.costs[call] for call, _ in self.runs))
 
     @cached_property
-    def changes(self) -> LiveChanges:  # type: ignore[override]
+    def changes(self) -> LiveChanges:
         """How the bytes alive differ from those of the unplanned step."""
         return self.followed.find_changes()
 
     @cached_property
-    def peak(self) -> float:  # type: ignore[override]
+    def peak(self) -> float:
         """Estimate of the step's peak, in bytes."""
         return float(self.changes.apply(self.step.live).max(initial=0.0))
 
     @cached_property
-    def uses(self) -> list[ValueUse | None]:  # type: ignore[override]
+    def uses(self) -> list[ValueUse | None]:
         """By value, what backward needs it for."""
         followed = self.followed
         return [None if use is None else followed.find_use(value, use) for value, use in enumerate(self.once.uses)]
