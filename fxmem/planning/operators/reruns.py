@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fxmem.planning import tuning
 from fxmem.planning.arrays import Ints
 from fxmem.planning.operators.calls import StretchPath
 from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice
@@ -91,7 +92,7 @@ class RerunCutter(Cutter):
         vars(self).update({name: value for name, value in vars(cutter).items() if name != "pool"})
         self.stretches, self._once = stretches, cutter
         self._followed: dict[bytes, RerunState] = {}
-        """By what is recomputed: a search comes to a third of its choices again."""
+        """By what is recomputed, the latest: a search comes to a third of its choices again."""
 
     @cached_property
     def saved_in_order(self) -> list[_Saved]:
@@ -109,9 +110,12 @@ class RerunCutter(Cutter):
         """See `RecomputeChoices.toggle`."""
         once = super().toggle(state.once if isinstance(state, RerunState) else state, calls)
         recomputed = bytes(once.recomputed)
-        if recomputed not in self._followed:
-            self._followed[recomputed] = RerunState(self, once)
-        return self._followed[recomputed]
+        found = self._followed.pop(recomputed, None)
+        state = RerunState(self, once) if found is None else found
+        self._followed[recomputed] = state  # the latest last
+        if len(self._followed) > tuning.FOLLOWED:
+            del self._followed[next(iter(self._followed))]
+        return state
 
     def _ascend_dual(self, budget: float) -> Iterator[RecomputeChoice]:
         """None: of 41 plans for ResNet-50 one was cheaper for them, by 0.7 %."""
