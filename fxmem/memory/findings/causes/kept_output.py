@@ -12,8 +12,10 @@ from fxmem.memory.last_use import find_idle
 from fxmem.memory.user_code import find_outermost, find_place
 from fxmem.records.profile import Phase, Profile, Timeline
 
-_SHARE: Final = 20
+_SHARE: Final = 10
 """Said where the peak is lower by this share, one in so many: most programs keep a small result."""
+_LARGE: Final = 1 << 30
+"""Or by so many bytes: logits of a large model with accumulation, beside what its layers save, are a twelfth."""
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
@@ -36,7 +38,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         ends = {each: end for each, end in idle.items() if held or profile.storages[each].node in returned}
         there = [each for each in ends if profile.storages[each].birth <= peak.tick < profile.storages[each].death]
         saved = save_bytes(profile, ends) if there else 0
-        if saved * _SHARE >= peak.requested_bytes:
+        if saved >= min(peak.requested_bytes // _SHARE, _LARGE) > 0:
             name = held[0] if held else ""
             loss = "" if name.isidentifier() else "keep the loss alone (loss = model(...).loss), or "
             yield Finding(
