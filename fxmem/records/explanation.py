@@ -22,6 +22,15 @@ class PeakHolder(Record):
     count: Count
 
 
+class JoinedLine(Record):
+    """What one line holds on the card and under prediction, each at its own peak, of all kinds."""
+
+    place: str
+    """`file:line`, as the prediction has it where both do; empty for all that no line is known of."""
+    measured_bytes: Bytes
+    predicted_bytes: Bytes
+
+
 class Reproduction(Record):
     """The program or the model under prediction, in the room that the message leaves it."""
 
@@ -39,6 +48,8 @@ class Reproduction(Record):
     """Whether the message names that line; None where one of the two is not known."""
     holders: Many[PeakHolder]
     """What is alive at the peak, most bytes first."""
+    lines: Many[JoinedLine] = ()
+    """The same beside a snapshot, most bytes first; empty without one."""
     found: Many[Finding] = ()
     """What is probably not meant."""
     advice: Advice

@@ -48,7 +48,17 @@ def describe_end(error: Exception) -> str:
             f"{type(error).__name__}: torch's {higher[1]} is compiled or chosen at run time; where the program "
             "compiles what calls it, --compile as-is follows it"
         )
-    return one_line(error) + _of_missing_kernels(error) + _of_pretended_card(str(error))
+    return one_line(error) + _of_missing_kernels(error) + _of_no_graph(str(error)) + _of_pretended_card(str(error))
+
+
+def _of_no_graph(text: str) -> str:
+    """How a loss comes to need no gradient, in words that follow the error; empty where it is another."""
+    if "does not require grad and does not have a grad_fn" not in text:
+        return ""
+    return (
+        "; a loss has no graph within torch.no_grad(), of frozen tensors alone, or within checkpoint(..., "
+        "use_reentrant=True) of arguments that need no gradient (use_reentrant=False gives it one)"
+    )
 
 
 def _of_missing_kernels(error: Exception) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fxmem.__main__ import main
+from fxmem.records.units import format_bytes
 from tests.memory.test_snapshots import event, frame, segment
 from tests.show.test_html import Page
 
@@ -140,3 +141,41 @@ def test_a_card_that_the_message_does_not_tell_is_asked_for(
     (folder / "oom.txt").write_text(MESSAGE.format(total=total))
     assert main(["explain", "oom.txt", "--run", "train.py"]) == 2
     assert why in capsys.readouterr().err
+
+
+LEAN = """\
+import torch
+from torch import nn
+
+model = nn.Linear(512, 512).cuda()
+kept = []
+for _ in range(4):
+    x = torch.randn(4096, 512, device="cuda")
+    model(x).square().mean().backward()
+    model.zero_grad()
+"""
+
+
+@pytest.mark.truth
+def test_a_snapshot_is_held_beside_its_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = ["--target", "rtx4090", "--quiet"]
+    (folder / "train.py").write_text(LEAN.replace("    model.zero_grad()", "    model.zero_grad()\n    kept.append(x)"))
+    assert main(["run", *card, "--json", "run.json", "train.py"]) == 0
+    assert main(["export", "run.json", "--to", "memory-viz", "-o", "step.pickle", "--quiet"]) == 0
+    capsys.readouterr()
+    (folder / "train.py").write_text(LEAN.replace("4096, 512", "2048, 512"))
+    words = ["explain", "step.pickle", "--quick", "--json", "out.json", "--html", "out.html", *card]
+    assert main([*words, "--run", "train.py"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    lines = {each["place"]: each for each in json.loads(Path("out.json").read_text())["reproduction"]["lines"]}
+    product, rest = lines["train.py:8"], lines[""]
+    assert product["measured_bytes"] - product["predicted_bytes"] >= 2048 * 512 * 4 * 2  # half of two results
+    assert rest["measured_bytes"] - rest["predicted_bytes"] >= 3 * 4096 * 512 * 4  # what is kept
+    sizes = map(format_bytes, (product["measured_bytes"], product["predicted_bytes"]))
+    assert f"train.py:8 {' '.join(sizes)} -" in said
+    assert "Only here no line" in said
+    page = Page(Path("out.html").read_text(encoding="utf-8"))
+    assert "Beside the prediction" in page.said["h2"]
+    assert any("train.py:8" in each for each in page.said["td"])
+    assert main(["explain", "oom.txt", "--html", "out.html"]) == 2
+    assert "expected --html with a memory snapshot, got a text, 'oom.txt'" in capsys.readouterr().err

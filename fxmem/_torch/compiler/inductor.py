@@ -260,6 +260,42 @@ def _lines_within(text: str, part: Any) -> list[tuple[int, Any]]:
     return [(above + line, node) for line, node in part.line_map]
 
 
+def spare_work() -> AbstractContextManager[None]:
+    """What nothing comes of here is not computed. Wrappers and kernels are the same, but for a hash in each kernel.
+
+    `triton_key` hashes Triton's files for caches that are off (torch/_inductor/runtime/triton_compat.py, since 2.7).
+    `BoundVars.get_bounds` (since 2.1) gives the ranges of numbers, which matter for indices that are read from memory,
+    for masks and for 64-bit numbers. `Scheduler` looks for the symbols of the parts of a graph, which CUDA graphs are
+    made of (`get_graph_partition_symbol_inputs`, since 2.8); there are parts without CUDA graphs, too.
+    `DtypePropagationOpsHandler` (since 2.6), of which there is one, is set up with the same rules at each use.
+    """
+    from torch._inductor import bounds, config, dtype_propagation, scheduler, utils
+    from torch._inductor.runtime import triton_compat
+
+    rules: list[int] = []
+
+    def find_bounds(original: Callable[..., Any], self: Any) -> Any:
+        body = self.loop_body
+        casts = any(node.target == "to_dtype" and node.args[2] is torch.int64 for node in body.get_nodes())
+        return original(self) if casts or body.indirect_vars or body.subblocks else {}
+
+    def find_symbols(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs) if config.triton.cudagraphs else set()
+
+    def set_up(original: Callable[..., None], self: Any) -> None:
+        if rules != [len(utils.op_dtype_propagation_rules)]:
+            original(self)
+            rules[:] = [len(utils.op_dtype_propagation_rules)]
+
+    places = (
+        (triton_compat, "triton_key", lambda _: ""),
+        (bounds.BoundVars, "get_bounds", find_bounds),
+        (scheduler.Scheduler, "get_graph_partition_symbol_inputs", find_symbols),
+        (dtype_propagation.DtypePropagationOpsHandler, "__init__", set_up),
+    )
+    return nested(*(wrap(owner, name, call) for owner, name, call in places if hasattr(owner, name)))
+
+
 class _OnCpu(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     """Numbers that inductor folds at compile time are computed on the CPU."""
 

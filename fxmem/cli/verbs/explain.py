@@ -18,7 +18,7 @@ from fxmem.cli.options import (
     or_program,
     text_output,
 )
-from fxmem.cli.output import check_markdown, check_output, layout, write_file, write_json
+from fxmem.cli.output import check_file, check_markdown, check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_subject, check_generation, read_program, refuse_compile
@@ -34,13 +34,15 @@ DESCRIPTION = (
     "size, fragmentation, another process, the context or a limit. Reads text of any kind: one error, a pipe, the log "
     "of a job with several ranks. Of a memory snapshot: who held the memory at the peak, what grew, what lies in "
     "pieces. Nothing in the file is run, and no torch is needed. With a program (--run) or a model as well: the "
-    "failing line under prediction, who holds the memory there, and the smallest set of changes that fits, tried."
+    "failing line under prediction, who holds the memory there, beside what a snapshot has at the same lines, and the "
+    "smallest set of changes that fits, tried."
 )
 
 EXAMPLES = (
     "fxmem explain oom.txt",
     "python train.py 2>&1 | fxmem explain -",
     "fxmem explain snapshot.pickle",
+    "fxmem explain snapshot.pickle --target rtx4090 --run train.py",
     "fxmem explain oom.txt --target rtx4090 --run train.py --batch-size 16",
 )
 
@@ -63,6 +65,7 @@ ARGUMENTS = (
     argument(
         "--markdown", metavar="FILE|-", help="write it as Markdown; `-` writes that to stdout instead of the text"
     ),
+    argument("--html", metavar="FILE.html", help="of a snapshot: write the page, beside the prediction if any"),
     *PROGRAM,
 )
 _EXPECTED = "expected the text of an out-of-memory error, a log with one, or a memory snapshot"
@@ -74,15 +77,24 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     check_markdown(options)
+    if options.html is not None:
+        check_file(options, "--html", options.html, (".html", ".htm"))
     is_given = options.model is not None or options.run_program is not None
     program = read_program(options) if is_given else None
     explanation = read_explanation(options.file)
+    if options.html is not None and explanation.snapshot is None:
+        raise UsageError(f"expected --html with a memory snapshot, got a text, {options.file!r}")
     if is_given:
         explanation = _reproduce(options, program, explanation)
 
     markdown = "" if options.markdown is None else reporting.markdown(explanation)
     if options.markdown not in (None, "-"):
         write_file(options, options.markdown, markdown)
+
+    if options.html is not None:
+        from fxmem.show.html import snapshot_html
+
+        write_file(options, options.html, snapshot_html(explanation))
 
     def text() -> str:
         return markdown if options.markdown == "-" else reporting.table(explanation, **layout(options))
@@ -125,7 +137,12 @@ def _reproduce(options: argparse.Namespace, program: ProgramWords | None, explan
         from fxmem.whatif.reproduction import reproduce
 
         reproduction = reproduce(
-            step, message, quick=options.quick, progress=progress, found=lambda each: progress.found(each.title)
+            step,
+            message,
+            explanation.snapshot,
+            quick=options.quick,
+            progress=progress,
+            found=lambda each: progress.found(each.title),
         )
     return explanation.model_copy(update={"reproduction": reproduction})
 

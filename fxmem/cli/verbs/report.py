@@ -77,12 +77,14 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 def _write_snapshot(options: argparse.Namespace) -> None:
     from fxmem.memory.snapshots import read_dump, report_dump
+    from fxmem.records.explanation import Explanation
     from fxmem.show.html import snapshot_html
 
     if options.plan is not None or options.budget is not None or options.after is not None:
         raise UsageError("expected --plan, --budget and --after with a report or a model, got a memory snapshot")
     report = report_dump(read_dump(Path(options.model)))
-    write_file(options, options.output, snapshot_html(report, Path(options.model).name))
+    explanation = Explanation(source=options.model, snapshot=report)
+    write_file(options, options.output, snapshot_html(explanation))
 
 
 def _check_same_step(name: str, plan: Plan, report: Profile) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxmem.planning.arrays import Floats
+from fxmem.planning.arrays import Floats, Ints
 
 
 class ValueLife(NamedTuple):
@@ -88,6 +88,12 @@ class LiveChanges:
         if end > begin:
             self._change[begin] += nbytes
             self._change[end] -= nbytes
+
+    def shift_all(self, begins: Ints, ends: Ints, nbytes: Floats) -> None:
+        """As `shift`, for one of each."""
+        later = np.where(ends > begins, nbytes, 0.0)
+        ticks = len(self._change)
+        self._change += np.bincount(begins, later, ticks) - np.bincount(ends, later, ticks)
 
     def settle(self, most: Callable[[Sequence[int]], float]) -> None:
         """Count the transient values anew where `count` changed them.

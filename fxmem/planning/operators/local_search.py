@@ -103,7 +103,7 @@ class Refiner:
                 batch = changes[begin : begin + tuning.MOVES_ABREAST]
                 self.moves -= len(batch)
                 changed = [self._toggle_with_sources(state, calls) for calls in batch]
-                better = [other for other in changed if other.peak < state.peak and other.cost < below]
+                better = [other for other in changed if other.cost < below and other.peak < state.peak]
                 if better:
                     break
             if not better:

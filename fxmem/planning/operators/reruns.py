@@ -10,24 +10,71 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
+from fxmem.planning import tuning
+from fxmem.planning.arrays import Ints
 from fxmem.planning.operators.calls import StretchPath
 from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice
 from fxmem.planning.operators.live_changes import LiveChanges, ValueUse
 from fxmem.planning.operators.min_cut import Cutter, find_front
 
 
-@dataclass(frozen=True, eq=False)
 class RerunState(ChoiceState):
-    """A choice with what follows from it where calls run more than once."""
+    """A choice with what follows from it where calls run more than once, each as soon as that is asked for.
 
+    Args:
+        step: what there was to choose.
+        once: the same if each call ran once.
+    """
+
+    def __init__(self, step: RerunCutter, once: ChoiceState) -> None:
+        followed = _Backward(step, once.recomputed, step.stretches)
+        vars(self).update(step=step, once=once, followed=followed, recomputed=once.recomputed, begins=once.begins)
+
+    step: RerunCutter
     once: ChoiceState
-    """The same if each ran once."""
-    runs: tuple[tuple[int, int], ...]
-    """Each run of a call in backward, with the call of the value that it is for."""
+    followed: _Backward
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """Each run of a call in backward, with the call of the value that it is for."""
+        values = self.step.values
+        return tuple((call, values[demand.value].call) for demand in self.followed.demands for call in demand.calls)
+
+    @cached_property
+    def cost(self) -> float:
+        """As planners count."""
+        return float(sum(self.step.costs[call] for call, _ in self.runs))
+
+    @cached_property
+    def changes(self) -> LiveChanges:
+        """How the bytes alive differ from those of the unplanned step."""
+        return self.followed.find_changes()
+
+    @cached_property
+    def peak(self) -> float:
+        """Estimate of the step's peak, in bytes."""
+        return float(self.changes.apply(self.step.live).max(initial=0.0))
+
+    @cached_property
+    def uses(self) -> list[ValueUse | None]:
+        """By value, what backward needs it for."""
+        followed = self.followed
+        return [None if use is None else followed.find_use(value, use) for value, use in enumerate(self.once.uses)]
+
+
+class _Saved(NamedTuple):
+    """A value that autograd saves."""
+
+    tick: int
+    """At which backward first reads it."""
+    value: int
+    last: int
+    """Tick at which autograd itself last needs it; 0 where it is written over."""
 
 
 class RerunCutter(Cutter):
@@ -44,12 +91,15 @@ class RerunCutter(Cutter):
         # The tables are the cutter's own, which take long to make; the pool is not, as its costs are others here.
         vars(self).update({name: value for name, value in vars(cutter).items() if name != "pool"})
         self.stretches, self._once = stretches, cutter
+        self._followed: dict[bytes, RerunState] = {}
+        """By what is recomputed, the latest: a search comes to a third of its choices again."""
 
     @cached_property
-    def saved_in_order(self) -> list[tuple[int, int]]:
-        """What autograd saves, by the tick at which backward first reads it: that tick, and the value."""
-        saved = (index for index, value in enumerate(self.values) if value.saved)
-        return sorted((int(self.first_use[index]), index) for index in saved)
+    def saved_in_order(self) -> list[_Saved]:
+        """What autograd saves, by the tick at which backward first reads it."""
+        needed = np.where(self.overwritten, 0, self.death)
+        columns = (each[self.saved].tolist() for each in (self.first_use, np.arange(len(self.values)), needed))
+        return sorted(_Saved(*each) for each in zip(*columns, strict=True))
 
     @cached_property
     def pool(self) -> tuple[RecomputeChoice, ...]:
@@ -59,13 +109,13 @@ class RerunCutter(Cutter):
     def toggle(self, state: ChoiceState, calls: Iterable[int]) -> RerunState:
         """See `RecomputeChoices.toggle`."""
         once = super().toggle(state.once if isinstance(state, RerunState) else state, calls)
-        followed = _Backward(self, once.recomputed, self.stretches)
-        runs = tuple((call, self.values[demand.value].call) for demand in followed.demands for call in demand.calls)
-        cost = float(sum(self.costs[call] for call, _ in runs))
-        changes = followed.find_changes()
-        peak = float(changes.apply(self.live).max(initial=0.0))
-        uses = [None if use is None else followed.find_use(value, use) for value, use in enumerate(once.uses)]
-        return RerunState(once.recomputed, once.begins, uses, changes, cost, peak, once, runs)
+        recomputed = bytes(once.recomputed)
+        found = self._followed.pop(recomputed, None)
+        state = RerunState(self, once) if found is None else found
+        self._followed[recomputed] = state  # the latest last
+        if len(self._followed) > tuning.FOLLOWED:
+            del self._followed[next(iter(self._followed))]
+        return state
 
     def _ascend_dual(self, budget: float) -> Iterator[RecomputeChoice]:
         """None: of 41 plans for ResNet-50 one was cheaper for them, by 0.7 %."""
@@ -104,15 +154,16 @@ class _Backward:
         self.demands = list(self._follow())
 
     def _follow(self) -> Iterator[_Demand]:
-        step, last = self._step, self._last
-        for tick, value in step.saved_in_order:
-            last[value] = max(last.get(value, tick), 0 if step.values[value].overwritten else int(step.death[value]))
+        step, first, last = self._step, self._first, self._last
+        for tick, value, needed in step.saved_in_order:
+            last[value] = max(last.get(value, tick), needed)
             calls = self._find_missing(value)
             for call in calls:
-                last |= {source: max(last.get(source, tick), tick) for source in step.calls[call].sources}
+                for source in step.calls[call].sources:
+                    last[source] = max(last.get(source, tick), tick)
                 for made in step.calls[call].values:
-                    if self._stays(made, value):
-                        self._first.setdefault(made, tick)
+                    if made not in first and self._stays(made, value):
+                        first[made] = tick
             if calls:
                 yield _Demand(tick, value, calls)
 
@@ -123,13 +174,14 @@ class _Backward:
 
     def _find_missing(self, value: int) -> list[int]:
         """The calls that lead to a value from what is there, in their order."""
-        step, found, pending = self._step, set[int](), [value]
+        recomputed, first, values, calls = self._recomputed, self._first, self._step.values, self._step.calls
+        found, pending = set[int](), [value]
         while pending:
             each = pending.pop()
-            call = step.values[each].call
-            if self._recomputed[call] and call not in found and each not in self._first:
+            call = values[each].call
+            if recomputed[call] and each not in first and call not in found:
                 found.add(call)
-                pending += step.calls[call].sources
+                pending += calls[call].sources
         return sorted(found)
 
     # --- bytes --------------------------------------------------------------------------------------------------------
@@ -143,37 +195,39 @@ class _Backward:
         """How the bytes alive differ from those of the unplanned step."""
         step = self._step
         changes = LiveChanges.empty(step.lives, len(step.live))
-        for number, life in enumerate(step.lives):
-            last = self._last.get(number, 0)
-            if not self._recomputed[step.values[number].call]:
-                changes.shift(life.death if life.saved else life.flow_end, last, life.nbytes)
-                continue
-            if life.saved:
-                changes.shift(life.flow_end, life.death, -life.nbytes)
-            if (first := self._first.get(number)) is not None:
-                changes.shift(max(first - 1, 0), last, life.nbytes)
+        again = np.frombuffer(self._recomputed, dtype=bool)[step.makers]
+        first, last = self._by_value(self._first, len(step.live)), self._by_value(self._last, 0)
+        changes.shift_all(np.where(step.saved, step.death, step.flow_end), last, np.where(again, 0.0, step.nbytes))
+        changes.shift_all(step.flow_end, step.death, np.where(again & step.saved, -step.nbytes, 0.0))
+        changes.shift_all(np.maximum(first - 1, 0), last, np.where(again, step.nbytes, 0.0))
         for demand in self.demands:
             changes.raise_transient(demand.tick, self._most_transient(demand))
         return changes
 
+    def _by_value(self, ticks: Mapping[int, int], otherwise: int) -> Ints:
+        table = np.full(len(self._step.values), otherwise, dtype=np.int64)
+        table[list(ticks)] = list(ticks.values())
+        return table
+
     def _most_transient(self, demand: _Demand) -> float:
         """The most bytes, while calls run for a demand, beyond those of what stays."""
-        step, lives = self._step, self._step.lives
-        left = Counter(source for call in demand.calls for source in step.calls[call].sources)
+        calls, values, lives = self._step.calls, self._step.values, self._step.lives
+        there = {value for call in demand.calls for value in calls[call].values if self._remains(value, demand)}
+        stays = sum(lives[value].nbytes for value in there)
+        left = Counter(source for call in demand.calls for source in calls[call].sources)
         left[demand.value] += 1
-        there = {value for call in demand.calls for value in step.calls[call].values if self._remains(value, demand)}
         here = most = 0.0
         for call in demand.calls:
-            made = step.calls[call].values
+            made = calls[call].values
             here += sum(lives[value].nbytes for value in made)
             most = max(most, here)
             done = [value for value in made if not left[value] or self._was_there(value, demand)]
-            for source in step.calls[call].sources:
+            for source in calls[call].sources:
                 left[source] -= 1
-                if not left[source] and self._recomputed[step.values[source].call]:
-                    done += [] if self._was_there(source, demand) else [source]
+                if not left[source] and self._recomputed[values[source].call] and not self._was_there(source, demand):
+                    done.append(source)
             here -= sum(lives[value].nbytes for value in done if value not in there)
-        return max(most - sum(lives[value].nbytes for value in there), 0.0)
+        return max(most - stays, 0.0)
 
     def _was_there(self, value: int, demand: _Demand) -> bool:
         """Whether a value was alive before a demand."""

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from fxmem.records.snapshot import Holder, SnapshotReport
+from pathlib import PurePath
+
+from fxmem.records.explanation import Explanation
+from fxmem.records.snapshot import Holder
 from fxmem.records.units import format_bytes
 from fxmem.show.html.page import fill_page
 from fxmem.show.html.sections import draw_views
 from fxmem.show.plots import history_svg, segments_svg
+from fxmem.show.reproduction_facts import joined_facts, joined_table
 from fxmem.show.sections import TableColumn, make_table, numbers
 from fxmem.show.snapshot_facts import UNKNOWN, count_blocks, hold_table, snapshot_facts
 
 
-def snapshot_html(report: SnapshotReport, source: str) -> str:
-    """Write the page of a snapshot.
-
-    Args:
-        report: what it says.
-        source: the file that it was read from.
-    """
+def snapshot_html(explanation: Explanation) -> str:
+    """Write the page of a snapshot, and of its program under prediction where there is one."""
+    report, source, about = explanation.snapshot, PurePath(explanation.source).name, explanation.reproduction
+    assert report is not None
     title = f"Memory of a card: {source}"
     heads = [
         TableColumn("Blocks in segments that are mostly unused, by line", is_head=True),
@@ -36,12 +37,14 @@ def snapshot_html(report: SnapshotReport, source: str) -> str:
             "summary": "Summary",
             "history": "Bytes over the history",
             "lines": "Alive at the peak, by line",
+            "joined": "Beside the prediction",
             "stacks": "Alive at the peak, by stack",
             "segments": "Segments at the end",
         },
         facts=snapshot_facts(report),
         history=draw_views(lambda size, width: history_svg(report, width=width, name=f"history-{size}")),
         lines=hold_table(report, report.lines),
+        joined=None if about is None else (joined_facts(about), joined_table(about.lines)),
         stacks=[(_describe(each), each.frames or (UNKNOWN,)) for each in report.stacks],
         segments=draw_views(lambda size, width: segments_svg(report, width=width, name=f"segments-{size}")),
         in_the_way=make_table("In the way", heads, rows) if report.in_the_way else None,

@@ -94,6 +94,7 @@ class CompiledCode(EagerCode):
         with (
             _quiet_loggers(),
             torch_inductor.own_files(),
+            torch_inductor.spare_work(),
             torch_inductor.limit_saved(self._settings.activation_memory_budget),
             torch_inductor.stub_kernels(self.kernels.launched, self._note_wrapper, empty),
             torch_inductor.route_inductor(self.compile),

@@ -148,6 +148,19 @@ def kept_output() -> None:
         step(optimizer)
 
 
+def kept_output_of_accumulation() -> None:
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8192)).cuda()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        for _ in range(2):
+            out = net(torch.randn(4096, 64, device="cuda"))
+            loss = F.cross_entropy(out, torch.zeros(4096, dtype=torch.int64, device="cuda"))
+            if not HAS:
+                del out
+            loss.backward()
+        step(optimizer)
+
+
 def reentrant_checkpoint() -> None:
     net, head = make_net(), nn.Linear(256, 10).cuda()
     optimizer = torch.optim.AdamW([*net.parameters(), *head.parameters()])

@@ -1,7 +1,9 @@
 """What a compiled analysis leaves as it was, what it refuses, and what its record says."""
 
+import contextlib
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,19 @@ class Shared(nn.Module):
 
 def small() -> nn.Module:
     return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
+
+
+class Indexes(nn.Module):
+    """Reads by indices from memory, through masks, and in 64 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(50, 16), nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.norm(self.table(x.long() * 2 + 1)).unflatten(0, (4, 4)).permute(2, 0, 1)
+        pooled: torch.Tensor = nn.functional.max_pool2d(found, 3, 2, 1) + found.relu().mean((1, 2), keepdim=True)
+        return pooled
 
 
 def _state() -> tuple[object, ...]:
@@ -117,6 +132,32 @@ def test_a_torch_compile_that_lightning_has_wrapped_is_called_too() -> None:
     assert hasattr(torch.compile, "__wrapped__")
     analysis = fxmem.analyze(nn.Linear(8, 8), torch.zeros(2, 8), target="cpu", compile=True)
     assert analysis.profile.step.compiled is not None
+
+
+def test_what_is_spared_changes_no_line_that_inductor_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    def write() -> list[str]:
+        written.clear()
+        fxmem.analyze(Indexes(), torch.zeros(16, dtype=torch.int32), target="h100", compile=True)
+        hashed = r"'backend_hash': '\w+'|# (kernel path|AOT ID): .*"  # of Triton's files, the names that come of it
+        return [re.sub(hashed, "", text) for text in written]
+
+    def find_outputs(source: str, original: Any = torch_inductor._triton_outputs) -> Any:
+        written.append(source)
+        return original(source)
+
+    class Wrapper(torch_inductor.Wrapper):
+        def __init__(self, path: str, text: str, *rest: Any, **named: Any) -> None:
+            written.append(text)
+            super().__init__(path, text, *rest, **named)
+
+    monkeypatch.setattr(torch_inductor, "_triton_outputs", find_outputs)
+    monkeypatch.setattr(torch_inductor, "Wrapper", Wrapper)
+    spared = write()
+    monkeypatch.setattr(torch_inductor, "spare_work", contextlib.nullcontext)
+    assert any("tl.device_assert" in text or "tl.load(in_ptr0 + (tmp" in text for text in spared)
+    assert spared == write()
 
 
 def test_kernels_are_operators_with_the_line_and_the_module_they_are_of() -> None:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from fxmem.__main__ import _unwind_on_sigterm
@@ -246,6 +248,18 @@ def test_an_error_of_the_pretended_card_says_so() -> None:
     lost = OSError("libcuda.so.1: cannot open shared object file")
     assert "it comes of the pretended card, which has no driver" in describe_end(lost)
     assert describe_end(ValueError("of its own")) == "ValueError: of its own"
+
+
+def test_a_loss_behind_a_reentrant_checkpoint_says_how_it_lost_its_graph() -> None:
+    with fxmem.record("h100"):
+        model, x = nn.Linear(8, 8).cuda(), torch.zeros(2, 8, device="cuda")
+        checkpoint(lambda each: model(each).sum(), x, use_reentrant=False).backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, that gradients will be None
+            loss = checkpoint(lambda each: model(each).sum(), x, use_reentrant=True)
+        with pytest.raises(RuntimeError) as raised:
+            loss.backward()
+    assert "checkpoint(..., use_reentrant=True) of arguments that need no gradient" in describe_end(raised.value)
 
 
 _SCRIPT = """

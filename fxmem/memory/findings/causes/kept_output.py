@@ -14,6 +14,8 @@ from fxmem.records.profile import Phase, Profile, Timeline
 
 _SHARE: Final = 10
 """Said where the peak is lower by this share, one in so many: most programs keep a small result."""
+_LARGE: Final = 1 << 30
+"""Or by so many bytes: logits of a large model with accumulation, beside what its layers save, are a twelfth."""
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
@@ -21,27 +23,41 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     if profile.step.program is None or timeline.peak.phase is not Phase.BACKWARD:
         return
     begun = min((each.first_node for each in find_outermost(profile) if each.leads_to_gradients), default=None)
+    if begun is None:
+        return
     losses = {index for node in profile.nodes if node.op == "loss" for index in node.inputs}
-    idle = find_idle(profile, timeline.peak.tick)
-    returned, lines = _find_returned(profile) if idle else set(), defaultdict[str, dict[int, int]](dict)
-    for index, end in idle.items():
+    returned, peak = _find_returned(profile), timeline.peak
+    lines = defaultdict[str, dict[int, int]](dict)
+    for index, end in _find_idle(profile, peak.tick).items():
         of = profile.storages[index]
-        if begun is None or of.node is None or of.node < begun or of.node in losses:
-            continue
-        if of.holder or of.node in returned:
+        if of.node is not None and of.node >= begun and of.node not in losses:
             lines[find_place(profile, of.node)][index] = end
-    for place, ends in lines.items():
-        saved = save_bytes(profile, ends)
-        if saved * _SHARE >= timeline.peak.requested_bytes:
-            held = sorted({profile.storages[each].holder for each in ends} - {""})
+    for place, idle in lines.items():
+        held = sorted({profile.storages[each].holder for each in idle} - {""})
+        # What is held at the end of one micro-batch was held so in those before it.
+        ends = {each: end for each, end in idle.items() if held or profile.storages[each].node in returned}
+        there = [each for each in ends if profile.storages[each].birth <= peak.tick < profile.storages[each].death]
+        saved = save_bytes(profile, ends) if there else 0
+        if saved >= min(peak.requested_bytes // _SHARE, _LARGE) > 0:
+            name = held[0] if held else ""
+            loss = "" if name.isidentifier() else "keep the loss alone (loss = model(...).loss), or "
             yield Finding(
                 cause="kept-output",
-                text=f"{held[0] if held else 'a result'} is alive through backward, which does not need it",
+                text=f"{name or 'a result'} is alive through backward, which does not need it",
                 place=place,
-                nbytes=sum(profile.storages[each].nbytes for each in ends),
-                change=f"keep the loss alone (loss = model(...).loss), or del {_find_name(held)} before backward()",
+                nbytes=sum(profile.storages[each].nbytes for each in there),
+                change=f"{loss}del {name.partition('[')[0].partition('.')[0] or 'it'} before backward()",
                 saved_bytes=saved,
             )
+
+
+def _find_idle(profile: Profile, peak: int) -> dict[int, int]:
+    """What backward does not need at the peak, and once each other backward has begun."""
+    found = find_idle(profile, peak)
+    for span in profile.phases:
+        if span.phase is Phase.BACKWARD and span.begin + 1 < span.end and not span.begin <= peak < span.end:
+            found = {**find_idle(profile, span.begin + 1), **found}
+    return found
 
 
 def _find_returned(profile: Profile) -> set[int]:
@@ -52,10 +68,6 @@ def _find_returned(profile: Profile) -> set[int]:
         read.update(node.inputs)
         found.update(each for each in node.inputs if calls.get(each) is not calls.get(index))
     return found | calls.keys() - read
-
-
-def _find_name(held: list[str]) -> str:
-    return held[0].partition("[")[0].partition(".")[0] if held else "it"
 
 
 register("kept-output", find)
