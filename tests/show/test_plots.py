@@ -22,7 +22,7 @@ from fxmem.records.units import exact_bytes
 from fxmem.show.palette import DARK, KINDS, LIGHT, Palette
 from fxmem.show.plots import CurveDot, PlottedStep, curve_svg, growth_svg, icicle_svg, timeline_svg
 from fxmem.show.plots.axes import LEFT, SIZE, STYLE, byte_steps, spread
-from fxmem.show.plots.samples import Sample, samples
+from fxmem.memory.samples import Sample, samples
 from fxmem.show.svg import text_width
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 from tests.show.graph.test_graph import NAMES, call, step_of

@@ -5,18 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
-
 from fxmem.cli.options import OPEN, OVERLAYS, SUBJECT, drawing
 from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument
-from fxmem.cli.step import read_budget, read_step
-from fxmem.cli.verbs.timeline import load_planned
+from fxmem.cli.step import read_budget, read_planned_step
+from fxmem.cli.verbs.timeline import load_after
 from fxmem.errors import UsageError
-
-if TYPE_CHECKING:
-    from fxmem.records.plan import Plan
-    from fxmem.records.profile import Profile
 
 BRIEF = "one HTML page with everything, for others to read"
 DESCRIPTION = (
@@ -33,11 +27,6 @@ ARGUMENTS = (
     *SUBJECT,
     argument("-o", "--output", required=True, metavar="FILE.html", help="what to write"),
     OPEN,
-    argument(
-        "--plan",
-        metavar="PLAN.json",
-        help="a plan for this step, which `fxmem plan --json` wrote: shown before and after",
-    ),
     *OVERLAYS,
     drawing("about how many boxes the graph shows at first; 0 leaves it out"),
 )
@@ -45,7 +34,6 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem report`; return the exit code and the text for stdout."""
-    from fxmem.memory import report_reader
     from fxmem.memory.allocator import read_settings
     from fxmem.memory.snapshots import is_pickle
     from fxmem.show.html import PageOptions, report_html
@@ -57,16 +45,11 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.max_boxes < 0:
         raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
     budget = read_budget(options)
-    plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
-    report, timeline = read_step(options, goes_on=True)
-    after_profile, after = load_planned(options, report) or (None, None)
-    if plan is not None:
-        _check_same_step(options.plan, plan, report)
+    plan, report, timeline = read_planned_step(options, goes_on=True)
     page = PageOptions(
         budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
         plan=plan,
-        after=after,
-        after_profile=after_profile,
+        after=load_after(options, report),
         graph=options.max_boxes > 0,
         max_boxes=max(options.max_boxes, 1),
         settings=read_settings(os.environ),
@@ -83,14 +66,3 @@ def _write_snapshot(options: argparse.Namespace) -> None:
         raise UsageError("expected --plan, --budget and --after with a report or a model, got a memory snapshot")
     report = report_dump(read_dump(Path(options.model)))
     write_file(options, options.output, snapshot_html(report, Path(options.model).name))
-
-
-def _check_same_step(name: str, plan: Plan, report: Profile) -> None:
-    theirs = (plan.inputs, plan.step, plan.target.name)
-    if theirs != (report.inputs, report.step, report.target.name) or any(
-        region.last_node > len(report.nodes) for region in plan.all_regions()
-    ):
-        raise UsageError(
-            f"expected --plan to be a plan for this step, but {name!r} is for other inputs, another step or another "
-            "target: plan it anew"
-        )

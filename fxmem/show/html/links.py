@@ -8,7 +8,7 @@ from typing import Any
 
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
 from fxmem.records.units import to_words
-from fxmem.show.plots.samples import samples
+from fxmem.memory.samples import samples
 
 
 def link_data(profile: Profile, timeline: Timeline, *, columns: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fxmem.show.html.links import link_data, script_json
 from fxmem.show.html.page import fill_page, read_asset
 from fxmem.show.html.sections import draw_views, growth_views, numbers, plan_section, verdict
 from fxmem.show.html.tables import alive_table, node_table
-from fxmem.show.plots import PlottedStep, icicle_svg, timeline_svg
+from fxmem.show.plots import PlottedStep, StepAfter, icicle_svg, step_after, timeline_svg
 from fxmem.show.plots.axes import step_title
 from fxmem.show.run_facts import made_up, run_facts
 
@@ -37,10 +37,8 @@ class PageOptions:
     """What the peak has to stay within, drawn into the timeline. None: the plan's, if there is a plan with one."""
     plan: Plan | None = None
     """A plan for this step."""
-    after: Timeline | None = None
-    """The timeline of the step under a plan."""
-    after_profile: Profile | None = None
-    """The profile `after` is of, for its phases."""
+    after: StepAfter | None = None
+    """The step with a plan. None: the plan's, if there is a plan and it was analysed."""
     graph: bool = True
     """Whether to draw the annotated graph."""
     max_boxes: int = OVERVIEW
@@ -111,19 +109,15 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
 
 def _timelines(profile: Profile, timeline: Timeline, options: PageOptions) -> Callable[[str, float], str]:
     step = PlottedStep(profile, timeline, known_levels(profile, timeline, options.settings))
-    after: PlottedStep | Timeline | None = options.after
-    if options.after is not None and options.after_profile is not None:
-        levels = known_levels(options.after_profile, options.after, options.settings)
-        after = PlottedStep(options.after_profile, options.after, levels)
     budget, plan = options.budget_bytes, options.plan
 
     def plot(size: str, width: float) -> str:
         return timeline_svg(
             step,
-            after=after,
+            after=options.after or step_after(plan),
             budget_bytes=plan.budget_bytes if budget is None and plan is not None else budget,
             width=width,
-            height=280.0 if after is None else 220.0,
+            height=280.0,
             name=f"timeline-{size}",
             titled=False,
         )

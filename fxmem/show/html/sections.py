@@ -12,7 +12,7 @@ from fxmem.records.profile import Peak, Profile, Timeline
 from fxmem.show import facts
 from fxmem.show.html.tables import region_table
 from fxmem.show.plan_facts import effect_facts, effect_table, summarize
-from fxmem.show.plots import CurveDot, curve_svg, growth_svg
+from fxmem.show.plots import CurveDot, StepAfter, curve_svg, growth_svg
 from fxmem.show.sections import Fact
 
 _Views = Mapping[str, str]
@@ -66,7 +66,7 @@ def growth_views(profile: Profile) -> _Views:
 # --- a plan -----------------------------------------------------------------------------------------------------------
 
 
-def plan_section(timeline: Timeline, after: Timeline | None, plan: Plan | None) -> dict[str, Any]:
+def plan_section(timeline: Timeline, after: StepAfter | None, plan: Plan | None) -> dict[str, Any]:
     """What a plan does: its effect, facts, regions and curves; nothing if there is no plan."""
     now = plan.after if plan is not None else after.peak if after is not None else None
     if now is None:

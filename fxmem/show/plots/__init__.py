@@ -13,16 +13,18 @@ from fxmem.show.plots.history import history_svg, segments_svg
 from fxmem.show.plots.icicle import icicle_svg
 from fxmem.show.plots.plan_curve import CurveDot, curve_svg
 from fxmem.show.plots.size_curve import sizes_svg
-from fxmem.show.plots.timeline import PlottedStep, timeline_svg
+from fxmem.show.plots.timeline import PlottedStep, StepAfter, step_after, timeline_svg
 
 __all__ = [
     "CurveDot",
     "PlottedStep",
+    "StepAfter",
     "curve_svg",
     "growth_svg",
     "history_svg",
     "icicle_svg",
     "segments_svg",
     "sizes_svg",
+    "step_after",
     "timeline_svg",
 ]

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from fxmem.memory.allocator import Levels
 from fxmem.memory.module_tree import describe
-from fxmem.records.profile import Kind, Profile, Timeline
+from fxmem.records.plan import Plan, PlannedStep
+from fxmem.records.profile import Kind, Peak, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, percent, to_words
 from fxmem.show import facts
 from fxmem.show.plots.axes import (
@@ -31,7 +32,7 @@ from fxmem.show.plots.axes import (
     step_title,
 )
 from fxmem.show.plots.rounds import rounds_strip
-from fxmem.show.plots.samples import Sample, samples
+from fxmem.memory.samples import Sample, samples
 from fxmem.show.svg import circle, document, fit, group, kind_class, path, rect, text, text_width
 
 _RIGHT = 64.0
@@ -59,23 +60,35 @@ class PlottedStep(NamedTuple):
     where the timeline has those."""
 
 
+class StepAfter(NamedTuple):
+    """The same step with a plan."""
+
+    planned: PlannedStep
+    peak: Peak
+
+
+def step_after(plan: Plan | None) -> StepAfter | None:
+    """The step with a plan; None where there is none, or it was not analysed."""
+    return None if plan is None or plan.planned is None else StepAfter(plan.planned, plan.after)
+
+
 @dataclass(frozen=True)
 class _Panel:
-    """One step in one rectangle."""
+    """The step in its rectangle."""
 
-    profile: Profile | None
-    """None: its phases are not known."""
+    profile: Profile
     timeline: Timeline
     levels: Levels | None
     name: str
     samples: tuple[Sample, ...]
     area: PlotArea
+    after: StepAfter | None
 
 
 def timeline_svg(
     step: PlottedStep,
     *,
-    after: PlottedStep | Timeline | None = None,
+    after: StepAfter | None = None,
     budget_bytes: int | None = None,
     width: float = 960.0,
     height: float = 300.0,
@@ -89,32 +102,23 @@ def timeline_svg(
 
     Args:
         step: what to plot.
-        after: the same step under a plan, drawn below on the same scale of bytes; a timeline alone has no phases.
+        after: the same step with a plan, drawn as a line over it, each phase as wide as the same phase without.
         budget_bytes: what the peak has to stay within, if anything.
         width: of the document, in pixels, at least 280.
-        height: of one plot.
+        height: of the plot.
         name: the root's id, and the start of every other.
         titled: whether to write the title into the picture.
     """
     width = max(width, NARROWEST)
-    later = after if after is None or isinstance(after, Timeline) else after.timeline
-    scale, limits = _scale(step, budget_bytes, later)
+    scale, limits = _scale(step, budget_bytes, after)
     title = step_title(step.profile)
     parts, y = heading(title, EDGE, EDGE, width - 2 * EDGE) if titled else ([], EDGE)
     y += 6.0 if titled else 0.0
-    steps = [step] if after is None else [step, after]
-    labels = ("Before", "After, with the plan") if after is not None else ("",)
-    for label, suffix, each in zip(labels, ("step", "after"), steps, strict=False):
-        if label:
-            y += ROW
-            parts.append(text(EDGE, y, label, "strong"))
-        profile, line, levels = (None, each, None) if isinstance(each, Timeline) else each
-        top = y + ROW * 2 + (ROW if profile is not None else 0.0)
-        area = PlotArea(LEFT, top, width - LEFT - _RIGHT, height, max(len(line.live_bytes), 1), scale)
-        taken = tuple(samples(line.live_bytes, max(int(area.width), 1)))
-        parts.append(_draw_panel(_Panel(profile, line, levels, f"{name}-{suffix}", taken, area), limits))
-        y = area.bottom + 2 * ROW + 4.0
-    legend, y = _legend(step.timeline, later, limits, scale, y, width)
+    profile, line, levels = step
+    area = PlotArea(LEFT, y + ROW * 3, width - LEFT - _RIGHT, height, max(len(line.live_bytes), 1), scale)
+    taken = tuple(samples(line.live_bytes, max(int(area.width), 1)))
+    parts.append(_draw_panel(_Panel(profile, line, levels, f"{name}-step", taken, area, after), limits))
+    legend, y = _legend(step.timeline, after, limits, scale, area.bottom + 2 * ROW + 4.0, width)
     peak = step.timeline.peak
     if step.profile.step.program is not None:
         strip, y = rounds_strip(step.profile.step.program, y + ROW, width)
@@ -126,7 +130,7 @@ def timeline_svg(
     return document(STYLE, (width, y + EDGE), words, [*parts, *legend], id=name)
 
 
-def _scale(step: PlottedStep, budget: int | None, after: Timeline | None) -> tuple[float, list[_Limit]]:
+def _scale(step: PlottedStep, budget: int | None, after: StepAfter | None) -> tuple[float, list[_Limit]]:
     """Bytes at the upper edge, and the limits to draw."""
     peaks = [step.timeline.peak, *([] if after is None else [after.peak])]
     drawn = max(max(peak.requested_bytes, peak.allocated_bytes or 0, peak.reserved_bytes or 0) for peak in peaks)
@@ -140,7 +144,8 @@ def _scale(step: PlottedStep, budget: int | None, after: Timeline | None) -> tup
 
 def _draw_panel(panel: _Panel, limits: Sequence[_Limit]) -> str:
     area = panel.area
-    parts = [*_phases(panel), *byte_grid(area), *_bands(panel), *_peak(panel), *_lines(panel, limits), *_axis(panel)]
+    bands = [*_phases(panel), *byte_grid(area), *_bands(panel), *_after(panel)]
+    parts = [*bands, *_peak(panel), *_lines(panel, limits), *_axis(panel)]
     return group(
         *(f"{part}\n" for part in parts),
         id=panel.name,
@@ -154,8 +159,6 @@ def _draw_panel(panel: _Panel, limits: Sequence[_Limit]) -> str:
 
 
 def _phases(panel: _Panel) -> Iterator[str]:
-    if panel.profile is None:
-        return
     area = panel.area
     spans = [span for span in panel.profile.phases if span.end > span.begin]
     for span in spans:
@@ -218,6 +221,29 @@ def _band_name(panel: _Panel, kind: Kind, underside: Sequence[int], edge: Sequen
         yield text(x, y + 4.0, words, "middle halo")
 
 
+def _after(panel: _Panel) -> Iterator[str]:
+    """The line of the step with the plan. Where the phases are the same, each is drawn over the same one."""
+    if panel.after is None:
+        return
+    area, (planned, peak) = panel.area, panel.after
+    ours, theirs = panel.profile.phases, planned.phases
+    if [span.phase for span in ours] != [span.phase for span in theirs]:
+        ours = theirs = ()
+    borders = [0, *(span.end for span in theirs[:-1]), planned.ticks]
+    places = [0, *(span.end for span in ours[:-1]), len(panel.timeline.live_bytes)]
+
+    def x(tick: int) -> float:
+        part = min(bisect_right(borders, tick), len(borders) - 1)
+        (low, high), (left, right) = borders[part - 1 : part + 1], places[part - 1 : part + 1]
+        return area.x(left + (right - left) * (tick - low) / max(high - low, 1))
+
+    way: list[str | float] = ["M", area.left, area.bottom]
+    for tick, nbytes in planned.moments:
+        way += ["H", x(tick), "V", area.y(nbytes)]
+    words = f"with the plan: peak {format_bytes(peak.requested_bytes)} in {peak.phase}"
+    yield group(path("around", *way, "H", area.right), path("after", *way, "H", area.right), tooltip=words)
+
+
 def _peak(panel: _Panel) -> Iterator[str]:
     area, peak = panel.area, panel.timeline.peak
     if not panel.samples:
@@ -226,7 +252,7 @@ def _peak(panel: _Panel) -> Iterator[str]:
         return
     x, y = area.x(peak.tick + 0.5), area.y(peak.requested_bytes)
     where = peak.node or ""
-    if panel.profile is not None and peak.op is not None:
+    if peak.op is not None:
         where = describe(panel.profile.nodes[panel.profile.ops[peak.op].node])
     words = f"peak {format_bytes(peak.requested_bytes)} in {peak.phase}" + (f": {where}" if where else "")
     room = area.width + _RIGHT - 4.0
@@ -298,7 +324,7 @@ def _axis(panel: _Panel) -> Iterator[str]:
 
 
 def _legend(
-    timeline: Timeline, after: Timeline | None, limits: Sequence[_Limit], scale: float, y: float, width: float
+    timeline: Timeline, after: StepAfter | None, limits: Sequence[_Limit], scale: float, y: float, width: float
 ) -> tuple[list[str], float]:
     """Every colour and line with its name and number; and where the legend ends."""
     entries = _entries(timeline, after, limits, scale)
@@ -315,14 +341,16 @@ def _legend(
 
 
 def _entries(
-    timeline: Timeline, after: Timeline | None, limits: Sequence[_Limit], scale: float
+    timeline: Timeline, after: StepAfter | None, limits: Sequence[_Limit], scale: float
 ) -> list[tuple[str, bool, str]]:
     """Class, whether it colours an area, and words."""
-    both = [timeline] if after is None else [timeline, after]
-    peaks = [each.peak for each in both]
+    peaks = [timeline.peak, *([] if after is None else [after.peak])]
     entries: list[tuple[str, bool, str]] = []
+    if after is not None:
+        sizes = " → ".join(format_bytes(peak.requested_bytes) for peak in peaks)
+        entries.append(("after", False, f"all of it, with the plan: {sizes}"))
     for kind in reversed(Kind):
-        if any(any(each.by_kind.get(kind, ())) for each in both):
+        if any(timeline.by_kind.get(kind, ())) or peaks[-1].by_kind.get(kind):
             sizes = [peak.by_kind.get(kind, 0) for peak in peaks]
             share = f", {percent(sizes[0], peaks[0].requested_bytes)}" if after is None else ""
             entries.append((kind_class(kind), True, f"{to_words(kind)} {' → '.join(map(format_bytes, sizes))}{share}"))
