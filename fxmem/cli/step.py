@@ -124,16 +124,31 @@ def read_step(options: argparse.Namespace, *, goes_on: bool = False) -> tuple[Re
 
     A program `goes_on` as for `program_step`.
     """
+    subject = _read_subject(options, goes_on=goes_on)
+    return subject.report, subject.timeline
+
+
+def _read_subject(options: argparse.Namespace, *, goes_on: bool) -> PlannedSubject:
     from fxmem.memory import report_reader
 
     program = read_program(options)
     check_generation(options)
     with Progress(options.quiet) as progress:
-        report = analyze_subject(options, program, progress, goes_on=goes_on).report()
-    return report, report_reader.timeline(report)
+        step = analyze_subject(options, program, progress, goes_on=goes_on)
+        report = step.report()
+    return PlannedSubject(step, report, report_reader.timeline(report))
 
 
-def read_planned_step(options: argparse.Namespace, *, goes_on: bool = False) -> tuple[Plan | None, Report, Timeline]:
+class PlannedSubject(NamedTuple):
+    """A step, and a plan for it."""
+
+    step: ProfiledStep
+    report: Report
+    timeline: Timeline
+    plan: Plan | None = None
+
+
+def read_planned_step(options: argparse.Namespace, *, goes_on: bool = False) -> PlannedSubject:
     """The plan that `--plan` names, if it does, and the step as `read_step` reads it.
 
     What the options leave out of a model's step is as the plan has it: the model and its inputs, the target, the
@@ -143,22 +158,22 @@ def read_planned_step(options: argparse.Namespace, *, goes_on: bool = False) -> 
         UsageError: the plan is for another step.
     """
     if options.plan is None:
-        return None, *read_step(options, goes_on=goes_on)
+        return _read_subject(options, goes_on=goes_on)
     from fxmem.memory import report_reader
     from fxmem.show.plan_facts import check_same_step
 
     plan = report_reader.load_plan(Path(options.plan))
     if options.run_program is None and (options.model is None or not is_report(options.model)):
         _fill_in(options, plan)
-    report, timeline = read_step(options, goes_on=goes_on)
-    check_same_step(plan, report)
-    before, now = plan.before.requested_bytes, timeline.peak.requested_bytes
+    subject = _read_subject(options, goes_on=goes_on)
+    check_same_step(plan, subject.report)
+    before, now = plan.before.requested_bytes, subject.timeline.peak.requested_bytes
     if before != now:
         raise UsageError(
             f"expected the step that the plan was made for, whose peak without it is {exact_bytes(before)}; here it is "
             f"{exact_bytes(now)}: give the options that `fxmem plan` had, or plan it anew"
         )
-    return plan, report, timeline
+    return subject._replace(plan=plan)
 
 
 def _fill_in(options: argparse.Namespace, plan: Plan) -> None:

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     form: Format | None = "png" if ending == ".png" else "pdf" if ending == ".pdf" else None
     if form is not None:
         graph.require_image(form)  # refused before the work, not after
-    plan, report, timeline = read_planned_step(options)
+    _, report, timeline, plan = read_planned_step(options)
     drawing = graph.DrawingOptions(
         heat=options.heat,
         fold=not options.no_fold,

@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 from fxmem.cli.options import OPEN, OVERLAYS, SUBJECT, drawing
 from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument
-from fxmem.cli.step import read_budget, read_planned_step
+from fxmem.cli.progress import Progress
+from fxmem.cli.step import is_report, read_budget, read_planned_step
 from fxmem.cli.verbs.timeline import load_after
 from fxmem.errors import UsageError
+
+if TYPE_CHECKING:
+    from fxmem.records.advice import Advice
+    from fxmem.simulation.profiled_step import ProfiledStep
 
 BRIEF = "one HTML page with everything, for others to read"
 DESCRIPTION = (
@@ -28,12 +34,19 @@ ARGUMENTS = (
     argument("-o", "--output", required=True, metavar="FILE.html", help="what to write"),
     OPEN,
     *OVERLAYS,
+    argument(
+        "--advice",
+        metavar="ADVICE.json",
+        help="what `fxmem advise --json` wrote: its best changes stand on top (default: those of one line, tried here "
+        "where it is a model)",
+    ),
     drawing("about how many boxes the graph shows at first; 0 leaves it out"),
 )
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem report`; return the exit code and the text for stdout."""
+    from fxmem.memory import report_reader
     from fxmem.memory.allocator import read_settings
     from fxmem.memory.snapshots import is_pickle
     from fxmem.show.html import PageOptions, report_html
@@ -45,17 +58,34 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.max_boxes < 0:
         raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
     budget = read_budget(options)
-    plan, report, timeline = read_planned_step(options, goes_on=True)
+    advice = None if options.advice is None else report_reader.load_advice(Path(options.advice))
+    step, report, timeline, plan = read_planned_step(options, goes_on=True)
+    if advice is None:
+        advice = _try_changes(options, step)
+    elif (advice.inputs, advice.target.name) != (report.inputs, report.target.name):
+        raise UsageError(f"expected --advice to be about this step, got {options.advice!r}, which is about another")
     page = PageOptions(
         budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
         plan=plan,
         after=load_after(options, report),
+        advice=advice,
         graph=options.max_boxes > 0,
         max_boxes=max(options.max_boxes, 1),
         settings=read_settings(os.environ),
     )
     write_file(options, options.output, report_html(report, timeline, page))
     return 0, ""
+
+
+def _try_changes(options: argparse.Namespace, step: ProfiledStep) -> Advice | None:
+    """Try what is changed in a line; None where the step does not run again, or would run for long."""
+    is_program = options.run_program is not None
+    if is_program or is_report(options.model) or options.mode == "generate" or options.compile or not step.profile.ops:
+        return None
+    from fxmem.whatif.advice import make_bench, try_changes
+
+    with Progress(options.quiet) as progress:
+        return try_changes(make_bench(step, None), None, plans=False, quick=True, progress=progress)
 
 
 def _write_snapshot(options: argparse.Namespace) -> None:

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.by == "modules" and (options.budget is not None or options.after is not None):
         raise UsageError("--budget and --after are for the plot over time; leave them out, or --by modules")
     budget = read_budget(options)
-    plan, report, timeline = read_planned_step(options)
+    _, report, timeline, plan = read_planned_step(options)
     if options.by == "modules":
         text = plots.icicle_svg(report, timeline, width=options.width)
     else:

@@ -20,6 +20,7 @@ from fxmem.records.units import exact_bytes, format_bytes, percent, to_words
 from fxmem.show import facts
 from fxmem.show.plots.axes import (
     EDGE,
+    IN_SCALE,
     LEFT,
     NARROWEST,
     ROW,
@@ -31,15 +32,14 @@ from fxmem.show.plots.axes import (
     spread,
     step_title,
 )
-from fxmem.show.plots.rounds import rounds_strip
+from fxmem.show.plots.run import run_plot
 from fxmem.memory.samples import Sample, samples
 from fxmem.show.svg import circle, document, fit, group, kind_class, path, rect, text, text_width
 
 _RIGHT = 64.0
 _HEADROOM = 1.05
-_IN_SCALE = 1.6
-"""A limit of up to this many times the largest number drawn is drawn to scale; a higher one would flatten the plot, and
-is named above it."""
+_NARROW = 480.0
+"""Pixels below which the legend leaves out shares."""
 _TRIED = 48
 """Places at which a band's name is tried."""
 _ROOMY = 40.0
@@ -107,7 +107,7 @@ def timeline_svg(
         width: of the document, in pixels, at least 280.
         height: of the plot.
         name: the root's id, and the start of every other.
-        titled: whether to write the title into the picture.
+        titled: whether to write the title into the picture, and to draw the whole run of a program below.
     """
     width = max(width, NARROWEST)
     scale, limits = _scale(step, budget_bytes, after)
@@ -115,14 +115,14 @@ def timeline_svg(
     parts, y = heading(title, EDGE, EDGE, width - 2 * EDGE) if titled else ([], EDGE)
     y += 6.0 if titled else 0.0
     profile, line, levels = step
-    area = PlotArea(LEFT, y + ROW * 3, width - LEFT - _RIGHT, height, max(len(line.live_bytes), 1), scale)
+    area = PlotArea(LEFT, y + ROW * 2 + 6.0, width - LEFT - _RIGHT, height, max(len(line.live_bytes), 1), scale)
     taken = tuple(samples(line.live_bytes, max(int(area.width), 1)))
     parts.append(_draw_panel(_Panel(profile, line, levels, f"{name}-step", taken, area, after), limits))
     legend, y = _legend(step.timeline, after, limits, scale, area.bottom + 2 * ROW + 4.0, width)
     peak = step.timeline.peak
-    if step.profile.step.program is not None:
-        strip, y = rounds_strip(step.profile.step.program, y + ROW, width)
-        legend += strip
+    if titled and step.profile.step.program is not None:
+        run, y = run_plot(step.profile, step.profile.step.program, y + ROW, width)
+        legend += run
     description = f"Peak: {exact_bytes(peak.requested_bytes)}, in {peak.phase}. " + "; ".join(
         f"{share.name} {format_bytes(share.nbytes)}" for share in facts.split(peak)
     )
@@ -136,7 +136,7 @@ def _scale(step: PlottedStep, budget: int | None, after: StepAfter | None) -> tu
     drawn = max(max(peak.requested_bytes, peak.allocated_bytes or 0, peak.reserved_bytes or 0) for peak in peaks)
     known = {"budget": budget, "card": step.profile.target.memory_bytes}
     limits = [(word, nbytes) for word, nbytes in known.items() if nbytes is not None]
-    return max([drawn, *(nbytes for _, nbytes in limits if nbytes <= _IN_SCALE * drawn), 1]) * _HEADROOM, limits
+    return max([drawn, *(nbytes for _, nbytes in limits if nbytes <= IN_SCALE * drawn), 1]) * _HEADROOM, limits
 
 
 # --- one step ---------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _scale(step: PlottedStep, budget: int | None, after: StepAfter | None) -> tu
 
 def _draw_panel(panel: _Panel, limits: Sequence[_Limit]) -> str:
     area = panel.area
-    bands = [*_phases(panel), *byte_grid(area), *_bands(panel), *_after(panel)]
+    bands = [*_phases(panel), *byte_grid(area), *_bands(panel)]
     parts = [*bands, *_peak(panel), *_lines(panel, limits), *_axis(panel)]
     return group(
         *(f"{part}\n" for part in parts),
@@ -187,6 +187,7 @@ def _bands(panel: _Panel) -> Iterator[str]:
         yield path(kind_class(kind), *_edge(panel, edge), "V", area.bottom, "H", area.left, "z", tooltip=words)
     if edges:
         yield path("total", *_edge(panel, edges[-1]))
+    yield from _after(panel)
     undersides = [[0] * len(panel.samples), *edges[:-1]] if edges else []
     for kind, underside, edge in zip(kinds, undersides, edges, strict=True):
         yield from _band_name(panel, kind, underside, edge)
@@ -242,6 +243,11 @@ def _after(panel: _Panel) -> Iterator[str]:
         way += ["H", x(tick), "V", area.y(nbytes)]
     words = f"with the plan: peak {format_bytes(peak.requested_bytes)} in {peak.phase}"
     yield group(path("around", *way, "H", area.right), path("after", *way, "H", area.right), tooltip=words)
+    tick, nbytes = max(planned.moments, key=lambda moment: moment[1], default=(0, 0))
+    shown = fit(words, SIZE, area.width)
+    half = text_width(shown, SIZE) / 2
+    at = min(max(x(tick), area.left + half), area.right - half)
+    yield text(at, area.y(nbytes) - 6.0, shown, "middle halo strong")
 
 
 def _peak(panel: _Panel) -> Iterator[str]:
@@ -327,8 +333,9 @@ def _legend(
     timeline: Timeline, after: StepAfter | None, limits: Sequence[_Limit], scale: float, y: float, width: float
 ) -> tuple[list[str], float]:
     """Every colour and line with its name and number; and where the legend ends."""
-    entries = _entries(timeline, after, limits, scale)
-    column = max(text_width(words, SIZE) for _, _, words in entries) + 40.0 if entries else width
+    entries = _entries(timeline, after, limits, scale, is_narrow=width < _NARROW)
+    column = max((text_width(words, SIZE) for _, _, words in entries), default=width) + 40.0
+    column = min(column, (width - EDGE) / 2)
     columns = max(min(int((width - EDGE) // column), len(entries)), 1)
     rows = -(-len(entries) // columns)
     note = "At the peak" if after is None else "At the peak, before → after"
@@ -336,12 +343,12 @@ def _legend(
     for index, (classes, is_area, words) in enumerate(entries):
         x, at = EDGE + column * (index // rows), y + ROW * (index % rows + 2)
         area, line = rect(x, at - 9.0, 16.0, 10.0, f"swatch {classes}"), path(classes, "M", x, at - 4, "h", 16)
-        parts += [area if is_area else line, text(x + 22.0, at, fit(words, SIZE, width - x - 24.0))]
+        parts += [area if is_area else line, text(x + 22.0, at, fit(words, SIZE, min(width - x, column) - 24.0))]
     return parts, y + ROW * (rows + 1)
 
 
 def _entries(
-    timeline: Timeline, after: StepAfter | None, limits: Sequence[_Limit], scale: float
+    timeline: Timeline, after: StepAfter | None, limits: Sequence[_Limit], scale: float, *, is_narrow: bool
 ) -> list[tuple[str, bool, str]]:
     """Class, whether it colours an area, and words."""
     peaks = [timeline.peak, *([] if after is None else [after.peak])]
@@ -352,12 +359,12 @@ def _entries(
     for kind in reversed(Kind):
         if any(timeline.by_kind.get(kind, ())) or peaks[-1].by_kind.get(kind):
             sizes = [peak.by_kind.get(kind, 0) for peak in peaks]
-            share = f", {percent(sizes[0], peaks[0].requested_bytes)}" if after is None else ""
+            share = f", {percent(sizes[0], peaks[0].requested_bytes)}" if after is None and not is_narrow else ""
             entries.append((kind_class(kind), True, f"{to_words(kind)} {' → '.join(map(format_bytes, sizes))}{share}"))
     for word in ("allocated", "reserved"):
         counts: list[int | None] = [getattr(peak, f"{word}_bytes") for peak in peaks]
         if counts[0] is not None:
-            entries.append((f"held {word}", False, f"{word}, its highest {' → '.join(map(format_bytes, counts))}"))
+            entries.append((f"held {word}", False, f"{word} {' → '.join(map(format_bytes, counts))}"))
     for word, nbytes in limits:
         above = ", above the scale" if nbytes > scale else ""
         entries.append(("limit", False, f"{word} {format_bytes(nbytes)}{above}"))
