@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import OPEN, OVERLAYS, SUBJECT
-from fxmem.cli.output import check_file, write_file
+from fxmem.cli.output import check_drawing, write_drawing
 from fxmem.cli.parser import argument
 from fxmem.cli.step import read_budget, read_planned_step
 from fxmem.errors import UsageError
@@ -24,7 +24,7 @@ EXAMPLES = ("fxmem timeline report.json -o timeline.svg",)
 
 ARGUMENTS = (
     *SUBJECT,
-    argument("-o", "--output", required=True, metavar="FILE.svg", help="what to write"),
+    argument("-o", "--output", required=True, metavar="FILE.svg", help="what to write: .svg, .png or .pdf"),
     OPEN,
     argument(
         "--by",
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.memory.allocator import known_levels, read_settings
     from fxmem.show import plots
 
-    check_file(options, "--output", options.output, (".svg",))
+    check_drawing(options, "--output", options.output)
     if options.width < 280:
         raise UsageError(f"expected --width of at least 280 pixels, got {options.width}")
     if options.by == "modules" and (options.budget is not None or options.after is not None):
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
             width=options.width,
         )
-    write_file(options, options.output, text)
+    write_drawing(options, options.output, text)
     return 0, ""
 
 

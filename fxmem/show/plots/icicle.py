@@ -77,7 +77,8 @@ def icicle_svg(
     y += _HEIGHT * (max((cell.level for cell in cells), default=0) + 1)
     legend, y = _legend(timeline.peak, y + 6.0, width)
     shares = "; ".join(f"{cell.label} {percent(cell.nbytes, root.nbytes)}" for cell in cells if cell.level == 1)
-    return document(STYLE, (width, y + EDGE), (title, shares or "one part"), [*parts, *legend], id=name)
+    size = {"width": None, "height": None} if titled else {}
+    return document(STYLE, (width, y + EDGE), (title, shares or "one part"), [*parts, *legend], id=name, **size)
 
 
 def _fold(part: Part) -> Part:

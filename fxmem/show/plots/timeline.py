@@ -61,10 +61,12 @@ class PlottedStep(NamedTuple):
 
 
 class StepAfter(NamedTuple):
-    """The same step with a plan."""
+    """The same step with a plan, or with another change."""
 
     planned: PlannedStep
     peak: Peak
+    name: str = "with the plan"
+    """What it is called."""
 
 
 def step_after(plan: Plan | None) -> StepAfter | None:
@@ -127,7 +129,9 @@ def timeline_svg(
         f"{share.name} {format_bytes(share.nbytes)}" for share in facts.split(peak)
     )
     words = (f"{title}: bytes alive, by kind", description)
-    return document(STYLE, (width, y + EDGE), words, [*parts, *legend], id=name)
+    # Opened alone it is as large as the window, whatever that is.
+    size = {"width": None, "height": None} if titled else {}
+    return document(STYLE, (width, y + EDGE), words, [*parts, *legend], id=name, **size)
 
 
 def _scale(step: PlottedStep, budget: int | None, after: StepAfter | None) -> tuple[float, list[_Limit]]:
@@ -226,7 +230,7 @@ def _after(panel: _Panel) -> Iterator[str]:
     """The line of the step with the plan. Where the phases are the same, each is drawn over the same one."""
     if panel.after is None:
         return
-    area, (planned, peak) = panel.area, panel.after
+    area, (planned, peak, name) = panel.area, panel.after
     ours, theirs = panel.profile.phases, planned.phases
     if [span.phase for span in ours] != [span.phase for span in theirs]:
         ours = theirs = ()
@@ -241,7 +245,7 @@ def _after(panel: _Panel) -> Iterator[str]:
     way: list[str | float] = ["M", area.left, area.bottom]
     for tick, nbytes in planned.moments:
         way += ["H", x(tick), "V", area.y(nbytes)]
-    words = f"with the plan: peak {format_bytes(peak.requested_bytes)} in {peak.phase}"
+    words = f"{name}: peak {format_bytes(peak.requested_bytes)} in {peak.phase}"
     yield group(path("around", *way, "H", area.right), path("after", *way, "H", area.right), tooltip=words)
     tick, nbytes = max(planned.moments, key=lambda moment: moment[1], default=(0, 0))
     shown = fit(words, SIZE, area.width)
@@ -355,7 +359,7 @@ def _entries(
     entries: list[tuple[str, bool, str]] = []
     if after is not None:
         sizes = " → ".join(format_bytes(peak.requested_bytes) for peak in peaks)
-        entries.append(("after", False, f"all of it, with the plan: {sizes}"))
+        entries.append(("after", False, f"all kinds, {after.name}: {sizes}"))
     for kind in reversed(Kind):
         if any(timeline.by_kind.get(kind, ())) or peaks[-1].by_kind.get(kind):
             sizes = [peak.by_kind.get(kind, 0) for peak in peaks]
