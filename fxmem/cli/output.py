@@ -162,13 +162,12 @@ def check_drawing(options: argparse.Namespace, option: str, name: str, *further:
 
 def write_drawing(options: argparse.Namespace, name: str, svg: str) -> None:
     """Write a drawing as its file's ending says."""
-    form = Path(name).suffix[1:]
-    if form == "png" or form == "pdf":
-        from fxmem.show.converter import convert
-
-        write_file(options, name, convert(form, svg))
+    if name.endswith(".svg"):
+        write_file(options, name, svg)
         return
-    write_file(options, name, svg)
+    from fxmem.show.converter import convert
+
+    write_file(options, name, convert("png" if name.endswith(".png") else "pdf", svg))
 
 
 def report_written(options: argparse.Namespace, name: str) -> None:

@@ -8,12 +8,12 @@ from typing import TypeVar
 from fxmem.errors import UsageError
 from fxmem.memory import liveness
 from fxmem.records import json_reader
-from fxmem.records.pause_gc import pause_gc
 from fxmem.records.advice import Advice
+from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import Plan
 from fxmem.records.profile import SCHEMA_VERSION, Report, Timeline
 
-_Document = TypeVar("_Document", Report, Plan)
+_Document = TypeVar("_Document", Report, Plan, Advice)
 _EXPECTED = "expected a report written by `fxmem analyze --json`"
 _EXPECTED_PLAN = "expected --plan to name a plan written by `fxmem plan --json`"
 _FROM_STORAGES = ("requested_bytes", "phase", "tick", "op", "node", "by_kind")

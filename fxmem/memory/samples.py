@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from fxmem.memory import liveness
 from fxmem.records.plan import PlannedStep
@@ -50,7 +51,7 @@ def shorten_step(profile: Profile, unplanned: Profile) -> PlannedStep:
     """
     live = liveness.live_bytes(profile)
     moments = [(sample.tick, live[sample.tick]) for sample in samples(live, _COLUMNS)]
-    changes = [moments[index] for index in range(len(moments)) if not index or moments[index - 1][1] != moments[index][1]]
+    changes = [next(same) for _, same in groupby(moments, key=lambda moment: moment[1])]
     is_alike = [node.op for node in profile.nodes] == [node.op for node in unplanned.nodes]
     saved = tuple(node.saved_bytes for node in profile.nodes) if is_alike else ()
     return PlannedStep(ticks=profile.ticks, phases=profile.phases, moments=tuple(changes), saved_bytes=saved)

@@ -24,6 +24,7 @@ from pydantic import Field, RootModel
 
 from fxmem.records.files import write_text
 from fxmem.records.names import Application
+from fxmem.records.parts.base import Tick
 from fxmem.records.profile import (
     Assumption,
     Bytes,
@@ -36,7 +37,6 @@ from fxmem.records.profile import (
     PhaseSpan,
     Record,
     SourceLine,
-    Tick,
     Versioned,
 )
 from fxmem.records.registry import Viewed

@@ -38,7 +38,8 @@ def list_findings(found: Sequence[Finding]) -> Facts:
 def describe(about: Finding) -> str:
     """`train.py:14: preds keeps more after each step, 8.00 MiB a step. To do: .cpu() of what is kept (not tried)`."""
     place = f"{about.place}: " if about.place else ""
-    return f"{place}{about.text}, {format_bytes(about.nbytes)} {_OF[about.of]}. To do: {about.change} ({_describe_trial(about)})"
+    size = f"{format_bytes(about.nbytes)} {_OF[about.of]}"
+    return f"{place}{about.text}, {size}. To do: {about.change} ({_describe_trial(about)})"
 
 
 def describe_worth(about: Finding) -> str:

@@ -20,9 +20,11 @@ def check_same_step(plan: Plan, profile: Profile) -> None:
         UsageError: it names what differs.
     """
     theirs, ours = _describe_step(plan), _describe_step(profile)
-    differ = [f"{name} {theirs.get(name)}, not {ours.get(name)}" for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
-    if not differ and any(region.last_node > len(profile.nodes) or region.first_node < 0 for region in plan.all_regions()):
-        differ = [f"another model than {profile.model}, of more than its {len(profile.nodes)} nodes"]
+    both = ((name, theirs.get(name), ours.get(name)) for name in {**ours, **theirs})
+    differ = [f"{name} {one}, not {other}" for name, one, other in both if one != other]
+    nodes = len(profile.nodes)
+    if not differ and any(each.first_node < 0 or each.last_node > nodes for each in plan.all_regions()):
+        differ = [f"another model than {profile.model}, of more than its {nodes} nodes"]
     if differ:
         raise UsageError(printable(f"expected a plan for this step; it is for {'; '.join(differ)}: plan it anew"))
 
@@ -30,7 +32,7 @@ def check_same_step(plan: Plan, profile: Profile) -> None:
 def _describe_step(about: Headed) -> dict[str, str]:
     """What a plan and a step have to have in common, by its name."""
     step = {name.replace("_", " "): str(value) for name, value in about.step if name != "program"}
-    program = about.step.program is not None and "a program" or "a model"
+    program = "a model" if about.step.program is None else "a program"
     return {"target": about.target.name, "inputs": describe_inputs(about.inputs), "the step of": program, **step}
 
 

@@ -416,9 +416,9 @@ ALLOWED = {
     ("cli/verbs/__init__.py", "import_module"): "the verbs, as they stand in that file",
     ("testing/__init__.py", "import_module"): "its public names, as they stand in that file",
     ("hardware/operators/__init__.py", "import_module"): "the families of operators, by their files beside that one",
-    ("show/graph/converter.py", "importlib.util.find_spec"): "whether vl-convert is installed",
+    ("show/converter.py", "importlib.util.find_spec"): "whether vl-convert is installed",
     (
-        "show/graph/subprocess_worker.py",
+        "show/subprocess_worker.py",
         "subprocess.Popen",
     ): "an installed converter; what it draws reaches it as text on stdin",
     ("_torch/compiler/inductor.py", "importlib.util.find_spec"): "whether triton is installed",

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
 from fxmem.cli.options import OPEN, OVERLAYS, SUBJECT, drawing
 from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import is_report, read_budget, read_planned_step
 from fxmem.cli.verbs.timeline import load_after
-from fxmem.errors import UsageError
+from fxmem.errors import FxmemError, UsageError
 
 if TYPE_CHECKING:
     from fxmem.records.advice import Advice
+    from fxmem.records.plan import Plan
+    from fxmem.records.profile import Report, Timeline
     from fxmem.simulation.profiled_step import ProfiledStep
 
 BRIEF = "one HTML page with everything, for others to read"
@@ -69,6 +73,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         plan=plan,
         after=load_after(options, report),
         advice=advice,
+        proposal=_propose_plan(report, timeline) if plan is None else None,
         graph=options.max_boxes > 0,
         max_boxes=max(options.max_boxes, 1),
         settings=read_settings(os.environ),
@@ -86,6 +91,16 @@ def _try_changes(options: argparse.Namespace, step: ProfiledStep) -> Advice | No
 
     with Progress(options.quiet) as progress:
         return try_changes(make_bench(step, None), None, plans=False, quick=True, progress=progress)
+
+
+def _propose_plan(report: Report, timeline: Timeline) -> Plan | None:
+    """A plan of whole modules by the record alone; None where there is none."""
+    from fxmem.planning import estimate
+    from fxmem.records.names import Application
+
+    with contextlib.suppress(FxmemError):
+        return estimate.estimate(report, timeline.peak, "auto", None, Application.MODULES)
+    return None
 
 
 def _write_snapshot(options: argparse.Namespace) -> None:

@@ -45,8 +45,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_drawing(options, "--output", options.output)
     if options.width < 280:
         raise UsageError(f"expected --width of at least 280 pixels, got {options.width}")
-    if options.by == "modules" and (options.budget is not None or options.after is not None):
-        raise UsageError("--budget and --after are for the plot over time; leave them out, or --by modules")
+    if options.by == "modules" and any(each is not None for each in (options.plan, options.budget, options.after)):
+        raise UsageError("--plan, --budget and --after are for the plot over time; leave them out, or --by modules")
     budget = read_budget(options)
     _, report, timeline, plan = read_planned_step(options)
     if options.by == "modules":

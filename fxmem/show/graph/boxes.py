@@ -142,13 +142,12 @@ def _absorb_views(parts: Sequence[View]) -> list[View]:
     """The parts, with a view that stands alone in the box of what comes next, where that is one box too."""
     found: list[View] = []
     for part in parts:
-        before = found[-1] if found else None
-        if before is not None and before.box.kind == "alias" and part.box.kind in ("call", "module"):
-            if not part.parts and part.box.alike == 1 == before.box.alike:
-                found.pop()
-                nodes = (*before.nodes, *part.nodes)
-                part = replace(part, box=replace(part.box, nodes=nodes), nodes=nodes)  # noqa: PLW2901
-        found.append(part)
+        is_one = part.box.kind in ("call", "module") and not part.parts and part.box.alike == 1
+        if is_one and found and found[-1].box.kind == "alias" and found[-1].box.alike == 1:
+            nodes = (*found.pop().nodes, *part.nodes)
+            found.append(replace(part, box=replace(part.box, nodes=nodes), nodes=nodes))
+        else:
+            found.append(part)
     return found
 
 

@@ -119,10 +119,7 @@ def describe_effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -
     of_each = " each" if each > 1 else ""
     parts = []
     if planned:
-        # What an inner one frees, it frees while the outer one runs again.
-        outermost = min(checkpoint.level for checkpoint, _ in planned)
-        outer = ((checkpoint, times) for checkpoint, times in planned if checkpoint.level == outermost)
-        freed = sum((checkpoint.freed_bytes or 0) * times for checkpoint, times in outer)
+        freed = sum_freed(planned)
         together = f", {format_bytes(freed * each)} together" if each > 1 else ""
         parts.append(f"frees {format_bytes(freed)}{of_each}{together}; runs {_flops(planned)} again{of_each}")
         for place, words in enumerate(_RESULTS):
@@ -131,6 +128,13 @@ def describe_effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -
     if own:
         parts.append(f"in the program itself; runs at most {_flops(own)} again{of_each}")
     return "; ".join(parts)
+
+
+def sum_freed(found: Sequence[tuple[Checkpoint, int]]) -> int:
+    """Bytes that checkpoints, each so often there, free: the outermost, as an inner one frees what it does while the
+    outer one runs again."""
+    outermost = min((checkpoint.level for checkpoint, _ in found), default=0)
+    return sum((each.freed_bytes or 0) * times for each, times in found if each.level == outermost)
 
 
 def _flops(found: Iterable[tuple[Checkpoint, int]]) -> str:

@@ -9,7 +9,7 @@ from fxmem.memory.figures import Figures
 from fxmem.records.profile import Node
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, printable
 from fxmem.show.facts import describe_source, flops_sum
-from fxmem.show.graph.checkpoints import Checkpoint, describe_effect
+from fxmem.show.graph.checkpoints import Checkpoint, describe_effect, sum_freed
 from fxmem.show.graph.picture import Box, Frame, Picture, count_recomputed, display_name
 
 _MOST_NAMED = 3
@@ -60,7 +60,7 @@ def describe_recomputed(drawing: Picture, box: Box) -> str:
     if not again:
         return ""
     part = f"recomputes {again} of {len(box.shown)} calls" if len(box.shown) > 1 else "recomputed in backward"
-    freed = sum((each.freed_bytes or 0) * times for each, times in box.checkpoints)
+    freed = sum_freed(box.checkpoints)
     return f"{part}, frees {format_bytes(freed)}" if freed else part
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fxmem.errors import FxmemError
 from fxmem.memory.findings import Finding, find
-from fxmem.planning import estimate
 from fxmem.records.advice import Advice
-from fxmem.records.names import Application
-from fxmem.records.plan import Plan
+from fxmem.records.plan import Edit, Plan
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, percent
 from fxmem.show.finding_facts import describe_worth
@@ -37,24 +33,21 @@ class Change(NamedTuple):
 def best_changes(profile: Profile, timeline: Timeline, plan: Plan | None, advice: Advice | None) -> list[Change]:
     """At most three: what grows, then what frees most and leaves the results as they are.
 
-    They are those of the advice and of the plan, and what is found in the record; without an advice or a plan also a
-    plan of checkpoints that is estimated from it.
+    They are those of the advice and of the plan, and what is found in the record.
     """
-    found = [_from_finding(each, timeline) for each in find(profile, timeline)]
+    found = [_from_finding(each) for each in find(profile, timeline)]
     if advice is not None:
         found += _from_advice(advice)
-    if plan is None and profile.step.mode == "train" and profile.nodes:
-        with contextlib.suppress(FxmemError):  # there is none for this step
-            plan = estimate.estimate(profile, timeline.peak, "auto", None, Application.MODULES)
-    if plan is not None and plan.regions:
+    if plan is not None and plan.after.requested_bytes < plan.before.requested_bytes:
         found.append(_from_plan(plan))
     return sorted(found, key=lambda each: each.rank)[:_MOST]
 
 
-def _from_finding(each: Finding, timeline: Timeline) -> Change:
+def _from_finding(each: Finding) -> Change:
     place = f"{each.place}: " if each.place else ""
     saved = each.nbytes if each.saved_bytes is None else each.saved_bytes
-    return Change(place + each.text, describe_worth(each), each.change, False, (each.of not in ("step", "batch"), False, -saved))
+    rank = (each.of not in ("step", "batch"), False, -saved)
+    return Change(place + each.text, describe_worth(each), each.change, False, rank)
 
 
 def _from_advice(advice: Advice) -> Iterator[Change]:
@@ -66,7 +59,8 @@ def _from_advice(advice: Advice) -> Iterator[Change]:
         extra = f", {format_flops(each.extra_flops)} FLOPs more" if (each.extra_flops or 0) > 0 else ""
         worth = f"saves {format_bytes(each.saved_bytes)}, {percent(each.saved_bytes, whole)}{extra}; {effect}"
         rank = (each.growth_bytes is None, each.effect in ("training", "output"), -each.saved_bytes)
-        yield Change(each.title, worth, "\n".join(filter(None, [each.code, each.note and f"# {each.note}"])), True, rank)
+        code = "\n".join(filter(None, [each.code, each.note and f"# {each.note}"]))
+        yield Change(each.title, worth, code, True, rank)
 
 
 def _from_plan(plan: Plan) -> Change:
@@ -79,9 +73,10 @@ def _from_plan(plan: Plan) -> Change:
     about = "" if plan.analysed else "; an estimate, which fxmem plan checks"
     worth = f"saves {format_bytes(before - after)}, {percent(before - after, before)}{time}; the same results{about}"
     edits = dict.fromkeys(region.edit for region in plan.all_regions() if region.edit is not None)
-    code = "\n".join(f"- {each.source.code}  # {each.source.place}\n{_add(each.after)}" for each in edits) or plan.to_code()
+    code = "\n".join(line for edit in edits for line in _list_lines(edit)) or plan.to_code()
     return Change(f"checkpoints: {plan.extent}", worth, code, True, (True, False, after - before))
 
 
-def _add(code: str) -> str:
-    return "\n".join(f"+ {line}" for line in code.splitlines())
+def _list_lines(edit: Edit) -> Iterator[str]:
+    yield f"- {edit.source.code}  # {edit.source.place}"
+    yield from (f"+ {line}" for line in edit.after.splitlines())

@@ -45,6 +45,8 @@ class PageOptions:
     """The step with a plan. None: the plan's, if there is a plan and it was analysed."""
     advice: Advice | None = None
     """What changes to this step are worth."""
+    proposal: Plan | None = None
+    """Where there is no plan, one that may be made: one of the changes."""
     graph: bool = True
     """Whether to draw the annotated graph."""
     max_boxes: int = OVERVIEW
@@ -95,7 +97,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         header=[*facts.header_facts(profile), *run_facts(profile)],
         numbers=numbers(profile, peak),
         verdict=verdict(profile, peak),
-        changes=best_changes(profile, timeline, plan, options.advice),
+        changes=best_changes(profile, timeline, plan or options.proposal, options.advice),
         facts=[*where, *facts.total_facts(profile)],
         shares=facts.share_table(peak, headings=("Kind", "Bytes", "Share")),
         timelines=draw_views(_timelines(profile, timeline, options), _WIDE),

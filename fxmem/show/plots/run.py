@@ -12,6 +12,7 @@ from fxmem.records.units import format_bytes, printable
 from fxmem.show.plots.axes import EDGE, IN_SCALE, LEFT, NARROWEST, ROW, SIZE, STYLE, PlotArea, round_step
 from fxmem.show.plots.xy_plot import XYDot, XYLine, xy_plot
 from fxmem.show.run_facts import describe_counts
+from fxmem.show.run_growth import describe_host
 from fxmem.show.svg import document, fit, path, text, text_width
 
 _RIGHT = 84.0
@@ -42,36 +43,37 @@ def run_svg(profile: Profile, program: ProgramRun, *, width: float = 720.0, name
     return document(STYLE, (width, end + EDGE), (title, printable(about)), parts, id=name)
 
 
-def run_plot(profile: Profile, program: ProgramRun, top: float, width: float, height: float = 170.0) -> tuple[list[str], float]:
+def run_plot(
+    profile: Profile, program: ProgramRun, top: float, width: float, height: float = 170.0
+) -> tuple[list[str], float]:
     """The plot of a run, and where it ends: steps to the right, bytes upwards.
 
     What is requested and reserved at most in each step, what is kept when it is over, and what the host has then.
     """
     stretches, names = _list_stretches(program)
-    last = stretches[-1].end if stretches else 1.0
-    ahead, memory = forecast(profile), room_bytes(profile.target)
-    most = last / (1 - _AHEAD) if ahead is not None else last
-    kept = [(number + 1.0, each.retained_bytes) for number, each in _number(program)]
-    alive = [(at, nbytes) for at, nbytes in kept if nbytes is not None]
-    host = program.host
-    on_host = [] if host is None else [(number + 1.0, nbytes) for number, nbytes in enumerate(host.by_round, _first(program))]
-    drawn = [1, *(max(each.requested, each.reserved or 0) for each in stretches), *(nbytes for _, nbytes in on_host)]
-    drawn += [host.peak_bytes] if host is not None and host.peak_bytes is not None else []
-    is_limited = memory is not None and memory <= IN_SCALE * max(drawn)
-    scale = max([*drawn, *([memory] if is_limited and memory is not None else [])]) * 1.05
-    area = PlotArea(LEFT, top + 2 * ROW + 8.0, width - LEFT - _RIGHT, height, most, scale, least=_first(program))
-    requested = [(each.begin, each.requested) for each in stretches] + [(last, stretches[-1].requested)] if stretches else []
-    reserved = [(each.begin, each.reserved or each.requested) for each in stretches]
+    ahead, memory, first = forecast(profile), room_bytes(profile.target), _first(program)
+    last = stretches[-1].end if stretches else first + 1.0
+    most = first + (last - first) / (1 - _AHEAD) if ahead is not None else last
+    requested = _stairs([(each.begin, each.requested) for each in stretches], last)
+    reserved = _stairs([(each.begin, each.reserved or each.requested) for each in stretches], last)
+    kept = [(number + 1.0, each.retained_bytes) for number, each in _number(program) if each.retained_bytes is not None]
+    by_round = () if program.host is None else program.host.by_round
+    on_host = [(number + 1.0, nbytes) for number, nbytes in enumerate(by_round, first)]
+    dots = [*_dots(stretches), *_host_dot(program)]
+    drawn = max([1, *(nbytes for _, nbytes in (*reserved, *on_host)), *(dot.nbytes for dot in dots)])
+    limit = None if memory is None or memory > IN_SCALE * drawn else ("card", memory)
+    scale = max(drawn, 0 if limit is None else limit[1]) * 1.05
+    area = PlotArea(LEFT, top + 2 * ROW + 8.0, width - LEFT - _RIGHT, height, most, scale, least=first)
     lines = [
-        XYLine(reserved + [(last, reserved[-1][1])] if reserved else [], "held reserved", "reserved", is_stairs=True),
+        XYLine(reserved, "held reserved", "reserved", is_stairs=True),
         XYLine(requested, "after", "requested", is_stairs=True),
-        XYLine(alive, "held allocated", "kept"),
+        XYLine(kept, "held allocated", "kept"),
         XYLine(on_host, "total", "host"),
     ]
-    end = ""
-    if ahead is not None and alive:
-        end = _describe_end(ahead)
-        lines.append(XYLine([alive[-1], (most, min(ahead.points[-1][1], round(scale)))], "limit"))
+    end, quantity = "", "step"
+    if ahead is not None and requested:
+        end, quantity = _describe_end(ahead), "step (on the right, not to scale: if it goes on)"
+        lines.append(XYLine([(kept or requested)[-1], (most, min(ahead.points[-1][1], round(scale)))], "limit"))
     parts = [
         text(EDGE, top + ROW, fit("The whole run: most bytes in each step", SIZE, width - 2 * EDGE), "strong"),
         text(EDGE, top + 2 * ROW, fit(end, SIZE, width - 2 * EDGE), "muted"),
@@ -79,13 +81,18 @@ def run_plot(profile: Profile, program: ProgramRun, top: float, width: float, he
         *xy_plot(
             area,
             steps=list(_labels(names, area)),
-            quantity="step" + ("; the line to the right, if it goes on, is not to scale" if end and width > 600 else ""),
-            limit=("card", memory) if is_limited and memory is not None else None,
+            quantity=fit(quantity, SIZE, area.width),
+            limit=limit,
             lines=lines,
-            dots=[*_dots(stretches), *_host_dot(program)],
+            dots=dots,
         ),
     ]
     return parts, area.bottom + 2 * ROW
+
+
+def _stairs(points: Sequence[tuple[float, int]], last: float) -> list[tuple[float, int]]:
+    """The points, and the end of the last of them."""
+    return [*points, (last, points[-1][1])] if points else []
 
 
 def _first(program: ProgramRun) -> int:
@@ -115,14 +122,14 @@ def _list_stretches(program: ProgramRun) -> tuple[list[_Stretch], list[tuple[flo
             begin, end = (number + (at + more) / len(each.parts) for more in (0, 1))
             words = f"{title}, {part.title}: {describe_counts(part)}{shown}"
             found.append(_Stretch(begin, end, part.requested_bytes, part.reserved_bytes, words))
-    at = found[-1].end if found else 0.0
+    begin = found[-1].end if found else 0.0
     for evaluation in program.evaluations:
         most = evaluation.requested_bytes if evaluation.end_bytes is None else evaluation.end_bytes
         of = "" if evaluation.batches is None else f", all {evaluation.batches:,} batches"
         words = f"evaluation at {evaluation.place or 'a loader'}{of}: {format_bytes(most)} requested"
-        names.append((at + 0.5, "evaluation"))
-        found.append(_Stretch(at, at + 1, most, evaluation.reserved_bytes, words))
-        at += 1
+        names.append((begin + 0.5, "evaluation"))
+        found.append(_Stretch(begin, begin + 1, most, evaluation.reserved_bytes, words))
+        begin += 1
     return found, names
 
 
@@ -155,14 +162,14 @@ def _host_dot(program: ProgramRun) -> Iterator[XYDot]:
     """The host's peak, in the step in which it came."""
     host = program.host
     if host is not None and host.peak_bytes is not None and host.peak_round is not None:
-        place = f" at {host.call or host.place}" if host.call or host.place else ""
-        words = printable(f"the host's peak: {format_bytes(host.peak_bytes)}{place}")
-        yield XYDot(max(host.peak_round, _first(program)) + 0.5, host.peak_bytes, words, is_filled=False, is_chosen=False)
+        words = printable(f"the host's peak: {describe_host(host)}")
+        at = max(host.peak_round, _first(program)) + 0.5
+        yield XYDot(at, host.peak_bytes, words, is_filled=False, is_chosen=False)
 
 
 def _describe_end(ahead: Forecast) -> str:
     """How a run that grows goes on."""
     step, nbytes = ahead.points[-1]
     if ahead.is_full:
-        return f"If it goes on: out of memory at about step {step:,}"
-    return f"If it goes on: {format_bytes(nbytes)} from step {step:,} on"
+        return f"Out of memory at about step {step:,}"
+    return f"{format_bytes(nbytes)} from step {step:,} on"

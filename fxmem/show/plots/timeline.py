@@ -10,10 +10,11 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fxmem.memory.allocator import Levels
 from fxmem.memory.module_tree import describe
+from fxmem.memory.samples import Sample, samples
 from fxmem.records.plan import Plan, PlannedStep
 from fxmem.records.profile import Kind, Peak, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, percent, to_words
@@ -33,7 +34,6 @@ from fxmem.show.plots.axes import (
     step_title,
 )
 from fxmem.show.plots.run import run_plot
-from fxmem.memory.samples import Sample, samples
 from fxmem.show.svg import circle, document, fit, group, kind_class, path, rect, text, text_width
 
 _RIGHT = 64.0
@@ -130,7 +130,7 @@ def timeline_svg(
     )
     words = (f"{title}: bytes alive, by kind", description)
     # Opened alone it is as large as the window, whatever that is.
-    size = {"width": None, "height": None} if titled else {}
+    size: dict[str, Any] = {"width": None, "height": None} if titled else {}
     return document(STYLE, (width, y + EDGE), words, [*parts, *legend], id=name, **size)
 
 
@@ -358,8 +358,8 @@ def _entries(
     peaks = [timeline.peak, *([] if after is None else [after.peak])]
     entries: list[tuple[str, bool, str]] = []
     if after is not None:
-        sizes = " → ".join(format_bytes(peak.requested_bytes) for peak in peaks)
-        entries.append(("after", False, f"all kinds, {after.name}: {sizes}"))
+        both = " → ".join(format_bytes(peak.requested_bytes) for peak in peaks)
+        entries.append(("after", False, f"{after.name} {both}"))
     for kind in reversed(Kind):
         if any(timeline.by_kind.get(kind, ())) or peaks[-1].by_kind.get(kind):
             sizes = [peak.by_kind.get(kind, 0) for peak in peaks]
