@@ -581,7 +581,7 @@ def run_of(rounds: Sequence[Round], **fields: Any) -> Profile:
     """The small step as a round of a program."""
     program = ProgramRun(**{"ending": "ran to its end", "rounds": rounds, "shown": len(rounds), **fields})
     step = small_profile()
-    target = step.target.model_copy(update={"memory_bytes": 610 * MIB})
+    target = step.target.model_copy(update={"memory_bytes": 2048 * MIB})
     return step.model_copy(
         update={"target": target, "step": step.step.model_copy(update={"program": program, "mode": "train"})}
     )

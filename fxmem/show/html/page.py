@@ -10,7 +10,6 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from fxmem import __version__
 from fxmem.records.profile import Headed, Record
@@ -66,13 +65,8 @@ def _environment() -> Environment:
         finalize=lambda value: printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
     )
     environment.globals.update(zip=zip, kinds=KINDS)
-    environment.filters.update(exact_bytes=exact_bytes, format_bytes=format_bytes, lines=_keep_lines)
+    environment.filters.update(exact_bytes=exact_bytes, format_bytes=format_bytes)
     return environment
-
-
-def _keep_lines(text: str) -> Markup:
-    """Text whose ends of lines stay; all else in it is made printable and escaped."""
-    return Markup("\n").join(map(printable, text.splitlines()))
 
 
 def content_policy(script: str) -> str:
