@@ -63,7 +63,7 @@ def open_to_depth(depth: int) -> IsOpen:
 
 
 def open_heaviest(parts: Sequence[View], max_boxes: int, *, runs: bool, worth: int = 0) -> IsOpen:
-    """The heaviest are open, as long as there are at most `max_boxes` boxes.
+    """The heaviest are open, as long as there are fewer than `max_boxes` boxes.
 
     Args:
         parts: outermost ones.
@@ -84,7 +84,7 @@ def open_heaviest(parts: Sequence[View], max_boxes: int, *, runs: bool, worth: i
     wait(parts)
     while waiting:
         *_, part = heapq.heappop(waiting)
-        if number + len(part.parts) - 1 > max_boxes:
+        if number + len(part.parts) > max_boxes:
             break  # what is lighter stays folded as well, so that equal things look equal
         number += len(part.parts) - 1
         opened.add(id(part))
