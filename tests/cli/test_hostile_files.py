@@ -393,7 +393,11 @@ def test_a_plan_that_contradicts_itself_is_refused(folder: Path, change: Content
 
 @pytest.mark.parametrize(
     "command",
-    ["graph good.json -o out.svg --plan", "report good.json -o out.html --plan"],
+    [
+        "graph good.json -o out.svg --plan",
+        "timeline good.json -o out.svg --plan",
+        "report good.json -o out.html --plan",
+    ],
 )
 @pytest.mark.parametrize("content", [b"", b"[", b"[]", b"{}", b"\xff"])
 def test_a_bad_plan_is_refused_by_every_reader(

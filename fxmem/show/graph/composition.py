@@ -58,8 +58,8 @@ class Hierarchy:
     """What is open at first."""
     recomputed: frozenset[int] = frozenset()
     """Nodes of which backward runs something again."""
-    is_after: bool = False
-    """Whether profile and timeline are those with the plan."""
+    unplanned: Profile | None = None
+    """The step without the plan, where profile and timeline are those with it."""
 
     def homes(self, boxes: Sequence[Box]) -> dict[int, int]:
         """The box of each node that is drawn."""
@@ -85,7 +85,7 @@ class Hierarchy:
                 if op.phase is Phase.FORWARD and "".join(op.name.split(".")[1:2]).endswith("_")
             ),
             plan=self.options.plan,
-            is_after=self.is_after,
+            is_after=self.unplanned is not None,
             recomputed=self.recomputed,
             homes=tuple(home.get(node) for node in range(len(self.profile.nodes))),
         )
@@ -105,8 +105,8 @@ def make_hierarchy(profile: Profile, timeline: Timeline, options: DrawingOptions
     made = ViewMaker(profile, frozenset(nodes), peak).parts(_unwrap(root, focus).items)
     views, is_open = _choose(profile, made, options, level(focus))
     found = places(root, nodes)
-    is_after = profile is not unplanned
-    return Hierarchy(profile, timeline, options, focus, peak, found, views, is_open, recomputed, is_after)
+    before = None if profile is unplanned else unplanned
+    return Hierarchy(profile, timeline, options, focus, peak, found, views, is_open, recomputed, before)
 
 
 def _choose(

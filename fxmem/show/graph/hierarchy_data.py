@@ -25,6 +25,7 @@ _MOST = 340.0
 
 HEATS: dict[str, str] = {
     "saved": "bytes kept for backward",
+    "before": "bytes kept for backward without the plan",
     "params": "bytes of parameters and buffers",
     "peak": "of the bytes alive at the peak, those it brought",
     "flops": "FLOPs, forward and backward",
@@ -122,6 +123,10 @@ class _Writer:
             "peak": lambda view, times: total(at_peak, view),
             "flops": flops,
         }
+        if self._hierarchy.unplanned is not None:  # what is alive at the peak with the plan is not in the plan
+            before = [node.saved_bytes for node in self._hierarchy.unplanned.nodes]
+            found = {"before": lambda view, times: total(before, view), **found}
+            found = {"saved": found.pop("saved"), **{name: each for name, each in found.items() if name != "peak"}}
         if seconds is not None:
             found["time"] = lambda view, times: float(f"{total(seconds, view):.3g}")
         return found

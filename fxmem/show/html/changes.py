@@ -73,7 +73,9 @@ def _from_plan(plan: Plan) -> Change:
     about = "" if plan.analysed else "; an estimate, which fxmem plan checks"
     worth = f"saves {format_bytes(before - after)}, {percent(before - after, before)}{time}; the same results{about}"
     edits = dict.fromkeys(region.edit for region in plan.all_regions() if region.edit is not None)
-    code = "\n".join(line for edit in edits for line in _list_lines(edit)) or plan.to_code()
+    code = "\n".join(line for edit in edits for line in _list_lines(edit)) or "\n".join(
+        line for line in plan.to_code().splitlines() if line and not line.startswith("#")
+    )
     return Change(f"checkpoints: {plan.extent}", worth, code, True, (True, False, after - before))
 
 
