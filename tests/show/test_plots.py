@@ -328,7 +328,9 @@ def test_no_text_is_clipped_and_none_lies_on_another(profile: Profile, width: fl
         root = ET.fromstring(svg)
         boxes = boxes_of_text(root)
         assert [line for left, _, right, _, line in boxes if left < 0 or right > width + 0.5] == []
-        assert [line for _, top, _, bottom, line in boxes if top < 0 or bottom > float(root.get("height", ""))] == []
+        assert [
+            line for _, top, _, bottom, line in boxes if top < 0 or bottom > float(root.get("viewBox", "").split()[3])
+        ] == []
         over = [
             (a[4], b[4])
             for a, b in combinations(boxes, 2)

@@ -248,8 +248,8 @@ def _after(panel: _Panel) -> Iterator[str]:
     words = f"{name}: peak {format_bytes(peak.requested_bytes)} in {peak.phase}"
     yield group(path("around", *way, "H", area.right), path("after", *way, "H", area.right), tooltip=words)
     tick, nbytes = max(planned.moments, key=lambda moment: moment[1], default=(0, 0))
-    shown = fit(words, SIZE, area.width)
-    half = text_width(shown, SIZE) / 2
+    shown = fit(words, SIZE, area.width - 8.0, bold=True)
+    half = text_width(shown, SIZE, bold=True) / 2 + 4.0
     at = min(max(x(tick), area.left + half), area.right - half)
     yield text(at, area.y(nbytes) - 6.0, shown, "middle halo strong")
 
