@@ -19,7 +19,7 @@ from fxmem.memory import liveness
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, PlannedStep, Region, Result
 from fxmem.records.profile import Node, Phase, Profile, RecomputedRegion, SourceLine
-from fxmem.show.graph import DrawingOptions, dot_source
+from fxmem.show.graph import DrawingOptions, dot_source, hierarchy_data
 from fxmem.show.graph.checkpoints import checkpoints, describe_effect, find_recomputed
 from fxmem.show.graph.composition import compose
 from fxmem.show.graph.labels import box_words, frame_words
@@ -432,6 +432,10 @@ def test_colours_and_peak_are_those_of_the_step_with_the_plan() -> None:
     assert [index for index, box in enumerate(with_plan.boxes) if box.peak] == [1]
     assert [index for index, box in enumerate(without.boxes) if box.peak] != [1]
     assert [words.again for words in box_words(with_plan)][:8] == [0.0] * 4 + [1.0] * 4
+    data = hierarchy_data(profile, liveness.timeline(profile), DrawingOptions(plan=plan))
+    assert list(data["heats"]) == ["saved", "before", "params", "flops"]  # what is alive at that peak is not known
+    sums = [sum(part["values"][at] for part in data["parts"] if "size" not in part) for at in (0, 1)]
+    assert sums == [sum(saved[:4]), sum(saved)]
     assert "PEAK 6.00 MiB" in text_of(drawn(profile, plan=plan, fold=False))
     assert "are those of the step with the plan" in text_of(drawn(profile, plan=plan)).replace(" | ", " ")
 
