@@ -281,11 +281,15 @@ SUBJECT = (or_program(MODEL_OR_REPORT), *or_generation(*ANALYSIS[1:]), STEPS_OF_
 """Whatever may be asked about: a model's step or generation, a report of one, a program."""
 
 OPEN = flag("--open", "open what was written, in the browser or what the system has for it")
+PLAN = argument(
+    "--plan",
+    metavar="PLAN.json",
+    help="a plan for this step, which `fxmem plan --json` wrote; the model and its options may then be left out",
+)
 OVERLAYS = (
+    PLAN,
     argument("--budget", metavar="BYTES|8GiB|60%", help="drawn as a line; a share is of the step's peak"),
-    argument(
-        "--after", metavar="REPORT.json", help="report of the same step under a plan, plotted below on the same scale"
-    ),
+    argument("--after", metavar="REPORT.json", help="report of the same step with a plan, drawn as a line over it"),
 )
 """What a plot shows beside the step."""
 

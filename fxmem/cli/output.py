@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fxmem.memory.budget import Budget
     from fxmem.records.profile import Report, Timeline
 
+DRAWINGS = (".svg", ".png", ".pdf")
+"""Endings of a drawing's file."""
 _NARROWEST = 60
 """Columns that the table needs."""
 
@@ -47,7 +49,7 @@ def check_output(options: argparse.Namespace) -> None:
         check_writable(options, "--json", options.json, ", or - for stdout")
         _check_is_json(options.json)
     if getattr(options, "svg", None) is not None:
-        check_file(options, "--svg", options.svg, (".svg",))
+        check_drawing(options, "--svg", options.svg)
 
 
 def _check_is_json(name: str) -> None:
@@ -124,7 +126,7 @@ def write_report(
     if options.svg is not None:
         from fxmem.show import graph
 
-        write_file(options, options.svg, graph.render(report, timeline).svg)
+        write_drawing(options, options.svg, graph.render(report, timeline).svg)
 
     following = "" if fit.is_failed else following
 
@@ -147,6 +149,25 @@ def write_file(options: argparse.Namespace, name: str, content: str | bytes) -> 
     else:
         write_bytes(Path(name), content)
     report_written(options, name)
+
+
+def check_drawing(options: argparse.Namespace, option: str, name: str, *further: str) -> None:
+    """Refuse a file of a drawing that cannot be written here, before the work; `further` are other endings."""
+    check_file(options, option, name, (*DRAWINGS, *further))
+    if (form := Path(name).suffix[1:]) in ("png", "pdf"):
+        from fxmem.show.converter import require_image
+
+        require_image(form)
+
+
+def write_drawing(options: argparse.Namespace, name: str, svg: str) -> None:
+    """Write a drawing as its file's ending says."""
+    if name.endswith(".svg"):
+        write_file(options, name, svg)
+        return
+    from fxmem.show.converter import convert
+
+    write_file(options, name, convert("png" if name.endswith(".png") else "pdf", svg))
 
 
 def report_written(options: argparse.Namespace, name: str) -> None:

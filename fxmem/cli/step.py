@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fxmem.cli.options import COMPILE, DEFAULT_BATCH, DEFAULT_PROMPT, GENERATION, LOOP, RANKS, SHARDING, STEP
+from fxmem.cli.options import COMPILE, DEFAULT_BATCH, DEFAULT_PROMPT, GENERATION, LOOP, RANKS, SHARDING, STEP, TARGET
 from fxmem.cli.parser import Argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.spec_names import check_names, is_reference, names_optimizer_factory
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
-from fxmem.records.names import AS_IS, STEPS
+from fxmem.records.names import AS_IS, LOSSES, STEPS
 from fxmem.records.pause_gc import pause_gc
-from fxmem.records.units import exact_bytes
+from fxmem.records.units import exact_bytes, format_shape
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fxmem.cli.specs import BuiltModel
     from fxmem.memory.budget import Budget, BudgetShare
     from fxmem.records.names import Mode
+    from fxmem.records.plan import Plan
     from fxmem.records.profile import Report, Timeline
     from fxmem.simulation.analysis import Analysis
     from fxmem.simulation.generation import Generation
@@ -123,13 +124,71 @@ def read_step(options: argparse.Namespace, *, goes_on: bool = False) -> tuple[Re
 
     A program `goes_on` as for `program_step`.
     """
+    subject = _read_subject(options, goes_on=goes_on)
+    return subject.report, subject.timeline
+
+
+def _read_subject(options: argparse.Namespace, *, goes_on: bool) -> PlannedSubject:
     from fxmem.memory import report_reader
 
     program = read_program(options)
     check_generation(options)
     with Progress(options.quiet) as progress:
-        report = analyze_subject(options, program, progress, goes_on=goes_on).report()
-    return report, report_reader.timeline(report)
+        step = analyze_subject(options, program, progress, goes_on=goes_on)
+        report = step.report()
+    return PlannedSubject(step, report, report_reader.timeline(report))
+
+
+class PlannedSubject(NamedTuple):
+    """A step, and a plan for it."""
+
+    step: ProfiledStep
+    report: Report
+    timeline: Timeline
+    plan: Plan | None = None
+
+
+def read_planned_step(options: argparse.Namespace, *, goes_on: bool = False) -> PlannedSubject:
+    """The plan that `--plan` names, if it does, and the step as `read_step` reads it.
+
+    What the options leave out of a model's step is as the plan has it: the model and its inputs, the target, the
+    optimizer and so on.
+
+    Raises:
+        UsageError: the plan is for another step.
+    """
+    if options.plan is None:
+        return _read_subject(options, goes_on=goes_on)
+    from fxmem.memory import report_reader
+    from fxmem.show.plan_facts import check_same_step
+
+    plan = report_reader.load_plan(Path(options.plan))
+    if options.run_program is None and (options.model is None or not is_report(options.model)):
+        _fill_in(options, plan)
+    subject = _read_subject(options, goes_on=goes_on)
+    check_same_step(plan, subject.report)
+    before, now = plan.before.requested_bytes, subject.timeline.peak.requested_bytes
+    if before != now:
+        raise UsageError(
+            f"expected the step that the plan was made for, whose peak without it is {exact_bytes(before)}; here it is "
+            f"{exact_bytes(now)}: give the options that `fxmem plan` had, or plan it anew"
+        )
+    return subject._replace(plan=plan)
+
+
+def _fill_in(options: argparse.Namespace, plan: Plan) -> None:
+    """Set what the options leave out to what the plan was made for."""
+    step = plan.step
+    known = {name: getattr(step, name) for name in ("mode", "precision", "accumulate", "prefetch", "zero_grad")}
+    known |= {"loss": step.loss if step.loss in LOSSES else None, "optimizer": step.optimizer or "none"}
+    known |= {"set_to_none": step.set_to_none, "keep_outputs": step.keep_outputs, "target": plan.target.name}
+    known |= {"inference_mode": step.inference_mode}
+    if options.batch is None:
+        known["input"] = [f"{each.name}:{format_shape(each.shape)}:{each.dtype}" for each in plan.inputs]
+    for each in (*STEP, TARGET, *LOOP):
+        if each.dest in known and not each.is_given(options):
+            setattr(options, each.dest, known[each.dest])
+    options.model = options.model or plan.model
 
 
 def analyze_subject(

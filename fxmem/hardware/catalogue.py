@@ -203,7 +203,9 @@ def device_properties(target: Target) -> DeviceProperties:
     )
 
 
-_SIZE = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,3})?) ?(g|gb|gib)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,3})?) ?(g|gb|gib|mb|mib)", re.IGNORECASE)
+_UNITS = {"GB": 10**9, "GIB": 1 << 30, "MB": 10**6, "MIB": 1 << 20}
+"""Bytes of each unit, in capitals."""
 
 
 def _target_of_size(name: str) -> Target | None:
@@ -211,8 +213,9 @@ def _target_of_size(name: str) -> Target | None:
     match = _SIZE.fullmatch(name.strip())
     if match is None:
         return None
-    size, unit = match[1], "GiB" if match[2].lower() == "gib" else "GB"
-    nbytes = int(Fraction(size) * (1 << 30 if unit == "GiB" else 10**9))
+    size, unit = match[1], "GB" if match[2] in "gG" else match[2].upper()
+    nbytes = int(Fraction(size) * _UNITS[unit])
+    unit = unit.replace("I", "i")
     if nbytes == 0:
         return None
     capability, full_name = _card_of_size(nbytes).capability, f"a card of {size} {unit}"

@@ -8,11 +8,12 @@ from typing import TypeVar
 from fxmem.errors import UsageError
 from fxmem.memory import liveness
 from fxmem.records import json_reader
+from fxmem.records.advice import Advice
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import Plan
 from fxmem.records.profile import SCHEMA_VERSION, Report, Timeline
 
-_Document = TypeVar("_Document", Report, Plan)
+_Document = TypeVar("_Document", Report, Plan, Advice)
 _EXPECTED = "expected a report written by `fxmem analyze --json`"
 _EXPECTED_PLAN = "expected --plan to name a plan written by `fxmem plan --json`"
 _FROM_STORAGES = ("requested_bytes", "phase", "tick", "op", "node", "by_kind")
@@ -54,6 +55,15 @@ def load_plan(path: str | Path) -> Plan:
         if any(not first <= within.first_node < within.last_node <= last for within in region.regions):
             raise UsageError(f"{got} within [{first}, {last}) goes beyond it")
     return plan
+
+
+def load_advice(path: Path) -> Advice:
+    """The advice in a file that `fxmem advise --json` wrote; `-` is standard input.
+
+    Raises:
+        UsageError: no such file, not JSON, another version, or fields missing or wrong.
+    """
+    return _load(Advice, path, "expected the JSON that `fxmem advise --json` writes", "advice", "fxmem advise --json")
 
 
 def timeline(report: Report) -> Timeline:

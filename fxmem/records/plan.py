@@ -24,6 +24,7 @@ from pydantic import Field, RootModel
 
 from fxmem.records.files import write_text
 from fxmem.records.names import Application
+from fxmem.records.parts.base import Tick
 from fxmem.records.profile import (
     Assumption,
     Bytes,
@@ -33,6 +34,7 @@ from fxmem.records.profile import (
     Many,
     Mapped,
     Peak,
+    PhaseSpan,
     Record,
     SourceLine,
     Versioned,
@@ -174,6 +176,20 @@ class Certificate(Record):
     """What found the bound, with its version."""
 
 
+class PlannedStep(Record):
+    """The step with a plan, as its analysis found it, in short."""
+
+    ticks: Tick
+    """How many it has."""
+    phases: Many[PhaseSpan]
+    moments: Many[tuple[Tick, Bytes]]
+    """Ticks, in order, and the bytes alive at each: every tick at which they change, or of too many the lowest and the
+    highest of each 256th of the step."""
+    saved_bytes: Many[Bytes] = ()
+    """By node of the unplanned profile, what it keeps for backward: as `Node.saved_bytes`. Empty where the planned step
+    has other nodes."""
+
+
 class BudgetPoint(Record):
     """A compiled step whose partitioner may keep so much for backward."""
 
@@ -227,6 +243,8 @@ class Plan(Viewed, Headed, Versioned):
     curve: Many[CurvePoint] = ()
     """Plans of which none is better than another in both peak and extra FLOPs, largest peak first; empty if a budget
     was given."""
+    planned: PlannedStep | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The step with the plan; None where `after` is an estimate."""
     certificate: Certificate | None = None
     """A bound on the cost of any plan within the budget; None if none was requested."""
     parameters: int | None = None

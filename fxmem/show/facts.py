@@ -332,8 +332,8 @@ def describe_peak(profile: Profile, peak: Peak) -> list[str]:
     place = printable(find_place(profile, profile.ops[peak.op].node))
     if not place:
         return [f"{size} {counted}, {where}", f"{size} {where}"]
-    line = f"{size} {where}, {place.replace(chr(92), '/').rpartition('/')[2]}"
-    return [f"{size} {counted}, {where}, {place}", line]
+    file = place.replace(chr(92), "/").rpartition("/")[2]
+    return [*(f"{size} {counted}, {where}, {each}" for each in (place, file)), f"{size} {where}, {file}"]
 
 
 def split(peak: Peak) -> list[KindShare]:

@@ -38,8 +38,16 @@ def list_findings(found: Sequence[Finding]) -> Facts:
 def describe(about: Finding) -> str:
     """`train.py:14: preds keeps more after each step, 8.00 MiB a step. To do: .cpu() of what is kept (not tried)`."""
     place = f"{about.place}: " if about.place else ""
-    tried = "not tried"
-    if about.saved_bytes is not None:
-        what = "less reserved" if about.of == "reserved" else "less at the peak"
-        tried = f"tried: {format_bytes(about.saved_bytes)} {what}"
-    return f"{place}{about.text}, {format_bytes(about.nbytes)} {_OF[about.of]}. To do: {about.change} ({tried})"
+    size = f"{format_bytes(about.nbytes)} {_OF[about.of]}"
+    return f"{place}{about.text}, {size}. To do: {about.change} ({_describe_trial(about)})"
+
+
+def describe_worth(about: Finding) -> str:
+    """`8.00 MiB a step; not tried`."""
+    return f"{format_bytes(about.nbytes)} {_OF[about.of]}; {_describe_trial(about)}"
+
+
+def _describe_trial(about: Finding) -> str:
+    if about.saved_bytes is None:
+        return "not tried"
+    return f"tried: {format_bytes(about.saved_bytes)} less {'reserved' if about.of == 'reserved' else 'at the peak'}"

@@ -5,10 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fxmem.errors import UsageError
 from fxmem.records.plan import Certificate, Plan
-from fxmem.records.profile import Kind, Peak
-from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, to_words
+from fxmem.records.profile import Headed, Kind, Peak, Profile
+from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, printable, to_words
+from fxmem.show.facts import describe_inputs
 from fxmem.show.sections import Cell, Fact, Table, TableColumn, make_table, numbers
+
+
+def check_same_step(plan: Plan, profile: Profile) -> None:
+    """Refuse a plan that is for another step than the profile is of.
+
+    Raises:
+        UsageError: it names what differs.
+    """
+    theirs, ours = _describe_step(plan), _describe_step(profile)
+    both = ((name, theirs.get(name), ours.get(name)) for name in {**ours, **theirs})
+    differ = [f"{name} {one}, not {other}" for name, one, other in both if one != other]
+    nodes = len(profile.nodes)
+    if not differ and any(each.first_node < 0 or each.last_node > nodes for each in plan.all_regions()):
+        differ = [f"another model than {profile.model}, of more than its {nodes} nodes"]
+    if differ:
+        raise UsageError(printable(f"expected a plan for this step; it is for {'; '.join(differ)}: plan it anew"))
+
+
+def _describe_step(about: Headed) -> dict[str, str]:
+    """What a plan and a step have to have in common, by its name."""
+    step = {name.replace("_", " "): str(value) for name, value in about.step if name != "program"}
+    program = "a model" if about.step.program is None else "a program"
+    return {"target": about.target.name, "inputs": describe_inputs(about.inputs), "the step of": program, **step}
 
 
 def effect_table(before: Peak, after: Peak, plan: Plan | None, *, by_kind: bool = False) -> Table:
@@ -88,8 +113,7 @@ def _share(flops: int, forward: int | None) -> str:
 
 def plan_words(plan: Plan) -> str:
     """What a plan does to the peak, and what it costs."""
-    number = sum(1 for _ in plan.all_regions())
-    if not number:
+    if not plan.regions:
         return "no checkpoints"
     allocated = plan.before.allocated_bytes is not None and plan.after.allocated_bytes is not None
     before, after = (peak.counted_bytes if allocated else peak.requested_bytes for peak in (plan.before, plan.after))
@@ -98,4 +122,4 @@ def plan_words(plan: Plan) -> str:
     flops = "an unknown number of FLOPs" if plan.extra_flops is None else f"{format_flops(plan.extra_flops)} FLOPs"
     measure = f"{'allocated' if allocated else 'requested'}{'' if plan.analysed else ', an estimate'}"
     peak = f"peak {format_bytes(before)} -> {format_bytes(after)}{change} {measure}"
-    return f"{number} checkpoint{'s' if number > 1 else ''} ({plan.chosen}); {peak}; {flops} run again{share}"
+    return f"{plan.extent} ({plan.chosen}); {peak}; {flops} run again{share}"

@@ -35,6 +35,7 @@ from fxmem.errors import UsageError, closest, unknown_name
 from fxmem.records.names import OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS, Mode, Precision
 from fxmem.records.profile import Step
 from fxmem.simulation.given.adapters import library_optimizer
+from fxmem.simulation.given.losses import find_own_loss
 from fxmem.simulation.request import OptimizerSpec, StepRequest
 
 Mark = Callable[[Literal["forward", "loss", "backward", "optimizer"]], None]
@@ -116,7 +117,7 @@ def run_forward(
 
 
 def default_loss(out: Any) -> torch.Tensor:
-    """The output's `.loss` if there is one, else the sum of its floating-point tensors.
+    """The output's own loss (`find_own_loss`) if there is one, else the sum of its floating-point tensors.
 
     The tensors are those of the output's pytree and of dataclasses in it, each summed (half precision in float32, which
     an fp16 sum would overflow) and the sums added from left to right.
@@ -124,8 +125,8 @@ def default_loss(out: Any) -> torch.Tensor:
     Raises:
         UsageError: the output holds no floating-point tensor.
     """
-    own = getattr(out, "loss", None)
-    if isinstance(own, torch.Tensor):
+    own, _ = find_own_loss(out)
+    if own is not None:
         return own
     total: torch.Tensor | None = None
     for leaf in iterate_tensors(out):

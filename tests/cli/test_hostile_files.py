@@ -393,7 +393,11 @@ def test_a_plan_that_contradicts_itself_is_refused(folder: Path, change: Content
 
 @pytest.mark.parametrize(
     "command",
-    ["graph good.json -o out.svg --plan", "report good.json -o out.html --plan"],
+    [
+        "graph good.json -o out.svg --plan",
+        "timeline good.json -o out.svg --plan",
+        "report good.json -o out.html --plan",
+    ],
 )
 @pytest.mark.parametrize("content", [b"", b"[", b"[]", b"{}", b"\xff"])
 def test_a_bad_plan_is_refused_by_every_reader(
@@ -416,9 +420,9 @@ ALLOWED = {
     ("cli/verbs/__init__.py", "import_module"): "the verbs, as they stand in that file",
     ("testing/__init__.py", "import_module"): "its public names, as they stand in that file",
     ("hardware/operators/__init__.py", "import_module"): "the families of operators, by their files beside that one",
-    ("show/graph/converter.py", "importlib.util.find_spec"): "whether vl-convert is installed",
+    ("show/converter.py", "importlib.util.find_spec"): "whether vl-convert is installed",
     (
-        "show/graph/subprocess_worker.py",
+        "show/subprocess_worker.py",
         "subprocess.Popen",
     ): "an installed converter; what it draws reaches it as text on stdin",
     ("_torch/compiler/inductor.py", "importlib.util.find_spec"): "whether triton is installed",

@@ -210,3 +210,11 @@ def test_a_release_of_torch_is_said_behind_the_name_of_its_card(tmp_path: Path) 
 def test_a_release_that_is_not_known_is_refused(release: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         target(f"h100,torch={release}")
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes"),
+    [("24GB", 24 * 10**9), ("24 gib", 24 << 30), ("1.5g", 15 * 10**8), ("512MiB", 512 << 20), ("900mb", 9 * 10**8)],
+)
+def test_a_size_is_a_card(name: str, nbytes: int) -> None:
+    assert target(name).memory_bytes == nbytes

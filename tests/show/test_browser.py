@@ -1,24 +1,24 @@
 """The page in a real browser, at two sizes, light and dark; and the pure functions of its script.
 
-What drives the browser is its own `--dump-dom`: a page around two frames of the tested page does what a reader would,
-and writes down what it saw. No driver has to be installed. Without a Chromium these tests are skipped and say so; the
-pure functions are then checked by node, where there is one.
+Playwright drives the system's Chromium and downloads none of its own. Without one of both these tests are skipped and
+say so; the pure functions are checked by node, where there is one.
 """
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from fxmem.memory import liveness
+from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.profile import Profile
 from fxmem.show.graph import DrawingOptions, hierarchy_data
 from fxmem.show.graph.composition import compose
@@ -27,6 +27,10 @@ from fxmem.show.graph.layout import SCREEN, arrange, heading_width
 from tests import ROOT
 from tests.profiles import deep_profile, profiles, small_profile
 from tests.show.test_html import page_of
+from tests.show.test_plots import run_of, taken
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 SCRIPT = ROOT / "fxmem" / "show" / "html" / "graph.js"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -35,142 +39,147 @@ NODE = shutil.which("node")
 with_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH: the page was not opened in a browser")
 with_node = pytest.mark.skipif(NODE is None, reason="no node on PATH: the script's functions were not run")
 
-_DRIVER = """
-const seen = {}, wait = (ms) => new Promise((done) => setTimeout(done, ms));
-const drive = async (frame) => {
-  const page = frame.contentDocument, window = frame.contentWindow, $ = (id) => page.getElementById(id), said = {};
-  window.addEventListener("error", (event) => { said.error = event.message; });
-  const svg = () => page.querySelector("#graph-box svg"), view = () => svg().getAttribute("viewBox");
-  const boxes = () => page.querySelectorAll("#graph-box .box").length;
-  const part = (selector) => [...page.querySelectorAll("#graph-box " + selector)];
-  const click = (element) => element.dispatchEvent(new window.MouseEvent("click", { bubbles: true }));
-  const part2 = (selector) =>
-    [...page.querySelectorAll("figure " + selector)].filter((each) => each.getClientRects().length);
-  said.wide = [page.documentElement.scrollWidth, window.innerWidth];
-  said.paper = window.getComputedStyle(page.body).backgroundColor;
-  said.ink = window.getComputedStyle(page.body).color;
-  said.first = boxes();
-  said.peaks = part(".box.peak").length;
-  const bounds = svg().getBoundingClientRect();
-  said.inside = part(".box").every((box) => {
-    const at = box.getBoundingClientRect();
-    return at.top >= bounds.top - 1 && at.bottom <= bounds.bottom + 1 && at.left >= bounds.left - 1 &&
-      at.right <= bounds.right + 1;
-  });
-  said.mapBefore = $("minimap").getBoundingClientRect().width < 50;
-  const views = [view()];
-  $("zoom-in").click(); views.push(view());
-  const wheel = (ctrlKey) => svg().dispatchEvent(new window.WheelEvent("wheel",
-    { deltaY: -200, ctrlKey, clientX: bounds.left + 50, clientY: bounds.top + 50, bubbles: true, cancelable: true }));
-  const press = (element, key) =>
-    element.dispatchEvent(new window.KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
-  wheel(true); views.push(view());
-  said.mapAfter = $("minimap").getBoundingClientRect().width < 50;
-  wheel(false);
-  said.plainWheel = view() === views[2];
-  press($("graph-box"), "ArrowRight"); views.push(view());
-  $("zoom-fit").click();
-  said.views = new Set(views).size;
-  said.fitted = view() === views[0];
-  const run = part(".box.folds").find((box) => box.textContent.includes(" x"));
-  const id = run.id;
-  click(run);
-  said.opened = boxes();
-  click($(id));
-  said.folded = boxes();
-  $(id).focus();
-  press($(id), "Enter");
-  said.byKey = boxes();
-  said.focus = page.activeElement.id === id;
-  $("fold-again").click();
-  said.again = boxes();
-  const figures = () => part(".box .end").map((each) => each.textContent).join();
-  const before = figures();
-  said.heats = [...$("heat").options].map((each) => each.textContent.split(":")[0]);
-  $("heat").value = "1";
-  $("heat").dispatchEvent(new window.Event("change"));
-  said.heat = figures() !== before && figures().includes("params");
-  $("find").value = "gelu";
-  $("find").dispatchEvent(new window.Event("input"));
-  said.found = [part(".box.found").length, $("find-status").textContent];
-  press($("find"), "Enter");
-  said.revealed = part(".box.found").map((each) => each.textContent).some((words) => words.includes("act"));
-  const cell = part2(".cell").find((each) => each.textContent.includes(" x"));
-  const wide = (each) => Math.round(each.querySelector(".box").getBoundingClientRect().width);
-  const all = wide(part2(".cell")[0]);
-  said.cell = [wide(cell) < all];
-  click(cell);
-  said.cell.push(wide(cell) === all, $("search").value.startsWith("module:"));
-  click(cell);
-  said.cell.push(wide(cell) < all, $("search").value === "");
-  said.linked = part(".linked").length;
-  said.wideAfter = [page.documentElement.scrollWidth, window.innerWidth];
-  return said;
-};
-(async () => {
-  for (const frame of document.querySelectorAll("iframe")) {
-    // The empty document that a frame begins with is complete, too: wait for what the page's script has drawn.
-    const drawn = () => frame.contentDocument.querySelector("#graph-box .box.folds");
-    for (let tries = 0; tries < 50 && !(frame.contentDocument.readyState === "complete" && drawn()); tries++)
-      await wait(100);
-    try { seen[frame.id] = await drive(frame); }
-    catch (error) { seen[frame.id] = { error: String(error && error.stack) }; }
-  }
-  document.body.dataset.seen = JSON.stringify(seen);
-})();
-"""
+SCREENS = [(width, height, scheme) for width, height in ((1440, 900), (390, 844)) for scheme in ("light", "dark")]
+"""Sizes of the window in pixels, and whether the screen is light or dark."""
 
 
-def in_browser(folder: Path, page: str, scheme: str) -> dict[str, Any]:
-    """What a reader sees and does in the page, by the size of the window."""
-    frames = "".join(
-        f'<iframe id="{width}x{height}" width="{width}" height="{height}" srcdoc="{html.escape(page)}"'
-        ' style="border:0"></iframe>'
-        for width, height in ((1400, 900), (390, 844))
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """The system's Chromium, driven by playwright."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: `make venv` does it")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(params=SCREENS)
+def page(browser: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A page with a plan, a run and three changes, opened at this size, light or dark; without an error to its end."""
+    width, height, scheme = request.param
+    profile = run_of([taken(50, 80, 10), taken(60, 84, 10)])
+    deep = deep_profile(12).model_copy(update={"step": profile.step})
+    path = tmp_path / "page.html"
+    path.write_text(page_of(deep, advice=advice(deep)), encoding="utf-8")
+    errors: list[str] = []
+    opened = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.on("console", lambda message: errors.append(message.text))
+    opened.goto(path.as_uri())
+    opened.wait_for_selector("#graph-box .box.folds")
+    yield opened
+    assert errors == []
+    opened.close()
+
+
+def advice(profile: Profile) -> Advice:
+    """Three changes, the first with more lines than its place has."""
+    before = liveness.timeline(profile).peak
+    suggestions = tuple(
+        Suggestion(key=f"k{n}", title=f"change {n}", effect="none", code="a = 1\n" * n, peak=before, saved_bytes=size)
+        for n, size in ((9, 900), (2, 800), (1, 700))
     )
-    path = folder / f"{scheme}.html"
-    path.write_text(
-        f"<!DOCTYPE html><meta charset='utf-8'><body>{frames}<script>{_DRIVER}</script></body>", encoding="utf-8"
+    heading = profile.heading()
+    suggestions = tuple(
+        each.model_copy(update={"saved_bytes": before.requested_bytes * each.saved_bytes // 2000})
+        for each in suggestions
     )
-    dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-    command = [
-        str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", *dark,
-        "--window-size=1500,2000", "--virtual-time-budget=8000", "--dump-dom", path.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    found = re.search(r'<body data-seen="([^"]*)"', done.stdout)
-    assert found, done.stderr[-2000:]
-    seen: dict[str, Any] = json.loads(html.unescape(found[1]))
-    return seen
+    return Advice(**heading, before=before, before_flops=1, suggestions=suggestions)
 
 
 @pytest.mark.truth
 @with_browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_graph_zooms_folds_and_finds_in_a_browser(tmp_path: Path, scheme: str) -> None:
-    profile = deep_profile(12)
-    seen = in_browser(tmp_path, page_of(profile), scheme)
-    assert list(seen) == ["1400x900", "390x844"]
-    for size, said in seen.items():
-        assert "error" not in said, (size, said)
-        for wide in ("wide", "wideAfter"):
-            content, window = said[wide]
-            assert content <= window, f"{size}: the page is {content} px wide"
-        assert (sum(map(int, re.findall(r"\d+", said["paper"]))) < 150) is (scheme == "dark")
-        assert (sum(map(int, re.findall(r"\d+", said["ink"]))) < 150) is (scheme == "light")
-        assert said["inside"], size
-        assert said["peaks"] == 1
-        assert (said["views"], said["fitted"], said["plainWheel"]) == (4, True, True)
-        assert (said["mapBefore"], said["mapAfter"]) == (True, False)
-        assert said["opened"] > said["first"] == said["folded"] == said["again"]
-        assert (said["byKey"], said["focus"]) == (said["opened"], True)
-        assert said["heats"] == ["saved", "params", "at peak", "flops"]
-        assert said["heat"]
-        assert said["found"][0] > 0
-        assert re.fullmatch(r"\d+ found, in \d+ boxes", said["found"][1])
-        assert said["revealed"]
-        assert said["cell"] == [True] * 5, (size, said["cell"])
-        assert said["linked"] == 1
+def test_verdict_timeline_and_changes_are_on_the_first_screen(page: Page) -> None:
+    assert page.viewport_size is not None
+    height, width = page.viewport_size["height"], page.viewport_size["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    shown = [page.locator(".verdict"), page.locator("#plot"), *page.locator("article pre").all()]
+    assert len(shown) == 5
+    for each in shown:
+        box = each.bounding_box()
+        assert box is not None
+        assert box["height"] > 0
+        assert box["y"] + box["height"] <= height, each
+    header = page.locator("details", has_text="What was analysed")
+    assert not header.locator("table").is_visible()
+    header.locator("summary").click()
+    assert header.locator("table").is_visible()
+    assert page.locator("h1").inner_text() == "Deep on tiny"
+    assert page.locator("#run-wide, #run-narrow").locator("visible=true").count() == 1
+
+
+@pytest.mark.truth
+@with_browser
+def test_colours_follow_the_screen(page: Page) -> None:
+    is_dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    for what, dark in (("backgroundColor", is_dark), ("color", not is_dark)):
+        color = page.evaluate(f"getComputedStyle(document.body).{what}")
+        assert (sum(map(int, re.findall(r"\d+", color))) < 150) is dark
+
+
+@pytest.mark.truth
+@with_browser
+def test_the_graph_zooms_folds_and_finds(page: Page) -> None:
+    graph = page.locator("#graph-box")
+    graph.scroll_into_view_if_needed()
+    boxes, svg = graph.locator(".box"), graph.locator("svg").last
+    view = lambda: svg.get_attribute("viewBox")  # noqa: E731
+    first, fitted = boxes.count(), view()
+    assert graph.locator(".box.peak").count() == 1
+    assert not page.locator("#minimap").is_visible()
+    page.click("#zoom-in")
+    zoomed = view()
+    assert page.locator("#minimap").is_visible()
+    graph.focus()
+    page.keyboard.press("ArrowRight")
+    assert len({fitted, zoomed, view()}) == 3
+    page.click("#zoom-fit")
+    assert view() == fitted
+    run = graph.locator(".box.folds", has_text=" x").first
+    part = run.get_attribute("id")
+    run.click()
+    opened = boxes.count()
+    assert opened > first
+    page.locator(f'[id="{part}"]').click()
+    assert boxes.count() == first
+    page.locator(f'[id="{part}"]').focus()
+    page.keyboard.press("Enter")
+    assert boxes.count() == opened
+    page.click("#fold-again")
+    assert boxes.count() == first
+    names = [each.partition(":")[0] for each in page.locator("#heat option").all_inner_texts()]
+    assert names == ["saved", "params", "at peak", "flops"]
+    page.select_option("#heat", index=1)
+    assert any("params" in each for each in graph.locator(".box .end").all_text_contents())
+    page.fill("#find", "gelu")
+    assert re.fullmatch(r"\d+ found, in \d+ boxes", page.locator("#find-status").inner_text())
+    page.keyboard.press("Enter")
+    assert any("act" in each for each in graph.locator(".box.found").all_text_contents())
+    assert page.evaluate("document.documentElement.scrollWidth") <= (page.viewport_size or {}).get("width", 0)
+
+
+@pytest.mark.truth
+@with_browser
+def test_timeline_modules_and_table_point_at_one_another(page: Page) -> None:
+    assert page.locator("#readout").inner_text() == ""
+    page.locator("#plot").hover(position={"x": 150, "y": 80})
+    assert page.locator("#readout").inner_text().startswith("Tick ")
+    assert page.locator("tr.linked").count() == 1
+    cell = page.locator("figure .cell:visible", has_text=" x").first
+    cell.scroll_into_view_if_needed()
+    before = cell.locator(".box").bounding_box()
+    cell.click()
+    after = cell.locator(".box").bounding_box()
+    assert before is not None
+    assert after is not None
+    assert after["width"] > before["width"]
+    assert page.input_value("#search").startswith("module:")
+    rows = page.locator("#rows tr:visible")
+    sizes = [int(each.locator("td").nth(8).get_attribute("data-v") or 0) for each in rows.all()]
+    assert sizes == sorted(sizes, reverse=True)
+    page.locator("#nodes ~ .scroll th button", has_text="#").click()
+    places = [int(each.locator("td").first.inner_text()) for each in rows.all()]
+    assert places == sorted(places, reverse=True)
 
 
 # --- the script's functions, by node ----------------------------------------------------------------------------------

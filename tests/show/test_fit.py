@@ -106,7 +106,7 @@ def test_growth_and_an_error_come_before_that_it_fits(failed: bool, grown: int, 
     assert (fit.is_fitting, fit.exit_code) == (None if failed else True, code)
     assert page_verdict(profile, peak_of(profile))["mark"] == ("yes" if not (failed or grown) else "")
     page = report_html(profile, timeline(profile), PageOptions(graph=False))
-    assert ("How the run goes on" in page) == bool(grown)
+    assert ("Out of memory at about step" in page) == bool(grown)
 
 
 def test_a_share_of_more_than_all_says_so() -> None:

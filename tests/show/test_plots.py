@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -15,14 +16,28 @@ from hypothesis import strategies as st
 from fxmem.memory import liveness
 from fxmem.memory.allocator import Levels
 from fxmem.memory.figures import bytes_at_peak
-from fxmem.memory.forecast import Forecast
+from fxmem.memory.forecast import forecast
 from fxmem.memory.module_rows import parts_at_peak
-from fxmem.records.profile import Kind, Node, Peak, Phase, Profile, ProgramRun, Round, SourceLine, Storage, Timeline
-from fxmem.records.units import exact_bytes
+from fxmem.memory.samples import Sample, samples, shorten_step
+from fxmem.records.parts import EvaluationPass, Growth, HostUse
+from fxmem.records.plan import PlannedStep
+from fxmem.records.profile import (
+    Kind,
+    Node,
+    Peak,
+    Phase,
+    PhaseSpan,
+    Profile,
+    ProgramRun,
+    Round,
+    SourceLine,
+    Storage,
+    Timeline,
+)
+from fxmem.records.units import exact_bytes, format_bytes
 from fxmem.show.palette import DARK, KINDS, LIGHT, Palette
-from fxmem.show.plots import CurveDot, PlottedStep, curve_svg, growth_svg, icicle_svg, timeline_svg
+from fxmem.show.plots import CurveDot, PlottedStep, StepAfter, curve_svg, icicle_svg, run_svg, timeline_svg
 from fxmem.show.plots.axes import LEFT, SIZE, STYLE, byte_steps, spread
-from fxmem.show.plots.samples import Sample, samples
 from fxmem.show.svg import text_width
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 from tests.show.graph.test_graph import NAMES, call, step_of
@@ -169,8 +184,8 @@ def test_the_timeline_says_what_the_records_say() -> None:
     ):
         assert line in said
     assert {
-        "allocated, its highest 210.0 MiB",
-        "reserved, its highest 230.0 MiB",
+        "allocated 210.0 MiB",
+        "reserved 230.0 MiB",
         "card 1.00 GiB, above the scale",
     } <= set(said)
     # The card is four times the highest number: named at the edge, not drawn to scale.
@@ -235,26 +250,35 @@ def test_what_is_not_known_is_not_drawn() -> None:
     assert not [line for line in said if "unknown" in line]
 
 
-def test_before_and_after_share_one_scale() -> None:
-    profile = small_profile()
-    lighter = profile.model_copy(
-        update={"storages": tuple(s.model_copy(update={"nbytes": s.nbytes // 2}) for s in profile.storages)}
+def test_the_step_with_a_plan_is_a_line_over_it_phase_by_phase() -> None:
+    """Without a plan forward has 2 of 4 ticks, with it 6 of 8: both begin backward at the same place."""
+    storages = [Storage(nbytes=4 * MIB, kind=Kind.SAVED, birth=0, death=4)]
+    spans = [
+        [PhaseSpan(phase=phase, begin=begin, end=end, first_op=0, last_op=0) for phase, begin, end in each]
+        for each in (
+            [(Phase.FORWARD, 0, 2), (Phase.BACKWARD, 2, 4)],
+            [(Phase.FORWARD, 0, 6), (Phase.BACKWARD, 6, 8)],
+        )
+    ]
+    profile = make_profile(ticks=4, storages=storages, phases=spans[0])
+    after = PlannedStep(ticks=8, phases=spans[1], moments=((0, MIB), (6, 2 * MIB)))
+    peak = liveness.timeline(profile).peak.model_copy(update={"requested_bytes": 2 * MIB})
+    root = plotted(profile, after=StepAfter(after, peak), width=126.0 + 400.0, height=420.0)
+    (panel,) = classed(root, "panel")
+    bottom = float(panel.get("data-top", "")) + 420.0
+    (line,) = [each for each in root.iter(f"{SVG}path") if each.get("class") == "after" and "V" in each.get("d", "")]
+    # 420 pixels are 4 MiB and 5 %; half of the 400 are forward.
+    assert [float(number) for number in re.findall(r"[0-9.]+", line.get("d", ""))] == pytest.approx(
+        [62, bottom, 62, bottom - 100, 262, bottom - 200, 462], abs=0.2
     )
-    after = liveness.timeline(lighter)
-    root = plotted(profile, after=PlottedStep(lighter, after))
-    assert [panel.get("id") for panel in classed(root, "panel")] == ["fxmem-timeline-step", "fxmem-timeline-after"]
-    said = words(root)
-    assert {
-        "Before",
-        "After, with the plan",
-        "saved 32.0 MiB → 16.0 MiB",
-        "peak 100.0 MiB in backward: block.conv",
-    } <= set(said)
-    assert said.count("200 MiB") == 2
-    assert said.count("backward") == 2
-    without_profile = words(plotted(profile, after=after))
-    assert without_profile.count("backward") == 1
-    assert "peak 100.0 MiB in backward: block_conv" in without_profile
+    assert {"with the plan: peak 2.00 MiB in forward", "with the plan 4.00 MiB → 2.00 MiB"} <= set(words(root))
+    other = StepAfter(after.model_copy(update={"phases": ()}), peak, "other.json")
+    (line,) = [
+        each
+        for each in plotted(profile, after=other, width=526.0).iter(f"{SVG}path")
+        if each.get("class") == "after" and "V" in each.get("d", "")
+    ]
+    assert "H362" in line.get("d", "")  # tick 6 of 8, where the phases are others
 
 
 def test_an_empty_step() -> None:
@@ -271,7 +295,8 @@ def test_any_profile_can_be_plotted(profile: Profile, width: float) -> None:
         icicle_svg(profile, timeline, width=width),
     ):
         root = ET.fromstring(svg)
-        assert float(root.get("width", "")) == width
+        assert root.get("width") is None
+        assert float(root.get("viewBox", "").split()[2]) == width
         assert "nan" not in svg
 
 
@@ -292,7 +317,7 @@ def test_no_text_is_clipped_and_none_lies_on_another(profile: Profile, width: fl
         allocated_bytes=liveness.timeline(profile).peak.requested_bytes + 512,
         reserved_bytes=220 * MIB,
     )
-    other = timeline if after else None
+    other = StepAfter(shorten_step(profile, profile), timeline.peak) if after else None
     options = {"width": width, "budget_bytes": timeline.peak.requested_bytes - 1}
     dots = [CurveDot(0.05 * index, (10 - index) * GIB, f"plan {index}", index == 3) for index in range(8)]
     for svg in (
@@ -303,7 +328,9 @@ def test_no_text_is_clipped_and_none_lies_on_another(profile: Profile, width: fl
         root = ET.fromstring(svg)
         boxes = boxes_of_text(root)
         assert [line for left, _, right, _, line in boxes if left < 0 or right > width + 0.5] == []
-        assert [line for _, top, _, bottom, line in boxes if top < 0 or bottom > float(root.get("height", ""))] == []
+        assert [
+            line for _, top, _, bottom, line in boxes if top < 0 or bottom > float(root.get("viewBox", "").split()[3])
+        ] == []
         over = [
             (a[4], b[4])
             for a, b in combinations(boxes, 2)
@@ -552,64 +579,92 @@ def test_of_many_plans_the_chosen_one_keeps_its_number() -> None:
     assert "and 876 more" in words(root)
 
 
+def run_of(rounds: Sequence[Round], **fields: Any) -> Profile:
+    """The small step as a round of a program."""
+    program = ProgramRun(**{"ending": "ran to its end", "rounds": rounds, "shown": len(rounds), **fields})
+    step = small_profile()
+    target = step.target.model_copy(update={"memory_bytes": 2048 * MIB})
+    return step.model_copy(
+        update={"target": target, "step": step.step.model_copy(update={"program": program, "mode": "train"})}
+    )
+
+
+def taken(requested: int, reserved: int, kept: int, **fields: Any) -> Round:
+    return Round(
+        requested_bytes=requested * MIB,
+        allocated_bytes=requested * MIB,
+        reserved_bytes=reserved * MIB,
+        retained_bytes=kept * MIB,
+        phase=Phase.BACKWARD,
+        place="train.py:7",
+        operators=3,
+        **fields,
+    )
+
+
+def line_of(root: ET.Element, classes: str) -> list[float]:
+    """The coordinates of the first line with these classes."""
+    line = next(each for each in root.iter(f"{SVG}path") if each.get("class") == classes)
+    return [float(number) for number in re.findall(r"[0-9.]+", line.get("d", ""))]
+
+
+def test_a_run_is_one_axis_of_set_up_steps_evaluation_and_host() -> None:
+    """Four stretches of 100 pixels; 170 pixels are 84 MiB and 5 %, about 2 pixels a MiB."""
+    host = HostUse(
+        peak_bytes=40 * MIB,
+        by_round=(30 * MIB, 20 * MIB, 20 * MIB),
+        peak_round=0,
+        place="train.py:2",
+        process_bytes=None,
+    )
+    evaluation = EvaluationPass(place="train.py:9", batches=50, ran=2, requested_bytes=60 * MIB, end_bytes=70 * MIB)
+    profile = run_of(
+        [taken(50, 80, 10), taken(60, 84, 10)], setup=taken(25, 30, 5), host=host, evaluations=(evaluation,)
+    )
+    assert profile.step.program is not None
+    root = ET.fromstring(run_svg(profile, profile.step.program, width=62.0 + 84.0 + 400.0))
+    way = line_of(root, "after")
+    bottom = float(re.findall(r"[0-9.]+", classed(root, "axis")[0].get("d", ""))[1])
+    heights = [bottom - nbytes * 170 / (84 * 1.05) for nbytes in (25, 50, 60, 70, 70)]
+    assert way[0::2] == pytest.approx([62, 162, 262, 362, 462], abs=0.2)
+    assert way[1::2] == pytest.approx(heights, abs=0.2)
+    said = words(root)
+    assert {"set-up", "1", "2", "evaluation", "reserved", "requested", "kept", "host", "step"} <= set(said)
+    tips = titles(root)
+    assert (
+        "step 2: 60.0 MiB requested, 60.0 MiB allocated, 84.0 MiB reserved, peak at train.py:7; plotted above" in tips
+    )
+    assert "evaluation at train.py:9, all 50 batches: 70.0 MiB requested" in tips
+    assert "the host's peak: 40.0 MiB at train.py:2" in tips
+
+
 @pytest.mark.parametrize("width", [280.0, 390.0, 960.0])
 def test_a_programs_whole_run_is_below_its_step(width: float) -> None:
-    def taken(requested: int, reserved: int | None, *phases: Phase) -> Round:
-        return Round(
-            requested_bytes=requested,
-            allocated_bytes=reserved,
-            reserved_bytes=reserved,
-            phase=phases[0],
-            place="train.py:7",
-            operators=3,
-            phases=phases,
-        )
-
-    usual = taken(60 * MIB, 100 * MIB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-    first = taken(50 * MIB, 80 * MIB, Phase.EVALUATION, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-    program = ProgramRun(
-        ending="ran to its end",
-        setup=taken(25 * MIB, 30 * MIB, Phase.FORWARD),
-        rounds=(first, usual, usual),
-        shown=3,
-        steady=True,
-        optimizers=("AdamW",),
-        made_up=(),
-    )
-    step = small_profile()
-    step = step.model_copy(update={"step": step.step.model_copy(update={"program": program})})
-    root = plotted(step, width=width)
-    said = words(root)
-    assert [each for each in ("Set-up", "Step 1", "Steps 2-3; plotted above") if each not in said] == []
-    full = width - 24.0
-    bars = [float(each.get("width", "")) for each in classed(root, "muted") if each.tag.endswith("rect")]
-    assert bars == pytest.approx([0.25 * full, 0.5 * full, 0.6 * full], abs=0.1)
-    outlines = [float(each.get("width", "")) for each in classed(root, "hollow") if each.tag.endswith("rect")]
-    assert outlines == pytest.approx([0.3 * full, 0.8 * full, full], abs=0.1)
-    assert any("evaluation, forward, backward, optimizer; peak at train.py:7" in each for each in titles(root))
+    profile = run_of([taken(50, 80, 10), *(taken(60, 100, 10) for _ in range(99))])
+    assert "The whole run: most bytes in each step" in words(plotted(profile, width=width))
     assert not any("whole run" in each for each in words(plotted(small_profile(), width=width)))
+    boxes = boxes_of_text(ET.fromstring(run_svg(profile, profile.step.program, width=width)))
+    assert all(left >= 0 and right <= width for left, _, right, _, _ in boxes)
 
 
 # --- a run that grows -------------------------------------------------------------------------------------------------
 
 
-def growing_run(*, until: int | None) -> tuple[ProgramRun, Forecast]:
-    rounds = tuple(
-        Round(requested_bytes=n * MIB, allocated_bytes=n * MIB, phase=Phase.FORWARD, operators=1) for n in range(10, 26)
-    )
-    run = ProgramRun(ending="stopped", rounds=rounds, shown=16, steady=False, growth_bytes=MIB)
-    end = (100, 109 * MIB) if until is None else (until, (until + 9) * MIB)
-    return run, Forecast(((16, 25 * MIB), end), is_full=until is None)
-
-
 @pytest.mark.parametrize("width", [280.0, 366.0, 720.0])
 @pytest.mark.parametrize("until", [None, 40])
 def test_a_run_that_grows_is_drawn_as_far_as_it_goes(until: int | None, width: float) -> None:
-    run, ahead = growing_run(until=until)
-    root = ET.fromstring(growth_svg(run, ahead, 109 * MIB, width=width))
-    assert ("Out of memory at about step 100" if until is None else "49.0 MiB from step 40 on") in words(root)
+    grown = Growth(holder="losses", nbytes=MIB, tensors=1, shape=(), dtype="float32", since=1, until=until)
+    rounds = [taken(number, number, number) for number in range(10, 26)]
+    profile = run_of(rounds, steady=False, growth_bytes=MIB, grown=(grown,))
+    ahead = forecast(profile)
+    assert ahead is not None
+    assert ahead.is_full is (until is None)
+    root = ET.fromstring(run_svg(profile, profile.step.program, width=width))
+    step, nbytes = ahead.points[-1]
+    end = f"Out of memory at about step {step:,}" if until is None else f"{format_bytes(nbytes)} from step 40 on"
+    assert f"{end}" in words(root)
     said = [each for each in titles(root) if each.startswith("step ")]
-    assert (len(said), said[0], said[-1]) == (16, "step 1: 10.0 MiB allocated", "step 16: 25.0 MiB allocated")
+    assert (len(said), said[0][:26], said[-1][:27]) == (16, "step 1: 10.0 MiB requested", "step 16: 25.0 MiB requested")
     boxes = boxes_of_text(root)
     assert all(left >= 0 and right <= width for left, _, right, _, _ in boxes)
     for one, other in combinations(boxes, 2):

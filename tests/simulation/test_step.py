@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fxmem.errors import UsageError
+from fxmem.simulation.given.losses import find_own_loss
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import Mark, autocast, default_loss, describe, make_optimizer, run_step, set_training
 
@@ -127,6 +128,15 @@ def test_a_module_may_be_the_loss() -> None:
 
 
 # --- the default loss -------------------------------------------------------------------------------------------------
+
+
+def test_one_scalar_beside_other_results_is_the_loss() -> None:
+    scores = torch.ones(3, 4, requires_grad=True)
+    loss = scores.mean()
+    assert default_loss((scores, loss)) is loss
+    assert find_own_loss((scores, loss))[1] == "the output's one scalar is taken for the loss; loss= names another"
+    for out in (scores, (scores, loss.detach()), (scores, loss, scores.sum()), loss):
+        assert find_own_loss(out) == (None, "")
 
 
 def test_the_outputs_own_loss_comes_first() -> None:

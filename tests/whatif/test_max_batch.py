@@ -812,7 +812,7 @@ def test_max_batch_exits_4_where_nothing_fits(model: str, capsys: pytest.Capture
         ("--limit", "0"),
         ("--target", "cpu"),
         ("--target", "no"),
-        ("--svg", "curve.png"),
+        ("--svg", "curve.gif"),
         ("--width", "20"),
     ],
 )

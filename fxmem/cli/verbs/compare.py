@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 
 from fxmem.cli.options import ANALYSIS_OR_REPORT, or_generation, text_output
-from fxmem.cli.output import check_markdown, check_output, layout, write_file, write_json
+from fxmem.cli.output import check_markdown, check_output, layout, write_drawing, write_file, write_json
 from fxmem.cli.parser import Parser, argument, repeatable
 from fxmem.cli.step import is_report, read_step
 from fxmem.errors import UsageError
@@ -47,6 +48,7 @@ ARGUMENTS = (
         metavar="N",
         help="levels of modules to show, every change in them (default: changes of 1 %% of the peak)",
     ),
+    argument("--svg", metavar="FILE.svg", help="also write both steps' timelines in one plot: .svg, .png or .pdf"),
     argument("--top", type=int, default=8, metavar="N", help="how many nodes to list, the largest change first"),
     *text_output("comparison"),
     argument(
@@ -59,7 +61,10 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem compare`; return the exit code and the text for stdout."""
+    from fxmem.memory.allocator import known_levels, read_settings
     from fxmem.memory.comparison import compare
+    from fxmem.memory.samples import shorten_step
+    from fxmem.show import plots
     from fxmem.show.text import comparison as comparison_reporting
     from fxmem.show.text.growth import summarize_growth
 
@@ -70,6 +75,13 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     other = _second_options(options)
     (before, timeline), (after, later) = read_step(options), read_step(other)
     comparison = compare(before, after)
+    if options.svg is not None:
+        levels = known_levels(before, timeline, read_settings(os.environ))
+        name = options.second or " ".join(options.changes)
+        later_step = plots.StepAfter(shorten_step(after, before), later.peak, name)
+        write_drawing(
+            options, options.svg, plots.timeline_svg(plots.PlottedStep(before, timeline, levels), after=later_step)
+        )
     summary = "" if options.markdown is None else summarize_growth(comparison, timeline, later)
     if options.markdown not in (None, "-"):
         write_file(options, options.markdown, summary)

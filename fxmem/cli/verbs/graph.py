@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
-from fxmem.cli.options import OPEN, SUBJECT, drawing
-from fxmem.cli.output import check_file, write_file
+from fxmem.cli.options import OPEN, PLAN, SUBJECT, drawing
+from fxmem.cli.output import check_drawing, write_drawing, write_file
 from fxmem.cli.parser import argument, flag
-from fxmem.cli.step import read_step
+from fxmem.cli.step import read_planned_step
 from fxmem.records.names import Heat
-
-if TYPE_CHECKING:
-    from fxmem.show.graph import Format
 
 BRIEF = "the annotated graph, as SVG, PNG, PDF or DOT"
 DESCRIPTION = "Draw the graph of a step, annotated; of a report, needs no torch."
 
-EXAMPLES = ("fxmem graph torchvision:resnet50 -o graph.svg --open",)
+EXAMPLES = ("fxmem graph torchvision:resnet50 -o graph.svg --open", "fxmem graph --plan plan.json -o plan.svg")
 
 ARGUMENTS = (
     *SUBJECT,
@@ -31,11 +28,8 @@ ARGUMENTS = (
         "(pip install 'fxmem[image]')",
     ),
     OPEN,
-    argument(
-        "--plan",
-        metavar="PLAN.json",
-        help="a plan for this step, which `fxmem plan --json` wrote: its regions are framed",
-    ),
+    PLAN,
+    flag("--before", "with --plan: colours and peak as they are without it"),
     argument("--heat", choices=get_args(Heat), default="saved", help="the quantity that colours the boxes"),
     argument(
         "--depth",
@@ -51,16 +45,10 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem graph`; return the exit code and the text for stdout."""
-    from fxmem.memory import report_reader
     from fxmem.show import graph
 
-    check_file(options, "--output", options.output, (".svg", ".png", ".pdf", ".dot"))
-    ending = Path(options.output).suffix
-    form: Format | None = "png" if ending == ".png" else "pdf" if ending == ".pdf" else None
-    if form is not None:
-        graph.require_image(form)  # refused before the work, not after
-    plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
-    report, timeline = read_step(options)
+    check_drawing(options, "--output", options.output, ".dot")
+    _, report, timeline, plan = read_planned_step(options)
     drawing = graph.DrawingOptions(
         heat=options.heat,
         fold=not options.no_fold,
@@ -68,12 +56,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         focus=options.focus,
         max_boxes=options.max_boxes,
         plan=plan,
+        before=options.before,
     )
-    if form is not None:
-        data = graph.image(report, timeline, form, drawing)
-    elif ending == ".dot":
-        data = graph.dot_source(report, timeline, drawing).encode()
+    if Path(options.output).suffix == ".dot":
+        write_file(options, options.output, graph.dot_source(report, timeline, drawing))
     else:
-        data = graph.render(report, timeline, drawing).svg.encode()
-    write_file(options, options.output, data)
+        write_drawing(options, options.output, graph.render(report, timeline, drawing).svg)
     return 0, ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_generation, or_program, text_output
-from fxmem.cli.output import check_output, layout, write_file, write_json
+from fxmem.cli.output import check_output, layout, write_drawing, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import ProgramWords, analyze_subject, check_generation, read_program
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         _check_program(options)
     curve = _measure(options, program, budget)
     if options.svg is not None:
-        write_file(options, options.svg, sizes_svg(curve))
+        write_drawing(options, options.svg, sizes_svg(curve))
     text = write_json(options, curve.model_dump_json, lambda: size_reporting.curve_table(curve, **layout(options)))
     if curve.largest is not None:
         return 0, text

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import ANALYSIS, HOST_MEMORY, MODEL_OR_REPORT, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
-from fxmem.cli.output import check_output, layout, write_file, write_json
+from fxmem.cli.output import check_output, layout, write_drawing, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import (
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.certificate is not None:
         plan = plan.model_copy(update={"certificate": certificate.certify(profile, plan, options.certificate)})
     if options.svg is not None:
-        write_file(options, options.svg, graph.render(profile, timeline, graph.DrawingOptions(plan=plan)).svg)
+        write_drawing(options, options.svg, graph.render(profile, timeline, graph.DrawingOptions(plan=plan)).svg)
     show = plan.to_code if options.code else lambda: plan_reporting.table(plan, **layout(options))
     return 0, write_json(options, plan.to_json, show)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,13 +11,16 @@ from typing import TYPE_CHECKING
 from fxmem.cli.options import OPEN, OVERLAYS, SUBJECT, drawing
 from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument
-from fxmem.cli.step import read_budget, read_step
-from fxmem.cli.verbs.timeline import load_planned
-from fxmem.errors import UsageError
+from fxmem.cli.progress import Progress
+from fxmem.cli.step import is_report, read_budget, read_planned_step
+from fxmem.cli.verbs.timeline import load_after
+from fxmem.errors import FxmemError, UsageError
 
 if TYPE_CHECKING:
+    from fxmem.records.advice import Advice
     from fxmem.records.plan import Plan
-    from fxmem.records.profile import Profile
+    from fxmem.records.profile import Report, Timeline
+    from fxmem.simulation.profiled_step import ProfiledStep
 
 BRIEF = "one HTML page with everything, for others to read"
 DESCRIPTION = (
@@ -33,12 +37,13 @@ ARGUMENTS = (
     *SUBJECT,
     argument("-o", "--output", required=True, metavar="FILE.html", help="what to write"),
     OPEN,
-    argument(
-        "--plan",
-        metavar="PLAN.json",
-        help="a plan for this step, which `fxmem plan --json` wrote: shown before and after",
-    ),
     *OVERLAYS,
+    argument(
+        "--advice",
+        metavar="ADVICE.json",
+        help="what `fxmem advise --json` wrote: its best changes stand on top (default: those of one line, tried here "
+        "where it is a model)",
+    ),
     drawing("about how many boxes the graph shows at first; 0 leaves it out"),
 )
 
@@ -57,22 +62,45 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.max_boxes < 0:
         raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
     budget = read_budget(options)
-    plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
-    report, timeline = read_step(options, goes_on=True)
-    after_profile, after = load_planned(options, report) or (None, None)
-    if plan is not None:
-        _check_same_step(options.plan, plan, report)
+    advice = None if options.advice is None else report_reader.load_advice(Path(options.advice))
+    step, report, timeline, plan = read_planned_step(options, goes_on=True)
+    if advice is None:
+        advice = _try_changes(options, step)
+    elif (advice.inputs, advice.target.name) != (report.inputs, report.target.name):
+        raise UsageError(f"expected --advice to be about this step, got {options.advice!r}, which is about another")
     page = PageOptions(
         budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
         plan=plan,
-        after=after,
-        after_profile=after_profile,
+        after=load_after(options, report),
+        advice=advice,
+        proposal=_propose_plan(report, timeline) if plan is None else None,
         graph=options.max_boxes > 0,
         max_boxes=max(options.max_boxes, 1),
         settings=read_settings(os.environ),
     )
     write_file(options, options.output, report_html(report, timeline, page))
     return 0, ""
+
+
+def _try_changes(options: argparse.Namespace, step: ProfiledStep) -> Advice | None:
+    """Try what is changed in a line; None where the step does not run again, or would run for long."""
+    is_program = options.run_program is not None
+    if is_program or is_report(options.model) or options.mode == "generate" or options.compile or not step.profile.ops:
+        return None
+    from fxmem.whatif.advice import make_bench, try_changes
+
+    with Progress(options.quiet) as progress:
+        return try_changes(make_bench(step, None), None, plans=False, quick=True, progress=progress)
+
+
+def _propose_plan(report: Report, timeline: Timeline) -> Plan | None:
+    """A plan of whole modules by the record alone; None where there is none."""
+    from fxmem.planning import estimate
+    from fxmem.records.names import Application
+
+    with contextlib.suppress(FxmemError):
+        return estimate.estimate(report, timeline.peak, "auto", None, Application.MODULES)
+    return None
 
 
 def _write_snapshot(options: argparse.Namespace) -> None:
@@ -85,14 +113,3 @@ def _write_snapshot(options: argparse.Namespace) -> None:
     report = report_dump(read_dump(Path(options.model)))
     explanation = Explanation(source=options.model, snapshot=report)
     write_file(options, options.output, snapshot_html(explanation))
-
-
-def _check_same_step(name: str, plan: Plan, report: Profile) -> None:
-    theirs = (plan.inputs, plan.step, plan.target.name)
-    if theirs != (report.inputs, report.step, report.target.name) or any(
-        region.last_node > len(report.nodes) for region in plan.all_regions()
-    ):
-        raise UsageError(
-            f"expected --plan to be a plan for this step, but {name!r} is for other inputs, another step or another "
-            "target: plan it anew"
-        )

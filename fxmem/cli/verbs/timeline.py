@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import OPEN, OVERLAYS, SUBJECT
-from fxmem.cli.output import check_file, write_file
+from fxmem.cli.output import check_drawing, write_drawing
 from fxmem.cli.parser import argument
-from fxmem.cli.step import read_budget, read_step
+from fxmem.cli.step import read_budget, read_planned_step
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
-    from fxmem.records.profile import Profile, Report, Timeline
+    from fxmem.records.profile import Profile
+    from fxmem.show.plots import StepAfter
 
 BRIEF = "bytes alive over the step, or by module, as SVG"
 DESCRIPTION = "Plot the bytes alive over a step by kind, or those at its peak by module; of a report, needs no torch."
@@ -23,7 +24,7 @@ EXAMPLES = ("fxmem timeline report.json -o timeline.svg",)
 
 ARGUMENTS = (
     *SUBJECT,
-    argument("-o", "--output", required=True, metavar="FILE.svg", help="what to write"),
+    argument("-o", "--output", required=True, metavar="FILE.svg", help="what to write: .svg, .png or .pdf"),
     OPEN,
     argument(
         "--by",
@@ -41,35 +42,36 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.memory.allocator import known_levels, read_settings
     from fxmem.show import plots
 
-    check_file(options, "--output", options.output, (".svg",))
+    check_drawing(options, "--output", options.output)
     if options.width < 280:
         raise UsageError(f"expected --width of at least 280 pixels, got {options.width}")
-    if options.by == "modules" and (options.budget is not None or options.after is not None):
-        raise UsageError("--budget and --after are for the plot over time; leave them out, or --by modules")
+    if options.by == "modules" and any(each is not None for each in (options.plan, options.budget, options.after)):
+        raise UsageError("--plan, --budget and --after are for the plot over time; leave them out, or --by modules")
     budget = read_budget(options)
-    report, timeline = read_step(options)
+    _, report, timeline, plan = read_planned_step(options)
     if options.by == "modules":
         text = plots.icicle_svg(report, timeline, width=options.width)
     else:
-        after = load_planned(options, report)
-        settings = read_settings(os.environ)
+        levels = known_levels(report, timeline, read_settings(os.environ))
         text = plots.timeline_svg(
-            plots.PlottedStep(report, timeline, known_levels(report, timeline, settings)),
-            after=None if after is None else plots.PlottedStep(*after, known_levels(*after, settings)),
+            plots.PlottedStep(report, timeline, levels),
+            after=load_after(options, report) or plots.step_after(plan),
             budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
             width=options.width,
         )
-    write_file(options, options.output, text)
+    write_drawing(options, options.output, text)
     return 0, ""
 
 
-def load_planned(options: argparse.Namespace, report: Profile) -> tuple[Report, Timeline] | None:
-    """Load the report of the step under a plan, if `--after` names one.
+def load_after(options: argparse.Namespace, report: Profile) -> StepAfter | None:
+    """Load the report of the step with a plan, if `--after` names one.
 
     Raises:
         UsageError: it is of other inputs, or for another target.
     """
     from fxmem.memory import report_reader
+    from fxmem.memory.samples import shorten_step
+    from fxmem.show.plots import StepAfter
 
     if options.after is None:
         return None
@@ -83,4 +85,4 @@ def load_planned(options: argparse.Namespace, report: Profile) -> tuple[Report, 
                 f"expected --after to be a report of the same step, but the {what} of {options.after!r} are others: "
                 "analyse both alike"
             )
-    return after, report_reader.timeline(after)
+    return StepAfter(shorten_step(after, report), report_reader.timeline(after).peak)

@@ -452,7 +452,7 @@ def _front(kept: Floats, cost: Floats, budget: float) -> Ints:
 def _drop_dominated(kept: Floats, cost: Floats, budget: float) -> Ints:
     """Drop most points that are not on the Pareto front, without sorting. A point is dropped if one that keeps fewer
     bytes, by equal steps, costs no more."""
-    steps = np.minimum((kept * (tuning.FRONT_STEPS / budget)).astype(np.int64), tuning.FRONT_STEPS)
+    steps = np.minimum((kept * (tuning.FRONT_STEPS / max(budget, 1.0))).astype(np.int64), tuning.FRONT_STEPS)
     lowest = np.full(tuning.FRONT_STEPS + 2, np.inf)
     np.minimum.at(lowest[1:], steps, cost)
     return np.flatnonzero(cost < np.minimum.accumulate(lowest)[steps])

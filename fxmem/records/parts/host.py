@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from fxmem.records.parts.base import Bytes, Count, Many, Record
 from fxmem.records.parts.growth import Growth
 
@@ -16,6 +18,10 @@ class HostUse(Record):
     """All that follows, but for the pages of files. None where the system does not say what a process has."""
     after_bytes: Bytes | None = None
     """The same when its last round was over; None where there was none, or that is not known."""
+    by_round: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)
+    """The same whenever a round was over, set-up before the first."""
+    peak_round: Count | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The number of the round in which the peak came: 0 for set-up. None where that is not known."""
     place: str = ""
     """`file:line` of the program that ran then; empty where none of its own did."""
     call: str = ""

@@ -63,7 +63,7 @@ def open_to_depth(depth: int) -> IsOpen:
 
 
 def open_heaviest(parts: Sequence[View], max_boxes: int, *, runs: bool, worth: int = 0) -> IsOpen:
-    """The heaviest are open, as long as there are at most `max_boxes` boxes.
+    """The heaviest are open, as long as there are fewer than `max_boxes` boxes.
 
     Args:
         parts: outermost ones.
@@ -84,7 +84,7 @@ def open_heaviest(parts: Sequence[View], max_boxes: int, *, runs: bool, worth: i
     wait(parts)
     while waiting:
         *_, part = heapq.heappop(waiting)
-        if number + len(part.parts) - 1 > max_boxes:
+        if number + len(part.parts) > max_boxes:
             break  # what is lighter stays folded as well, so that equal things look equal
         number += len(part.parts) - 1
         opened.add(id(part))
@@ -133,9 +133,22 @@ def gather(parts: Sequence[View], max_boxes: int, profile: Profile) -> tuple[Vie
             together = sum(part.weight for part in row) * times * _SMALL_TOGETHER
             joins = small and 1 < len(row) < len(below) and together < whole
             found += [_join(row, profile, small=True)] if joins else row
-        return tuple(_divide(found, max_boxes, profile))
+        return tuple(_divide(_absorb_views(found), max_boxes, profile))
 
     return inside(parts, 1)
+
+
+def _absorb_views(parts: Sequence[View]) -> list[View]:
+    """The parts, with a view that stands alone in the box of what comes next, where that is one box too."""
+    found: list[View] = []
+    for part in parts:
+        is_one = part.box.kind in ("call", "module") and not part.parts and part.box.alike == 1
+        if is_one and found and found[-1].box.kind == "alias" and found[-1].box.alike == 1:
+            nodes = (*found.pop().nodes, *part.nodes)
+            found.append(replace(part, box=replace(part.box, nodes=nodes), nodes=nodes))
+        else:
+            found.append(part)
+    return found
 
 
 def _divide(parts: Sequence[View], max_boxes: int, profile: Profile) -> Sequence[View]:
@@ -284,7 +297,13 @@ class ViewMaker:
         )
 
     def _is_alone(self, item: Item) -> bool:
-        return any(node == self.peak or self.profile.nodes[node].op in _OUTSIDE_THE_MODEL for node in all_nodes(item))
+        return any(node == self.peak or self._stands_apart(node) for node in all_nodes(item))
+
+    def _stands_apart(self, index: int) -> bool:
+        """Whether a node is outside the model, and neither its output nor a loss that nothing computes."""
+        node = self.profile.nodes[index]
+        is_idle = node.op == "output" or (node.op == "loss" and not (node.saved_bytes or node.forward_flops))
+        return node.op in _OUTSIDE_THE_MODEL and not is_idle
 
     def _item_name(self, item: Item, *, end: bool = False) -> str:
         """The name of an item that stands alone. Of several, it is that of the first, or of the last."""

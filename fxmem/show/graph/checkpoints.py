@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fxmem.errors import UsageError
+from fxmem.hardware.op_classes import is_product
 from fxmem.memory.figures import sum_figures
+from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
-from fxmem.records.profile import Profile
+from fxmem.records.profile import Phase, Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops
+from fxmem.show.plan_facts import check_same_step
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,43 @@ def checkpoints(profile: Profile, plan: Plan | None = None) -> tuple[Checkpoint,
     return tuple(_nest(found))
 
 
+def find_recomputed(profile: Profile, plan: Plan | None = None) -> frozenset[int]:
+    """Nodes of which backward runs anything again, in the plan or in the program itself.
+
+    Of a region those are all whose results it does not keep; of single operators, those whose results are recomputed.
+    """
+    numbers: Counter[str] = Counter()
+    ran: dict[tuple[str, int], int] = {}
+    for op in profile.ops:
+        ran[op.name, numbers[op.name]] = op.node
+        numbers[op.name] += 1
+    found = {node for each in profile.recomputed for node in range(each.first_node, each.last_node)}
+    for region in () if plan is None else plan.regions:
+        inside = range(region.first_node, region.last_node)
+        if region.remakes or region.offloads:
+            sent = {(each.operator, each.number) for each in region.offloads}
+            names = set(region.nodes) - {profile.nodes[ran[call]].name for call in sent & ran.keys()}
+            found |= {node for node in inside if profile.nodes[node].name in names}
+            continue
+        forward = (op for op in profile.ops if op.phase is Phase.FORWARD and op.node in inside and is_product(op.name))
+        kept = {op.node for number, op in enumerate(forward) if number in region.keeps}
+        found |= set(inside) - kept
+    return frozenset(found)
+
+
+def apply_plan(profile: Profile, timeline: Timeline, plan: Plan) -> tuple[Profile, Timeline]:
+    """The nodes and the peak of a step as they are with a plan; as they are without, where it was not analysed."""
+    peak, planned = plan.after, plan.planned
+    if planned is None or len(planned.saved_bytes) != len(profile.nodes):
+        return profile, timeline
+    each = zip(profile.nodes, planned.saved_bytes, strict=True)
+    nodes = tuple(node.model_copy(update={"saved_bytes": saved}) for node, saved in each)
+    ran = (index for index, op in enumerate(profile.ops) if (nodes[op.node].name, op.phase) == (peak.node, peak.phase))
+    op = next(ran, None)
+    peak = peak.model_copy(update={"op": op, "tick": 0 if op is None else profile.ops[op].begin})
+    return profile.model_copy(update={"nodes": nodes}), timeline.model_copy(update={"peak": peak})
+
+
 def describe_effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -> str:
     """What checkpoints free and cost, in words.
 
@@ -78,10 +119,7 @@ def describe_effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -
     of_each = " each" if each > 1 else ""
     parts = []
     if planned:
-        # What an inner one frees, it frees while the outer one runs again.
-        outermost = min(checkpoint.level for checkpoint, _ in planned)
-        outer = ((checkpoint, times) for checkpoint, times in planned if checkpoint.level == outermost)
-        freed = sum((checkpoint.freed_bytes or 0) * times for checkpoint, times in outer)
+        freed = sum_freed(planned)
         together = f", {format_bytes(freed * each)} together" if each > 1 else ""
         parts.append(f"frees {format_bytes(freed)}{of_each}{together}; runs {_flops(planned)} again{of_each}")
         for place, words in enumerate(_RESULTS):
@@ -90,6 +128,13 @@ def describe_effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -
     if own:
         parts.append(f"in the program itself; runs at most {_flops(own)} again{of_each}")
     return "; ".join(parts)
+
+
+def sum_freed(found: Sequence[tuple[Checkpoint, int]]) -> int:
+    """Bytes that checkpoints, each so often there, free: the outermost, as an inner one frees what it does while the
+    outer one runs again."""
+    outermost = min((checkpoint.level for checkpoint, _ in found), default=0)
+    return sum((each.freed_bytes or 0) * times for each, times in found if each.level == outermost)
 
 
 def _flops(found: Iterable[tuple[Checkpoint, int]]) -> str:
@@ -102,13 +147,10 @@ def _flops(found: Iterable[tuple[Checkpoint, int]]) -> str:
 
 
 def _find_planned(profile: Profile, plan: Plan) -> list[Checkpoint]:
-    theirs, ours = (plan.inputs, plan.step, plan.target.name), (profile.inputs, profile.step, profile.target.name)
+    check_same_step(plan, profile)
+    if plan.application is Application.OPERATORS:
+        return []  # its regions are parts of the model in which single results are recomputed
     found = [Checkpoint(each.first_node, each.last_node, each, each.extra_flops) for each in plan.all_regions()]
-    if theirs != ours or any(each.last_node > len(profile.nodes) or each.first_node < 0 for each in found):
-        raise UsageError(
-            "expected a plan for the step that is drawn, but it is for other inputs, another step or another target: "
-            "plan it anew"
-        )
     if any(each.first_node >= each.last_node for each in found) or len(list(_nest(found))) < len(found):
         raise UsageError(
             "expected a plan whose regions hold nodes and lie apart or within each other; "

@@ -10,7 +10,7 @@ from itertools import accumulate
 from fxmem.errors import UsageError
 from fxmem.records.profile import Phase, Profile, Timeline
 from fxmem.show.graph.boxes import IsOpen, View, ViewMaker, count_boxes, flatten, gather, open_heaviest, open_to_depth
-from fxmem.show.graph.checkpoints import checkpoints
+from fxmem.show.graph.checkpoints import apply_plan, checkpoints, find_recomputed
 from fxmem.show.graph.folded_tree import Place, Visit, graph_tree, level, places
 from fxmem.show.graph.picture import Box, DrawingOptions, Edge, Frame, Picture
 
@@ -38,7 +38,7 @@ def compose(profile: Profile, timeline: Timeline, options: DrawingOptions) -> Pi
     hierarchy = make_hierarchy(profile, timeline, options)
     drafts, frames = flatten(hierarchy.views, hierarchy.is_open)
     home = hierarchy.homes(drafts)
-    boxes, edges = _connect(profile, hierarchy.where, home, drafts)
+    boxes, edges = _connect(hierarchy.profile, hierarchy.where, home, drafts)
     return hierarchy.picture(boxes, frames, edges, home)
 
 
@@ -56,6 +56,10 @@ class Hierarchy:
     views: tuple[View, ...]
     is_open: IsOpen
     """What is open at first."""
+    recomputed: frozenset[int] = frozenset()
+    """Nodes of which backward runs something again."""
+    unplanned: Profile | None = None
+    """The step without the plan, where profile and timeline are those with it."""
 
     def homes(self, boxes: Sequence[Box]) -> dict[int, int]:
         """The box of each node that is drawn."""
@@ -81,19 +85,28 @@ class Hierarchy:
                 if op.phase is Phase.FORWARD and "".join(op.name.split(".")[1:2]).endswith("_")
             ),
             plan=self.options.plan,
+            is_after=self.unplanned is not None,
+            recomputed=self.recomputed,
             homes=tuple(home.get(node) for node in range(len(self.profile.nodes))),
         )
 
 
 def make_hierarchy(profile: Profile, timeline: Timeline, options: DrawingOptions) -> Hierarchy:
     """Decide what there is to draw, and what of it is open at first. Arguments and errors are those of `compose`."""
+    plan, unplanned = options.plan, profile
+    regions = checkpoints(profile, plan)
+    recomputed = find_recomputed(profile, plan)
+    if plan is not None and not options.before:
+        profile, timeline = apply_plan(profile, timeline, plan)
     peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
     focus = _find_focus(profile, options.focus, peak)
     nodes = _drawn_nodes(profile, focus, peak)
-    root = graph_tree(profile, nodes, peak=peak, fold=options.fold, regions=checkpoints(profile, options.plan))
+    root = graph_tree(profile, nodes, peak=peak, fold=options.fold, regions=regions, recomputed=recomputed)
     made = ViewMaker(profile, frozenset(nodes), peak).parts(_unwrap(root, focus).items)
     views, is_open = _choose(profile, made, options, level(focus))
-    return Hierarchy(profile, timeline, options, focus, peak, places(root, nodes), views, is_open)
+    found = places(root, nodes)
+    before = None if profile is unplanned else unplanned
+    return Hierarchy(profile, timeline, options, focus, peak, found, views, is_open, recomputed, before)
 
 
 def _choose(

@@ -80,7 +80,13 @@ class Place:
 
 
 def graph_tree(
-    profile: Profile, nodes: Sequence[int], *, peak: int | None, fold: bool, regions: Sequence[Checkpoint] | None = None
+    profile: Profile,
+    nodes: Sequence[int],
+    *,
+    peak: int | None,
+    fold: bool,
+    regions: Sequence[Checkpoint] | None = None,
+    recomputed: frozenset[int] = frozenset(),
 ) -> Visit:
     """The tree of these nodes of a profile (indices, in the order they ran).
 
@@ -90,12 +96,13 @@ def graph_tree(
         peak: the node that runs at the peak, which is not folded into any other.
         fold: whether to fold equal siblings, and to draw a row of views as one.
         regions: what is checkpointed, as from `checkpoints`. None: what the program itself checkpoints.
+        recomputed: nodes that run again in backward, which are not folded into others.
     """
     if regions is None:
         regions = checkpoints(profile)
     leaves = _leaves(profile, nodes, regions, peak=peak, merge_views=fold)
     entries = list(zip(leaves, _paths(profile, leaves, regions), strict=True))
-    return _visit(entries, regions, _Repeats(profile, peak) if fold else None)
+    return _visit(entries, regions, _Repeats(profile, peak, recomputed) if fold else None)
 
 
 def all_nodes(item: Item) -> Iterator[int]:
@@ -285,9 +292,10 @@ def _segments(module: str) -> list[str]:
 class _Repeats:
     """Finds repeats among siblings. Equal fingerprints mean equal in all but names' numbers, live bytes and wiring."""
 
-    def __init__(self, profile: Profile, peak: int | None) -> None:
+    def __init__(self, profile: Profile, peak: int | None, recomputed: frozenset[int]) -> None:
         self._profile = profile
         self._peak = peak
+        self._recomputed = recomputed
         self._fingerprints: dict[Hashable, int] = {}
         self._by_item: dict[int, tuple[Item, int]] = {}
 
@@ -340,7 +348,8 @@ class _Repeats:
         scratch = (node.scratch_bytes.forward, node.scratch_bytes.backward)
         sizes = (node.params_bytes, node.output_bytes, node.saved_bytes, scratch)
         flops = (node.forward_flops, node.backward_flops)
-        return (node.op, name, node.module_type, tensors, node.view_of is None, sizes, flops, index == self._peak)
+        marks = (node.view_of is None, index == self._peak, index in self._recomputed)
+        return (node.op, name, node.module_type, tensors, sizes, flops, marks)
 
 
 def _drop_numbers(name: str) -> str:

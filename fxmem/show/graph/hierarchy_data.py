@@ -13,8 +13,8 @@ from fxmem.show.graph import labels
 from fxmem.show.graph.boxes import View
 from fxmem.show.graph.composition import Hierarchy, find_reads, make_hierarchy
 from fxmem.show.graph.labels import NOTE_SIZE, PAD, TITLE_SIZE, UniqueIds
-from fxmem.show.graph.phrases import describe_checkpoints, describe_peak
-from fxmem.show.graph.picture import Box, DrawingOptions, Frame, Picture
+from fxmem.show.graph.phrases import describe_peak, describe_recomputed
+from fxmem.show.graph.picture import Box, DrawingOptions, Frame, Picture, count_recomputed
 from fxmem.show.svg import fit, text_width
 
 _FIGURE = 118.0
@@ -25,6 +25,7 @@ _MOST = 340.0
 
 HEATS: dict[str, str] = {
     "saved": "bytes kept for backward",
+    "before": "bytes kept for backward without the plan",
     "params": "bytes of parameters and buffers",
     "peak": "of the bytes alive at the peak, those it brought",
     "flops": "FLOPs, forward and backward",
@@ -122,6 +123,10 @@ class _Writer:
             "peak": lambda view, times: total(at_peak, view),
             "flops": flops,
         }
+        if self._hierarchy.unplanned is not None:  # what is alive at the peak with the plan is not in the plan
+            before = [node.saved_bytes for node in self._hierarchy.unplanned.nodes]
+            found = {"before": lambda view, times: total(before, view), **found}
+            found = {"saved": found.pop("saved"), **{name: each for name, each in found.items() if name != "peak"}}
         if seconds is not None:
             found["time"] = lambda view, times: float(f"{total(seconds, view):.3g}")
         return found
@@ -129,7 +134,7 @@ class _Writer:
     def _describe(self, part: dict[str, Any], drawing: Picture, box: Box) -> None:
         nodes = [self._profile.nodes[node] for node in box.shown]
         title, note = labels.name_box(drawing, box, nodes)
-        found = [labels.shape_line(nodes, note), describe_checkpoints(box) if box.checkpoints else ""]
+        found = [labels.shape_line(nodes, note), describe_recomputed(drawing, box)]
         lines = [printable(line) for line in found if line]
         mark = describe_peak(drawing, box, outside=box.module)
         beside = 0.0 if box.kind in ("input", "output") else _FIGURE
@@ -144,6 +149,8 @@ class _Writer:
             "w": width,
             "h": height,
         }
+        again = count_recomputed(drawing, box) / len(box.shown)
+        part |= {"again": round(again, 2)} if again else {}
         part |= {"mark": fit(mark, NOTE_SIZE, room, bold=True)} if mark else {}
         part |= {"path": printable(box.module)} if box.module else {}
         part |= {"alike": box.alike} if box.alike > 1 else {}

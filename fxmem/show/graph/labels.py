@@ -18,7 +18,7 @@ from fxmem.records.units import format_bytes, format_flops, printable
 from fxmem.show.facts import describe_outputs, flops_sum
 from fxmem.show.graph import phrases
 from fxmem.show.graph.checkpoints import Checkpoint, describe_effect
-from fxmem.show.graph.picture import Box, Frame, Picture, display_name, heat_value
+from fxmem.show.graph.picture import Box, Frame, Picture, count_recomputed, display_name, heat_value
 from fxmem.show.svg import text_width
 
 HEATS: dict[Heat, str] = {
@@ -67,6 +67,8 @@ class Words:
     """Shade, from 0 for nothing to `STEPS`; None if the quantity is not known."""
     share: float
     """Length of its bar: the quantity, all equal ones together, over the most that a box has."""
+    again: float
+    """Share of its calls that backward runs again."""
     width: float
     height: float
 
@@ -190,6 +192,7 @@ def _label_box(drawing: Picture, box: Box, largest: int, ids: UniqueIds) -> Word
         tuple(map(printable, phrases.box_tooltip(drawing, box, nodes))),
         heat_step(value, largest),
         value / largest if value else 0.0,
+        count_recomputed(drawing, box) / len(box.shown),
         *box_size(title, room, lines, mark),
     )
 
@@ -255,8 +258,8 @@ def _box_lines(drawing: Picture, box: Box, nodes: Sequence[Node], note: str) -> 
     counted = [f"{name} {text}" for name, text in _figures(box.figures) if each or name != drawing.heat]
     if alias or counted:
         yield ("each " if each else "") + ", ".join(filter(None, (alias, *counted)))
-    if box.checkpoints:
-        yield phrases.describe_checkpoints(box)
+    if again := phrases.describe_recomputed(drawing, box):
+        yield again
     if box.references:
         yield f"reads {phrases.join_names([display_name(drawing.profile.nodes[node]) for node in box.references])}"
 

@@ -9,10 +9,12 @@ from fxmem.memory.figures import Figures
 from fxmem.records.profile import Node
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, printable
 from fxmem.show.facts import describe_source, flops_sum
-from fxmem.show.graph.checkpoints import Checkpoint, describe_effect
-from fxmem.show.graph.picture import Box, Frame, Picture, display_name
+from fxmem.show.graph.checkpoints import Checkpoint, describe_effect, sum_freed
+from fxmem.show.graph.picture import Box, Frame, Picture, count_recomputed, display_name
 
 _MOST_NAMED = 3
+_LONGEST_PLACE = 22
+"""Characters of a name beside a peak, in a box."""
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -52,6 +54,16 @@ def peak_words(drawing: Picture) -> str:
     return f"{format_bytes(peak.requested_bytes)} alive, in {peak.phase}"
 
 
+def describe_recomputed(drawing: Picture, box: Box) -> str:
+    """How much of a box backward runs again, and what that frees; empty where it is nothing."""
+    again = count_recomputed(drawing, box)
+    if not again:
+        return ""
+    part = f"recomputes {again} of {len(box.shown)} calls" if len(box.shown) > 1 else "recomputed in backward"
+    freed = sum_freed(box.checkpoints)
+    return f"{part}, frees {format_bytes(freed)}" if freed else part
+
+
 def describe_checkpoints(box: Box) -> str:
     """How many checkpoints are within a box, and what they free and cost."""
     number = sum(times for _, times in box.checkpoints)
@@ -68,11 +80,13 @@ def describe_alias(drawing: Picture, index: int) -> str:
 
 
 def describe_peak(drawing: Picture, box: Box, *, outside: str = "") -> str:
-    """What to say of the peak; names are as seen from `outside`."""
+    """What to say of the peak; names are as seen from `outside`, and in the tooltip alone where they are long."""
     if not box.peak or drawing.peak_node is None:
         return ""
-    where = relative_path(display_name(drawing.profile.nodes[drawing.peak_node]), outside)
-    return printable(f"PEAK{'' if len(box.shown) == 1 else f' in {where}'}: {peak_words(drawing)}")
+    peak = drawing.timeline.peak
+    where = printable(relative_path(display_name(drawing.profile.nodes[drawing.peak_node]), outside))
+    at = "" if len(box.shown) == 1 or (outside and len(where) > _LONGEST_PLACE) else f" at {where}"
+    return f"PEAK {format_bytes(peak.requested_bytes)} in {peak.phase}{at}"
 
 
 # --- tooltips ---------------------------------------------------------------------------------------------------------
@@ -97,6 +111,8 @@ def box_tooltip(drawing: Picture, box: Box, nodes: Sequence[Node]) -> Iterator[s
     yield from _sum_lines(box.figures)
     if box.times > 1:
         yield f"drawn once for {box.times} equal ones; the figures are those of each, live the largest of all"
+    if again := describe_recomputed(drawing, box):
+        yield again
     if box.checkpoints:
         yield describe_checkpoints(box)
     if box.references:
@@ -143,7 +159,8 @@ def checkpoint_tooltip(drawing: Picture, frame: Frame, checkpoint: Checkpoint) -
             yield "draws no random numbers"
         if checkpoint.region.source is not None:
             yield describe_source(checkpoint.region.source)
-        yield "the figures inside are those of the step without the plan"
+        if not drawing.is_after:
+            yield "the figures inside are those of the step without the plan"
     if not frame.whole:
         yield f"only what is in {drawing.focus} is drawn"
 

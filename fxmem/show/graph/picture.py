@@ -39,8 +39,11 @@ class DrawingOptions:
     max_boxes: int = OVERVIEW
     """About how many boxes there may be where `depth` is None. Of fewer than 60, a run of equal layers is one."""
     plan: Plan | None = None
-    """Checkpoints planned for this step, each drawn as a frame around its calls with what it frees and costs. What the
-    program itself checkpoints is framed either way."""
+    """A plan for this step: what it recomputes is hatched, its regions are framed with what they free and cost. What
+    the program itself checkpoints is drawn so either way. What is kept for backward, and the peak, are those with the
+    plan where it was analysed."""
+    before: bool = False
+    """With a plan: whether what is kept for backward, and the peak, are those without it."""
     standalone: bool = True
     """False: a part of an HTML document that may have other drawings, so without ids, and without the arrow heads that
     need one."""
@@ -138,6 +141,10 @@ class Picture:
     """Nodes that write where they read: one of their operators has a name that ends in an underscore."""
     plan: Plan | None = None
     """Whose regions are drawn."""
+    is_after: bool = False
+    """Whether what is kept for backward, and the peak, are those with the plan."""
+    recomputed: frozenset[int] = frozenset()
+    """Nodes of which backward runs something again."""
     homes: tuple[int | None, ...] = ()
     """The box that stands for each node of the profile; None for one that is not drawn."""
 
@@ -149,6 +156,11 @@ def heat_value(heat: Heat, figures: Figures) -> int | None:
         return None if both.unknown_calls and not both.known else both.known
     nbytes: int = getattr(figures, heat)
     return nbytes
+
+
+def count_recomputed(drawing: Picture, box: Box) -> int:
+    """How many of a box's calls backward runs again, one repeat counted."""
+    return sum(node in drawing.recomputed for node in box.shown)
 
 
 def display_name(node: Node) -> str:

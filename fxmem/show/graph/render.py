@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from fxmem import __version__
-from fxmem.errors import UsageError
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import printable
-from fxmem.show.graph import converter, dot, svg_document
+from fxmem.show.graph import dot, svg_document
 from fxmem.show.graph.composition import compose
-from fxmem.show.graph.converter import Format
 from fxmem.show.graph.labels import box_words, frame_words
 from fxmem.show.graph.layout import arrange
 from fxmem.show.graph.phrases import peak_words
@@ -46,32 +42,7 @@ def dot_source(profile: Profile, timeline: Timeline, options: DrawingOptions = _
     return dot.write_labelled(drawing, box_words(drawing), frame_words(drawing), title)
 
 
-def image(profile: Profile, timeline: Timeline, form: Format, options: DrawingOptions = _DEFAULTS) -> bytes:
-    """Draw the graph as a PNG, or as a PDF of one page.
-
-    A PNG has two pixels to one of the SVG where it is not too long for that. vl-convert converts the SVG. Other
-    arguments and errors are those of `render`, and:
-
-    Raises:
-        EnvironmentLacksError: vl-convert is not installed.
-        AnalysisError: it failed.
-    """
-    require_image(form)
-    return converter.convert(form, render(profile, timeline, options))
-
-
-def require_image(form: Format) -> None:
-    """Check that `image` can write this format here.
-
-    Raises:
-        UsageError: there is no such format.
-        EnvironmentLacksError: vl-convert is not installed.
-    """
-    if form not in get_args(Format):
-        raise UsageError(f"expected a format of {', '.join(get_args(Format))}; got {form!r}")
-    converter.require(form)
-
-
 def _note(drawing: Picture) -> str:
-    calls = sum(box.times * len(box.shown) for box in drawing.boxes)
+    nodes = zip(drawing.profile.nodes, drawing.homes, strict=True)
+    calls = sum(home is not None and node.op != "get_attr" for node, home in nodes)
     return printable(f"{calls} calls in {len(drawing.boxes)} boxes; drawn by fxmem {__version__}")

@@ -38,6 +38,8 @@ _SWATCH = 48.0
 _ROW = 17.0
 _TITLE = 17.0
 _SHADOW = 4.0
+_BAND = 5.0
+"""Width of the hatched band beside what backward runs again."""
 _ARROW_HEAD = (
     '<defs><marker id="fxmem-arrow" class="tip" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7" '
     'orient="auto"><path d="M0 0.8L8 4L0 7.2z"/></marker></defs>'
@@ -123,9 +125,9 @@ def _head(drawing: Picture, width: float) -> tuple[list[str], float]:
         parts.append(text(_EDGE, y, line, "title"))
     y += 10.0
     rows = [fact for fact in facts.header_facts(drawing.profile) if fact.key != "model"]
-    rows += facts.peak_facts(drawing.profile, drawing.timeline.peak)
     if drawing.plan is not None:
         rows.append(Fact("Plan", plan_words(drawing.plan), "plan"))
+    rows += facts.peak_facts(drawing.profile, drawing.timeline.peak)
     for fact in rows:
         for row, line in enumerate(wrap(fact.text, NOTE_SIZE + 1, width - _FACTS, lines=3)):
             y += _ROW
@@ -149,7 +151,7 @@ def _head(drawing: Picture, width: float) -> tuple[list[str], float]:
 def _legend(drawing: Picture, y: float, width: float) -> tuple[list[str], float]:
     parts = [
         text(_EDGE, y + 11, "Colour", "label"),
-        text(_EDGE + _FACTS, y + 11, fit(f"{drawing.heat}: {HEATS[drawing.heat]}", NOTE_SIZE, width - _FACTS)),
+        text(_EDGE + _FACTS, y + 11, fit(f"{drawing.heat}: {HEATS[drawing.heat]}, at most", NOTE_SIZE, width - _FACTS)),
     ]
     largest = heat_scale(drawing)
     y += 18.0
@@ -158,16 +160,15 @@ def _legend(drawing: Picture, y: float, width: float) -> tuple[list[str], float]
         most = largest / 2 ** (STEPS - step)
         amount = format_flops(round(most)) if drawing.heat == "flops" else format_bytes(round(most))
         parts.append(group(rect(x, y, _SWATCH, 14, "shape"), class_=f"h{step}"))
-        parts.append(text(x + _SWATCH / 2, y + 26, "0" if not step or not largest else f"≤ {amount}", "small middle"))
+        parts.append(text(x + _SWATCH / 2, y + 26, "0" if not step or not largest else amount, "small middle"))
     y += 32.0
     for line in wrap(_key(drawing), NOTE_SIZE, width, lines=12):
         y += LINE
         parts.append(text(_EDGE, y, line, "muted"))
-    for index, line in enumerate(wrap(_checkpoint_key(drawing), NOTE_SIZE, width - _SWATCH, lines=8)):
+    for index, line in enumerate(wrap(_plan_key(drawing), NOTE_SIZE, width - _SWATCH, lines=8)):
         y += LINE if index else LINE + 6.0
         if line and not index:
-            swatch = rect(_EDGE + 2, y - 11, _SWATCH - 14, 14, rx=4)
-            parts.append(group(swatch, class_="frame checkpoint"))
+            parts.append(_hatch(Rectangle(_EDGE + _SWATCH / 2, y - 11, _BAND, 3 * LINE), 1.0))
         parts.append(text(_EDGE + _SWATCH, y, line, "muted"))
     return parts, y
 
@@ -192,13 +193,17 @@ def _key(drawing: Picture) -> str:
     return " ".join(sentences)
 
 
-def _checkpoint_key(drawing: Picture) -> str:
-    found = [frame.checkpoint for frame in drawing.frames if frame.checkpoint is not None]
-    if not found:
+def _plan_key(drawing: Picture) -> str:
+    """What is said of what backward runs again; empty where it is nothing."""
+    if not drawing.recomputed:
         return ""
-    kept = "Of what its calls save for backward only what goes in and out is kept; backward runs it again."
-    planned = " Figures of calls, and the peak that is marked, are those of the step without the plan."
-    return f"Dashed frame: checkpointed. {kept}{planned if any(each.region for each in found) else ''}"
+    words = "Hatched: backward runs it again, all of the box or the part of its calls that the band is long."
+    if any(frame.checkpoint is not None for frame in drawing.frames):
+        words += " Dashed frame: a checkpointed region, of which only what goes in and out is kept."
+    if drawing.plan is not None:
+        without = "" if drawing.is_after else "out"
+        words += f" Colours, saved bytes and the marked peak are those of the step with{without} the plan."
+    return words
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -242,11 +247,25 @@ def _box(drawing: Picture, index: int, words: Words, place: Rectangle, standalon
         parts.append(text(place.x + PAD, y, fit(line, NOTE_SIZE, room), "note"))
     if words.mark:
         parts.append(text(place.x + PAD, y + LINE, fit(words.mark, NOTE_SIZE, room, bold=True), "note strong"))
+    if words.again:
+        parts.append(_hatch(place, words.again))
     if words.share:
         wide = max((place.width - 2 * PAD) * words.share, 1.0)
         way = ("M", place.x + PAD, place.y + place.height - BAR - 3.0, "h", wide, "v", BAR, "h", -wide, "z")
         parts.append(svg.path("amount", *way))
     return group(*parts, tooltip=words.tooltip, id=words.id if standalone else None, class_=classes)
+
+
+def _hatch(place: Rectangle, share: float) -> str:
+    """A hatched band beside a box, as long as the share of it that backward runs again.
+
+    It is a path of its own: a pattern would need an id, of which a drawing within a page has none.
+    """
+    x, height = place.x - _BAND - 2.0, max(place.height * share, 2 * _BAND)
+    way: list[str | float] = ["M", x, place.y, "h", _BAND, "v", height, "h", -_BAND, "z"]
+    for y in range(int(_BAND), int(height), 5):
+        way += ["M", x, place.y + y, "l", _BAND, -_BAND]
+    return svg.path("again", *way)
 
 
 def _edge(drawing: Picture, words: Sequence[Words], index: int, line: EdgeLine, has_head: bool) -> str:

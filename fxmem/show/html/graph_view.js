@@ -31,6 +31,10 @@ const fxmemView = (() => {
     part.lines.forEach((line, row) => drawn.push(text(x + 7, y + 33 + 14 * row, line, "note")));
     if (part.mark) drawn.push(text(x + 7, y + 33 + 14 * part.lines.length, part.mark, "note strong"));
     if (value && largest) drawn.push(make("path", { class: "amount", d: `M${x + 7} ${y + height - 8}h${Math.max((width - 14) * value / largest, 1)}v5h${-Math.max((width - 14) * value / largest, 1)}z` }));
+    if (part.again) {
+      const long = Math.max(height * part.again, 10), stripes = Array.from({ length: Math.max(Math.ceil((long - 5) / 5), 0) }, (_, row) => `M${x - 7} ${y + 5 + 5 * row}l5 -5`);
+      drawn.push(make("path", { class: "again", d: `M${x - 7} ${y}h5v${long}h-5z${stripes.join("")}` }));
+    }
     const classes = ["box", kind, `h${value === null ? "u" : G.shade(value, largest)}`, part.mark ? "peak" : "", part.size ? "folds" : ""];
     const box = make("g", { id: part.id, class: classes.filter(Boolean).join(" "), tabindex: -1, role: "button", "aria-label": `${part.title}, ${G.figure(names[heat], value)}${part.mark ? ", " + part.mark : ""}`, "aria-expanded": part.size ? "false" : undefined }, ...drawn);
     box.dataset.part = index;

@@ -59,7 +59,7 @@
     if (row(node)) readout.append(" ", anchor("in the table", "n" + node));
     if (boxOf(node)) readout.append(" ", anchor("in the graph", boxOf(node).id));
   };
-  const show = (index) => {
+  const show = (index, silent) => {
     at = Math.max(0, Math.min(data.tick.length - 1, index));
     const tick = data.tick[at], node = data.node[at];
     panels.forEach((panel) => {
@@ -76,7 +76,7 @@
     link(node);
     drawSpans([]);
     if (boxOf(node)) drawn.show(boxOf(node));
-    say(sentence, node);
+    if (!silent) say(sentence, node);
   };
   const seek = (tick) => {
     let low = 0, high = data.tick.length - 1;
@@ -108,7 +108,7 @@
       event.preventDefault();
       show(to);
     });
-    show(data.start);
+    show(data.start, true);
   }
 
   // A node, from the graph or the table.

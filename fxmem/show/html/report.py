@@ -10,23 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from fxmem.memory.allocator import DEFAULT_SETTINGS, AllocatorSettings, known_levels
+from fxmem.records.advice import Advice
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Profile, Timeline
+from fxmem.records.profile import Profile, ProgramRun, Timeline
 from fxmem.show import facts
-from fxmem.show.finding_facts import finding_facts
 from fxmem.show.graph import OVERVIEW, DrawingOptions, hierarchy_data, render
+from fxmem.show.html.changes import best_changes
 from fxmem.show.html.links import link_data, script_json
 from fxmem.show.html.page import fill_page, read_asset
-from fxmem.show.html.sections import draw_views, growth_views, numbers, plan_section, verdict
+from fxmem.show.html.sections import draw_views, numbers, plan_section, verdict
 from fxmem.show.html.tables import alive_table, node_table
-from fxmem.show.plots import PlottedStep, icicle_svg, timeline_svg
+from fxmem.show.plots import PlottedStep, StepAfter, icicle_svg, run_svg, step_after, timeline_svg
 from fxmem.show.plots.axes import step_title
 from fxmem.show.run_facts import made_up, run_facts
 
-_WIDEST = 1150
-"""Pixels of a wide plot, and moments of the step that the page's script knows."""
+_WIDEST = 1150.0
+"""Pixels of a plot that is as wide as the page."""
+_WIDE = 730.0
+"""Pixels of a timeline beside the changes, and moments of the step that the page's script knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +41,12 @@ class PageOptions:
     """What the peak has to stay within, drawn into the timeline. None: the plan's, if there is a plan with one."""
     plan: Plan | None = None
     """A plan for this step."""
-    after: Timeline | None = None
-    """The timeline of the step under a plan."""
-    after_profile: Profile | None = None
-    """The profile `after` is of, for its phases."""
+    after: StepAfter | None = None
+    """The step with a plan. None: the plan's, if there is a plan and it was analysed."""
+    advice: Advice | None = None
+    """What changes to this step are worth."""
+    proposal: Plan | None = None
+    """Where there is no plan, one that may be made: one of the changes."""
     graph: bool = True
     """Whether to draw the annotated graph."""
     max_boxes: int = OVERVIEW
@@ -64,14 +70,17 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
     drawing = DrawingOptions(max_boxes=options.max_boxes, plan=plan)
     drawn = render(profile, timeline, drawing) if options.graph else None
     shown_plan = plan_section(timeline, options.after, plan)
+    program = profile.step.program
     sections = {
-        "summary": "Summary",
         "timeline": "Timeline",
+        "changes": "Changes",
+        **({"run": "Run"} if program is not None else {}),
+        "peak": "Peak",
         **({"graph": "Graph"} if drawn else {}),
         **({"plan": "Plan"} if shown_plan else {}),
-        "modules": "Memory by module at the peak",
+        "modules": "Modules at the peak",
         "nodes": "Nodes",
-        "alive": "Tensors alive at the peak",
+        "alive": "Tensors at the peak",
         "assumed": "Assumptions",
         "unknown": "Unknowns",
     }
@@ -83,16 +92,16 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         profile,
         script="".join(map(read_asset, ["graph.js", *(["graph_view.js"] if drawn else []), "page.js"])),
         title=step_title(profile),
-        heading=f"{profile.model}: memory of one {'training' if profile.step.mode == 'train' else 'inference'} step",
+        heading=f"{profile.model} on {profile.target.name}" if program is not None else step_title(profile),
         sections=sections,
         header=[*facts.header_facts(profile), *run_facts(profile)],
         numbers=numbers(profile, peak),
         verdict=verdict(profile, peak),
-        found=finding_facts(profile, timeline),
+        changes=best_changes(profile, timeline, plan or options.proposal, options.advice),
         facts=[*where, *facts.total_facts(profile)],
         shares=facts.share_table(peak, headings=("Kind", "Bytes", "Share")),
-        growth=growth_views(profile),
-        timelines=draw_views(_timelines(profile, timeline, options), _WIDEST),
+        timelines=draw_views(_timelines(profile, timeline, options), _WIDE),
+        run={} if program is None else draw_views(partial(_draw_run, profile, program), _WIDEST),
         graph=drawn.svg if drawn else None,
         plan=shown_plan,
         modules=draw_views(
@@ -105,25 +114,25 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         assumptions=[*facts.assumptions(profile), *made_up(profile)],
         unknowns=facts.unknowns(profile),
         hierarchy=script_json(hierarchy_data(profile, timeline, drawing)) if drawn else "",
-        data=script_json(link_data(profile, timeline, columns=_WIDEST)),
+        data=script_json(link_data(profile, timeline, columns=round(_WIDE))),
     )
+
+
+def _draw_run(profile: Profile, program: ProgramRun, size: str, width: float) -> str:
+    return run_svg(profile, program, width=width, name=f"run-{size}")
 
 
 def _timelines(profile: Profile, timeline: Timeline, options: PageOptions) -> Callable[[str, float], str]:
     step = PlottedStep(profile, timeline, known_levels(profile, timeline, options.settings))
-    after: PlottedStep | Timeline | None = options.after
-    if options.after is not None and options.after_profile is not None:
-        levels = known_levels(options.after_profile, options.after, options.settings)
-        after = PlottedStep(options.after_profile, options.after, levels)
     budget, plan = options.budget_bytes, options.plan
 
     def plot(size: str, width: float) -> str:
         return timeline_svg(
             step,
-            after=after,
+            after=options.after or step_after(plan),
             budget_bytes=plan.budget_bytes if budget is None and plan is not None else budget,
             width=width,
-            height=280.0 if after is None else 220.0,
+            height=220.0 if size == "wide" else 130.0,
             name=f"timeline-{size}",
             titled=False,
         )

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from fxmem.memory.forecast import forecast
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile, Timeline
 from fxmem.show import facts
 from fxmem.show.html.tables import region_table
 from fxmem.show.plan_facts import effect_facts, effect_table, summarize
-from fxmem.show.plots import CurveDot, curve_svg, growth_svg
+from fxmem.show.plots import CurveDot, StepAfter, curve_svg
 from fxmem.show.sections import Fact
 
 _Views = Mapping[str, str]
@@ -53,20 +52,10 @@ def verdict(profile: Profile, peak: Peak) -> dict[str, Any]:
     }
 
 
-def growth_views(profile: Profile) -> _Views:
-    """The curve of a run that grows, for each view; nothing for others."""
-    program, ahead, memory = profile.step.program, forecast(profile), profile.target.memory_bytes
-    if program is None or ahead is None or memory is None:
-        return {}
-    return draw_views(
-        lambda view, width: growth_svg(program, ahead, memory, width=width, name=f"fxmem-growth-{view}"), wide=720.0
-    )
-
-
 # --- a plan -----------------------------------------------------------------------------------------------------------
 
 
-def plan_section(timeline: Timeline, after: Timeline | None, plan: Plan | None) -> dict[str, Any]:
+def plan_section(timeline: Timeline, after: StepAfter | None, plan: Plan | None) -> dict[str, Any]:
     """What a plan does: its effect, facts, regions and curves; nothing if there is no plan."""
     now = plan.after if plan is not None else after.peak if after is not None else None
     if now is None:

@@ -45,11 +45,13 @@ _ALIVE_COLUMNS = (
 
 
 def node_table(profile: Profile, timeline: Timeline) -> Table:
-    """Every node of the graph, in the order of the run. A row's id is `n` and the node's index."""
+    """Every node of the graph, what brought most of the peak first. A row's id is `n` and the node's index."""
     at_peak = bytes_at_peak(profile, timeline)
     peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
-    rows = [_node_row(profile, index, at_peak[index], is_peak=index == peak) for index in range(len(profile.nodes))]
-    return Table("Nodes of the graph", _NODE_COLUMNS, rows, name="rows")
+    order = sorted(range(len(profile.nodes)), key=lambda index: -at_peak[index])
+    rows = [_node_row(profile, index, at_peak[index], is_peak=index == peak) for index in order]
+    by = next(place for place, column in enumerate(_NODE_COLUMNS) if column.heading == "At peak")
+    return Table("Nodes of the graph", _NODE_COLUMNS, rows, name="rows", sorted_by=by, order="descending")
 
 
 def _node_row(profile: Profile, index: int, at_peak: int, *, is_peak: bool) -> TableRow:

@@ -8,21 +8,23 @@ computed from records, without torch.
 
 from __future__ import annotations
 
-from fxmem.show.plots.growth_curve import growth_svg
 from fxmem.show.plots.history import history_svg, segments_svg
 from fxmem.show.plots.icicle import icicle_svg
 from fxmem.show.plots.plan_curve import CurveDot, curve_svg
+from fxmem.show.plots.run import run_svg
 from fxmem.show.plots.size_curve import sizes_svg
-from fxmem.show.plots.timeline import PlottedStep, timeline_svg
+from fxmem.show.plots.timeline import PlottedStep, StepAfter, step_after, timeline_svg
 
 __all__ = [
     "CurveDot",
     "PlottedStep",
+    "StepAfter",
     "curve_svg",
-    "growth_svg",
     "history_svg",
     "icicle_svg",
+    "run_svg",
     "segments_svg",
     "sizes_svg",
+    "step_after",
     "timeline_svg",
 ]

@@ -15,6 +15,9 @@ NARROWEST = 280.0
 """Width of a plot in pixels, at least."""
 EDGE, LEFT, ROW = 12.0, 62.0, 16.0
 """Margin around a plot, room left of it for the numbers of its axis, and height of a line of text, in pixels."""
+IN_SCALE = 1.6
+"""A limit of up to this many times the largest number drawn is drawn to scale; a higher one would flatten the plot, and
+is named above it."""
 SIZE = 11.0
 """Height of the letters, in pixels."""
 _TITLE = 15.0

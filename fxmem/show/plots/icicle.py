@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fxmem.memory.module_rows import Part, parts_at_peak
 from fxmem.memory.module_tree import find_runs
@@ -77,7 +78,8 @@ def icicle_svg(
     y += _HEIGHT * (max((cell.level for cell in cells), default=0) + 1)
     legend, y = _legend(timeline.peak, y + 6.0, width)
     shares = "; ".join(f"{cell.label} {percent(cell.nbytes, root.nbytes)}" for cell in cells if cell.level == 1)
-    return document(STYLE, (width, y + EDGE), (title, shares or "one part"), [*parts, *legend], id=name)
+    size: dict[str, Any] = {"width": None, "height": None} if titled else {}  # opened alone as large as the window
+    return document(STYLE, (width, y + EDGE), (title, shares or "one part"), [*parts, *legend], id=name, **size)
 
 
 def _fold(part: Part) -> Part:

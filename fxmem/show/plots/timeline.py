@@ -10,15 +10,18 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fxmem.memory.allocator import Levels
 from fxmem.memory.module_tree import describe
-from fxmem.records.profile import Kind, Profile, Timeline
+from fxmem.memory.samples import Sample, samples
+from fxmem.records.plan import Plan, PlannedStep
+from fxmem.records.profile import Kind, Peak, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, percent, to_words
 from fxmem.show import facts
 from fxmem.show.plots.axes import (
     EDGE,
+    IN_SCALE,
     LEFT,
     NARROWEST,
     ROW,
@@ -30,15 +33,13 @@ from fxmem.show.plots.axes import (
     spread,
     step_title,
 )
-from fxmem.show.plots.rounds import rounds_strip
-from fxmem.show.plots.samples import Sample, samples
+from fxmem.show.plots.run import run_plot
 from fxmem.show.svg import circle, document, fit, group, kind_class, path, rect, text, text_width
 
 _RIGHT = 64.0
 _HEADROOM = 1.05
-_IN_SCALE = 1.6
-"""A limit of up to this many times the largest number drawn is drawn to scale; a higher one would flatten the plot, and
-is named above it."""
+_NARROW = 480.0
+"""Pixels below which the legend leaves out shares."""
 _TRIED = 48
 """Places at which a band's name is tried."""
 _ROOMY = 40.0
@@ -59,23 +60,37 @@ class PlottedStep(NamedTuple):
     where the timeline has those."""
 
 
+class StepAfter(NamedTuple):
+    """The same step with a plan, or with another change."""
+
+    planned: PlannedStep
+    peak: Peak
+    name: str = "with the plan"
+    """What it is called."""
+
+
+def step_after(plan: Plan | None) -> StepAfter | None:
+    """The step with a plan; None where there is none, or it was not analysed."""
+    return None if plan is None or plan.planned is None else StepAfter(plan.planned, plan.after)
+
+
 @dataclass(frozen=True)
 class _Panel:
-    """One step in one rectangle."""
+    """The step in its rectangle."""
 
-    profile: Profile | None
-    """None: its phases are not known."""
+    profile: Profile
     timeline: Timeline
     levels: Levels | None
     name: str
     samples: tuple[Sample, ...]
     area: PlotArea
+    after: StepAfter | None
 
 
 def timeline_svg(
     step: PlottedStep,
     *,
-    after: PlottedStep | Timeline | None = None,
+    after: StepAfter | None = None,
     budget_bytes: int | None = None,
     width: float = 960.0,
     height: float = 300.0,
@@ -89,50 +104,43 @@ def timeline_svg(
 
     Args:
         step: what to plot.
-        after: the same step under a plan, drawn below on the same scale of bytes; a timeline alone has no phases.
+        after: the same step with a plan, drawn as a line over it, each phase as wide as the same phase without.
         budget_bytes: what the peak has to stay within, if anything.
         width: of the document, in pixels, at least 280.
-        height: of one plot.
+        height: of the plot.
         name: the root's id, and the start of every other.
-        titled: whether to write the title into the picture.
+        titled: whether to write the title into the picture, and to draw the whole run of a program below.
     """
     width = max(width, NARROWEST)
-    later = after if after is None or isinstance(after, Timeline) else after.timeline
-    scale, limits = _scale(step, budget_bytes, later)
+    scale, limits = _scale(step, budget_bytes, after)
     title = step_title(step.profile)
     parts, y = heading(title, EDGE, EDGE, width - 2 * EDGE) if titled else ([], EDGE)
     y += 6.0 if titled else 0.0
-    steps = [step] if after is None else [step, after]
-    labels = ("Before", "After, with the plan") if after is not None else ("",)
-    for label, suffix, each in zip(labels, ("step", "after"), steps, strict=False):
-        if label:
-            y += ROW
-            parts.append(text(EDGE, y, label, "strong"))
-        profile, line, levels = (None, each, None) if isinstance(each, Timeline) else each
-        top = y + ROW * 2 + (ROW if profile is not None else 0.0)
-        area = PlotArea(LEFT, top, width - LEFT - _RIGHT, height, max(len(line.live_bytes), 1), scale)
-        taken = tuple(samples(line.live_bytes, max(int(area.width), 1)))
-        parts.append(_draw_panel(_Panel(profile, line, levels, f"{name}-{suffix}", taken, area), limits))
-        y = area.bottom + 2 * ROW + 4.0
-    legend, y = _legend(step.timeline, later, limits, scale, y, width)
+    profile, line, levels = step
+    area = PlotArea(LEFT, y + ROW * 2 + 6.0, width - LEFT - _RIGHT, height, max(len(line.live_bytes), 1), scale)
+    taken = tuple(samples(line.live_bytes, max(int(area.width), 1)))
+    parts.append(_draw_panel(_Panel(profile, line, levels, f"{name}-step", taken, area, after), limits))
+    legend, y = _legend(step.timeline, after, limits, scale, area.bottom + 2 * ROW + 4.0, width)
     peak = step.timeline.peak
-    if step.profile.step.program is not None:
-        strip, y = rounds_strip(step.profile.step.program, y + ROW, width)
-        legend += strip
+    if titled and step.profile.step.program is not None:
+        run, y = run_plot(step.profile, step.profile.step.program, y + ROW, width)
+        legend += run
     description = f"Peak: {exact_bytes(peak.requested_bytes)}, in {peak.phase}. " + "; ".join(
         f"{share.name} {format_bytes(share.nbytes)}" for share in facts.split(peak)
     )
     words = (f"{title}: bytes alive, by kind", description)
-    return document(STYLE, (width, y + EDGE), words, [*parts, *legend], id=name)
+    # Opened alone it is as large as the window, whatever that is.
+    size: dict[str, Any] = {"width": None, "height": None} if titled else {}
+    return document(STYLE, (width, y + EDGE), words, [*parts, *legend], id=name, **size)
 
 
-def _scale(step: PlottedStep, budget: int | None, after: Timeline | None) -> tuple[float, list[_Limit]]:
+def _scale(step: PlottedStep, budget: int | None, after: StepAfter | None) -> tuple[float, list[_Limit]]:
     """Bytes at the upper edge, and the limits to draw."""
     peaks = [step.timeline.peak, *([] if after is None else [after.peak])]
     drawn = max(max(peak.requested_bytes, peak.allocated_bytes or 0, peak.reserved_bytes or 0) for peak in peaks)
     known = {"budget": budget, "card": step.profile.target.memory_bytes}
     limits = [(word, nbytes) for word, nbytes in known.items() if nbytes is not None]
-    return max([drawn, *(nbytes for _, nbytes in limits if nbytes <= _IN_SCALE * drawn), 1]) * _HEADROOM, limits
+    return max([drawn, *(nbytes for _, nbytes in limits if nbytes <= IN_SCALE * drawn), 1]) * _HEADROOM, limits
 
 
 # --- one step ---------------------------------------------------------------------------------------------------------
@@ -140,7 +148,8 @@ def _scale(step: PlottedStep, budget: int | None, after: Timeline | None) -> tup
 
 def _draw_panel(panel: _Panel, limits: Sequence[_Limit]) -> str:
     area = panel.area
-    parts = [*_phases(panel), *byte_grid(area), *_bands(panel), *_peak(panel), *_lines(panel, limits), *_axis(panel)]
+    bands = [*_phases(panel), *byte_grid(area), *_bands(panel)]
+    parts = [*bands, *_peak(panel), *_lines(panel, limits), *_axis(panel)]
     return group(
         *(f"{part}\n" for part in parts),
         id=panel.name,
@@ -154,8 +163,6 @@ def _draw_panel(panel: _Panel, limits: Sequence[_Limit]) -> str:
 
 
 def _phases(panel: _Panel) -> Iterator[str]:
-    if panel.profile is None:
-        return
     area = panel.area
     spans = [span for span in panel.profile.phases if span.end > span.begin]
     for span in spans:
@@ -184,6 +191,7 @@ def _bands(panel: _Panel) -> Iterator[str]:
         yield path(kind_class(kind), *_edge(panel, edge), "V", area.bottom, "H", area.left, "z", tooltip=words)
     if edges:
         yield path("total", *_edge(panel, edges[-1]))
+    yield from _after(panel)
     undersides = [[0] * len(panel.samples), *edges[:-1]] if edges else []
     for kind, underside, edge in zip(kinds, undersides, edges, strict=True):
         yield from _band_name(panel, kind, underside, edge)
@@ -218,6 +226,34 @@ def _band_name(panel: _Panel, kind: Kind, underside: Sequence[int], edge: Sequen
         yield text(x, y + 4.0, words, "middle halo")
 
 
+def _after(panel: _Panel) -> Iterator[str]:
+    """The line of the step with the plan. Where the phases are the same, each is drawn over the same one."""
+    if panel.after is None:
+        return
+    area, (planned, peak, name) = panel.area, panel.after
+    ours, theirs = panel.profile.phases, planned.phases
+    if [span.phase for span in ours] != [span.phase for span in theirs]:
+        ours = theirs = ()
+    borders = [0, *(span.end for span in theirs[:-1]), planned.ticks]
+    places = [0, *(span.end for span in ours[:-1]), len(panel.timeline.live_bytes)]
+
+    def x(tick: int) -> float:
+        part = min(bisect_right(borders, tick), len(borders) - 1)
+        (low, high), (left, right) = borders[part - 1 : part + 1], places[part - 1 : part + 1]
+        return area.x(left + (right - left) * (tick - low) / max(high - low, 1))
+
+    way: list[str | float] = ["M", area.left, area.bottom]
+    for tick, nbytes in planned.moments:
+        way += ["H", x(tick), "V", area.y(nbytes)]
+    words = f"{name}: peak {format_bytes(peak.requested_bytes)} in {peak.phase}"
+    yield group(path("around", *way, "H", area.right), path("after", *way, "H", area.right), tooltip=words)
+    tick, nbytes = max(planned.moments, key=lambda moment: moment[1], default=(0, 0))
+    shown = fit(words, SIZE, area.width - 8.0, bold=True)
+    half = text_width(shown, SIZE, bold=True) / 2 + 4.0
+    at = min(max(x(tick), area.left + half), area.right - half)
+    yield text(at, area.y(nbytes) - 6.0, shown, "middle halo strong")
+
+
 def _peak(panel: _Panel) -> Iterator[str]:
     area, peak = panel.area, panel.timeline.peak
     if not panel.samples:
@@ -226,7 +262,7 @@ def _peak(panel: _Panel) -> Iterator[str]:
         return
     x, y = area.x(peak.tick + 0.5), area.y(peak.requested_bytes)
     where = peak.node or ""
-    if panel.profile is not None and peak.op is not None:
+    if peak.op is not None:
         where = describe(panel.profile.nodes[panel.profile.ops[peak.op].node])
     words = f"peak {format_bytes(peak.requested_bytes)} in {peak.phase}" + (f": {where}" if where else "")
     room = area.width + _RIGHT - 4.0
@@ -298,11 +334,12 @@ def _axis(panel: _Panel) -> Iterator[str]:
 
 
 def _legend(
-    timeline: Timeline, after: Timeline | None, limits: Sequence[_Limit], scale: float, y: float, width: float
+    timeline: Timeline, after: StepAfter | None, limits: Sequence[_Limit], scale: float, y: float, width: float
 ) -> tuple[list[str], float]:
     """Every colour and line with its name and number; and where the legend ends."""
-    entries = _entries(timeline, after, limits, scale)
-    column = max(text_width(words, SIZE) for _, _, words in entries) + 40.0 if entries else width
+    entries = _entries(timeline, after, limits, scale, is_narrow=width < _NARROW)
+    column = max((text_width(words, SIZE) for _, _, words in entries), default=width) + 40.0
+    column = min(column, (width - EDGE) / 2)
     columns = max(min(int((width - EDGE) // column), len(entries)), 1)
     rows = -(-len(entries) // columns)
     note = "At the peak" if after is None else "At the peak, before → after"
@@ -310,26 +347,28 @@ def _legend(
     for index, (classes, is_area, words) in enumerate(entries):
         x, at = EDGE + column * (index // rows), y + ROW * (index % rows + 2)
         area, line = rect(x, at - 9.0, 16.0, 10.0, f"swatch {classes}"), path(classes, "M", x, at - 4, "h", 16)
-        parts += [area if is_area else line, text(x + 22.0, at, fit(words, SIZE, width - x - 24.0))]
+        parts += [area if is_area else line, text(x + 22.0, at, fit(words, SIZE, min(width - x, column) - 24.0))]
     return parts, y + ROW * (rows + 1)
 
 
 def _entries(
-    timeline: Timeline, after: Timeline | None, limits: Sequence[_Limit], scale: float
+    timeline: Timeline, after: StepAfter | None, limits: Sequence[_Limit], scale: float, *, is_narrow: bool
 ) -> list[tuple[str, bool, str]]:
     """Class, whether it colours an area, and words."""
-    both = [timeline] if after is None else [timeline, after]
-    peaks = [each.peak for each in both]
+    peaks = [timeline.peak, *([] if after is None else [after.peak])]
     entries: list[tuple[str, bool, str]] = []
+    if after is not None:
+        both = " → ".join(format_bytes(peak.requested_bytes) for peak in peaks)
+        entries.append(("after", False, f"{after.name} {both}"))
     for kind in reversed(Kind):
-        if any(any(each.by_kind.get(kind, ())) for each in both):
+        if any(timeline.by_kind.get(kind, ())) or peaks[-1].by_kind.get(kind):
             sizes = [peak.by_kind.get(kind, 0) for peak in peaks]
-            share = f", {percent(sizes[0], peaks[0].requested_bytes)}" if after is None else ""
+            share = f", {percent(sizes[0], peaks[0].requested_bytes)}" if after is None and not is_narrow else ""
             entries.append((kind_class(kind), True, f"{to_words(kind)} {' → '.join(map(format_bytes, sizes))}{share}"))
     for word in ("allocated", "reserved"):
         counts: list[int | None] = [getattr(peak, f"{word}_bytes") for peak in peaks]
         if counts[0] is not None:
-            entries.append((f"held {word}", False, f"{word}, its highest {' → '.join(map(format_bytes, counts))}"))
+            entries.append((f"held {word}", False, f"{word} {' → '.join(map(format_bytes, counts))}"))
     for word, nbytes in limits:
         above = ", above the scale" if nbytes > scale else ""
         entries.append(("limit", False, f"{word} {format_bytes(nbytes)}{above}"))

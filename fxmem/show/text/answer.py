@@ -69,8 +69,9 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
     if fit.is_fitting is False and fit.shortage:
         memory.append(f". {fit.shortage}", "default not bold")
     elif (process := peak.process_bytes) is not None:
+        what = " reserved" if peak.fits and peak.reserved_bytes is not None else ""  # which bytes the verdict is of
         most = f"; nvidia-smi: {format_bytes(process.high)}"
-        words = [f"; {format_range(process.low, process.high)} in nvidia-smi", most]
+        words = [f"{what}; {format_range(process.low, process.high)} in nvidia-smi", what + most, most]
         memory.append(_pick_fitting(words, room - memory.cell_len), "default not bold")
     where = _pick_fitting(findings.describe_peak(profile, peak), room)
     loop = findings.loop_facts(profile) if profile.step.outputs_bytes * _WORTH_SAYING >= peak.requested_bytes else ()

@@ -42,7 +42,9 @@ def table(verdict: Verdict, *, width: int = 80, color: bool = False) -> str:
 def _parts(verdict: Verdict) -> Iterator[RenderableType]:
     measured = verdict.measurement
     model = f"{printable(verdict.model)}, one {_step(measured)}, predicted for {verdict.target}"
-    yield facts([Fact("Model", model), Fact("Measured", f"on {_describe_machine(measured.machine)}")])
+    error = next(each.error for each in verdict.comparisons if each.quantity is verdict.judged)
+    first = Fact("Verdict", _judge(abs(error), verdict.tolerance))
+    yield facts([first, Fact("Model", model), Fact("Measured", f"on {_describe_machine(measured.machine)}")])
     yield _totals(verdict)
     running = "" if measured.machine.device == "cuda" else f" ({measured.peak_op or 'between two operators'})"
     yield facts([Fact("Peak", f"in {measured.peak_phase}{running}, predicted in {verdict.predicted.phase}")])
@@ -110,8 +112,6 @@ def _conclusion(verdict: Verdict) -> Iterator[Fact]:
     if verdict.measurement.retained_bytes:
         yield Fact("Left", f"{exact_bytes(verdict.measurement.retained_bytes)} alive when the step returned")
     yield Fact("Judged", f"{_LABELS[verdict.judged]} (*), because {verdict.reason}")
-    error = next(each.error for each in verdict.comparisons if each.quantity is verdict.judged)
-    yield Fact("Verdict", _judge(abs(error), verdict.tolerance))
 
 
 def _judge(error: float, tolerance: float) -> str:
@@ -187,7 +187,12 @@ def program_table(verdict: ProgramVerdict, *, width: int = 80, color: bool = Fal
 
 def _program_parts(verdict: ProgramVerdict) -> Iterator[RenderableType]:
     measured = verdict.measurement
+    errors = [each.error for found in verdict.rounds for each in found.comparisons if each.quantity is verdict.judged]
+    worst = max(map(abs, errors), default=0.0)
+    counts = len(verdict.rounds), len(measured.rounds)
+    missing = "" if counts[0] == counts[1] else f"; {counts[1]} steps were measured, {counts[0]} predicted"
     head = [
+        Fact("Verdict", f"{_judge(worst, verdict.tolerance)}{missing}"),
         Fact("Program", f"{printable(verdict.program)}, predicted for {verdict.target}"),
         Fact("Measured", f"on {_describe_machine(measured.machine)}"),
         Fact("Runs", f"predicted: {printable(verdict.ending)}; measured: {printable(measured.ending)}"),
@@ -201,11 +206,6 @@ def _program_parts(verdict: ProgramVerdict) -> Iterator[RenderableType]:
             rows.add_row(f"{mark} {found.number} {_LABELS[each.quantity]}", *map(format_bytes, sizes), error)
     yield rows
     yield from _not_shown(measured)
-    errors = [each.error for found in verdict.rounds for each in found.comparisons if each.quantity is verdict.judged]
-    worst = max(map(abs, errors), default=0.0)
-    counts = len(verdict.rounds), len(measured.rounds)
-    missing = "" if counts[0] == counts[1] else f"; {counts[1]} steps were measured, {counts[0]} predicted"
-    yield facts([Fact("Verdict", f"{_judge(worst, verdict.tolerance)}{missing}")])
 
 
 def round_line(number: int, comparisons: Sequence[ComparedQuantity]) -> str:

@@ -62,6 +62,19 @@ def main_tensor(out: Any) -> torch.Tensor:
     raise UsageError(f"expected an output with a floating-point tensor for the loss, got {type(out).__name__}")
 
 
+def find_own_loss(out: Any) -> tuple[torch.Tensor | None, str]:
+    """The loss that an output has, and what is taken for granted of it: its `.loss`, else its one scalar that a
+    gradient leads to, beside other tensors; None where there is none."""
+    own = getattr(out, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own, ""
+    tensors = [tensor for tensor in iterate_tensors(out) if tensor.is_floating_point()]
+    scalars = [tensor for tensor in tensors if tensor.dim() == 0 and tensor.requires_grad]
+    if len(scalars) == 1 < len(tensors):
+        return scalars[0], "the output's one scalar is taken for the loss; loss= names another"
+    return None, ""
+
+
 def read_loss(loss: Any) -> Any:
     """The loss that a name or a module of `torch.nn` means; anything else as it is.
 
@@ -94,9 +107,11 @@ def missing_loss(out: Any, label_argument: str | None) -> tuple[str, int]:
 
     cross_entropy keeps its log-probabilities in float32 until backward.
     """
-    is_own = isinstance(getattr(out, "loss", None), torch.Tensor)
+    own, assumed = find_own_loss(out)
+    if own is not None:
+        return assumed, 0
     tensors = [tensor for tensor in iterate_tensors(out) if tensor.is_floating_point()]
-    if is_own or not tensors or tensors[0].numel() == 1:
+    if not tensors or tensors[0].numel() == 1:
         return "", 0
     given = f", or give forward its argument `{label_argument}`" if label_argument else ""
     scores = main_tensor(out)

@@ -266,6 +266,8 @@ class _Peak:
     workers: int = 0
     workers_bytes: int = 0
     batches: int = 0
+    round: int = 0
+    """Its number."""
     place: str = ""
     call: str = ""
 
@@ -309,7 +311,9 @@ class HostMeter:
         """What the process has, the pages of files, the kernel's mark, and how far that is above what it has now, where
         it rose since the last look."""
         self._workers = _Workers()
-        self._after_round: int | None = None
+        self._by_round: list[int] = []
+        self._round = 0
+        """The number of the one that runs."""
         self._peak = _Peak()
         self._placed = 0
         """The peak whose place is known."""
@@ -348,9 +352,10 @@ class HostMeter:
                 self._note_peak(total + self._lift, passing, lambda: sys._getframe(1))
             return total - passing
 
-    def note_round(self) -> None:
-        """A round is over."""
-        self._after_round = self.look()
+    def note_round(self, number: int) -> None:
+        """The round with this number is over, 0 for set-up."""
+        self._round = number + 1
+        self._by_round.append(self.look())
 
     def _note_rise(self, passing: int) -> None:
         self._workers.are_there |= self.ledger.worker_batches_bytes > 0
@@ -415,6 +420,7 @@ class HostMeter:
         known = self._is_known
         self._peak = _Peak(
             total=total,
+            round=self._round,
             process=self._process + self._lift if known else None,
             files=self._files if known else None,
             pretended=self.ledger.pretended_bytes + self._find_pretended() + passing,
@@ -431,7 +437,9 @@ class HostMeter:
         adds = ledger.worker_batches_bytes + self._workers.most_bytes if self._workers.most_bytes else None
         return HostUse(
             peak_bytes=peak.total if known else None,
-            after_bytes=self._after_round if known else None,
+            after_bytes=self._by_round[-1] if known and self._by_round else None,
+            by_round=tuple(self._by_round) if known else (),
+            peak_round=peak.round if known else None,
             place=peak.place,
             call=peak.call,
             process_bytes=peak.process,

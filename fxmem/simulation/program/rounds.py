@@ -384,7 +384,7 @@ class Rounds(RoundRule):
             growth.note_made(self._recording.tracer.sources)
             if is_whole:
                 growth.note_round(Counter(each.nbytes for each in of.storages if each.birth > 0))
-        self._host.note_round()
+        self._host.note_round(number)
         self._mark_kept_results()
         record = record.model_copy(update={"retained_bytes": self._live.now})
         is_worth_it = self._host.limit_bytes is not None or (self.host_growth.nbytes or 0) >= _WORTH_GOING_ON

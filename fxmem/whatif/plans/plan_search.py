@@ -11,6 +11,7 @@ from fxmem.errors import ExceededError, FxmemError
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.memory.budget import Budget, find_least_budget
+from fxmem.memory.samples import shorten_step
 from fxmem.planning import STRATEGIES, tuning
 from fxmem.records.names import Application
 from fxmem.records.pause_gc import pause_gc
@@ -404,6 +405,7 @@ class PlanSearch:
             before_seconds=step_seconds(before),
             after_seconds=proposal.seconds,
             host_bytes=proposal.host_bytes,
+            planned=shorten_step(after, before) if proposal.regions else None,
             parameters=self.parameters,
             operators=dict(proposal.way.planner.operators) if proposal.regions else {},
             assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *after.assumptions),

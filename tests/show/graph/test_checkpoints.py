@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxmem.errors import UsageError
+from fxmem.hardware.op_classes import is_product
 from fxmem.memory import liveness
 from fxmem.records.names import Application
-from fxmem.records.plan import Plan, Region, Result
-from fxmem.records.profile import Node, Profile, RecomputedRegion, SourceLine
-from fxmem.show.graph import DrawingOptions, dot_source
-from fxmem.show.graph.checkpoints import checkpoints, describe_effect
+from fxmem.records.plan import Plan, PlannedStep, Region, Result
+from fxmem.records.profile import Node, Phase, Profile, RecomputedRegion, SourceLine
+from fxmem.show.graph import DrawingOptions, dot_source, hierarchy_data
+from fxmem.show.graph.checkpoints import checkpoints, describe_effect, find_recomputed
 from fxmem.show.graph.composition import compose
 from fxmem.show.graph.labels import box_words, frame_words
 from fxmem.show.graph.picture import Frame, Picture
@@ -286,19 +287,17 @@ def test_regions_in_a_box_are_said_there() -> None:
     plan = plan_of(profile, region(0, 4, region(1, 3, flops=1_000_000)), region(4, 8), region(8, 10, freed=KIB))
     (box, *_) = box_words(pictured(profile, plan, depth=1))
     # Of nested ones only the outer frees anything while forward runs; all are run again.
-    assert "4 checkpoints inside: frees 7.00 KiB; runs 16.0 M FLOPs again" in box.lines
+    assert "recomputes 10 of 16 calls, frees 7.00 KiB" in box.lines
     assert "4 checkpoints inside: frees 7.00 KiB; runs 16.0 M FLOPs again" in box.tooltip
     one = plan_of(profile, region(0, 4))
-    assert any(line.startswith("1 checkpoint inside: ") for line in box_words(pictured(profile, one, depth=1))[0].lines)
+    assert "recomputes 4 of 16 calls, frees 3.00 KiB" in box_words(pictured(profile, one, depth=1))[0].lines
 
 
 def test_regions_folded_in_a_box_are_all_counted() -> None:
     profile = deep_profile(8)
     plan = plan_of(profile, *(region(at, at + 4) for at in range(0, 32, 4)))
-    assert (
-        box_words(pictured(profile, plan, depth=1))[0].lines[-1]
-        == "8 checkpoints inside: frees 24.0 KiB; runs 40.0 M FLOPs again"
-    )
+    (box, *_) = box_words(pictured(profile, plan, depth=1))
+    assert (box.lines[-1], box.again) == ("recomputes 32 of 32 calls, frees 24.0 KiB", 1.0)
 
 
 def test_what_the_program_checkpoints_itself_is_framed_without_a_plan() -> None:
@@ -313,10 +312,9 @@ def test_what_the_program_checkpoints_itself_is_framed_without_a_plan() -> None:
     ]
     assert "the program itself checkpoints it; the figures inside are as it runs" in framed[0].tooltip
     assert "without the plan" not in text_of(drawn(profile))
-    assert (
-        box_words(pictured(profile, depth=1))[0].lines[-1]
-        == "2 checkpoints inside: in the program itself; runs at most 1.6 M FLOPs again"
-    )
+    (box, *_) = box_words(pictured(profile, depth=1))
+    assert (box.lines[-1], box.again) == ("recomputes 8 of 12 calls", pytest.approx(2 / 3))
+    assert "2 checkpoints inside: in the program itself; runs at most 1.6 M FLOPs again" in box.tooltip
 
 
 def test_an_operator_without_a_formula_leaves_the_cost_unknown() -> None:
@@ -375,8 +373,8 @@ def test_large_regions_keep_their_frames_around_shared_boxes() -> None:
         (
             {},
             (
-                "1 checkpoint (flat); peak 8.00 MiB -> 6.00 MiB (-25.0 %) requested; 10.0 M FLOPs run again, 25.0 % of "
-                "the forward's"
+                "1 region of the traced graph (flat); peak 8.00 MiB -> 6.00 MiB (-25.0 %) requested; 10.0 M FLOPs run "
+                "again, 25.0 % of the forward's"
             ),
         ),
         ({"analysed": False}, "peak 8.00 MiB -> 6.00 MiB (-25.0 %) requested, an estimate; 10.0 M FLOPs run again"),
@@ -406,8 +404,76 @@ def test_a_peak_in_the_allocators_blocks_is_told_where_both_are_known() -> None:
 
 def test_the_legend_explains_dashed_frames_where_there_are_any() -> None:
     profile = deep_profile(2)
-    assert "Dashed frame: checkpointed." in text_of(drawn(profile, plan=plan_of(profile, region(0, 4))))
-    assert "checkpoint" not in text_of(drawn(profile))
+    said = text_of(drawn(profile, plan=plan_of(profile, region(0, 4)))).replace(" | ", " ")
+    assert "Hatched: backward runs it again" in said
+    assert "Dashed frame: a checkpointed region" in said
+    assert "the step without the plan" in said
+    assert not {"checkpoint", "Hatched"} & set(text_of(drawn(profile)).split())
+
+
+# --- the step with the plan -------------------------------------------------------------------------------------------
+
+
+def planned(profile: Profile, saved: Sequence[int], *regions: Region, node: str, **fields: Any) -> Plan:
+    """A plan that was analysed: what each node keeps with it, and where the peak is."""
+    step = PlannedStep(ticks=9, phases=(), moments=((0, 1), (4, 6 * MIB)), saved_bytes=tuple(saved))
+    peak = liveness.timeline(profile).peak.model_copy(update={"requested_bytes": 6 * MIB, "node": node})
+    return plan_of(profile, *regions, planned=step, after=peak, **fields)
+
+
+def test_colours_and_peak_are_those_of_the_step_with_the_plan() -> None:
+    """The second of two equal layers runs again and keeps nothing; the peak moves into the first."""
+    profile = deep_profile(2)
+    saved = [node.saved_bytes for node in profile.nodes]
+    plan = planned(profile, [*saved[:4], *(0 for _ in saved[4:])], region(4, 8), node=profile.nodes[1].name)
+    with_plan, without = (pictured(profile, plan, fold=False, before=before) for before in (False, True))
+    assert [box.figures.saved for box in with_plan.boxes[:8]] == [*saved[:4], 0, 0, 0, 0]
+    assert [box.figures.saved for box in without.boxes[:8]] == saved[:8]
+    assert [index for index, box in enumerate(with_plan.boxes) if box.peak] == [1]
+    assert [index for index, box in enumerate(without.boxes) if box.peak] != [1]
+    assert [words.again for words in box_words(with_plan)][:8] == [0.0] * 4 + [1.0] * 4
+    data = hierarchy_data(profile, liveness.timeline(profile), DrawingOptions(plan=plan))
+    assert list(data["heats"]) == ["saved", "before", "params", "flops"]  # what is alive at that peak is not known
+    sums = [sum(part["values"][at] for part in data["parts"] if "size" not in part) for at in (0, 1)]
+    assert sums == [sum(saved[:4]), sum(saved)]
+    assert "PEAK 6.00 MiB" in text_of(drawn(profile, plan=plan, fold=False))
+    assert "are those of the step with the plan" in text_of(drawn(profile, plan=plan)).replace(" | ", " ")
+
+
+def test_single_results_are_hatched_and_not_framed() -> None:
+    """Of the first layer the second call runs again, of the second layer the third waits in the host's memory."""
+    profile = deep_profile(2)
+    names = [node.name for node in profile.nodes]
+    calls = [(op.name, op.node) for op in profile.ops]
+    sent = next(name for name, node in calls if node == 6)
+    number = [name for name, node in calls[: [node for _, node in calls].index(6)]].count(sent)
+    regions = (
+        region(1, 2, nodes=(names[1],), remakes=(Result(operator="aten.a.default", number=0),)),
+        region(6, 7, nodes=(names[6],), offloads=(Result(operator=sent, number=number),)),
+    )
+    drawing = pictured(profile, plan_of(profile, *regions, application=Application.OPERATORS), fold=False)
+    assert not any(frame.checkpoint for frame in drawing.frames)
+    assert [index for index, words in enumerate(box_words(drawing)) if words.again] == [1]
+    folded = box_words(pictured(profile, plan_of(profile, *regions, application=Application.OPERATORS), depth=1))
+    assert "recomputes 1 of 8 calls" in folded[0].lines
+    root = drawn(profile, plan=plan_of(profile, *regions, application=Application.OPERATORS), depth=1)
+    assert len([each for each in root.iter(f"{SVG}path") if each.get("class") == "again"]) == 2  # one is the key's
+
+
+def test_layers_of_which_one_runs_again_are_not_one_box() -> None:
+    profile = deep_profile(4)
+    names = [node.name for node in profile.nodes]
+    again = region(5, 6, nodes=(names[5],), remakes=(Result(operator="aten.a.default", number=0),))
+    plan = plan_of(profile, again, application=Application.OPERATORS)
+    assert len(pictured(profile).boxes) < len(pictured(profile, plan).boxes)
+
+
+def test_products_whose_results_are_kept_do_not_run_again() -> None:
+    profile = deep_profile(2)
+    products = [op.node for op in profile.ops if op.phase is Phase.FORWARD and is_product(op.name)]
+    everything = find_recomputed(profile, plan_of(profile, region(0, 8)))
+    kept = find_recomputed(profile, plan_of(profile, region(0, 8, keeps=(0,))))
+    assert everything - kept == set(products[:1])
 
 
 # --- plans that are none for this step --------------------------------------------------------------------------------
@@ -419,9 +485,13 @@ def test_the_legend_explains_dashed_frames_where_there_are_any() -> None:
         (
             [region(0, 4)],
             {"inputs": ()},
-            "expected a plan for the step that is drawn, but it is for other inputs, another step or another target",
+            "expected a plan for this step; it is for inputs , not ",
         ),
-        ([region(8, 10)], {}, "expected a plan for the step that is drawn, but"),
+        (
+            [region(8, 10)],
+            {},
+            "expected a plan for this step; it is for another model than Deep, of more than its 9 nodes: plan it anew",
+        ),
         (
             [region(0, 4), region(3, 6)],
             {},
@@ -433,7 +503,7 @@ def test_the_legend_explains_dashed_frames_where_there_are_any() -> None:
             "expected a plan whose regions hold nodes and lie apart or within each other",
         ),
         ([region(3, 3)], {}, "expected a plan whose regions hold nodes"),
-        ([region(-2, 3)], {}, "expected a plan for the step that is drawn"),
+        ([region(-2, 3)], {}, "expected a plan for this step; it is for another model"),
     ],
 )
 def test_a_plan_that_does_not_belong_here_is_refused(
@@ -486,7 +556,7 @@ def test_the_dot_source_has_the_regions_as_clusters() -> None:
     assert source.count("class=checkpoint") == 2
     assert source.count("graph [class=module") + 2 == source.count("subgraph cluster_")
     assert "checkpoint  frees 3.00 KiB; runs 5.0 M FLOPs again\\l" in source
-    assert "Plan: 2 checkpoints (flat); peak 8.00 MiB -> 6.00 MiB (-25.0 %)" in source
+    assert "Plan: 2 regions of the traced graph (flat); peak 8.00 MiB -> 6.00 MiB (-25.0 %)" in source
     dot = shutil.which("dot")
     if dot is not None:
         done = subprocess.run([dot, "-Tsvg"], input=source.encode(), capture_output=True, check=False)

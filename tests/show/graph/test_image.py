@@ -18,10 +18,8 @@ from benchmarks.speed import drawings
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.memory import liveness
 from fxmem.records.plan import Region
-from fxmem.show import graph
-from fxmem.show.graph import converter, subprocess_worker
-from fxmem.show.graph.subprocess_worker import WorkerFailedError, answer
-from fxmem.show.graph.svg_document import Drawing
+from fxmem.show import converter, graph, subprocess_worker
+from fxmem.show.subprocess_worker import WorkerFailedError, answer
 from tests.memory.test_report_reader import small_report
 from tests.profiles import deep_profile, small_profile
 from tests.show.graph.test_checkpoints import plan_of
@@ -83,7 +81,7 @@ def test_a_bare_environment_draws_with_the_built_in_layout(
 def test_a_bare_environment_says_what_png_and_pdf_need(
     tmp_path: Path, bare: Path, report: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fxmem.cli.verbs.graph.read_step", lambda options: pytest.fail("the work was begun"))
+    monkeypatch.setattr("fxmem.cli.verbs.graph.read_planned_step", lambda options: pytest.fail("the work was begun"))
     for form in ("png", "pdf"):
         assert run("graph", report, "-o", str(tmp_path / f"out.{form}")) == 3
         out, err = capsys.readouterr()
@@ -153,7 +151,7 @@ def test_the_converter_is_given_the_svg_and_how_sharp_to_be(
 def test_a_long_drawing_is_made_no_longer_than_a_png_can_be(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(bare, "vl_convert", CONVERTER.format(answer=PNG), monkeypatch)
     for height, scale in ((16000.0, 2.0), (64000.5, 0.5)):
-        assert converter.convert("png", Drawing("<svg/>", 700.0, height, ())) == PNG
+        assert converter.convert("png", f'<svg viewBox="0 0 700 {height}"/>') == PNG
         assert json.loads((bare / "given.json").read_text(encoding="utf-8"))[1] == pytest.approx(scale, abs=1e-4)
 
 
@@ -172,18 +170,16 @@ def test_a_converter_that_fails_is_reported(
     bare: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
 ) -> None:
     package(bare, "vl_convert", source, monkeypatch)
-    profile = deep_profile(2)
     with pytest.raises(AnalysisError, match=f"^{re.escape(message)}; write .svg instead$"):
-        graph.image(profile, liveness.timeline(profile), "png")
+        converter.convert("png", "<svg/>")
 
 
 def test_a_format_that_is_none_is_refused(bare: Path) -> None:
-    profile = small_profile()
     form: Any = "gif"
     with pytest.raises(UsageError, match=r"^expected a format of png, pdf; got 'gif'$"):
-        graph.image(profile, liveness.timeline(profile), form)
+        converter.convert(form, "<svg/>")
     with pytest.raises(EnvironmentLacksError):
-        graph.require_image("png")
+        converter.require_image("png")
 
 
 @pytest.mark.parametrize("form", ["png", "pdf"])
@@ -191,7 +187,9 @@ def test_the_converter_writes_the_format_where_it_is_here(form: Any) -> None:
     pytest.importorskip("vl_convert")
     profile = deep_profile(2)
     plan = plan_of(profile, Region(first_node=0, last_node=4, freed_bytes=5, extra_flops=7))
-    data = graph.image(profile, liveness.timeline(profile), form, graph.DrawingOptions(plan=plan))
+    data = converter.convert(
+        form, graph.render(profile, liveness.timeline(profile), graph.DrawingOptions(plan=plan)).svg
+    )
     assert data.startswith(PNG if form == "png" else PDF)
     assert len(data) > 5_000
 
@@ -207,7 +205,9 @@ def test_graph_draws_a_report_from_standard_input(tmp_path: Path, monkeypatch: p
 
 
 def test_graph_frames_the_regions_of_a_plan(tmp_path: Path, report: str, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = plan_of(small_profile(), Region(first_node=1, last_node=3, freed_bytes=32 << 20, extra_flops=None))
+    before = liveness.timeline(small_profile()).peak
+    region = Region(first_node=1, last_node=3, freed_bytes=32 << 20, extra_flops=None)
+    plan = plan_of(small_profile(), region, before=before)
     (tmp_path / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     out = tmp_path / "out.svg"
     assert run("graph", report, "--plan", str(tmp_path / "plan.json"), "-o", str(out)) == 0
@@ -223,7 +223,11 @@ def test_graph_frames_the_regions_of_a_plan(tmp_path: Path, report: str, capsys:
         assert complaint in err
     (tmp_path / "other.json").write_text(plan.model_copy(update={"inputs": ()}).to_json(), encoding="utf-8")
     assert run("graph", report, "--plan", str(tmp_path / "other.json"), "-o", str(out)) == 2
-    assert "expected a plan for the step that is drawn" in capsys.readouterr().err
+    assert "expected a plan for this step; it is for inputs , not x" in capsys.readouterr().err
+    higher = before.model_copy(update={"requested_bytes": before.requested_bytes + 1})
+    (tmp_path / "other.json").write_text(plan.model_copy(update={"before": higher}).to_json(), encoding="utf-8")
+    assert run("graph", report, "--plan", str(tmp_path / "other.json"), "-o", str(out)) == 2
+    assert "give the options that `fxmem plan` had" in capsys.readouterr().err
 
 
 def test_workers_are_found_by_their_names(bare: Path) -> None:

@@ -35,7 +35,8 @@ def test_no_line_is_wider_than_asked_for(profile: Profile, width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "process"), [(80, "; nvidia-smi: 4.00 GiB"), (120, "; 3.00 GiB to 4.00 GiB in nvidia-smi")]
+    ("width", "process"),
+    [(80, "; nvidia-smi: 4.00 GiB"), (120, " reserved; 3.00 GiB to 4.00 GiB in nvidia-smi")],
 )
 def test_the_answer_is_three_lines(width: int, process: str) -> None:
     peak = {"allocated_bytes": 3 << 29, "reserved_bytes": 2 << 30, "fits": True, "process_bytes": PROCESS}

@@ -13,7 +13,7 @@ from fxmem.memory.user_code import find_place
 from fxmem.records.profile import Kind, Profile, Timeline
 from fxmem.records.units import format_bytes, to_words
 
-_SHARE: Final = 8
+_SHARE: Final = 10
 """Said where this share of what is reserved is not allocated, one in so many, and a remedy frees as much."""
 _LEAST: Final = 256 << 20
 """And so many bytes: segments are of 20 MiB at the least, which is much of a small step."""

@@ -1,9 +1,17 @@
-"""Which ticks to draw when there are more of them than pixels."""
+"""Which ticks stand for a step where it has more of them than pixels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+
+from fxmem.memory import liveness
+from fxmem.records.plan import PlannedStep
+from fxmem.records.profile import Profile
+
+_COLUMNS = 256
+"""Columns of the plot that a plan keeps of its step."""
 
 
 @dataclass(frozen=True)
@@ -32,3 +40,18 @@ def samples(live: Sequence[int], columns: int) -> list[Sample]:
         middle = (begin + end) / 2
         found += [Sample(first, begin, middle), Sample(second, middle, end)]
     return found
+
+
+def shorten_step(profile: Profile, unplanned: Profile) -> PlannedStep:
+    """What a plan says of the step that it makes of another.
+
+    Args:
+        profile: of the step with the plan.
+        unplanned: the step as it was planned for.
+    """
+    live = liveness.live_bytes(profile)
+    moments = [(sample.tick, live[sample.tick]) for sample in samples(live, _COLUMNS)]
+    changes = [next(same) for _, same in groupby(moments, key=lambda moment: moment[1])]
+    is_alike = [node.op for node in profile.nodes] == [node.op for node in unplanned.nodes]
+    saved = tuple(node.saved_bytes for node in profile.nodes) if is_alike else ()
+    return PlannedStep(ticks=profile.ticks, phases=profile.phases, moments=tuple(changes), saved_bytes=saved)

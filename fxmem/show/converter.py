@@ -7,12 +7,12 @@ and legend. It runs in a process of its own under a time limit.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
-from typing import Literal
+from typing import Literal, get_args
 
-from fxmem.errors import AnalysisError, EnvironmentLacksError
-from fxmem.show.graph.subprocess_worker import WorkerFailedError, answer
-from fxmem.show.graph.svg_document import Drawing
+from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
+from fxmem.show.subprocess_worker import WorkerFailedError, answer
 
 Format = Literal["png", "pdf"]
 
@@ -34,26 +34,37 @@ except Exception as error:
 _MAGIC: dict[Format, bytes] = {"png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-"}
 
 
-def require(form: Format) -> None:
-    """Raise EnvironmentLacksError, with what to install, if the converter is not there."""
+def require_image(form: str) -> None:
+    """Check that a drawing can be written in this format here.
+
+    Raises:
+        UsageError: there is no such format.
+        EnvironmentLacksError: vl-convert is not installed.
+    """
+    if form not in get_args(Format):
+        raise UsageError(f"expected a format of {', '.join(get_args(Format))}; got {form!r}")
     if importlib.util.find_spec("vl_convert") is None:
         raise EnvironmentLacksError(
             f"expected vl-convert to write .{form}, which is not here: pip install 'fxmem[image]'. A .svg needs nothing"
         )
 
 
-def convert(form: Format, drawing: Drawing) -> bytes:
-    """The bytes of a PNG, as sharp as possible, or of a one-page PDF.
+def convert(form: Format, drawing: str) -> bytes:
+    """The bytes of a PNG, or of a one-page PDF, of a drawing as SVG.
+
+    A PNG has two pixels to one of the SVG where it is not too long for that.
 
     Raises:
+        UsageError: there is no such format.
         EnvironmentLacksError: the converter is not there.
         AnalysisError: it failed.
     """
-    require(form)
-    zoom = min(_ZOOM, _LONGEST / max(drawing.width, drawing.height)) if form == "png" else 1.0
+    require_image(form)
+    sides = re.search(r'viewBox="0 0 ([0-9.]+) ([0-9.]+)"', drawing)
+    zoom = min(_ZOOM, _LONGEST / max(map(float, sides.groups()))) if sides and form == "png" else 1.0
     command = [sys.executable, "-P", "-c", _WORKER, form, f"{zoom:.4f}"]
     try:
-        data = answer("vl-convert", command, drawing.svg.encode(), limit=TIME_LIMIT)
+        data = answer("vl-convert", command, drawing.encode(), limit=TIME_LIMIT)
     except WorkerFailedError as error:
         raise AnalysisError(f"expected a .{form}, but {error}; write .svg instead") from error
     if not data.startswith(_MAGIC[form]):
