@@ -26,7 +26,7 @@ from fxmem.records.comparison import StepComparison
 from fxmem.records.explanation import Explanation
 from fxmem.records.plan import CompilePlan, Plan
 from fxmem.records.profile import SCHEMA_VERSION, Record, Report, Target, Timeline
-from fxmem.records.sizes import Baseline, CardFits, MeshFits, ServeSize, SizeCurve
+from fxmem.records.sizes import Baseline, CardFits, MeshFits, ServeSize, SizeCurve, Sweep
 from fxmem.records.validation import Measurement, ProgramVerdict, Verdict
 
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(
@@ -46,6 +46,7 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
         "report": Report,
         "serving": ServeSize,
         "sizes": SizeCurve,
+        "sweep": Sweep,
         "target": Target,
         "timeline": Timeline,
         "verdict": Verdict,

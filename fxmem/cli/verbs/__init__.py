@@ -14,7 +14,7 @@ from fxmem.cli.parser import Parser
 
 GROUPS = {
     "predict": ("analyze", "run", "generate"),
-    "decide": ("plan", "advise", "max-batch", "cards", "shard", "serve-size"),
+    "decide": ("plan", "advise", "max-batch", "cards", "shard", "sweep", "serve-size"),
     "look closer": ("explain", "show", "lines", "layers", "compare"),
     "draw and export": ("report", "serve", "graph", "timeline", "export"),
     "check": ("validate", "doctor", "schema", "completion"),
