@@ -86,6 +86,11 @@ def _field_docstrings(kind: type) -> dict[str, str]:
     return found
 
 
+def describe(record: type[Record]) -> dict[str, Any]:
+    """The schema of a record, each field's docstring as its description."""
+    return record.model_json_schema(schema_generator=_Generator)
+
+
 def text(name: str) -> str:
     """The schema called `name` as JSON, ending in a newline.
 
@@ -102,7 +107,7 @@ def text(name: str) -> str:
         "$schema": _Generator.schema_dialect,
         "$id": f"urn:fxmem:schema:{name}:{version}",
         "schema_version": version,
-        **record.model_json_schema(schema_generator=_Generator),
+        **describe(record),
     }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 

@@ -15,7 +15,7 @@ import torch.fx
 from fxmem._torch.compiler.dynamo import compiled_parts
 from fxmem.errors import AnalysisError, UsageError, unknown_name
 from fxmem.hardware.catalogue import with_torch
-from fxmem.memory.lengths import SizedStep
+from fxmem.memory.lengths import LoggedStep
 from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Profile, Target
 from fxmem.simulation.analysed_model import AnalysedModel
@@ -67,7 +67,7 @@ class Analysis(AnalysedModel[StepRequest]):
             )
         return _graph_module(self.model, traced)
 
-    def sized(self) -> SizedStep:
+    def sized(self) -> LoggedStep:
         """What the step of another size is made from; see `fxmem.memory.lengths.ProfileForms`."""
         return self._trace().sized
 

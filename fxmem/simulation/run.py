@@ -14,7 +14,7 @@ import torch
 import torch.fx
 
 from fxmem.errors import EnvironmentLacksError
-from fxmem.memory.lengths import SizedStep
+from fxmem.memory.lengths import LoggedStep
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Profile, Target
 from fxmem.simulation.model.real_run import read_really
@@ -33,7 +33,7 @@ class TracedStep:
     constants: dict[str, torch.Tensor | None]
     opaque: tuple[str, ...]
     """What the graph names but cannot contain; empty when a GraphModule of it can run."""
-    sized: SizedStep
+    sized: LoggedStep
     """What the step of another size is made from."""
 
 
@@ -75,7 +75,7 @@ def trace_step(
         (profile, log), tracer = build_step(recording), recording.tracer
         for fx_node, node in zip(tracer.nodes, profile.nodes, strict=False):
             fx_node.meta["fxmem"] = node
-        sized = SizedStep(profile, log, recording.collector)
+        sized = LoggedStep(profile, log, recording.collector)
         return TracedStep(profile, tracer.graph, dict(tracer.constants), tuple(dict.fromkeys(tracer.opaque)), sized)
 
 

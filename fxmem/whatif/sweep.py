@@ -32,8 +32,7 @@ from fxmem.simulation.executor import SideJobs
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profiled_step import ProfiledStep, ReallocatedStep
-from fxmem.simulation.ranks import Mesh, MeshPlan, find_blocks
-from fxmem.simulation.ranks.mesh import read_mesh
+from fxmem.simulation.ranks import Mesh, MeshPlan, find_blocks, read_mesh
 from fxmem.whatif.card_fit import choose_cards
 from fxmem.whatif.plans.proposals import check_training
 from fxmem.whatif.program_step import ProgramStep

@@ -17,7 +17,7 @@ GROUPS = {
     "decide": ("plan", "advise", "max-batch", "cards", "shard", "sweep", "serve-size"),
     "look closer": ("explain", "show", "lines", "layers", "compare"),
     "draw and export": ("report", "serve", "graph", "timeline", "export"),
-    "check": ("validate", "doctor", "schema", "completion"),
+    "check": ("validate", "doctor", "schema", "mcp", "completion"),
 }
 """The verbs by the question they answer, in the order `fxmem --help` lists them."""
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)

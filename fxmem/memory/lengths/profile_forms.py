@@ -23,7 +23,7 @@ POWERS: Final = {1: ((0,), (1,), (2,)), 2: ((0, 0), (1, 0), (0, 1), (1, 1), (2, 
 compares samples with samples, or positions with positions of each sample."""
 
 
-class SizedStep(NamedTuple):
+class LoggedStep(NamedTuple):
     """An analysed step, and what one of another size is made from."""
 
     profile: Profile
@@ -42,7 +42,7 @@ class ProfileForms:
         LengthsUnproved: the samples are not alike, or a size follows no form.
     """
 
-    def __init__(self, samples: Sequence[tuple[Features, SizedStep]]) -> None:
+    def __init__(self, samples: Sequence[tuple[Features, LoggedStep]]) -> None:
         self._lengths = [lengths for lengths, _ in samples]
         self._template = first = samples[0][1]
         read = [_read(step) for _, step in samples]
@@ -92,13 +92,13 @@ class ProfileForms:
         changed = {"storages": (*own, *hidden.storages), "ops": tuple(spans), "step": step}
         return made.model_copy(update={**changed, "ticks": hidden.ticks, "phases": hidden.phases})
 
-    def gives(self, lengths: Features, step: SizedStep) -> bool:
+    def gives(self, lengths: Features, step: LoggedStep) -> bool:
         """Whether an analysed step with inputs of these lengths is what the forms say."""
         sizes, outline = _read(step)
         return outline == self._outline and sizes == [form(lengths) for form in self._forms]
 
 
-def _own_storages(step: SizedStep) -> Sequence[Any]:
+def _own_storages(step: LoggedStep) -> Sequence[Any]:
     """Those that a tensor owns; what kernels have for themselves comes after them."""
     storages, own = step.profile.storages, set(step.log.moved)
     hidden = next((n for n, each in enumerate(storages) if each.death not in own), None)
@@ -119,7 +119,7 @@ def _resize_call(seen: Seen, collector: CpuCollector, sizes: Iterator[int | None
     return Seen(seen.name, seen.multiplies, seen.multiplies_lt, HiddenMemory(events=events))
 
 
-def _read(step: SizedStep) -> tuple[list[int | None], Any]:
+def _read(step: LoggedStep) -> tuple[list[int | None], Any]:
     """Every size of a step, in the order of `ProfileForms.at`, and all else that decides its peak and its time."""
     profile, log, collector = step
     own = _own_storages(step)
