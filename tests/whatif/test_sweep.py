@@ -211,6 +211,27 @@ def test_the_verb_writes_goes_on_and_says_no(tmp_path: Path, capsys: pytest.Capt
     assert code == 4
 
 
+def test_a_table_for_a_readme_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
+    own, readme, other = tmp_path / "own.py", tmp_path / "README.md", tmp_path / "other.md"
+    own.write_text("from tests.whatif.test_sweep import Model\n")
+    readme.write_text("Before\n<!-- fxmem -->old<!-- /fxmem -->\nAfter\n")
+    other.write_text("no such lines\n")
+    words = (f"{own}:Model", "--input", "4x16:int64", "--over", "card=l4,t4", "--quiet", "--markdown")
+    for _ in range(2):  # the second finds its own
+        code, text = called(verb, *words, str(readme))
+        assert code == 0
+        before, table, after = readme.read_text().partition("<!-- fxmem -->\n\n| Card | ")
+        assert before == "Before\n"
+        assert table
+        assert after.count("\n| `l4` |") == after.count("\n| `t4` |") == 1
+        assert after.endswith(f"with torch {torch.__version__}.\n\n<!-- /fxmem -->\nAfter\n")
+    assert not text.startswith("|")
+    assert called(verb, *words, "-")[1].startswith("| Card |")
+    with pytest.raises(UsageError, match="the lines <!-- fxmem --> and <!-- /fxmem --> once"):
+        called(verb, *words, str(other))
+    assert other.read_text() == "no such lines\n"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

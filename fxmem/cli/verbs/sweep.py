@@ -22,7 +22,7 @@ from fxmem.cli.options import (
     or_program,
     text_output,
 )
-from fxmem.cli.output import check_output, layout, write_file, write_json
+from fxmem.cli.output import check_markdown, check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag, repeatable
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_subject, read_program
@@ -47,6 +47,8 @@ EXAMPLES = (
 )
 
 _NAMES: Final = ("batch", "length", "precision", "checkpoints", "mesh", "card")
+BEGIN: Final = "<!-- fxmem -->"
+END: Final = "<!-- /fxmem -->"
 _FORM: Final = "expected --over as batch=1,2,4, batch=1..64 (doubled), precision=none,bf16 or mesh=fsdp=8"
 
 ARGUMENTS = (
@@ -64,6 +66,11 @@ ARGUMENTS = (
     STEPS_OF_PROGRAM,
     *text_output("answer"),
     argument("--svg", metavar="FILE.svg", help="also plot memory against time for a sample, with the front"),
+    argument(
+        "--markdown",
+        metavar="FILE.md|-",
+        help=f"write the table into a README, between {BEGIN} and {END} where it has these lines; `-` for stdout",
+    ),
     *PROGRAM,
 )
 
@@ -72,9 +79,11 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem sweep`; return the exit code and the text for stdout."""
     from fxmem.hardware import catalogue
     from fxmem.show.plots import sweep_svg
-    from fxmem.show.text.sweep import sweep_table
+    from fxmem.show.text.sweep import markdown, sweep_table
 
     check_output(options)
+    check_markdown(options)
+    around = None if options.markdown in (None, "-") else _read_around(Path(options.markdown))
     grid, plans = _read_grid(options)
     program = read_program(options)
     grid = grid if grid.card else grid.model_copy(update={"card": (options.target,)})
@@ -93,8 +102,30 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         )
     if options.svg is not None:
         write_file(options, options.svg, sweep_svg(found))
-    text = write_json(options, found.model_dump_json, lambda: sweep_table(found, full=options.full, **layout(options)))
+    made = "" if options.markdown is None else markdown(found, full=options.full)
+    if around is not None:
+        before, after = around
+        write_file(options, options.markdown, f"{before}{made}{after}")
+
+    def show() -> str:
+        return made if options.markdown == "-" else sweep_table(found, full=options.full, **layout(options))
+
+    text = write_json(options, found.model_dump_json, show)
     return (0 if found.fitting else 4), text
+
+
+def _read_around(path: Path) -> tuple[str, str]:
+    """What stands before and after the table in a file; nothing where there is no file yet."""
+    if not path.exists():
+        return "", ""
+    text = path.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise UsageError(
+            f"expected --markdown with a new file, or one with the lines {BEGIN} and {END} once, for the table between "
+            f"them, got {str(path)!r}"
+        )
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    return f"{before}{BEGIN}\n\n", f"\n{END}{after}"
 
 
 def _keep(options: argparse.Namespace, found: Sweep) -> None:

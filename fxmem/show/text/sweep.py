@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from fxmem.hardware.context import describe_uncounted
 from fxmem.records.sizes import Sweep, SweepPoint
 from fxmem.records.units import format_bytes, format_seconds
-from fxmem.show.sections import Cell, Fact, Section, TableColumn, make_table, numbers
-from fxmem.show.text.sizes import describe_room, explain_tight, per_second, subject_facts
+from fxmem.show.export.markdown_parts import code_span, write_table
+from fxmem.show.sections import Cell, Fact, Section, Table, TableColumn, make_table, numbers
+from fxmem.show.text.sizes import describe_room, describe_step, explain_tight, per_second, subject_facts
 from fxmem.show.text.tables import render_sections
 
 _VARIED = ("length", "precision", "checkpoints", "mesh")
@@ -41,13 +42,36 @@ def sweep_sections(sweep: Sweep, full: bool) -> Iterator[Section]:
     if sweep.target.device == "cuda":
         facts.append(Fact("Not counted", describe_uncounted([sweep.target]) if len(cards) == 1 else "CUDA contexts"))
     yield Section(facts=facts)
+    table = sweep_rows(sweep, full=full)
+    yield Section(table)
+    yield from explain_tight(table)
+    yield Section(facts=[Fact("Note", text) for text in (*sweep.notes, *(each.text for each in sweep.assumptions))])
+
+
+def markdown(sweep: Sweep, *, full: bool = False) -> str:
+    """The table as Markdown, for a README, and what it was predicted by."""
+    table = sweep_rows(sweep, full=full)
+    numeric = [column.is_number for column in table.columns]
+    rows = (
+        [cell.text if is_number else code_span(cell.text) for cell, is_number in zip(row.cells, numeric, strict=True)]
+        for row in table.rows
+    )
+    made = make_table(table.label, table.columns, rows)
+    by = f"of {code_span(sweep.model)}, {describe_step(sweep.step)}; by fxmem {sweep.fxmem_version}"
+    return f"{write_table(made)}\n\nPredicted {by} with torch {sweep.torch_version}.\n"
+
+
+def sweep_rows(sweep: Sweep, *, full: bool) -> Table:
+    """A row for each point, or for each case."""
     shown = sweep.points if full else sweep.largest
+    is_timed = any(each.item_seconds is not None for each in sweep.fitting)
+    is_priced = any(each.cost is not None for each in sweep.fitting)
     varied = [name for name in _VARIED if len({getattr(each, name) for each in sweep.points}) > 1]
     columns = [
         TableColumn("Card", is_head=True),
         *(TableColumn(name.capitalize()) for name in varied),
-        *numbers("Batch", "Peak", *(["Time"] if timed else []), *(["Per second"] if timed else [])),
-        *(numbers("Cost/million") if priced else []),
+        *numbers("Batch", "Peak", *(["Time", "Per second"] if is_timed else [])),
+        *(numbers("Cost/million") if is_priced else []),
         TableColumn("Fits"),
     ]
 
@@ -56,19 +80,16 @@ def sweep_sections(sweep: Sweep, full: bool) -> Iterator[Section]:
         yield from (str(getattr(point, name)) for name in varied)
         yield "" if point.batch is None else str(point.batch)
         yield "cannot run" if point.counted_bytes is None else format_bytes(point.counted_bytes)
-        if timed:
+        if is_timed:
             yield "" if point.time is None else format_seconds(point.time.seconds)
             yield _rate(point)
-        if priced:
+        if is_priced:
             yield _cost(point)
         verdict = describe_room(point, point.memory_bytes)
         yield Cell(verdict, tone="bad" if verdict == "no" else "good")
 
     title = "Every point" if full else "The largest batch that fits, else the smallest"
-    table = make_table(title, columns, map(cells, shown))
-    yield Section(table)
-    yield from explain_tight(table)
-    yield Section(facts=[Fact("Note", text) for text in (*sweep.notes, *(each.text for each in sweep.assumptions))])
+    return make_table(title, columns, map(cells, shown))
 
 
 def _words(point: SweepPoint, sweep: Sweep) -> str:
