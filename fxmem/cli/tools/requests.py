@@ -16,7 +16,7 @@ from fxmem.records.profile import Many, Record
 _COLLECTIONS: Final = ("torchvision", "timm", "hf")
 
 
-class Subject(Record):
+class AskedStep(Record):
     """What is asked about: a program, or a model with its inputs."""
 
     program: Many[str] = ()
@@ -41,7 +41,7 @@ class Subject(Record):
     """Of a program: how many ranks share the work, of which one runs; null for one process."""
 
 
-class Predict(Subject):
+class Predict(AskedStep):
     """How much memory a step takes, where its peak is, whether it fits and whether it grows."""
 
     budget: str | None = None
@@ -50,7 +50,7 @@ class Predict(Subject):
     """Of a program: run on until two steps allocate the same, which tells whether it leaks."""
 
 
-class Advise(Subject):
+class Advise(AskedStep):
     """What to change, each change tried, with the code to paste."""
 
     budget: str | None = None
@@ -59,14 +59,14 @@ class Advise(Subject):
     """Only changes of one line that often decide, and no checkpoints."""
 
 
-class MakePlan(Subject):
+class MakePlan(AskedStep):
     """Where to put activation checkpoints, applied and analysed again; `answer`, saved, is what `load_plan` reads."""
 
     budget: str | None = None
     """What the step may take, e.g. 8GiB or 60% of its peak; null for the whole curve."""
 
 
-class ExplainError(Subject):
+class ExplainError(AskedStep):
     """Why a card ran out of memory; with a program or a model also what fits."""
 
     text: str = Field(min_length=1)
@@ -193,7 +193,7 @@ def _check_reference(text: str, folder: Path) -> None:
     (check_inside if is_file else check_module)(parts[0], folder)
 
 
-def _model_words(asked: Subject, folder: Path) -> Iterator[str]:
+def _model_words(asked: AskedStep, folder: Path) -> Iterator[str]:
     """The model and its step; of a program, what a verb beside `run` takes."""
     for reference in (asked.model, *asked.inputs, asked.loss or ""):
         _check_reference(reference, folder)
