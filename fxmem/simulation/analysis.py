@@ -67,7 +67,7 @@ class Analysis(AnalysedModel[StepRequest]):
             )
         return _graph_module(self.model, traced)
 
-    def sized(self) -> LoggedStep:
+    def logged(self) -> LoggedStep:
         """What the step of another size is made from; see `fxmem.memory.lengths.ProfileForms`."""
         return self._trace().sized
 

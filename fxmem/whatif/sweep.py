@@ -22,7 +22,7 @@ from torch import nn
 from fxmem import checkpointing
 from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
 from fxmem.hardware import step_time
-from fxmem.memory.lengths import POWERS, Features, LengthsUnproved, ProfileForms
+from fxmem.memory.lengths import POWERS, Features, LengthsUnproved, LoggedStep, ProfileForms
 from fxmem.records.names import PRECISIONS, Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Assumption, Profile, Target
@@ -41,6 +41,8 @@ from fxmem.whatif.size_search import judge
 
 MOST: Final = 10_000
 """Points of a grid."""
+_LEAST_SIZES: Final = 4
+"""Sizes of an axis that prove a form: three give it, a fourth checks it."""
 NONE: Final = "none"
 BLOCKS: Final = "blocks"
 
@@ -267,31 +269,36 @@ class _Case:
                 self.analyses += 1
             return _Sized(known[batch, length], is_analysed=True)
 
-        axes = [n for n in range(2) if len({size[n] for size in sizes}) > 1]
-        samples = choose_samples([tuple(size[n] or 0 for n in axes) for size in sizes]) if axes else None
-        if samples is None:
-            return analyse
-        whole = {tuple(size[n] or 0 for n in axes): size for size in sizes}
-
-        def read(at: Features) -> Any:
-            step = analyse(*whole[at]).step
-            if not isinstance(step, Analysis):
-                raise LengthsUnproved("a program is run at each size")
-            return step.sized()
-
-        try:
-            forms = ProfileForms([(at, read(at)) for at in samples.points])
-        except (AnalysisError, UsageError) as error:
-            self.note = f"{self.title}: each size analysed, as {error}"
-            return analyse
+        axes = [n for n in range(2) if len({size[n] for size in sizes}) >= _LEAST_SIZES]
+        groups: dict[Any, list[tuple[int | None, int | None]]] = {}
+        for size in sizes:  # an axis of few values has forms of its own for each
+            groups.setdefault(tuple(None if n in axes else size[n] for n in range(2)), []).append(size)
+        found: dict[tuple[int | None, int | None], tuple[ProfileForms, Features]] = {}
+        for group in groups.values() if axes else ():
+            whole = {tuple(size[n] or 0 for n in axes): size for size in group}
+            samples = choose_samples([*whole])
+            if samples is None:
+                continue
+            try:
+                forms = ProfileForms([(at, _read_logged(analyse(*whole[at]).step)) for at in samples.points])
+            except (AnalysisError, UsageError) as error:
+                self.note = f"{self.title}: each size analysed, as {error}"
+                break
+            found |= {size: (forms, at) for at, size in whole.items() if samples.covers(at)}
 
         def follow(batch: int | None, length: int | None) -> _Sized:
-            at = tuple((batch, length)[n] or 0 for n in axes)
-            if (batch, length) in known or not samples.covers(at):
+            forms, at = found.get((batch, length), (None, ()))
+            if (batch, length) in known or forms is None:
                 return analyse(batch, length)
             return _Sized(ReallocatedStep(forms.at(at), os.environ), is_analysed=False)
 
         return follow
+
+
+def _read_logged(step: ProfiledStep) -> LoggedStep:
+    if not isinstance(step, Analysis):
+        raise LengthsUnproved("a program is run at each size")
+    return step.logged()
 
 
 class Samples(NamedTuple):
@@ -312,7 +319,7 @@ def choose_samples(sizes: Sequence[Features]) -> Samples | None:
     They are at both ends, so that what changes in between does not go unseen. A length of 1 is none: torch squeezes it.
     """
     axes = [sorted(set(values) - {1}) for values in zip(*sizes, strict=True)]
-    if any(len(axis) < 4 for axis in axes):
+    if any(len(axis) < _LEAST_SIZES for axis in axes):
         return None
     low, high, middle = [each[0] for each in axes], [each[-1] for each in axes], [each[len(each) // 2] for each in axes]
     rest = [next(x for x in axis if x not in used) for axis, *used in zip(axes, low, high, middle, strict=True)]
@@ -321,7 +328,7 @@ def choose_samples(sizes: Sequence[Features]) -> Samples | None:
     else:
         (b, s), (most, longest), (half, mid), check = low, high, middle, (rest[0], rest[1])
         points = [(b, s), (most, s), (b, longest), (most, longest), (half, s), (b, mid), (most, mid), check]
-    if len(points) * 4 > len(sizes) * 3 or not set(points) <= set(sizes):
+    if len(points) >= len(sizes) or not set(points) <= set(sizes):
         return None
     assert len(points) > len(POWERS[len(axes)])
     return Samples(points, [math.gcd(*each) for each in zip(*points, strict=True)])

@@ -92,6 +92,14 @@ def test_points_that_were_not_analysed_are_what_analyses_say() -> None:
             assert point.time == analysis.estimate_time()
 
 
+def test_lengths_that_are_few_have_forms_of_their_own() -> None:
+    found = fxmem.sweep(Model, tokens(4, 16), grid={**GRID, "length": (16, 48), "card": ("l4",)})
+    assert found.analyses == 2 * 4
+    (point,) = (each for each in found.points if (each.batch, each.length) == (8, 48))
+    assert not point.is_analysed
+    assert point.reserved_bytes == fxmem.analyze(Model, tokens(8, 48), target="l4").peak.reserved_bytes
+
+
 def test_blocks_are_checkpointed() -> None:
     found = fxmem.sweep(Model, tokens(4, 16), grid={"checkpoints": ("none", "blocks"), "batch": (512,)}, target="l4")
     plain, planned = found.points
