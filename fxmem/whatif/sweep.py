@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from fxmem.hardware import step_time
 from fxmem.memory.lengths import POWERS, Features, LengthsUnproved, LoggedStep, ProfileForms
 from fxmem.records.names import PRECISIONS, Application
 from fxmem.records.plan import Plan, Region
-from fxmem.records.profile import Assumption, Profile, Target
+from fxmem.records.profile import Assumption, Many, Profile, Record, Target
 from fxmem.records.sizes import Sweep, SweepGrid, SweepPoint
 from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.simulation.executor import SideJobs
@@ -124,62 +123,46 @@ def measure(
         source = _ProgramCases(step, grid)
     else:
         raise UsageError("expected a model or a program to sweep, got the record of a step")
-    found: dict[Key, SweepPoint] = {}
-    question = source.question()
-    if kept is not None and kept.question == question:
-        prices = grid.prices
-        found = {_key(each): _with_cost(each, prices) for each in kept.points if _key(each) in set(source.list_keys())}
-    state = _State(source, grid, question, found, len(found))
+    question, keys = source.question(), list(source.list_keys())
+    asked = set(keys)
+    known = kept.points if kept is not None and kept.question == question else ()
+    found = {_key(each): _with_cost(each, grid.prices) for each in known if _key(each) in asked}
+    taken, analyses, notes = len(found), 0, dict[str, None]()
+
+    def record() -> Sweep:
+        return Sweep(
+            **source.profile().heading(),
+            question=question,
+            grid=grid,
+            points=tuple(found[key] for key in keys if key in found),
+            analyses=analyses,
+            kept=taken,
+            notes=tuple(notes),
+            assumptions=tuple(source.assume()),
+        )
+
     jobs = {case.title: case for case in source.cases() if any(key not in found for key in case.list_keys())}
-    total = len(jobs)
     with SideJobs({name: partial(_answer, case, found) for name, case in jobs.items()}) as side:
-        for answer in side.wait():
+        for number, answer in enumerate(side.wait(), 1):
             if answer.error is not None:
                 raise answer.error
             text = _answer(jobs[answer.name], found) if answer.is_lost else answer.text
-            keep(state.add(json.loads(text)))
-            fitting = sum(each.fits for each in state.latest)
-            progress(f"{state.done} of {total}, {answer.name}: {fitting} of {len(state.latest)} fit")
-    return state.record()
+            made = _Answer.model_validate_json(text)
+            found.update((_key(each), each) for each in made.points)
+            analyses += made.analyses
+            notes.update(dict.fromkeys(filter(None, [made.note])))
+            keep(record())
+            fitting = sum(each.fits for each in made.points)
+            progress(f"{number} of {len(jobs)}, {answer.name}: {fitting} of {len(made.points)} fit")
+    return record()
 
 
-class _State:
-    """What there is of an answer so far."""
+class _Answer(Record):
+    """What a job answers."""
 
-    def __init__(
-        self,
-        source: _ModelCases | _ProgramCases,
-        grid: SweepGrid,
-        question: str,
-        found: dict[Key, SweepPoint],
-        kept: int,
-    ) -> None:
-        self._source, self._grid, self._question, self._found, self._kept = source, grid, question, found, kept
-        self._analyses, self._notes = 0, dict[str, None]()
-        self.done = 0
-        self.latest: list[SweepPoint] = []
-
-    def add(self, answer: dict[str, Any]) -> Sweep:
-        """Take over what a job has answered."""
-        self.latest = [SweepPoint.model_validate(each) for each in answer["points"]]
-        self._found.update((_key(each), each) for each in self.latest)
-        self._analyses += answer["analyses"]
-        self._notes.update(dict.fromkeys(filter(None, [answer["note"]])))
-        self.done += 1
-        return self.record()
-
-    def record(self) -> Sweep:
-        """The record of all points that are known."""
-        return Sweep(
-            **self._source.profile().heading(),
-            question=self._question,
-            grid=self._grid,
-            points=tuple(self._found[key] for key in self._source.list_keys() if key in self._found),
-            analyses=self._analyses,
-            kept=self._kept,
-            notes=tuple(self._notes),
-            assumptions=tuple(self._source.assume()),
-        )
+    points: Many[SweepPoint]
+    analyses: int
+    note: str
 
 
 def _key(point: SweepPoint) -> Key:
@@ -193,10 +176,8 @@ def _with_cost(point: SweepPoint, prices: Mapping[str, float]) -> SweepPoint:
 
 
 def _answer(case: _Case, found: Mapping[Key, SweepPoint]) -> str:
-    points = list(case.measure(found))
-    return json.dumps(
-        {"points": [each.model_dump(mode="json") for each in points], "analyses": case.analyses, "note": case.note}
-    )
+    points = tuple(case.measure(found))
+    return _Answer(points=points, analyses=case.analyses, note=case.note).model_dump_json()
 
 
 class _Sized(NamedTuple):
