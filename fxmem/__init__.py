@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # what a type checker sees of the table below
     from fxmem.whatif.max_batch import max_batch as max_batch
     from fxmem.whatif.serve_size import serve_size as serve_size
     from fxmem.whatif.shard import shard as shard
+    from fxmem.whatif.sweep import sweep as sweep
     from fxmem.whatif.verified_plan import plan as plan
 
 __version__ = "0.1.0"
@@ -59,6 +60,7 @@ _HOMES = {
         "whatif.max_batch": "max_batch",
         "whatif.serve_size": "serve_size",
         "whatif.shard": "shard",
+        "whatif.sweep": "sweep",
         "whatif.verified_plan": "plan",
     }.items()
     for name in names.split()

@@ -81,7 +81,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         assert done.returncode == 0, done.stderr
 
-    first, second = ACTION["runs"]["steps"]
+    _, first, second = ACTION["runs"]["steps"]
     run(first)
     run(second)
     (runner / "known.txt").write_text("41\n42\n", encoding="utf-8")
@@ -112,6 +112,36 @@ def test_a_comment_is_written_once_and_then_replaced(ran: Path) -> None:
         asked,
         f"api --silent --method PATCH repos/who/what/issues/comments/42 {body}",
     ]
+
+
+def test_a_table_that_is_no_longer_true_fails(ran: Path, tmp_path: Path) -> None:
+    folder, runner = ran.parent / "clone", tmp_path
+    words = "own.py:build --input 8x8 --over batch=4096 --over card=rtx4090,l4"
+    environment = {
+        **os.environ,
+        "PATH": f"{ran.parent / 'tools'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "RUNNER_TEMP": str(runner),
+        "GITHUB_STEP_SUMMARY": str(runner / "summary.md"),
+        "WORDS": words,
+        "README": "README.md",
+    }
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+    step = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", ACTION["runs"]["steps"][0]["run"]]
+    readme = folder / "README.md"
+    readme.write_text("# Ours\n\n<!-- fxmem -->\n<!-- /fxmem -->\n\nMore.\n")
+    stale = run(*step)
+    assert stale.returncode == 1
+    assert f"run fxmem sweep {words} --markdown README.md" in stale.stdout
+    assert run("fxmem", "sweep", *words.split(), "--quiet", "--markdown", "README.md").returncode == 0
+    text = readme.read_text()
+    assert text.startswith("# Ours\n\n<!-- fxmem -->\n\n| Card | Batch | Peak |")
+    assert text.endswith("<!-- /fxmem -->\n\nMore.\n")
+    assert "| `l4` | 4096 | " in text
+    assert run(*step).returncode == 0, run(*step).stderr
 
 
 def test_nothing_of_a_pull_request_is_written_into_a_script() -> None:

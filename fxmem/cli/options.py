@@ -169,7 +169,8 @@ LOOP = grouped(
     ),
 )
 """The training loop around the step."""
-COMPILE = (
+COMPILE = grouped(
+    "the compiler",
     argument(
         "--compile",
         nargs="?",
@@ -186,7 +187,8 @@ COMPILE = (
     ),
 )
 """Whether and how the step is compiled."""
-RANKS = (
+RANKS = grouped(
+    "many cards",
     argument(
         "--ranks",
         type=int,
@@ -196,7 +198,8 @@ RANKS = (
     argument("--rank", type=int, metavar="R", help="with --ranks: this one alone (default: each class of equal ranks)"),
 )
 """The rank that is predicted."""
-SHARDING = (
+SHARDING = grouped(
+    "many cards",
     argument(
         "--parallelize",
         metavar="FILE.py:FN",

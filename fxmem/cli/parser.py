@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shutil
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -13,6 +15,10 @@ from fxmem.errors import UsageError
 
 _SWITCH: Final = {"true": True, "1": True, "false": False, "0": False}
 """What a switch may be set to in the environment and in pyproject.toml."""
+
+
+SHARED_GROUPS: Final = ("the step", "kernels", "the compiler", "many cards", "a generation")
+"""Headings of the options that most verbs have, which `fxmem help step` describes once."""
 
 
 class Argument(NamedTuple):
@@ -81,6 +87,8 @@ class Parser(argparse.ArgumentParser):
         self._waiting: list[Argument] = []
         self.examples: Sequence[str] = ()
         """Lines to paste, at the end of the help."""
+        self.names_shared = True
+        """Whether the help only names the options of `SHARED_GROUPS`."""
         super().__init__(allow_abbrev=False, **settings)
 
     def add_arguments(self, arguments: Iterable[Argument]) -> Parser:
@@ -114,10 +122,31 @@ class Parser(argparse.ArgumentParser):
         return super().format_usage()
 
     def format_help(self) -> str:
-        """As argparse does, and the examples."""
+        """As argparse does, and the examples; what many verbs share is named alone."""
         self._add_waiting()
         examples = "".join(f"\n  {line}" for line in self.examples)
-        return super().format_help() + (f"\nexamples:{examples}\n" if examples else "")
+        shared = [group for group in self._action_groups if group.title in SHARED_GROUPS]
+        formatter = self._get_formatter()
+        if shared and self.names_shared:
+            words = " ".join(str(each.metavar) for each in self._actions if not each.option_strings)
+            formatter.add_text(f"usage: {self.prog} [OPTIONS] {words}".rstrip())
+        else:
+            shared = []
+            formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            if group not in shared:
+                formatter.start_section(group.title)
+                formatter.add_arguments(group._group_actions)
+                formatter.end_section()
+        return "".join(
+            [
+                formatter.format_help(),
+                "\nof every step, described by `fxmem help step`:\n" if shared else "",
+                *(_name_options(group.title or "", group._group_actions) for group in shared),
+                f"\nexamples:{examples}\n" if examples else "",
+            ]
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raise a `UsageError` that says in our words what argparse complains of."""
@@ -148,6 +177,18 @@ class Parser(argparse.ArgumentParser):
             others = "analyze, run, plan, advise, max-batch, cards and compare do, and what reads their reports"
             self.error(f"no option {option}: {self.prog} takes no rank; {others}")
         self.error(f"no option {option}{_suggest(option, known)}")
+
+
+def _name_options(title: str, actions: Iterable[argparse.Action]) -> str:
+    """The names of a group's options, as lines of the help."""
+    names = ", ".join(action.option_strings[0] for action in actions)
+    columns = shutil.get_terminal_size().columns - 2
+    return (
+        textwrap.fill(
+            f"{title}: {names}", columns, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+        )
+        + "\n"
+    )
 
 
 _OF_RANKS: Final = ("--ranks", "--rank", "--parallelize", "--mesh")

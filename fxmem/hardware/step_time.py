@@ -25,13 +25,14 @@ _TAPE, _CHECKPOINT = 4, 7
 and where a checkpointed region recomputes it. Fitted to nine planned steps on an H100, of which Python bounds six."""
 
 
-def estimate(profile: Profile) -> StepTime | None:
+def estimate(profile: Profile, *, taped: bool = False) -> StepTime | None:
     """The time of the step on its target, as an interval; None where the card's rates or an op's bytes are not known,
     and for a compiled step, of which none was fitted.
 
-    The interval holds eight of ten measured step times. A step of several micro-batches is the last of them.
+    The interval holds eight of ten measured step times. A step of several micro-batches is the last of them. `taped` as
+    for `step_seconds`.
     """
-    seconds, least = step_seconds(profile), step_seconds(profile, issue=_QUICKER)
+    seconds, least = step_seconds(profile, taped=taped), step_seconds(profile, taped=taped, issue=_QUICKER)
     if seconds is None or least is None:
         return None
     low, high = CATALOGUE[profile.target.name].reached[profile.step.mode].spread

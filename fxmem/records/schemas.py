@@ -26,7 +26,7 @@ from fxmem.records.comparison import StepComparison
 from fxmem.records.explanation import Explanation
 from fxmem.records.plan import CompilePlan, Plan
 from fxmem.records.profile import SCHEMA_VERSION, Record, Report, Target, Timeline
-from fxmem.records.sizes import Baseline, CardFits, MeshFits, ServeSize, SizeCurve
+from fxmem.records.sizes import Baseline, CardFits, MeshFits, ServeSize, SizeCurve, Sweep
 from fxmem.records.validation import Measurement, ProgramVerdict, Verdict
 
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(
@@ -46,6 +46,7 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
         "report": Report,
         "serving": ServeSize,
         "sizes": SizeCurve,
+        "sweep": Sweep,
         "target": Target,
         "timeline": Timeline,
         "verdict": Verdict,
@@ -85,6 +86,11 @@ def _field_docstrings(kind: type) -> dict[str, str]:
     return found
 
 
+def describe(record: type[Record]) -> dict[str, Any]:
+    """The schema of a record, each field's docstring as its description."""
+    return record.model_json_schema(schema_generator=_Generator)
+
+
 def text(name: str) -> str:
     """The schema called `name` as JSON, ending in a newline.
 
@@ -101,7 +107,7 @@ def text(name: str) -> str:
         "$schema": _Generator.schema_dialect,
         "$id": f"urn:fxmem:schema:{name}:{version}",
         "schema_version": version,
-        **record.model_json_schema(schema_generator=_Generator),
+        **describe(record),
     }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 

@@ -7,7 +7,7 @@ program asked for. Unknown is None.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -235,6 +235,122 @@ class MeshFits(Headed, Versioned):
     def best(self) -> MeshFit | None:
         """The cheapest that fits."""
         return self.meshes[0] if self.meshes[0].fits else None
+
+
+class SweepGrid(Record):
+    """What a step is tried with: each value of each with each of the others."""
+
+    batch: Many[Size] = ()
+    """Samples of a rank's batch; of a program, sizes in the place of its `{}`. Empty, here and below: as given."""
+    length: Many[Size] = ()
+    """Lengths of the sequences: dimension 1 of token ids, masks and labels."""
+    precision: Many[Literal["none", "bf16", "fp16"]] = ()
+    """Of autocast, or of what a mesh gathers; none for the model's own dtypes."""
+    checkpoints: Many[str] = ()
+    """`none`; `blocks`, each repeated block of the model; or a plan's name."""
+    mesh: Many[str] = ()
+    """`none` for one card, or as `fsdp=8,tp=2`."""
+    card: Many[str] = ()
+    prices: Mapped[str, Annotated[float, Field(ge=0)]] = {}  # noqa: RUF012 - a record's default, which pydantic copies
+    """Of an hour of one card, by its name."""
+
+
+class SweepPoint(Record):
+    """A step with one value of each."""
+
+    card: str
+    batch: Size | None
+    """None: as it was given."""
+    length: Size | None
+    precision: str
+    checkpoints: str
+    mesh: str
+    is_analysed: bool
+    """Whether it was analysed itself; else its sizes follow from those of analysed steps by forms."""
+    memory_bytes: Bytes
+    """Of the card."""
+    requested_bytes: Bytes | None = None
+    allocated_bytes: Bytes | None = None
+    reserved_bytes: Bytes | None = None
+    """As in `SizePoint`."""
+    fits: bool
+    obstacle: str = ""
+    """Why it does not fit, or cannot run, in words; empty when it fits."""
+    time: StepTime | None = None
+    """Of a rank's own work, without what ranks send; None where the card's rates are not known, and of a program."""
+    samples: Size | None = None
+    """Of an optimizer step on all ranks; None where they are not known."""
+    cost: float | None = None
+    """Of a step on all its cards, in the currency of the prices; None without a price or a time."""
+
+    @property
+    def counted_bytes(self) -> int | None:
+        """What is plotted and compared; None where the step cannot run."""
+        return self.requested_bytes if self.allocated_bytes is None else self.allocated_bytes
+
+    @property
+    def items(self) -> int | None:
+        """What a step trains on, on all ranks: samples; tokens, where lengths were given. None: not known."""
+        return None if self.samples is None else self.samples * (self.length or 1)
+
+    @property
+    def item_seconds(self) -> float | None:
+        """The time of a step for each of its `items`; None where either is not known."""
+        return None if self.time is None or self.items is None else self.time.seconds / self.items
+
+    @property
+    def case(self) -> tuple[str | int | None, ...]:
+        """All but the batch."""
+        return self.card, self.length, self.precision, self.checkpoints, self.mesh
+
+
+class Sweep(Headed, Versioned):
+    """A step over a grid of settings; its own inputs, step and target are those it was first analysed with."""
+
+    question: str
+    """A digest of that first analysis and of the plans: points of another question are not taken over."""
+    grid: SweepGrid
+    points: Many[SweepPoint]
+    """In the order of the grid, the batch last."""
+    analyses: Count
+    """How many steps were analysed, or programs run, for the points that were not kept."""
+    kept: Count = 0
+    """How many points came from a file."""
+    notes: Many[str] = ()
+    """Why steps of some settings were each analysed."""
+    assumptions: Many[Assumption] = ()
+
+    @property
+    def item(self) -> str:
+        """What `SweepPoint.items` are, in a word."""
+        return "token" if self.grid.length else "sample"
+
+    @property
+    def fitting(self) -> tuple[SweepPoint, ...]:
+        """The points that fit."""
+        return tuple(each for each in self.points if each.fits)
+
+    @property
+    def largest(self) -> tuple[SweepPoint, ...]:
+        """Of each case, the point with the largest batch that fits; where none does, with the smallest."""
+        cases: dict[tuple[str | int | None, ...], list[SweepPoint]] = {}
+        for each in self.points:
+            cases.setdefault(each.case, []).append(each)
+
+        def rank(each: SweepPoint) -> tuple[bool, int]:
+            return each.fits, (each.batch or 0) if each.fits else -(each.batch or 0)
+
+        return tuple(max(each, key=rank) for each in cases.values())
+
+    @property
+    def front(self) -> tuple[SweepPoint, ...]:
+        """The fitting points that none beats in both memory and time for an item, the least memory first."""
+        found: list[SweepPoint] = []
+        timed = [(each.counted_bytes or 0, each.item_seconds, each) for each in self.fitting]
+        for _, seconds, each in sorted((row for row in timed if row[1] is not None), key=lambda row: row[:2]):
+            if not found or (seconds or 0.0) < (found[-1].item_seconds or 0.0):
+                found.append(each)
+        return tuple(found)
 
 
 class UncountedTerm(Record):

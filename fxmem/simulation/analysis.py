@@ -15,6 +15,7 @@ import torch.fx
 from fxmem._torch.compiler.dynamo import compiled_parts
 from fxmem.errors import AnalysisError, UsageError, unknown_name
 from fxmem.hardware.catalogue import with_torch
+from fxmem.memory.lengths import LoggedStep
 from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Profile, Target
 from fxmem.simulation.analysed_model import AnalysedModel
@@ -65,6 +66,10 @@ class Analysis(AnalysedModel[StepRequest]):
                 "The profile is complete; only graph_module is not to be had."
             )
         return _graph_module(self.model, traced)
+
+    def logged(self) -> LoggedStep:
+        """What the step of another size is made from; see `fxmem.memory.lengths.ProfileForms`."""
+        return self._trace().sized
 
     def with_profile(self, profile: Profile) -> Analysis:
         """The same analysis, whose profile says more."""

@@ -12,7 +12,7 @@ from fxmem import __version__
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.hardware.workspaces import TimedOp, insert_workspaces
+from fxmem.hardware.workspaces import BareLog, TimedOp, insert_workspaces
 from fxmem.memory import liveness
 from fxmem.records.profile import (
     Assumption,
@@ -34,11 +34,16 @@ from fxmem.simulation.recording import FinishedRun, Recording
 
 def build_profile(recording: Recording) -> Profile:
     """Build the profile of the last run of a recording."""
+    return build_step(recording)[0]
+
+
+def build_step(recording: Recording) -> tuple[Profile, BareLog]:
+    """The same, with the log as it was before hidden buffers were put in."""
     with torch_common.no_modes(), torch_common.pause_observers():
         return _build_profile(recording.subject.describe())
 
 
-def _build_profile(run: FinishedRun) -> Profile:
+def _build_profile(run: FinishedRun) -> tuple[Profile, BareLog]:
     log, tracer, collector = run.log, run.recording.tracer, run.recording.collector
     readers = _find_first_readers(run)
     ops = [TimedOp(run.row(op.node), op.begin, op.end, op.stream) for op in log.ops]
@@ -82,7 +87,10 @@ def _build_profile(run: FinishedRun) -> Profile:
     )
     nodes = _build_nodes(run, profile, storages, renumbered)
     step = profile.step.model_copy(update={"outputs_bytes": _find_outputs_bytes(run, profile, hidden.moved)})
-    return profile.model_copy(update={"step": step, "nodes": nodes, "restored": _find_restored(run, nodes, renumbered)})
+    profile = profile.model_copy(
+        update={"step": step, "nodes": nodes, "restored": _find_restored(run, nodes, renumbered)}
+    )
+    return profile, BareLog(ops, tuple(log.phases), log.tick, hidden.moved)
 
 
 def _find_outputs_bytes(run: FinishedRun, profile: Profile, moved: Sequence[int]) -> int:

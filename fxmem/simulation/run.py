@@ -14,11 +14,12 @@ import torch
 import torch.fx
 
 from fxmem.errors import EnvironmentLacksError
+from fxmem.memory.lengths import LoggedStep
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Profile, Target
 from fxmem.simulation.model.real_run import read_really
 from fxmem.simulation.model_step import ModelStep
-from fxmem.simulation.profile_builder import build_profile
+from fxmem.simulation.profile_builder import build_step
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.wiring import make_recording
 
@@ -32,6 +33,8 @@ class TracedStep:
     constants: dict[str, torch.Tensor | None]
     opaque: tuple[str, ...]
     """What the graph names but cannot contain; empty when a GraphModule of it can run."""
+    sized: LoggedStep
+    """What the step of another size is made from."""
 
 
 def trace_step(
@@ -69,10 +72,11 @@ def trace_step(
                 progress("running it again: the first step is not like the next")
                 step.run()
         progress("accounting")
-        profile, tracer = build_profile(recording), recording.tracer
+        (profile, log), tracer = build_step(recording), recording.tracer
         for fx_node, node in zip(tracer.nodes, profile.nodes, strict=False):
             fx_node.meta["fxmem"] = node
-        return TracedStep(profile, tracer.graph, dict(tracer.constants), tuple(dict.fromkeys(tracer.opaque)))
+        sized = LoggedStep(profile, log, recording.collector)
+        return TracedStep(profile, tracer.graph, dict(tracer.constants), tuple(dict.fromkeys(tracer.opaque)), sized)
 
 
 def repeat_forward(model: torch.nn.Module, request: StepRequest) -> None:

@@ -25,6 +25,7 @@ from fxmem.simulation.generation import analyze_any
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif import verified_plan
 from fxmem.whatif.plans.proposals import check_training
+from fxmem.whatif.size_search import judge
 
 
 def cards(
@@ -59,7 +60,7 @@ def cards(
             is not of training.
         AnalysisError: the model cannot be analysed.
     """
-    chosen = _choose_cards(names)
+    chosen = choose_cards(names)
     return fit_cards(
         analyze_any(model, inputs, mode=mode, target=chosen[0], progress=progress, options=options),
         names=names,
@@ -90,7 +91,7 @@ def fit_cards(
     elif host_memory is not None:
         raise UsageError("expected host_memory with plans=True: it is where plans put results")
     alike: dict[tuple[int, int] | None, list[Target]] = {}
-    for card in _choose_cards(names):
+    for card in choose_cards(names):
         if analysis.is_fixed and card.capability != analysis.profile.target.capability:
             if names is None:
                 continue
@@ -144,7 +145,8 @@ def fit_cards(
     )
 
 
-def _choose_cards(names: Iterable[str] | None) -> list[Target]:
+def choose_cards(names: Iterable[str] | None) -> list[Target]:
+    """The cards of these names, each once; all of the catalogue for None. Raises UsageError where one has no memory."""
     wanted = (
         [card.target for card in CATALOGUE.values() if card.target.device == "cuda"]
         if names is None
@@ -160,17 +162,14 @@ def _choose_cards(names: Iterable[str] | None) -> list[Target]:
 
 def _card_fit(step: ProfiledStep, card: Target) -> CardFit:
     memory = card.memory_bytes or 0
-    peak, retries = step.within(memory, card)
+    fit = judge(step, memory, card)
+    reserved = fit["reserved_bytes"]
     return CardFit(
         target=card,
-        requested_bytes=peak.requested_bytes,
-        allocated_bytes=peak.allocated_bytes,
-        reserved_bytes=peak.reserved_bytes,
-        fits=bool(peak.fits),
-        headroom_bytes=memory - (peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes),
-        obstacle=peak.shortage,
+        headroom_bytes=memory - (fit["requested_bytes"] if reserved is None else reserved),
         time=step.estimate_time(card),
-        alloc_retries=retries,
+        alloc_retries=step.within(memory, card).alloc_retries,
+        **fit,
     )
 
 

@@ -30,7 +30,7 @@ from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.program_step import PLACE, ProgramStep, program_step
 from fxmem.whatif.resize import Resizing, find_resizing
-from fxmem.whatif.size_search import fit_line, search
+from fxmem.whatif.size_search import fit_line, judge, search
 
 LIMIT = 65536
 """Largest size that is tried unless another is asked for."""
@@ -334,17 +334,12 @@ def _analyse_size(analysis: AnyAnalysis, varied: Resizing, size: int) -> AnyAnal
 
 def _point(size: int, step: ProfiledStep, memory: int) -> SizePoint:
     peak, retries = step.within(memory)
-    shortage = peak.shortage or (step.peak.shortage if step.profile.step.program else "")  # its own allocator's
     return SizePoint(
         size=size,
-        requested_bytes=peak.requested_bytes,
-        allocated_bytes=peak.allocated_bytes,
-        reserved_bytes=peak.reserved_bytes,
         phase=peak.phase,
-        fits=not shortage,
-        obstacle=shortage,
         time=None if step.profile.step.program or step.profile.step.generation else step.estimate_time(),
         alloc_retries=retries,
+        **judge(step, memory),
     )
 
 

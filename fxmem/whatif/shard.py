@@ -30,6 +30,7 @@ from fxmem.simulation.ranks import Mesh, MeshPlan, check_offload, find_blocks
 from fxmem.simulation.request import StepRequest
 from fxmem.whatif.mesh_bound import Candidate, Line, Sketch, divisors, list_candidates, shorten, sum_moved, sum_state
 from fxmem.whatif.resize import find_resizing
+from fxmem.whatif.size_search import judge
 
 SHOWN = 3
 """Meshes that fit and are looked for, unless more are asked for."""
@@ -211,12 +212,8 @@ class _Search:
             mesh=one.mesh.dimensions,
             micro_batch=one.micro,
             accumulate=one.accumulate,
-            requested_bytes=peak.requested_bytes,
-            allocated_bytes=peak.allocated_bytes,
-            reserved_bytes=peak.reserved_bytes,
             host_bytes=ranks.host_bytes if ranks else 0,
-            fits=bool(peak.fits),
-            obstacle=peak.shortage,
+            **judge(analysis, self._memory),
             moved_bytes=one.accumulate * sum(nbytes for _, nbytes in moved),
             link_seconds=None if None in seconds else one.accumulate * sum(each or 0.0 for each in seconds),
         )

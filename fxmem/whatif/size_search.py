@@ -1,11 +1,28 @@
-"""The search for the largest size that fits, over any function that measures a size."""
+"""Whether a step fits, and the search for the largest size that does, over any function that measures a size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
+from fxmem.records.profile import Target
 from fxmem.records.sizes import SizePoint
+from fxmem.simulation.profiled_step import ProfiledStep
+
+
+def judge(step: ProfiledStep, memory: int, card: Target | None = None) -> dict[str, Any]:
+    """The fields of a record that say whether a step fits so much memory; of another card like its own if given."""
+    peak, _ = step.within(memory, card)
+    is_own = card is None or card.name == step.profile.target.name
+    own = step.peak.shortage if is_own and step.profile.step.program else ""  # its own allocator's
+    return {
+        "requested_bytes": peak.requested_bytes,
+        "allocated_bytes": peak.allocated_bytes,
+        "reserved_bytes": peak.reserved_bytes,
+        "fits": not (peak.shortage or own),
+        "obstacle": peak.shortage or own,
+    }
 
 
 def search(

@@ -592,8 +592,25 @@ def test_without_a_command_it_is_the_help(capsys: Capture) -> None:
 def test_the_help_of_a_verb_has_groups(capsys: Capture) -> None:
     text = succeeds(capsys, "analyze", "--help")
     headings = [line for line in text.splitlines() if re.fullmatch(r"[a-z ]+:", line)]
-    groups = ["the model and its inputs:", "the step:", "kernels:", "what is shown and written:", "a generation:"]
-    assert headings[2:] == [*groups, "examples:"]
+    assert headings[2:] == ["the model and its inputs:", "what is shown and written:", "examples:"]
+
+
+def test_what_every_step_has_is_named_by_each_verb_and_described_once(capsys: Capture) -> None:
+    named, described = succeeds(capsys, "analyze", "--help"), succeeds(capsys, "help", "step")
+    listed = named.partition("of every step, described by")[2].partition("examples:")[0]
+    for name in ("--zero-grad", "--sdpa", "--compile", "--mesh", "--offload", "--accumulate"):
+        assert re.findall(rf"{name}\b(?!-)", listed) == [name]
+        assert f"\n  {name} " not in named
+        assert described.count(f"\n  {name} ") == 1
+    assert "\n  --target " in named
+    assert succeeds(capsys, "help", "plan") == succeeds(capsys, "plan", "--help")
+    assert succeeds(capsys, "help") == succeeds(capsys, "--help")
+
+
+def test_the_help_fits_a_screen(capsys: Capture) -> None:
+    lines = succeeds(capsys, "--help").splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 80
 
 
 def test_version(capsys: Capture) -> None:

@@ -436,6 +436,7 @@ ALLOWED = {
     ("whatif/program_edits.py", "compile"): "the user's own file, with a line rewritten, as Python would run it",
     ("simulation/given/adapters.py", "importlib.import_module"): "peft and torchao, by their names",
     ("cli/verbs/serve.py", "importlib.util.find_spec"): "whether the extra `serve` is installed",
+    ("cli/verbs/mcp.py", "importlib.util.find_spec"): "whether the extra `mcp` is installed",
     ("cli/server/worker.py", "subprocess.run"): "this Python with a program that stands in that file; options as JSON",
     ("whatif/advice/optimizer.py", "importlib.import_module"): "optimizers of packages named in that file",
     ("whatif/advice/optimizer.py", "importlib.util.find_spec"): "whether they are installed",

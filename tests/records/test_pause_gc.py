@@ -98,7 +98,7 @@ def analysed(_: Profile, __: Path) -> None:
         (read, json_reader, "_find_wide_object"),
         (read, liveness, "check"),
         (complete, peak, "replay"),
-        (analysed, run, "build_profile"),
+        (analysed, run, "build_step"),
     ],
 )
 def test_it_rests_while(

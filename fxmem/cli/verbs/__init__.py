@@ -6,6 +6,7 @@ A verb's module has `BRIEF` (one line for the list of commands), `DESCRIPTION`, 
 
 from __future__ import annotations
 
+import itertools
 from importlib import import_module
 from types import ModuleType
 
@@ -13,11 +14,14 @@ from fxmem import __version__
 from fxmem.cli.parser import Parser
 
 GROUPS = {
-    "predict": ("analyze", "run", "generate"),
-    "decide": ("plan", "advise", "max-batch", "cards", "shard", "serve-size"),
-    "look closer": ("explain", "show", "lines", "layers", "compare"),
-    "draw and export": ("report", "serve", "graph", "timeline", "export"),
-    "check": ("validate", "doctor", "schema", "completion"),
+    "does it fit?": ("analyze", "run", "generate"),
+    "what is wrong?": ("explain",),
+    "what to change?": ("advise", "plan"),
+    "how large, on which cards?": ("max-batch", "cards", "shard", "sweep", "serve-size"),
+    "what changed?": ("compare",),
+    "is it true?": ("validate",),
+    "look closer": ("show", "lines", "layers", "report", "serve", "graph", "timeline", "export"),
+    "of fxmem": ("help", "doctor", "schema", "mcp", "completion"),
 }
 """The verbs by the question they answer, in the order `fxmem --help` lists them."""
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
@@ -29,7 +33,7 @@ examples:
   fxmem plan model.py:build --input x:8x1024:int64 --budget 60%
   fxmem report report.json -o report.html --open
 
-`fxmem COMMAND --help` lists the options of a command."""
+`fxmem COMMAND --help` has a command's options, `fxmem help step` every step's."""
 
 
 class _Commands(Parser):
@@ -38,9 +42,10 @@ class _Commands(Parser):
     def format_help(self) -> str:
         """The usage, the commands, the options and a few examples."""
         parts = ["usage: fxmem COMMAND ...", self.description or ""]
-        for group, verbs in GROUPS.items():
-            parts.append("\n".join([f"{group}:", *(f"  {verb:<11}{load(verb).BRIEF}" for verb in verbs)]))
-        parts.append("options:\n  -h, --help show this help\n  --version  show the version")
+        lists = [
+            [f"{group}", *(f"  {verb:<11}{load(verb).BRIEF}" for verb in verbs)] for group, verbs in GROUPS.items()
+        ]
+        parts.append("\n".join(itertools.chain(*lists, ["  --version  show the version"])))
         return "\n\n".join([*parts, _EXAMPLES]) + "\n"
 
 

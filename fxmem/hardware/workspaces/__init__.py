@@ -21,6 +21,7 @@ from fxmem.hardware.operators import ConvSettings as ConvSettings
 from fxmem.hardware.workspaces.collector import Collector as Collector
 from fxmem.hardware.workspaces.collector import CpuCollector as CpuCollector
 from fxmem.hardware.workspaces.collector import Seen as Seen
+from fxmem.hardware.workspaces.collector import SeenOp as SeenOp
 from fxmem.hardware.workspaces.copy_in import copy_in_memory as copy_in_memory
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory as cache_directory
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary as CudnnLibrary
@@ -33,5 +34,6 @@ from fxmem.hardware.workspaces.cudnn_releases import find_built as find_built
 from fxmem.hardware.workspaces.cudnn_releases import list_cudnns as list_cudnns
 from fxmem.hardware.workspaces.driverless import apply_rule as apply_rule
 from fxmem.hardware.workspaces.driverless import seen_rule as seen_rule
+from fxmem.hardware.workspaces.insertion import BareLog as BareLog
 from fxmem.hardware.workspaces.insertion import TimedOp as TimedOp
 from fxmem.hardware.workspaces.insertion import insert_workspaces as insert_workspaces

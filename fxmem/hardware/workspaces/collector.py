@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.cublas import cublas_workspaces
@@ -39,13 +39,23 @@ class Seen:
     memory: HiddenMemory | None
     call: tuple[str, Sequence[Any], Any] | None = None
     """Operator, arguments and result that its row was asked by, tensors as layouts; None for no row."""
+    resizes: int = 0
+    """In how many ticks the results of an `out=` call are resized."""
 
     def after_resizing(self, ticks: int) -> Seen:
         """The same of an `out=` call, whose results are resized, in so many ticks, before its kernel allocates."""
         if self.memory is None:
-            return self
+            return dataclasses.replace(self, resizes=ticks)
         events = *(output("result"),) * ticks, *(each for each in self.memory.events if each.action != "output")
-        return dataclasses.replace(self, memory=HiddenMemory(events=events))
+        return dataclasses.replace(self, memory=HiddenMemory(events=events), resizes=ticks)
+
+
+class SeenOp(NamedTuple):
+    """A call that hides something, and where it ran."""
+
+    seen: Seen
+    phase: Phase
+    stream: int
 
 
 class CpuCollector:
@@ -59,6 +69,8 @@ class CpuCollector:
     def begin(self) -> None:
         """Forget everything; a new step begins."""
         self._memory: dict[int, tuple[str, HiddenMemory]] = {}
+        self.seen: dict[int, SeenOp] = {}
+        """By op index, all that was seen."""
 
     def note(self, index: int, name: str, args: Sequence[Any], result: Any, phase: Phase) -> None:
         """Op `index` of the step was this call; tensors may be anything with shape, stride and dtype."""
@@ -83,6 +95,7 @@ class CpuCollector:
 
     def saw(self, index: int, seen: Seen, phase: Phase, stream: int = 0) -> None:
         """Op `index` of the step was a call that hides this; it ran on this stream."""
+        self.seen[index] = SeenOp(seen, phase, stream)
         if seen.memory is not None:
             self._memory[index] = seen.name, seen.memory
 

@@ -23,6 +23,16 @@ class TimedOp(NamedTuple):
     stream: int = 0
 
 
+class BareLog(NamedTuple):
+    """A step's log before hidden buffers were put in."""
+
+    ops: Sequence[TimedOp]
+    phases: Sequence[PhaseSpan]
+    ticks: int
+    moved: Sequence[int]
+    """Where each of its ticks is now."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkspaceLog:
     """Hidden buffers, and the ticks of everything else beside them."""

@@ -8,6 +8,7 @@ as it has coefficients give it, and one more confirms it.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Final, NamedTuple
@@ -75,6 +76,44 @@ def find_form(points: Sequence[tuple[Features, int]]) -> Form | None:
                 if all(form.evaluate(features) == value for features, value in points):
                     return form
     return None
+
+
+class MixedForm(NamedTuple):
+    """A sum of products of lengths' powers, as what an operator reads: its weights, and rows of its inputs."""
+
+    terms: tuple[tuple[tuple[int, ...], Fraction], ...]
+    """The power of each length, and the factor."""
+
+    def at(self, features: Features) -> int:
+        """The value for these lengths, to the nearest whole number."""
+        return round(sum(factor * _product(powers, features) for powers, factor in self.terms))
+
+
+def find_mixed_form(points: Sequence[tuple[Features, int]], powers: Sequence[tuple[int, ...]]) -> MixedForm | None:
+    """Find the sum of these products that gives all the values; None where none does, or no further point checks it.
+
+    Args:
+        points: lengths, and the value there; the first of them, one to a product, have to determine it.
+        powers: of each product, the power of each length.
+    """
+    if len(points) <= len(powers):
+        return None
+    rows = [[*(Fraction(_product(each, at)) for each in powers), Fraction(value)] for at, value in points]
+    for column in range(len(powers)):
+        pivot = next((number for number in range(column, len(powers)) if rows[number][column]), None)
+        if pivot is None:
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        rows[column] = [each / rows[column][column] for each in rows[column]]
+        for number in range(len(powers)):
+            if number != column and (scale := rows[number][column]):
+                rows[number] = [a - scale * b for a, b in zip(rows[number], rows[column], strict=True)]
+    form = MixedForm(tuple((each, rows[n][-1]) for n, each in enumerate(powers) if rows[n][-1]))
+    return form if all(form.at(features) == value for features, value in points) else None
+
+
+def _product(powers: Sequence[int], features: Features) -> int:
+    return math.prod(length**power for length, power in zip(features, powers, strict=True))
 
 
 def _arguments(count: int, degree: int) -> Iterator[tuple[int, int, int | None]]:

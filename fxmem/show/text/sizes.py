@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from fxmem.hardware.context import describe_uncounted
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Step
-from fxmem.records.sizes import NEAR_BEST, CardFit, CardFits, MeshFit, MeshFits, ServeSize, SizeCurve, SizePoint
+from fxmem.records.sizes import (
+    NEAR_BEST,
+    CardFit,
+    CardFits,
+    MeshFit,
+    MeshFits,
+    ServeSize,
+    SizeCurve,
+    SizePoint,
+    Sweep,
+    SweepPoint,
+)
 from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent
 from fxmem.show.facts import autocast_parts, describe_inputs, rank_parts
 from fxmem.show.plan_facts import format_change
@@ -30,7 +41,7 @@ def curve_sections(curve: SizeCurve, width: int = 100) -> Iterator[Section]:
     """The largest size, and the peak of each that was analysed; `width` has room for the table."""
     yield Section(
         facts=[
-            *_subject(curve),
+            *subject_facts(curve),
             Fact("Varies", f"{_label(curve)}: {', '.join(curve.resized)}" if curve.resized else curve.dim),
             Fact("Memory", _memory(curve)),
         ]
@@ -38,17 +49,18 @@ def curve_sections(curve: SizeCurve, width: int = 100) -> Iterator[Section]:
     yield Section(facts=_findings(curve))
     points = _points(curve, width)
     yield Section(points, label="Curve")
-    yield from _explain_tight(points)
+    yield from explain_tight(points)
     if curve.step.generation is not None:
         yield Section(facts=[Fact("fits", _RUNS_TO_ITS_END)])
 
 
-def _subject(about: SizeCurve | CardFits | MeshFits) -> list[Fact]:
+def subject_facts(about: SizeCurve | CardFits | MeshFits | Sweep) -> list[Fact]:
+    """What was analysed."""
     inputs = [Fact("Inputs", describe_inputs(about.inputs), "inputs")] if about.inputs else []
     return [Fact("Model", about.model, "model"), *inputs, Fact("Step", describe_step(about.step), "step")]
 
 
-def _explain_tight(table: Table) -> Iterator[Section]:
+def explain_tight(table: Table) -> Iterator[Section]:
     """What `tight` means, where a cell of a table says so."""
     if any(cell.text == "tight" for row in table.rows for cell in row.cells):
         yield Section(facts=[Fact("tight", _TIGHT)])
@@ -73,7 +85,7 @@ def card_sections(fits: CardFits) -> Iterator[Section]:
     missing = describe_uncounted([card.target for card in fits.cards])
     yield Section(
         facts=[
-            *_subject(fits),
+            *subject_facts(fits),
             Fact("Cards", f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest}"),
             Fact("Analysed", again),
             *([Fact("Time", f"of {what} by itself, estimated")] if any(card.time for card in fits.cards) else []),
@@ -129,13 +141,13 @@ def meshes_table(fits: MeshFits, *, width: int = 100, color: bool = False) -> st
     fitting = sum(each.fits for each in fits.meshes)
     tried = f"{len(fits.meshes)} whole, {fits.analyses} analyses in all; {fits.ruled_out} more on the way ruled out"
     head = [
-        *_subject(fits),
+        *subject_facts(fits),
         Fact("Cards", f"{fits.cards} x {fits.target.name}, {format_bytes(fits.memory_bytes)} each"),
         Fact("Batch", f"{fits.batch} to an optimizer step, on all cards"),
         Fact("Meshes", f"{fitting} that fit; {tried}"),
     ]
     rows = _mesh_rows(fits)
-    found = lay_out_sections([Section(facts=head), Section(rows), *_explain_tight(rows)])
+    found = lay_out_sections([Section(facts=head), Section(rows), *explain_tight(rows)])
     return render([*found, numbered("Assumed", [each.text for each in fits.assumptions])], max(width, 60), color)
 
 
@@ -153,12 +165,12 @@ def _mesh_rows(fits: MeshFits) -> Table:
             yield format_bytes(each.host_bytes)
         yield format_bytes(each.moved_bytes)
         yield "unknown" if each.link_seconds is None else format_seconds(each.link_seconds)
-        yield _verdict_cell(_describe_room(each, fits.memory_bytes))
+        yield _verdict_cell(describe_room(each, fits.memory_bytes))
 
     return make_table("Meshes", columns, map(cells, fits.meshes))
 
 
-def _describe_room(each: MeshFit | SizePoint, memory: int) -> str:
+def describe_room(each: MeshFit | SizePoint | SweepPoint, memory: int) -> str:
     """Whether a step fits, in a word."""
     if not each.fits:
         return "no"
@@ -246,7 +258,7 @@ def _findings(curve: SizeCurve) -> list[Fact]:
         off = f"off by {format_bytes(curve.line_error_bytes)} at most{near}"
         found.append(Fact("Line", f"{line}, of {counted} bytes; {off}"))
     if curve.best_per_second is not None and curve.enough is not None:
-        best = f"at most {_per_second(curve.best_per_second)} per second, estimated"
+        best = f"at most {per_second(curve.best_per_second)} per second, estimated"
         enough = f"of the sizes below, {dim} {curve.enough} is the smallest that reaches {100 * NEAR_BEST:.0f} % of it"
         found.append(Fact("Throughput", f"{best}; {enough}"))
     found.append(Fact("Analysed", _proof(curve)))
@@ -287,10 +299,10 @@ def _points(curve: SizeCurve, width: int) -> Table:
             yield "" if counted is None else format_bytes(point.reserved_bytes)
         yield "" if counted is None else percent(counted, curve.memory_bytes)
         if is_timed:
-            yield "" if point.per_second is None else _per_second(point.per_second)
+            yield "" if point.per_second is None else per_second(point.per_second)
         if is_counted:
             yield "" if point.alloc_retries is None or not point.fits else str(point.alloc_retries)
-        yield _verdict_cell(_describe_room(point, curve.memory_bytes), "over")
+        yield _verdict_cell(describe_room(point, curve.memory_bytes), "over")
         yield "" if counted is None else _bar(counted, curve.memory_bytes, top, bar)
 
     return make_table("Sizes that were analysed", columns, map(cells, curve.points))
@@ -302,7 +314,7 @@ def _bar(nbytes: int, memory: int, top: int, width: int) -> str:
     return f"{'#' * min(filled, end)}{' ' * (end - filled)}|{'#' * (filled - end)}"
 
 
-def _per_second(rate: float) -> str:
+def per_second(rate: float) -> str:
     """Three digits of it: more are not known."""
     return f"{float(f'{rate:.3g}'):,.10g}"
 

@@ -1,0 +1,178 @@
+"""The server: it lists the tools, and runs one command at a time for those that are called."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+from anyio.streams.text import TextReceiveStream
+from mcp.server.lowlevel import Server  # type: ignore[import-not-found,unused-ignore]
+from mcp.server.stdio import stdio_server  # type: ignore[import-not-found,unused-ignore]
+from mcp.types import CallToolResult, ListToolsResult, TextContent  # type: ignore[import-not-found,unused-ignore]
+from mcp.types import Tool as ListedTool
+from pydantic import ValidationError
+
+from fxmem import __version__
+from fxmem.cli.tools.requests import TOOLS, Compare, ExplainError, program_words
+from fxmem.errors import UsageError
+from fxmem.records import schemas
+
+_PATIENCE_S: Final = 10.0
+"""Seconds that a command has to end in when it is cancelled."""
+_MEANINGS: Final = {
+    0: "done, and it fits",
+    1: "the program raised, or does what no run without data can follow",
+    2: "an argument is not understood",
+    3: "something is not installed",
+    4: "it does not fit, or no answer keeps the budget",
+}
+_INSTRUCTIONS: Final = (
+    "Predicts the GPU memory of PyTorch programs and models without a GPU. Ask predict before a job is started; where "
+    "it does not fit, advise or plan; of an out-of-memory error, explain. Scripts run as they are on tensors without "
+    "data; the user's files stay as they are, and nothing is sent. Numbers are bytes. What `unknowns` and "
+    "`assumptions` say, the number does not know."
+)
+
+
+class ToolServer:
+    """Answers calls for one folder.
+
+    Args:
+        folder: in which the user's scripts are.
+        kept: where reports go.
+    """
+
+    def __init__(self, folder: Path, kept: Path) -> None:
+        self._folder, self._kept = folder, kept
+        self._count = 0
+        self._turn = anyio.Lock()
+
+    def build(self) -> Server[Any]:
+        """The server of the `mcp` package."""
+        return Server(
+            "fxmem",
+            version=__version__,
+            instructions=_INSTRUCTIONS,
+            on_list_tools=self._list,
+            on_call_tool=self._call,
+        )
+
+    async def _list(self, context: Any, params: Any) -> ListToolsResult:
+        return ListToolsResult(
+            tools=[
+                ListedTool(
+                    name=name,
+                    description=(each.request.__doc__ or "").partition("\n")[0],
+                    input_schema=schemas.describe(each.request),
+                )
+                for name, each in TOOLS.items()
+            ]
+        )
+
+    async def _call(self, context: Any, params: Any) -> CallToolResult:
+        try:
+            async with self._turn:
+                return await self._answer(params.name, params.arguments or {}, context.session.report_progress)
+        except UsageError as error:
+            return _refusal(2, str(error))
+
+    async def _answer(
+        self, name: str, arguments: dict[str, Any], progress: Callable[..., Awaitable[None]]
+    ) -> CallToolResult:
+        tool = TOOLS.get(name)
+        if tool is None:
+            raise UsageError(f"expected one of the tools {', '.join(TOOLS)}, got {name!r}")
+        try:
+            asked = tool.request.model_validate_json(json.dumps(arguments))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UsageError(f"expected arguments as in the schema of {name}; {where}: {first['msg']}") from None
+        if isinstance(asked, Compare):
+            asked = Compare(before=self._find(asked.before), after=self._find(asked.after))
+        program = program_words(asked, self._folder)
+        self._count += 1
+        answer = self._kept / f"report-{self._count}.json"
+        words = [*tool.words(asked, self._folder), "--json", str(answer), *program]
+        text = asked.text if isinstance(asked, ExplainError) else ""
+        code, said = await self._run(words, text, progress)
+        if not answer.exists():
+            return _refusal(code, said)
+        found = json.loads(answer.read_text(encoding="utf-8"))
+        result = {key: value for key, value in found.items() if key not in tool.leaves_out}
+        if tool.keeps_report:
+            result["report"] = answer.stem
+        else:
+            answer.unlink()
+        return _result({"exit_code": code, "meaning": _MEANINGS.get(code, ""), "said": said, "answer": result})
+
+    def _find(self, name: str) -> str:
+        """The file of an earlier report."""
+        known = sorted(path.stem for path in self._kept.glob("report-*.json"))
+        if name not in known:
+            raise UsageError(f"expected a report of predict ({', '.join(known) or 'none yet'}), got {name!r}")
+        return str(self._kept / f"{name}.json")
+
+    async def _run(self, words: Sequence[str], text: str, progress: Callable[..., Awaitable[None]]) -> tuple[int, str]:
+        """Run a command of fxmem, which ends with the call; its exit code and the last line that it said."""
+        command = [sys.executable, "-P", "-m", "fxmem", *words]
+        process = await anyio.open_process(
+            command, cwd=self._folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        assert process.stdin is not None
+        assert process.stderr is not None
+        said, count = "", 0
+        try:
+            with contextlib.suppress(anyio.BrokenResourceError):
+                await process.stdin.send(text.encode())
+            await process.stdin.aclose()
+            rest = ""
+            async for chunk in TextReceiveStream(process.stderr, errors="replace"):
+                *lines, rest = (rest + chunk).split("\n")
+                for line in lines:
+                    if line.startswith("fxmem: ") and not line.startswith("fxmem: wrote "):
+                        said, count = line.removeprefix("fxmem: "), count + 1
+                        await progress(count, None, said)
+            return await process.wait(), said
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _end(process)
+
+
+async def _end(process: Any) -> None:
+    """End a command that is still there; it ends what it has started."""
+    if process.returncode is None:
+        process.terminate()
+        with anyio.move_on_after(_PATIENCE_S):
+            await process.wait()
+    if process.returncode is None:
+        process.kill()
+    await process.aclose()
+
+
+def _result(content: dict[str, Any], *, is_error: bool = False) -> CallToolResult:
+    text = TextContent(type="text", text=json.dumps(content))
+    return CallToolResult(content=[text], structured_content=content, is_error=is_error)
+
+
+def _refusal(code: int, said: str) -> CallToolResult:
+    return _result({"exit_code": code, "meaning": _MEANINGS.get(code, ""), "said": said}, is_error=True)
+
+
+def serve(folder: Path) -> None:
+    """Answer on stdin and stdout until the client leaves."""
+    with tempfile.TemporaryDirectory(prefix="fxmem-mcp-") as kept:
+        anyio.run(partial(_serve, ToolServer(folder, Path(kept)).build()))
+
+
+async def _serve(server: Server[Any]) -> None:
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())

@@ -1,0 +1,211 @@
+"""`fxmem sweep`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fxmem.cli.options import (
+    COMPILE,
+    LOOP,
+    MODEL,
+    PROGRAM,
+    RANKS,
+    SHARDING,
+    STEP,
+    STEPS_OF_PROGRAM,
+    TARGET,
+    or_program,
+    text_output,
+)
+from fxmem.cli.output import check_markdown, check_output, layout, write_file, write_json
+from fxmem.cli.parser import argument, flag, repeatable
+from fxmem.cli.progress import Progress
+from fxmem.cli.step import analyze_subject, read_program
+from fxmem.errors import FxmemError, UsageError
+
+if TYPE_CHECKING:
+    from fxmem.records.plan import Plan
+    from fxmem.records.sizes import Sweep, SweepGrid
+
+BRIEF = "what fits over a grid of sizes, precisions, checkpoints, cards"
+DESCRIPTION = (
+    "Predict a step with each value of each setting with each of the others: what fits, how long it takes and what it "
+    "costs. The table has a line for each case, with the largest batch that fits; --full has one for each point. What "
+    "--json FILE has of the same question is kept: a sweep that was ended goes on there. Of a program the batch stands "
+    "as {} among its arguments. Exit code 4 if nothing fits."
+)
+
+EXAMPLES = (
+    "fxmem sweep hf:GPT2LMHeadModel --over batch=1..64 --over length=256..1024 --over precision=none,bf16",
+    "fxmem sweep model.py:build --input 8x64 --grid grid.toml --json sweep.json --svg front.svg",
+    "fxmem sweep torchvision:resnet50 --over batch=8..512 --over card=l4,a100,h100 --price l4=0.8 --price h100=2.99",
+)
+
+_NAMES: Final = ("batch", "length", "precision", "checkpoints", "mesh", "card")
+BEGIN: Final = "<!-- fxmem -->"
+END: Final = "<!-- /fxmem -->"
+_FORM: Final = "expected --over as batch=1,2,4, batch=1..64 (doubled), precision=none,bf16 or mesh=fsdp=8"
+
+ARGUMENTS = (
+    or_program(MODEL),
+    *(*STEP, TARGET, *LOOP, *COMPILE, *RANKS, *SHARDING),
+    repeatable(
+        "--over",
+        metavar="NAME=VALUE[,VALUE]",
+        help="values of batch, length, precision (none, bf16, fp16), checkpoints (none, blocks, PLAN.json), mesh "
+        "(none, fsdp=8) or card; 1..64 doubles; repeatable",
+    ),
+    argument("--grid", metavar="FILE.toml", help="the same as lists by name, and a table [prices] by card"),
+    repeatable("--price", metavar="CARD=N", help="of an hour of a card, for the cost of a step; repeatable"),
+    flag("--full", "a line for each point"),
+    STEPS_OF_PROGRAM,
+    *text_output("answer"),
+    argument("--svg", metavar="FILE.svg", help="also plot memory against time for a sample, with the front"),
+    argument(
+        "--markdown",
+        metavar="FILE.md|-",
+        help=f"write the table into a README, between {BEGIN} and {END} where it has these lines; `-` for stdout",
+    ),
+    *PROGRAM,
+)
+
+
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Run `fxmem sweep`; return the exit code and the text for stdout."""
+    from fxmem.hardware import catalogue
+    from fxmem.show.plots import sweep_svg
+    from fxmem.show.text.sweep import markdown, sweep_table
+
+    check_output(options)
+    check_markdown(options)
+    around = None if options.markdown in (None, "-") else _read_around(Path(options.markdown))
+    grid, plans = _read_grid(options)
+    program = read_program(options)
+    grid = grid if grid.card else grid.model_copy(update={"card": (options.target,)})
+    options.target = grid.card[0]
+    for name in grid.card:  # a card that is none is found before the work is done
+        if catalogue.target(name).memory_bytes is None:
+            raise UsageError(f"expected cards whose memory is known, got {name!r}")
+    kept = None if options.json in (None, "-") else _read_kept(Path(options.json))
+    with Progress(options.quiet) as progress:
+        step = analyze_subject(options, program, progress, again=True)
+        from fxmem.whatif import sweep
+
+        sweep.check_grid(grid, plans, is_program=program is not None)
+        found = sweep.measure(
+            step, grid, plans=plans, kept=kept, keep=lambda each: _keep(options, each), progress=progress.found
+        )
+    if options.svg is not None:
+        write_file(options, options.svg, sweep_svg(found))
+    made = "" if options.markdown is None else markdown(found, full=options.full)
+    if around is not None:
+        before, after = around
+        write_file(options, options.markdown, f"{before}{made}{after}")
+
+    def show() -> str:
+        return made if options.markdown == "-" else sweep_table(found, full=options.full, **layout(options))
+
+    text = write_json(options, found.model_dump_json, show)
+    return (0 if found.fitting else 4), text
+
+
+def _read_around(path: Path) -> tuple[str, str]:
+    """What stands before and after the table in a file; nothing where there is no file yet."""
+    if not path.exists():
+        return "", ""
+    text = path.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise UsageError(
+            f"expected --markdown with a new file, or one with the lines {BEGIN} and {END} once, for the table between "
+            f"them, got {str(path)!r}"
+        )
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    return f"{before}{BEGIN}\n\n", f"\n{END}{after}"
+
+
+def _keep(options: argparse.Namespace, found: Sweep) -> None:
+    """Write what there is, so that a sweep that is ended can go on."""
+    from fxmem.records.files import write_text
+
+    if options.json not in (None, "-"):
+        write_text(Path(options.json), found.model_dump_json() + "\n")
+
+
+def _read_kept(path: Path) -> Sweep | None:
+    """The answer of an earlier sweep in the file; None where there is none."""
+    from fxmem.records import json_reader
+    from fxmem.records.sizes import Sweep
+
+    expected = "expected the answer of a sweep"
+    with contextlib.suppress(FxmemError):
+        return json_reader.validate(
+            Sweep, json_reader.parse(json_reader.read(path, expected), path, expected), path, expected
+        )
+    return None
+
+
+def _read_grid(options: argparse.Namespace) -> tuple[SweepGrid, dict[str, Plan]]:
+    """The grid of `--grid` and `--over`, and the plans that it names."""
+    from fxmem.memory import report_reader
+    from fxmem.records.sizes import SweepGrid
+
+    values = _read_toml(Path(options.grid)) if options.grid is not None else {}
+    for text in options.over:
+        name, equals, words = text.partition("=")
+        if not equals or name not in _NAMES:
+            raise UsageError(f"{_FORM}, got {text!r}")
+        values.setdefault(name, []).extend(_read_values(name, words))
+    prices = values.setdefault("prices", {})
+    for text in options.price:
+        card, _, price = text.partition("=")
+        try:
+            prices[card] = float(price)
+        except ValueError:
+            raise UsageError(f"expected --price as CARD=NUMBER, the price of an hour, got {text!r}") from None
+    if not any(values.get(name) for name in _NAMES):
+        raise UsageError(f"expected something to vary; {_FORM}, or --grid FILE.toml")
+    plans = {
+        name: report_reader.load_plan(name)
+        for name in values.get("checkpoints", ())
+        if isinstance(name, str) and name.endswith(".json")
+    }
+    try:
+        return SweepGrid(**values), plans
+    except ValueError as error:  # pydantic's, whose first line says what
+        raise UsageError(f"expected a grid of {', '.join(_NAMES)} and prices; {_describe(error)}") from None
+
+
+def _describe(error: Any) -> str:
+    first = error.errors()[0]
+    return f"got {str(first['input'])[:40]!r} for {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+
+
+def _read_values(name: str, words: str) -> Iterator[str | int]:
+    if name == "mesh":
+        yield words  # which has commas and equal signs of its own
+        return
+    for word in words.split(","):
+        first, dots, last = word.partition("..")
+        if name not in ("batch", "length"):
+            yield word
+        elif not first.isdecimal() or (dots and not last.isdecimal()) or not int(first):
+            raise UsageError(f"{_FORM}, got {word!r} for {name}")
+        else:
+            size, most = int(first), int(last) if dots else int(first)
+            while size <= most:
+                yield size
+                size *= 2
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"expected --grid to name a file of TOML, got {str(path)!r}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"expected --grid to name a file of TOML, got {str(path)!r}: {error}") from None

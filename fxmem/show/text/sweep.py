@@ -1,0 +1,107 @@
+"""A step over a grid of settings, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxmem.hardware.context import describe_uncounted
+from fxmem.records.sizes import Sweep, SweepPoint
+from fxmem.records.units import format_bytes, format_seconds
+from fxmem.show.export.markdown_parts import code_span, write_table
+from fxmem.show.sections import Cell, Fact, Section, Table, TableColumn, make_table, numbers
+from fxmem.show.text.sizes import describe_room, describe_step, explain_tight, per_second, subject_facts
+from fxmem.show.text.tables import render_sections
+
+_VARIED = ("length", "precision", "checkpoints", "mesh")
+
+
+def sweep_table(sweep: Sweep, *, full: bool = False, width: int = 100, color: bool = False) -> str:
+    """The answer as text whose lines are at most `width` columns wide (at least 60).
+
+    `full` has a line for each point; else there is one for each case, with the largest batch that fits.
+    """
+    return render_sections(sweep_sections(sweep, full), width, color)
+
+
+def sweep_sections(sweep: Sweep, full: bool) -> Iterator[Section]:
+    """What fits, point by point or case by case."""
+    fitting, whole = sweep.fitting, sum(each.is_analysed for each in sweep.points)
+    kept = f", {sweep.kept} points kept" if sweep.kept else ""
+    facts = [
+        *subject_facts(sweep),
+        Fact("Points", f"{len(fitting)} of {len(sweep.points)} fit"),
+        Fact("Analysed", f"{sweep.analyses} steps now{kept}; {whole} points themselves, the others by forms of sizes"),
+    ]
+    if timed := [each for each in fitting if each.item_seconds is not None]:
+        best = min(timed, key=lambda each: each.item_seconds or 0.0)
+        facts.append(Fact("Fastest", f"{_words(best, sweep)}: {_rate(best)} {sweep.item}s per second, estimated"))
+    if priced := [each for each in timed if each.cost is not None]:
+        best = min(priced, key=lambda each: (each.cost or 0.0) / (each.items or 1))
+        facts.append(Fact("Cheapest", f"{_words(best, sweep)}: {_cost(best)} for a million {sweep.item}s"))
+    cards = {each.card for each in sweep.points}
+    if sweep.target.device == "cuda":
+        facts.append(Fact("Not counted", describe_uncounted([sweep.target]) if len(cards) == 1 else "CUDA contexts"))
+    yield Section(facts=facts)
+    table = sweep_rows(sweep, full=full)
+    yield Section(table)
+    yield from explain_tight(table)
+    yield Section(facts=[Fact("Note", text) for text in (*sweep.notes, *(each.text for each in sweep.assumptions))])
+
+
+def markdown(sweep: Sweep, *, full: bool = False) -> str:
+    """The table as Markdown, for a README, and what it was predicted by."""
+    table = sweep_rows(sweep, full=full)
+    numeric = [column.is_number for column in table.columns]
+    rows = (
+        [cell.text if is_number else code_span(cell.text) for cell, is_number in zip(row.cells, numeric, strict=True)]
+        for row in table.rows
+    )
+    made = make_table(table.label, table.columns, rows)
+    by = f"of {code_span(sweep.model)}, {describe_step(sweep.step)}; by fxmem {sweep.fxmem_version}"
+    return f"{write_table(made)}\n\nPredicted {by} with torch {sweep.torch_version}.\n"
+
+
+def sweep_rows(sweep: Sweep, *, full: bool) -> Table:
+    """A row for each point, or for each case."""
+    shown = sweep.points if full else sweep.largest
+    is_timed = any(each.item_seconds is not None for each in sweep.fitting)
+    is_priced = any(each.cost is not None for each in sweep.fitting)
+    varied = [name for name in _VARIED if len({getattr(each, name) for each in sweep.points}) > 1]
+    columns = [
+        TableColumn("Card", is_head=True),
+        *(TableColumn(name.capitalize()) for name in varied),
+        *numbers("Batch", "Peak", *(["Time", "Per second"] if is_timed else [])),
+        *(numbers("Cost/million") if is_priced else []),
+        TableColumn("Fits"),
+    ]
+
+    def cells(point: SweepPoint) -> Iterator[str | Cell]:
+        yield point.card
+        yield from (str(getattr(point, name)) for name in varied)
+        yield "" if point.batch is None else str(point.batch)
+        yield "cannot run" if point.counted_bytes is None else format_bytes(point.counted_bytes)
+        if is_timed:
+            yield "" if point.time is None else format_seconds(point.time.seconds)
+            yield _rate(point)
+        if is_priced:
+            yield _cost(point)
+        verdict = describe_room(point, point.memory_bytes)
+        yield Cell(verdict, tone="bad" if verdict == "no" else "good")
+
+    title = "Every point" if full else "The largest batch that fits, else the smallest"
+    return make_table(title, columns, map(cells, shown))
+
+
+def _words(point: SweepPoint, sweep: Sweep) -> str:
+    """What tells a point from the others."""
+    names = [name for name in _VARIED if len({getattr(each, name) for each in sweep.points}) > 1]
+    batch = [] if point.batch is None else [f"batch {point.batch}"]
+    return ", ".join([point.card, *batch, *(f"{name} {getattr(point, name)}" for name in names)])
+
+
+def _rate(point: SweepPoint) -> str:
+    return "" if not point.item_seconds else per_second(1 / point.item_seconds)
+
+
+def _cost(point: SweepPoint) -> str:
+    return "" if point.cost is None or point.items is None else f"{1e6 * point.cost / point.items:.3g}"

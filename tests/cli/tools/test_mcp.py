@@ -1,0 +1,247 @@
+"""The tools for a coding agent: a client of the same package asks, over stdin and stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import fxmem
+from fxmem.cli.tools.requests import TOOLS, ExplainError, Predict, program_words
+from fxmem.cli.verbs import mcp as verb
+from fxmem.errors import EnvironmentLacksError, UsageError
+from fxmem.records import schemas
+from tests.verbs import called
+
+TRAIN = """
+import sys
+import torch
+from torch import nn
+
+batch, kept = int(sys.argv[1]), []
+model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(1000):
+    loss = model(torch.randn(batch, 1024, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    LINE
+open("trained.txt", "w").write("done")
+"""
+LOG = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.52 GiB "
+    "of which 1.50 GiB is free. Including non-PyTorch memory, this process has 22.00 GiB memory in use. Of the "
+    "allocated memory 21.00 GiB is allocated by PyTorch, and 500.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "project"
+    found.mkdir()
+    (found / "train.py").write_text(TRAIN.replace("LINE", "losses = loss.item()"))
+    (found / "leak.py").write_text(TRAIN.replace("LINE", "kept.append(loss)"))
+    (found / "model.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    blocks = ([nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 256)] for _ in range(6))\n"
+        "    return nn.Sequential(*(nn.Sequential(*each) for each in blocks))\n"
+    )
+    (tmp_path / "outside.py").write_text("raise SystemExit('ran')\n")
+    return found
+
+
+# --- what needs no server ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_arguments_have_a_schema_with_words_for_each_field(name: str) -> None:
+    schema = schemas.describe(TOOLS[name].request)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["description"]
+    assert all(each["description"] for each in schema["properties"].values())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("../outside.py",),
+        ("/etc/passwd",),
+        ("-c", "print(1)"),
+        ("-m", "os"),
+        ("-m", "..outside"),
+        ("-m",),
+        ("link.py",),
+    ],
+)
+def test_nothing_outside_the_folder_is_run(words: tuple[str, ...], folder: Path) -> None:
+    (folder / "link.py").symlink_to(folder.parent / "outside.py")
+    with pytest.raises(UsageError, match=r"expected a (file|module)"):
+        program_words(Predict(program=words), folder)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "../outside.py:build"},
+        {"model": "os:system"},
+        {"model": "--json=train.py"},
+        {"model": "model.py:build", "inputs": ("os:getcwd",)},
+        {"model": "model.py:build", "loss": "../outside.py:loss"},
+        {"model": "model.py:build", "optimizer": "../outside.py:make"},
+    ],
+)
+def test_no_reference_leads_out_of_the_folder(fields: dict[str, Any], folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"expected (a file|a module|no option)"):
+        list(TOOLS["advise"].words(TOOLS["advise"].request(**fields), folder))
+
+
+def test_words_of_the_users_are_no_options(folder: Path) -> None:
+    asked = ExplainError(text="x", program=("train.py", "--json", "train.py"), target="--json=train.py")
+    words = [*TOOLS["explain"].words(asked, folder), *program_words(asked, folder)]
+    assert words == ["explain", "-", "--target=--json=train.py", "--run", "train.py", "--json", "train.py"]
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EnvironmentLacksError, match=r"pip install 'fxmem\[mcp\]'"):
+        called(verb)
+
+
+# --- over stdin and stdout --------------------------------------------------------------------------------------------
+
+
+class Agent:
+    """A client that reads JSON alone."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.progress: list[str] = []
+
+    async def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        async def note(number: float, total: float | None, message: str | None) -> None:
+            self.progress.append(message or "")
+
+        result = await self._client.call_tool(tool, arguments, progress_callback=note)
+        found: dict[str, Any] = json.loads(result.content[0].text)
+        assert found == result.structured_content
+        assert result.is_error is ("answer" not in found)
+        return found
+
+
+@contextlib.asynccontextmanager
+async def connected(folder: Path) -> AsyncIterator[Agent]:
+    from mcp import Client, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    paths = os.pathsep.join([str(Path(fxmem.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    server = StdioServerParameters(
+        command=sys.executable, args=["-P", "-m", "fxmem", "mcp", str(folder)], env={"PYTHONPATH": paths}
+    )
+    async with Client(stdio_client(server)) as client:
+        assert [each.name for each in (await client.list_tools()).tools] == list(TOOLS)
+        yield Agent(client)
+
+
+def state(folder: Path) -> dict[str, str]:
+    """Every file of a folder, and what is in it."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.truth
+def test_an_agent_does_ten_tasks(folder: Path) -> None:
+    anyio = pytest.importorskip("anyio")
+    pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+    before = state(folder)
+
+    async def work() -> None:
+        async with connected(folder) as agent:
+            # 1: does it fit, and by how much?
+            small = await agent.ask("predict", program=["train.py", "64"], target="rtx3080")
+            assert (small["exit_code"], small["answer"]["peak"]["fits"]) == (0, True)
+            # 2: a batch that is too large is refused with where it runs out
+            large = await agent.ask("predict", program=["train.py", "400000"], target="rtx3080")
+            assert (large["exit_code"], large["answer"]["peak"]["fits"]) == (4, False)
+            assert "train.py:10" in large["answer"]["peak"]["shortage"]
+            # 3: what grew between the two
+            grown = await agent.ask("compare", before=small["answer"]["report"], after=large["answer"]["report"])
+            change = grown["answer"]["requested_bytes"]
+            assert change["after"] > change["before"] == small["answer"]["peak"]["requested_bytes"]
+            # 4: what to change
+            advice = await agent.ask("advise", program=["train.py", "64"], target="rtx3080", quick=True)
+            assert advice["answer"]["suggestions"][0]["code"]
+            # 5: a leak, with the line that keeps it
+            leak = await agent.ask("predict", program=["leak.py", "64"], target="rtx3080", until_steady=True)
+            program = leak["answer"]["step"]["program"]
+            assert program["growth_bytes"] > 0
+            assert any("leak.py" in each["place"] for each in leak["answer"]["findings"])
+            # 6: mended as it says, it grows no more
+            (folder / "leak.py").write_text(
+                (folder / "leak.py").read_text().replace("append(loss)", "append(loss.item())")
+            )
+            mended = await agent.ask("predict", program=["leak.py", "64"], target="rtx3080", until_steady=True)
+            assert mended["answer"]["step"]["program"]["growth_bytes"] == 0
+            # 7: checkpoints within a budget, for a model
+            asked = {"model": "model.py:build", "inputs": ["4096x256"], "target": "rtx3080"}
+            plan = await agent.ask("plan", **asked, budget="70%")
+            answer = plan["answer"]
+            assert answer["after"]["allocated_bytes"] <= answer["budget_bytes"] < answer["before"]["allocated_bytes"]
+            # 8: a budget that nothing keeps is answered with the least
+            least = await agent.ask("plan", **asked, budget="1MiB")
+            assert least["exit_code"] == 4
+            assert "no plan takes less than" in least["said"]
+            # 9: an error from a log
+            why = await agent.ask("explain", text=f"step 12\n{LOG}\n")
+            assert why["answer"]["shortages"][0]["requested_bytes"] == 2 << 30
+            # 10: wrong questions are answered with what would be right
+            assert "closest: train.py" in (await agent.ask("predict", program=["tran.py"]))["said"]
+            assert "rtx3080" in (await agent.ask("predict", program=["train.py", "1"], target="rtx308"))["said"]
+            assert "for which this server" in (await agent.ask("predict", program=["../outside.py"]))["said"]
+            assert "schema of predict" in (await agent.ask("predict", batch=3))["said"]
+            assert agent.progress
+
+    anyio.run(work)
+    after = state(folder)
+    assert {key: value for key, value in after.items() if "leak.py" not in key} == {
+        key: value for key, value in before.items() if "leak.py" not in key
+    }
+
+
+@pytest.mark.truth
+def test_a_call_that_is_cancelled_ends_its_program(folder: Path) -> None:
+    anyio = pytest.importorskip("anyio")
+    pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+    (folder / "slow.py").write_text("import pathlib, time\nprint('begun', flush=True)\ntime.sleep(3600)\n")
+
+    async def work() -> None:
+        async with connected(folder) as agent:
+            with anyio.move_on_after(6):
+                await agent.ask("predict", program=["slow.py"])
+            until = time.monotonic() + 20
+            while is_running("slow.py") and time.monotonic() < until:
+                await anyio.sleep(0.2)
+            assert not is_running("slow.py")
+            assert (await agent.ask("predict", program=["train.py", "8"]))["exit_code"] == 0
+
+    anyio.run(work)
+
+
+def is_running(name: str) -> bool:
+    """Whether a process of ours has this word on its command line (proc(5))."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if name.encode() in path.read_bytes().split(b"\0"):
+                return True
+    return False
