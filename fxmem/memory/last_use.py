@@ -6,12 +6,12 @@ from fxmem.memory import liveness
 from fxmem.records.profile import Kind, Phase, Profile, Storage
 
 
-def find_idle(profile: Profile, tick: int) -> dict[int, int]:
-    """Results of a forward that are alive at a tick and that nothing needs any more: by storage, the largest first, the
-    tick at which the last call that reads it has run."""
+def find_idle(profile: Profile, *ticks: int) -> dict[int, int]:
+    """Results of a forward that are alive at one of these ticks and that nothing needs any more then: by storage, the
+    largest of each tick first, the tick at which the last call that reads it has run."""
     ends = _last_use(profile)
-    alive = liveness.alive_storages(profile, tick)
-    return {index: ends[index] for index in alive if index in ends and ends[index] < tick}
+    found = ((index, tick) for tick in ticks for index in liveness.alive_storages(profile, tick))
+    return {index: ends[index] for index, tick in found if index in ends and ends[index] < tick}
 
 
 def _last_use(profile: Profile) -> dict[int, int]:

@@ -27,8 +27,11 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         return
     losses = {index for node in profile.nodes if node.op == "loss" for index in node.inputs}
     returned, peak = _find_returned(profile), timeline.peak
+    # What backward does not need at the peak, and once each other backward has begun.
+    backwards = [each for each in profile.phases if each.phase is Phase.BACKWARD and each.begin + 1 < each.end]
+    others = [each.begin + 1 for each in backwards if not each.begin <= peak.tick < each.end]
     lines = defaultdict[str, dict[int, int]](dict)
-    for index, end in _find_idle(profile, peak.tick).items():
+    for index, end in find_idle(profile, peak.tick, *others).items():
         of = profile.storages[index]
         if of.node is not None and of.node >= begun and of.node not in losses:
             lines[find_place(profile, of.node)][index] = end
@@ -49,15 +52,6 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
                 change=f"{loss}del {name.partition('[')[0].partition('.')[0] or 'it'} before backward()",
                 saved_bytes=saved,
             )
-
-
-def _find_idle(profile: Profile, peak: int) -> dict[int, int]:
-    """What backward does not need at the peak, and once each other backward has begun."""
-    found = find_idle(profile, peak)
-    for span in profile.phases:
-        if span.phase is Phase.BACKWARD and span.begin + 1 < span.end and not span.begin <= peak < span.end:
-            found = {**find_idle(profile, span.begin + 1), **found}
-    return found
 
 
 def _find_returned(profile: Profile) -> set[int]:
