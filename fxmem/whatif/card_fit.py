@@ -162,14 +162,13 @@ def choose_cards(names: Iterable[str] | None) -> list[Target]:
 
 def _card_fit(step: ProfiledStep, card: Target) -> CardFit:
     memory = card.memory_bytes or 0
-    fit = judge(step, memory, card)
-    reserved = fit["reserved_bytes"]
+    peak, retries = step.within(memory, card)
     return CardFit(
         target=card,
-        headroom_bytes=memory - (fit["requested_bytes"] if reserved is None else reserved),
+        headroom_bytes=memory - (peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes),
         time=step.estimate_time(card),
-        alloc_retries=step.within(memory, card).alloc_retries,
-        **fit,
+        alloc_retries=retries,
+        **judge(step, peak, card),
     )
 
 

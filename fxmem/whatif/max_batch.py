@@ -339,7 +339,7 @@ def _point(size: int, step: ProfiledStep, memory: int) -> SizePoint:
         phase=peak.phase,
         time=None if step.profile.step.program or step.profile.step.generation else step.estimate_time(),
         alloc_retries=retries,
-        **judge(step, memory),
+        **judge(step, peak),
     )
 
 

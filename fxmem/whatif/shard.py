@@ -213,7 +213,7 @@ class _Search:
             micro_batch=one.micro,
             accumulate=one.accumulate,
             host_bytes=ranks.host_bytes if ranks else 0,
-            **judge(analysis, self._memory),
+            **judge(analysis, peak),
             moved_bytes=one.accumulate * sum(nbytes for _, nbytes in moved),
             link_seconds=None if None in seconds else one.accumulate * sum(each or 0.0 for each in seconds),
         )

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from fxmem.records.profile import Target
+from fxmem.records.profile import Peak, Target
 from fxmem.records.sizes import SizePoint
 from fxmem.simulation.profiled_step import ProfiledStep
 
 
-def judge(step: ProfiledStep, memory: int, card: Target | None = None) -> dict[str, Any]:
-    """The fields of a record that say whether a step fits so much memory; of another card like its own if given."""
-    peak, _ = step.within(memory, card)
+def judge(step: ProfiledStep, peak: Peak, card: Target | None = None) -> dict[str, Any]:
+    """The fields of a record that say whether a step fits, with its peak in that memory; of another card if given."""
     is_own = card is None or card.name == step.profile.target.name
     own = step.peak.shortage if is_own and step.profile.step.program else ""  # its own allocator's
     return {

@@ -234,7 +234,7 @@ class _Case:
         point = SweepPoint(
             **fields,
             is_analysed=sized.is_analysed,
-            **judge(step, card.memory_bytes or 0, card),
+            **judge(step, step.within(card.memory_bytes or 0, card).peak, card),
             time=None if step.profile.step.program else step_time.estimate(profile, taped=self.taped),
             samples=self.samples(batch),
         )
