@@ -218,7 +218,7 @@ def test_the_allocators_bytes_are_lines_over_the_step() -> None:
     profile = make_profile(ticks=3, storages=storages)
     timeline = with_allocator(liveness.timeline(profile), allocated_bytes=3 * MIB, reserved_bytes=4 * MIB)
     levels = Levels((MIB, 3 * MIB, 2 * MIB), (4 * MIB,) * 3)
-    root = ET.fromstring(timeline_plot(profile, timeline, levels=levels, height=420.0, width=126.0 + 300.0))
+    root = ET.fromstring(timeline_plot(profile, timeline, levels=levels, height=420.0, width=134.0 + 300.0))
     (panel,) = classed(root, "panel")
     bottom = float(panel.get("data-top", "")) + 420.0
     # 420 pixels are 4 MiB and 5 %; 300 are three ticks.
@@ -242,6 +242,18 @@ def test_a_card_within_reach_is_drawn_to_scale() -> None:
     assert "card 256.0 MiB" in said
 
 
+def test_a_cache_many_times_what_is_alive_is_named_above_the_plot() -> None:
+    """As where a program's evaluation reserves what its step does not."""
+    profile = small_profile()
+    timeline = liveness.timeline(profile)
+    alive = timeline.peak.requested_bytes
+    for times, above in ((4, False), (5, True)):
+        held = timeline.peak.model_copy(update={"allocated_bytes": alive, "reserved_bytes": times * alive})
+        said = words(ET.fromstring(timeline_plot(profile, timeline.model_copy(update={"peak": held}))))
+        assert ("↑ reserved" in said) == above
+        assert any(each.startswith("reserved ") and each.endswith("above the scale") for each in said) == above
+
+
 def test_what_is_not_known_is_not_drawn() -> None:
     profile = deep_profile(2)
     target = profile.target.model_copy(update={"memory_bytes": None})
@@ -263,7 +275,7 @@ def test_the_step_with_a_plan_is_a_line_over_it_phase_by_phase() -> None:
     profile = make_profile(ticks=4, storages=storages, phases=spans[0])
     after = PlannedStep(ticks=8, phases=spans[1], moments=((0, MIB), (6, 2 * MIB)))
     peak = liveness.timeline(profile).peak.model_copy(update={"requested_bytes": 2 * MIB})
-    root = plotted(profile, after=StepAfter(after, peak), width=126.0 + 400.0, height=420.0)
+    root = plotted(profile, after=StepAfter(after, peak), width=134.0 + 400.0, height=420.0)
     (panel,) = classed(root, "panel")
     bottom = float(panel.get("data-top", "")) + 420.0
     (line,) = [each for each in root.iter(f"{SVG}path") if each.get("class") == "after" and "V" in each.get("d", "")]
@@ -275,7 +287,7 @@ def test_the_step_with_a_plan_is_a_line_over_it_phase_by_phase() -> None:
     other = StepAfter(after.model_copy(update={"phases": ()}), peak, "other.json")
     (line,) = [
         each
-        for each in plotted(profile, after=other, width=526.0).iter(f"{SVG}path")
+        for each in plotted(profile, after=other, width=534.0).iter(f"{SVG}path")
         if each.get("class") == "after" and "V" in each.get("d", "")
     ]
     assert "H362" in line.get("d", "")  # tick 6 of 8, where the phases are others

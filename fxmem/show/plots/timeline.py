@@ -36,7 +36,9 @@ from fxmem.show.plots.axes import (
 from fxmem.show.plots.run import run_plot
 from fxmem.show.svg import circle, document, fit, group, kind_class, path, rect, text, text_width
 
-_RIGHT = 64.0
+_CACHE_IN_SCALE = 4
+"""Reserved bytes that are more than so many times what is alive are shown as above the plot."""
+_RIGHT = 72.0
 _HEADROOM = 1.05
 _NARROW = 480.0
 """Pixels below which the legend leaves out shares."""
@@ -137,7 +139,9 @@ def timeline_svg(
 def _scale(step: PlottedStep, budget: int | None, after: StepAfter | None) -> tuple[float, list[_Limit]]:
     """Bytes at the upper edge, and the limits to draw."""
     peaks = [step.timeline.peak, *([] if after is None else [after.peak])]
-    drawn = max(max(peak.requested_bytes, peak.allocated_bytes or 0, peak.reserved_bytes or 0) for peak in peaks)
+    drawn = max(max(peak.requested_bytes, peak.allocated_bytes or 0) for peak in peaks)
+    # What a program reserves in its evaluation may be a hundred times its step.
+    drawn = max([drawn, *(held for peak in peaks if (held := peak.reserved_bytes or 0) <= _CACHE_IN_SCALE * drawn)])
     known = {"budget": budget, "card": step.profile.target.memory_bytes}
     limits = [(word, nbytes) for word, nbytes in known.items() if nbytes is not None]
     return max([drawn, *(nbytes for _, nbytes in limits if nbytes <= IN_SCALE * drawn), 1]) * _HEADROOM, limits
@@ -368,7 +372,8 @@ def _entries(
     for word in ("allocated", "reserved"):
         counts: list[int | None] = [getattr(peak, f"{word}_bytes") for peak in peaks]
         if counts[0] is not None:
-            entries.append((f"held {word}", False, f"{word} {' → '.join(map(format_bytes, counts))}"))
+            above = ", above the scale" if max(each or 0 for each in counts) > scale else ""
+            entries.append((f"held {word}", False, f"{word} {' → '.join(map(format_bytes, counts))}{above}"))
     for word, nbytes in limits:
         above = ", above the scale" if nbytes > scale else ""
         entries.append(("limit", False, f"{word} {format_bytes(nbytes)}{above}"))
