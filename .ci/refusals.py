@@ -85,7 +85,7 @@ OPTIONS = {
     "--seq": ["8"],
 }
 """What is asked of a subject, in options of the verbs; what describes a model's step is the subject's own."""
-OF_FILE = {"max-batch", "report", "graph"}
+OF_FILE = {"max-batch", "report", "graph", "timeline"}
 """Verbs whose `--plan` names a file."""
 ANALYSES = (
     ("fxmem.simulation.analysis", "_trace"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from fxmem.errors import UsageError
 from fxmem.records.plan import Certificate, Plan
-from fxmem.records.profile import Headed, Kind, Peak, Profile
+from fxmem.records.profile import Headed, Kind, Peak, Profile, Record
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, printable, to_words
 from fxmem.show.facts import describe_inputs
 from fxmem.show.sections import Cell, Fact, Table, TableColumn, make_table, numbers
@@ -21,7 +21,7 @@ def check_same_step(plan: Plan, profile: Profile) -> None:
     """
     theirs, ours = _describe_step(plan), _describe_step(profile)
     both = ((name, theirs.get(name), ours.get(name)) for name in {**ours, **theirs})
-    differ = [f"{name} {one}, not {other}" for name, one, other in both if one != other]
+    differ = [_describe_difference(name, one, other) for name, one, other in both if one != other]
     nodes = len(profile.nodes)
     if not differ and any(each.first_node < 0 or each.last_node > nodes for each in plan.all_regions()):
         differ = [f"another model than {profile.model}, of more than its {nodes} nodes"]
@@ -29,11 +29,18 @@ def check_same_step(plan: Plan, profile: Profile) -> None:
         raise UsageError(printable(f"expected a plan for this step; it is for {'; '.join(differ)}: plan it anew"))
 
 
-def _describe_step(about: Headed) -> dict[str, str]:
+def _describe_step(about: Headed) -> dict[str, Any]:
     """What a plan and a step have to have in common, by its name."""
-    step = {name.replace("_", " "): str(value) for name, value in about.step if name != "program"}
+    step = {name.replace("_", " "): value for name, value in about.step if name != "program"}
     program = "a model" if about.step.program is None else "a program"
     return {"target": about.target.name, "inputs": describe_inputs(about.inputs), "the step of": program, **step}
+
+
+def _describe_difference(name: str, one: Any, other: Any) -> str:
+    """Whole records by their name alone."""
+    if any(isinstance(each, Record) for each in (one, other)):
+        return f"no {name}" if one is None else f"another {name}" if other is not None else f"a step with {name}"
+    return f"{name} {one or 'none'}, not {other or 'none'}"
 
 
 def effect_table(before: Peak, after: Peak, plan: Plan | None, *, by_kind: bool = False) -> Table:

@@ -83,7 +83,7 @@ def test_a_function_is_planned_for_each_card_that_is_too_small() -> None:
         for name, more in (("small", 32), ("large", 1 << 10))
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(card_fit, "_choose_cards", lambda names: [small, large])
+        patch.setattr(card_fit, "choose_cards", lambda names: [small, large])
         fits = {fit.target.name: fit for fit in card_fit.fit_cards(step, plans=True).cards}
     assert fits["large"].fits
     assert not fits["small"].fits
