@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,35 +54,6 @@ def _run_backward() -> None:
 
     if not torch.cuda.is_available():
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
-
-
-@pytest.fixture(autouse=True)
-def _what_is_there_is_not_collected() -> None:
-    """A program is collected after each of its steps, which takes as long as there are objects. Those of earlier tests
-    and their caches are millions; a fork copies the page of each that it looks at."""
-    gc.freeze()
-
-
-_GARBAGE_BYTES = 1 << 30
-_collected_at = 0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _garbage_goes() -> Iterator[None]:
-    """What is frozen is garbage sooner or later; it goes once it may be much."""
-    global _collected_at
-    yield
-    if _resident_bytes() > _collected_at + _GARBAGE_BYTES:
-        gc.unfreeze()
-        gc.collect()
-        _collected_at = _resident_bytes()
-
-
-def _resident_bytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
-    except OSError:  # no Linux: a worker's memory is not known there
-        return sys.maxsize
 
 
 @pytest.fixture(autouse=True)
