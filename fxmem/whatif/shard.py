@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
@@ -24,7 +23,6 @@ from fxmem.records.profile import Assumption, Profile, Target
 from fxmem.records.sizes import MeshFit, MeshFits
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis, analyze_step, build_module, read_request
-from fxmem.simulation.executor import run_forked
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.ranks import Mesh, MeshPlan, check_offload, find_blocks
 from fxmem.simulation.request import StepRequest
@@ -36,8 +34,6 @@ SHOWN = 3
 """Meshes that fit and are looked for, unless more are asked for."""
 _MOST_ANALYSES: Final = 12
 """Whole analyses before the search ends."""
-_OF_TP: Final = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "broadcast")
-"""Collectives of tensor parallel."""
 _CARDS: Final = re.compile(r"(\d+)x(.+)")
 
 
@@ -157,8 +153,6 @@ class _Search:
         self._shorts = tuple(model if each is None else each for each in shorts)
         self._blocks = 2 if shorts[0] is None else blocks
         """A whole model's lines are read where they begin."""
-        self._sketches: dict[int, Sketch] = {}
-        """By size of tp."""
         self._refused: dict[int, str] = {}
         self._misfits: list[Candidate] = []
         self._above: list[str] = []
@@ -179,7 +173,6 @@ class _Search:
 
     def run(self, candidates: list[Candidate], shown: int) -> None:
         """Analyse the cheapest, until so many fit."""
-        self._sketches = self._sketch(dict.fromkeys(each.mesh.tp for each in candidates))
         fitting: set[Mesh] = set()
         seconds = {each: self._estimate(each) for each in candidates}
         for one in sorted(candidates, key=lambda each: (seconds[each], -each.mesh.fsdp, each.micro)):
@@ -187,7 +180,7 @@ class _Search:
                 return
             if one.mesh in fitting:
                 continue  # in smaller micro-batches, which send more
-            if self._sketches[one.mesh.tp].bound(one, self._blocks) > self._memory or self._is_above_a_misfit(one):
+            if self._sketch(one.mesh.tp).bound(one, self._blocks) > self._memory or self._is_above_a_misfit(one):
                 self.ruled_out += 1
                 continue
             fit = self._analyse_whole(one)
@@ -204,7 +197,6 @@ class _Search:
 
     def _analyse_whole(self, one: Candidate) -> MeshFit:
         analysis = self._analyse(self._model, one)
-        self.analyses += 1
         peak, ranks = analysis.peak, analysis.profile.step.ranks
         moved = [(ranks.groups[each.group], each.moved_bytes) for each in ranks.collectives] if ranks else []
         seconds = [self._link_seconds(group, nbytes) for group, nbytes in moved]
@@ -218,12 +210,13 @@ class _Search:
             link_seconds=None if None in seconds else one.accumulate * sum(each or 0.0 for each in seconds),
         )
         self.analysed.append((analysis.profile, fit))
-        if self._sketches[one.mesh.tp].bound(one, self._blocks) > peak.requested_bytes:
+        if self._sketch(one.mesh.tp).bound(one, self._blocks) > peak.requested_bytes:
             self._above.append(str(one))
         self._tell(f"{one}: {format_bytes(peak.counted_bytes)}, {'fits' if fit.fits else 'does not fit'}")
         return fit
 
     def _analyse(self, model: nn.Module, one: Candidate) -> Analysis:
+        self.analyses += 1
         args, kwargs = self._varied.resize(self._request.args, self._request.kwargs, one.micro)
         plan = self._plan if "fsdp" in one.mesh.dimensions else MeshPlan(Mesh())
         return analyze_step(
@@ -239,37 +232,33 @@ class _Search:
             ),
         )
 
-    def _sketch(self, splits: Iterable[int]) -> dict[int, Sketch]:
-        """What small models say of each size of tp."""
-        models, meshes = list(dict.fromkeys(self._shorts)), [Mesh(fsdp=self._count // tp, tp=tp) for tp in splits]
-        self._tell(f"what tp={', '.join(str(each.tp) for each in meshes)} takes, by two and three blocks")
-        ways = [(mesh, micro, model) for mesh in meshes for micro in (1, 2) for model in models]
-        jobs = {str(number): functools.partial(self._sum_figures, *way) for number, way in enumerate(ways)}
-        self.analyses += len(jobs)
-        found = map(json.loads, run_forked(jobs))
-        sketches = {}
-        for mesh in meshes:
-            one, two = ([next(found) for _ in models] for _ in (1, 2))
-            lines = (
-                Line((low1, high1), (low2, high2))
-                for low1, high1, low2, high2 in zip(one[0], one[-1], two[0], two[-1], strict=True)
-            )
-            sketches[mesh.tp] = Sketch(mesh.fsdp, *lines)
-        return sketches
+    @functools.cache  # noqa: B019 - a search lives no longer than its sketches
+    def _sketch(self, tp: int) -> Sketch:
+        mesh = Mesh(fsdp=self._count // tp, tp=tp)
+        self._tell(f"what tp={tp} takes, by two and three blocks")
+        models = list(dict.fromkeys(self._shorts))
+        analyses = [[self._analyse(model, Candidate(mesh, micro, 1)) for model in models] for micro in (1, 2)]
 
-    def _sum_figures(self, mesh: Mesh, micro: int, model: nn.Module) -> str:
-        """Of a small model, the figures that a sketch has lines of, as JSON."""
-        found = self._analyse(model, Candidate(mesh, micro, 1))
-        whole = mesh.fsdp / max(mesh.fsdp - 1, 1)
-        gathered, reduced = (
-            int(sum_moved(found.profile, mesh, "fsdp", [kind]) * whole) for kind in ("all-gather", "reduce-scatter")
+        def line(figure: Callable[[Analysis], int]) -> Line:
+            one, two = ([figure(each) for each in row] for row in analyses)
+            return Line((one[0], one[-1]), (two[0], two[-1]))
+
+        def moved(name: str, *kinds: str) -> Line:
+            whole = mesh.fsdp / max(mesh.fsdp - 1, 1) if name == "fsdp" else 1
+            return line(lambda each: int(sum_moved(each.profile, mesh, name, kinds) * whole))
+
+        return Sketch(
+            mesh.fsdp,
+            line(lambda each: each.peak.requested_bytes),
+            line(lambda each: sum_state(each.profile)),
+            moved("fsdp", "all-gather"),
+            moved("fsdp", "reduce-scatter"),
+            moved("tp", "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "broadcast"),
         )
-        split = sum_moved(found.profile, mesh, "tp", _OF_TP)
-        return json.dumps([found.peak.requested_bytes, sum_state(found.profile), gathered, reduced, split])
 
     def _estimate(self, one: Candidate) -> float:
         """Seconds, or bytes where rates are not known, by which a candidate has its turn."""
-        sketch, mesh = self._sketches[one.mesh.tp], one.mesh
+        sketch, mesh = self._sketch(one.mesh.tp), one.mesh
         gathered, reduced = (each.extrapolate(self._blocks, 1) for each in (sketch.gathered, sketch.reduced))
         share = (mesh.fsdp - 1) / mesh.fsdp
         copies = 2 * reduced / mesh.fsdp * (mesh.replicate - 1) / mesh.replicate
@@ -287,7 +276,7 @@ class _Search:
 
     def explain_bound(self, candidates: Iterable[Candidate]) -> str:
         """The least that any mesh needs, where all are ruled out."""
-        needs = {each: self._sketches[each.mesh.tp].bound(each, self._blocks) for each in candidates}
+        needs = {each: self._sketch(each.mesh.tp).bound(each, self._blocks) for each in candidates}
         least = min(needs, key=lambda each: needs[each])
         return (
             f"{least} needs at least {format_bytes(needs[least])} of {format_bytes(self._memory)}, the others more. "

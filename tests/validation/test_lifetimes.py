@@ -64,7 +64,7 @@ def test_a_function_frees_the_argument_it_assigns_to(name: str, mode: str) -> No
     assert found.within_tolerance
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("use_reentrant", [pytest.param(False, marks=pytest.mark.truth), True])
 def test_a_program_keeps_the_generators_state_of_each_region(use_reentrant: bool) -> None:
     def train() -> None:
         blocks = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4))

@@ -44,6 +44,7 @@ def test_the_largest_share_that_keeps_the_budget_is_chosen() -> None:
     assert again.profile.step.compiled.options == {"activation_memory_budget": repr(made.chosen)}
 
 
+@pytest.mark.truth
 def test_the_plan_of_eager_code_stands_beside_it() -> None:
     made = plan()
     assert made.plan is not None
@@ -55,6 +56,7 @@ def test_the_plan_of_eager_code_stands_beside_it() -> None:
     assert f"->  compiled, {made.chosen:g} " in text
 
 
+@pytest.mark.truth
 def test_it_is_written_as_its_schema_says() -> None:
     document = json.loads(plan().model_dump_json())
     Draft202012Validator(json.loads(schemas.text("compile_plan"))).validate(document)
