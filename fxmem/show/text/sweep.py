@@ -40,7 +40,7 @@ def sweep_sections(sweep: Sweep, full: bool) -> Iterator[Section]:
         facts.append(Fact("Cheapest", f"{_words(best, sweep)}: {_cost(best)} for a million {sweep.item}s"))
     cards = {each.card for each in sweep.points}
     if sweep.target.device == "cuda":
-        facts.append(Fact("Not counted", describe_uncounted([sweep.target]) if len(cards) == 1 else "CUDA contexts"))
+        facts.append(Fact("Without", describe_uncounted([sweep.target]) if len(cards) == 1 else "CUDA contexts"))
     yield Section(facts=facts)
     table = sweep_rows(sweep, full=full)
     yield Section(table)
