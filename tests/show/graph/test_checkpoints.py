@@ -485,7 +485,7 @@ def test_products_whose_results_are_kept_do_not_run_again() -> None:
         (
             [region(0, 4)],
             {"inputs": ()},
-            "expected a plan for this step; it is for inputs , not ",
+            "expected a plan for this step; it is for inputs none, not ",
         ),
         (
             [region(8, 10)],

@@ -223,7 +223,7 @@ def test_graph_frames_the_regions_of_a_plan(tmp_path: Path, report: str, capsys:
         assert complaint in err
     (tmp_path / "other.json").write_text(plan.model_copy(update={"inputs": ()}).to_json(), encoding="utf-8")
     assert run("graph", report, "--plan", str(tmp_path / "other.json"), "-o", str(out)) == 2
-    assert "expected a plan for this step; it is for inputs , not x" in capsys.readouterr().err
+    assert "expected a plan for this step; it is for inputs none, not x" in capsys.readouterr().err
     higher = before.model_copy(update={"requested_bytes": before.requested_bytes + 1})
     (tmp_path / "other.json").write_text(plan.model_copy(update={"before": higher}).to_json(), encoding="utf-8")
     assert run("graph", report, "--plan", str(tmp_path / "other.json"), "-o", str(out)) == 2
