@@ -177,7 +177,7 @@ def read_planned_step(options: argparse.Namespace, *, goes_on: bool = False) -> 
 
 
 def _fill_in(options: argparse.Namespace, plan: Plan) -> None:
-    """Set what the options leave out to what the plan was made for."""
+    """Set what the options leave out to what the plan was made for. Raises UsageError for a generation."""
     step = plan.step
     known = {name: getattr(step, name) for name in ("mode", "precision", "accumulate", "prefetch", "zero_grad")}
     known |= {"loss": step.loss if step.loss in LOSSES else None, "optimizer": step.optimizer or "none"}
@@ -188,6 +188,8 @@ def _fill_in(options: argparse.Namespace, plan: Plan) -> None:
     for each in (*STEP, TARGET, *LOOP):
         if each.dest in known and not each.is_given(options):
             setattr(options, each.dest, known[each.dest])
+    if options.mode == "generate" != step.mode:  # which goes with no optimizer that is filled in
+        raise UsageError(f"expected a plan for this step; it is for mode {step.mode}, not {options.mode}: plan it anew")
     options.model = options.model or plan.model
 
 

@@ -40,7 +40,8 @@ def _describe_difference(name: str, one: Any, other: Any) -> str:
     """Whole records by their name alone."""
     if any(isinstance(each, Record) for each in (one, other)):
         return f"no {name}" if one is None else f"another {name}" if other is not None else f"a step with {name}"
-    return f"{name} {one or 'none'}, not {other or 'none'}"
+    one, other = ("none" if each in (None, "") else each for each in (one, other))
+    return f"{name} {one}, not {other}"
 
 
 def effect_table(before: Peak, after: Peak, plan: Plan | None, *, by_kind: bool = False) -> Table:

@@ -17,7 +17,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -229,8 +229,8 @@ class SideJobs:
             return SideAnswer(name, is_lost=True)
 
 
-def run_forked(jobs: Mapping[str, Job[str]]) -> Iterator[str]:
-    """Run jobs side by side in forks of this process, as `SideJobs` does; their texts, in order.
+def run_forked(jobs: Mapping[str, Job[str]]) -> Generator[tuple[str, str], None, None]:
+    """Run jobs side by side in forks of this process, as `SideJobs` does; the name and the text of each, as they come.
 
     For what this process alone has, such as a model that was built here: a cluster could not be given it, and would
     import torch for longer than most such jobs take. What no fork can do runs here.
@@ -239,13 +239,10 @@ def run_forked(jobs: Mapping[str, Job[str]]) -> Iterator[str]:
         What a job raises, once the others have been ended.
     """
     with SideJobs(jobs) as side:
-        answers = {}
         for answer in side.wait():
             if answer.error is not None:
                 raise answer.error
-            answers[answer.name] = answer
-    for name, job in jobs.items():
-        yield job() if answers[name].is_lost else answers[name].text
+            yield answer.name, jobs[answer.name]() if answer.is_lost else answer.text
 
 
 def _answer_apart(job: Job[str], path: Path) -> int:

@@ -103,27 +103,27 @@ def fit_cards(
     found: list[CardFit] = []
     steps: list[tuple[ProfiledStep, list[CardFit]]] = []
 
-    def judge(group: Sequence[Target]) -> ProfiledStep:
+    def analyse(group: Sequence[Target]) -> ProfiledStep:
         is_own = analysis.profile.target.capability == group[0].capability
         for_it = analysis if is_own else analysis.vary(target=group[0])
         return for_it if change is None else change(for_it)
 
     def fit_in_fork(group: Sequence[Target]) -> str:
-        judged = judge(group)
-        fits = [_card_fit(judged, card).model_dump_json() for card in group]
-        return json.dumps([judged.peak.counted_bytes, fits])
+        analysed = analyse(group)
+        fits = [_card_fit(analysed, card).model_dump_json() for card in group]
+        return json.dumps([analysed.peak.counted_bytes, fits])
 
-    jobs = {str(number): functools.partial(fit_in_fork, group) for number, group in enumerate(alike.values())}
+    jobs = {str(number): functools.partial(fit_in_fork, group) for number, group in enumerate(alike.values(), 1)}
     # Plans are made on the analyses themselves, which do not leave a fork.
-    answers = iter(()) if plans else run_forked(jobs)
+    answers = {} if plans else dict(run_forked(jobs))
     for number, (capability, group) in enumerate(alike.items(), 1):
         if plans:
-            judged = judge(group)
-            peak, fits = judged.peak.counted_bytes, [_card_fit(judged, card) for card in group]
-            _file_short(steps, judged, [fit for fit in fits if not fit.fits])
+            analysed = analyse(group)
+            peak, fits = analysed.peak.counted_bytes, [_card_fit(analysed, card) for card in group]
+            _file_short(steps, analysed, [fit for fit in fits if not fit.fits])
             found += [fit for fit in fits if fit.fits]
         else:
-            peak, texts = json.loads(next(answers))
+            peak, texts = json.loads(answers[str(number)])
             found += map(CardFit.model_validate_json, texts)
         what = f"{', '.join(card.name for card in group)}: peak {format_bytes(peak)}"
         tell(f"compute capability {'{}.{}'.format(*capability or ())}, {number} of {len(alike)}: {what}")

@@ -269,8 +269,8 @@ def _measure_sizes(
     largest, tried = _find_largest(points), {point.size for point in points}
     quarters = {(largest or 0) * quarter // 4 for quarter in _CURVE_QUARTERS} - {0} - tried
     jobs = {str(size): functools.partial(measure_in_fork, size) for size in sorted(quarters)}
-    for point in map(SizePoint.model_validate_json, run_forked(jobs)):
-        points.append(point)
+    for _, text in run_forked(jobs):
+        points.append(point := SizePoint.model_validate_json(text))
         tell(_describe_point(sizes.dim, point, memory))
     points.sort(key=lambda point: point.size)
     while goal == "throughput" and (between := _propose_enough(points)) is not None:

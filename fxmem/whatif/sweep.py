@@ -7,6 +7,7 @@ others follow (`fxmem.memory.lengths.ProfileForms`); else each is analysed. Thes
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -27,7 +28,7 @@ from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Assumption, Many, Profile, Record, Target
 from fxmem.records.sizes import Sweep, SweepGrid, SweepPoint
 from fxmem.simulation.analysis import Analysis, analyze
-from fxmem.simulation.executor import SideJobs
+from fxmem.simulation.executor import run_forked
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profiled_step import ProfiledStep, ReallocatedStep
@@ -142,18 +143,16 @@ def measure(
         )
 
     jobs = {case.title: case for case in source.cases() if any(key not in found for key in case.list_keys())}
-    with SideJobs({name: partial(_answer, case, found) for name, case in jobs.items()}) as side:
-        for number, answer in enumerate(side.wait(), 1):
-            if answer.error is not None:
-                raise answer.error
-            text = _answer(jobs[answer.name], found) if answer.is_lost else answer.text
+    answers = run_forked({name: partial(_answer, case, found) for name, case in jobs.items()})
+    with contextlib.closing(answers):
+        for number, (name, text) in enumerate(answers, 1):
             made = _Answer.model_validate_json(text)
             found.update((_key(each), each) for each in made.points)
             analyses += made.analyses
             notes.update(dict.fromkeys(filter(None, [made.note])))
             keep(record())
             fitting = sum(each.fits for each in made.points)
-            progress(f"{number} of {len(jobs)}, {answer.name}: {fitting} of {len(made.points)} fit")
+            progress(f"{number} of {len(jobs)}, {name}: {fitting} of {len(made.points)} fit")
     return record()
 
 

@@ -123,7 +123,10 @@ def test_the_graph_zooms_folds_and_finds(page: Page) -> None:
     graph = page.locator("#graph-box")
     graph.scroll_into_view_if_needed()
     boxes, svg = graph.locator(".box"), graph.locator("svg").last
-    view = lambda: svg.get_attribute("viewBox")  # noqa: E731
+
+    def view() -> str | None:
+        return svg.get_attribute("viewBox")
+
     first, fitted = boxes.count(), view()
     assert graph.locator(".box.peak").count() == 1
     assert not page.locator("#minimap").is_visible()

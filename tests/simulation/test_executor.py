@@ -66,7 +66,7 @@ def test_what_a_job_raises_is_its_answer_and_what_ends_a_fork_loses_it(monkeypat
     assert found["failed"] == SideAnswer("failed", is_lost=True)
 
 
-def test_forked_jobs_answer_in_order_and_what_a_fork_loses_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_jobs_answer_by_name_and_what_a_fork_loses_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     cores(monkeypatch, 2)
     here = process()
     jobs: dict[str, Callable[[], str]] = {
@@ -74,7 +74,7 @@ def test_forked_jobs_answer_in_order_and_what_a_fork_loses_runs_here(monkeypatch
         "quick": lambda: "quick",
         "lost": lambda: here if process() == here else end(),
     }
-    assert [*run_forked(jobs)] == ["None", "quick", here]
+    assert dict(run_forked(jobs)) == {"slow": "None", "quick": "quick", "lost": here}
     assert [*run_forked({})] == []
     with pytest.raises(UsageError, match="another optimizer"):
         next(run_forked({"refused": refuse, "long": lambda: str(time.sleep(1000))}))

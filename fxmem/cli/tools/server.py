@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import anyio
 from anyio.streams.text import TextReceiveStream
-from mcp.server.lowlevel import Server  # type: ignore[import-not-found,unused-ignore]
-from mcp.server.stdio import stdio_server  # type: ignore[import-not-found,unused-ignore]
-from mcp.types import CallToolResult, ListToolsResult, TextContent  # type: ignore[import-not-found,unused-ignore]
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp.types import CallToolResult, ListToolsResult, TextContent
 from mcp.types import Tool as ListedTool
 from pydantic import ValidationError
 

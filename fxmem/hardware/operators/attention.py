@@ -79,7 +79,7 @@ def _flash_backward(call: Call) -> Events:
     batch, heads, queries, head_size = query.shape
     _, kv_heads, keys, _ = key.shape
     item = ITEM_BYTES[query.dtype]
-    rows, columns = _ceil(queries, 128), flash_head(head_size)
+    rows, columns = round_up(queries, 128), flash_head(head_size)
     copies = -(-_multiprocessors(call.card) // (batch * heads)) if call.platform.deterministic else 1
     expanded = batch * keys * heads * head_size * item
     grouped = (alloc(f"grad_{what} of every query head", expanded) for what in ("key", "value") if heads != kv_heads)
@@ -216,9 +216,9 @@ def _cudnn_backward(call: Call) -> Events:
     own = {
         "hopper": 128,
         "blackwell": _dropout_mask(query, key) if dropout_p > 0 else 0,
-        "other": batch * heads * _ceil(queries, 8) * head_size * _FLOAT,
+        "other": batch * heads * round_up(queries, 8) * head_size * _FLOAT,
     }
-    expanded = (_ceil(batch * heads * keys * size * 2, 128) for size in (head_size, value[3]))
+    expanded = (round_up(batch * heads * keys * size * 2, 128) for size in (head_size, value[3]))
     grouped = sum(expanded) if heads != key[1] else 0
     graph = batch * heads * queries * (head_size + 1) * _FLOAT
     is_dense = call.layout(0).stride[-1] == 1
@@ -247,7 +247,7 @@ def _align(plan: int) -> int:
 
 def _dropout_mask(query: Shape, key: Shape) -> int:
     """Bytes of one bit for every score, in blocks of 128 x 128."""
-    return query[0] * query[1] * _ceil(query[2], 128) * _ceil(key[2], 128) // 8
+    return query[0] * query[1] * round_up(query[2], 128) * round_up(key[2], 128) // 8
 
 
 def _cudnn_workspace(nbytes: int | None) -> Events:
@@ -279,11 +279,11 @@ class _BackwardKernel(NamedTuple):
             splits = 1
         if self.staged:
             splits = min(splits, 200 // (batch * heads))
-        each = self.columns * (_ceil(head_size, self.rows) + _ceil(value_size, self.rows))
+        each = self.columns * (round_up(head_size, self.rows) + round_up(value_size, self.rows))
         staged = max(splits, 1) * each if self.staged else 0
         # GradQTempStorage: a lock, a counter and padding, 16 bytes in all, before one block of floats.
         blocks = -(-queries // self.rows) * -(-head_size // self.columns)
-        per_head = _ceil(staged + blocks * (4 + self.rows * self.columns), 4)
+        per_head = round_up(staged + blocks * (4 + self.rows * self.columns), 4)
         return batch * heads * per_head * _FLOAT
 
 
@@ -351,7 +351,7 @@ def flash_head(head_size: int) -> int:
     """
     if head_size > 256:
         raise UsageError(f"expected a head size of at most 256 for flash attention, got {head_size}")
-    return _ceil(head_size, 32 if head_size <= 128 else 64)
+    return round_up(head_size, 32 if head_size <= 128 else 64)
 
 
 def _multiprocessors(target: Target) -> int:
@@ -366,7 +366,8 @@ def _floats(buffers: Iterable[tuple[str, Shape]]) -> Events:
     return tuple(alloc(name, prod(shape) * _FLOAT) for name, shape in buffers)
 
 
-def _ceil(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
+    """The least multiple that is no less."""
     return -(-number // multiple) * multiple
 
 

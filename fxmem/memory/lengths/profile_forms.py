@@ -46,8 +46,7 @@ class ProfileForms:
         self._lengths = [lengths for lengths, _ in samples]
         self._template = first = samples[0][1]
         read = [_read(step) for _, step in samples]
-        self._outline = read[0][1]
-        if any(outline != self._outline for _, outline in read[1:]):
+        if any(outline != read[0][1] for _, outline in read[1:]):
             raise LengthsUnproved("the operators, or the order of their allocations, differ from size to size")
         known = functools.cache(self._find_form)
         self._forms = [known(values) for values in zip(*(sizes for sizes, _ in read), strict=True)]
@@ -91,11 +90,6 @@ class ProfileForms:
         spans = (op.model_copy(update={"begin": b, "end": e}) for op, (b, e) in zip(ops, hidden.ops, strict=True))
         changed = {"storages": (*own, *hidden.storages), "ops": tuple(spans), "step": step}
         return made.model_copy(update={**changed, "ticks": hidden.ticks, "phases": hidden.phases})
-
-    def gives(self, lengths: Features, step: LoggedStep) -> bool:
-        """Whether an analysed step with inputs of these lengths is what the forms say."""
-        sizes, outline = _read(step)
-        return outline == self._outline and sizes == [form(lengths) for form in self._forms]
 
 
 def _own_storages(step: LoggedStep) -> Sequence[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxmem.hardware.operators import flash_head, flash_splits
+from fxmem.hardware.operators import flash_head, flash_splits, round_up
 from fxmem.simulation.kernels.packages import Package, register
 
 PACKAGE = Package(
@@ -24,10 +24,6 @@ PACKAGE = Package(
 register("flash-attn-2-cuda", PACKAGE)
 kernel = PACKAGE.kernel
 _SOURCE = "flash_api.cpp"
-
-
-def _ceil(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def _floats(like: Tensor, *shape: int) -> Tensor:
@@ -81,7 +77,7 @@ def fwd(  # noqa: PLR0913 - the kernel's own
         queries, heads = heads // groups, groups
     made = torch.empty_like(q) if out is None else out
     statistics = _floats(q, batch, heads, queries)
-    scores = (batch, heads, _ceil(queries, 128), _ceil(keys, 128)) if return_softmax else (0,)
+    scores = (batch, heads, round_up(queries, 128), round_up(keys, 128)) if return_softmax else (0,)
     kept = q.new_empty(scores)
     parts = _split_keys(q, batch, heads, queries, keys, size) if p_dropout == 0 else None
     state = q.new_empty(2, dtype=torch.int64)
@@ -128,7 +124,7 @@ def varlen_fwd(  # noqa: PLR0913 - the kernel's own
         q = q.reshape(batch, groups, queries, size).transpose(1, 2).reshape(batch * queries, groups, size)
     made = torch.empty_like(q) if out is None else out
     statistics = _floats(q, heads, q.shape[0])
-    scores = (batch, heads, _ceil(queries, 128), _ceil(max_seqlen_k, 128)) if return_softmax else (0,)
+    scores = (batch, heads, round_up(queries, 128), round_up(max_seqlen_k, 128)) if return_softmax else (0,)
     kept = q.new_empty(scores)
     parts = _split_keys(q, batch, heads, queries, max_seqlen_k, size) if is_grouped else None
     state = q.new_empty(2, dtype=torch.int64)
@@ -185,7 +181,7 @@ def bwd(  # noqa: PLR0913 - the kernel's own
 ) -> Any:
     """Gradients, and sums over each row of gradient times result."""
     batch, queries, heads, _size = q.shape
-    rows = _ceil(queries, 128)
+    rows = round_up(queries, 128)
     copies = _copies(deterministic, batch, heads)
     return _backward(q, k, v, (dq, dk, dv), (batch, heads, rows), (batch, rows), copies)
 
@@ -264,7 +260,7 @@ def fwd_kvcache(  # noqa: PLR0913 - the kernel's own
     if is_grouped:
         q = q.reshape(batch, groups, heads // groups, size).transpose(1, 2)
         queries, heads = heads // groups, groups
-    padded = _ceil(size, 8)
+    padded = round_up(size, 8)
     if padded != size:
         q, *widened = (torch.nn.functional.pad(each, (0, padded - size)) for each in (q, k_cache, v_cache))
     made = torch.empty_like(q) if out is None or padded != size else out

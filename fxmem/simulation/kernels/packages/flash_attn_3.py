@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
+from fxmem.hardware.operators import round_up
 from fxmem.simulation.kernels.packages import Package, register
 
 
@@ -36,10 +37,6 @@ kernel = PACKAGE.kernel
 _SOURCE = "flash_api.cpp"
 _HEADS = (64, 96, 128, 192, 256)
 """Sizes of heads that there are kernels for."""
-
-
-def _round(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def _head(size: int) -> int:
@@ -83,7 +80,7 @@ def fwd(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
     rows = (heads, q.shape[0]) if packed is not None else (q.shape[0], heads, q.shape[1])
     statistics = q.new_empty(rows, dtype=torch.float32)
     batch = q.shape[0] if packed is None else packed.numel() - 1
-    schedule = q.new_empty((4 * _round(batch, 4) + 1,), dtype=torch.int32)
+    schedule = q.new_empty((4 * round_up(batch, 4) + 1,), dtype=torch.int32)
     parts = (
         (q.new_empty((splits, *rows, size), dtype=torch.float32), q.new_empty((splits, *rows), dtype=torch.float32))
         if splits > 1
@@ -149,13 +146,13 @@ def bwd(  # noqa: PLR0913 - the kernel's own
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
     first: tuple[int, ...] = ()
     if all(each is None for each in (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)):
-        first, rows, key_rows = (batch,), _round(queries, tile), _round(keys, key_tile)
+        first, rows, key_rows = (batch,), round_up(queries, tile), round_up(keys, key_tile)
     else:
         total, key_total = (
             each.shape[0] if packed is not None else batch * each.shape[1]
             for each, packed in ((q, cu_seqlens_q), (k, cu_seqlens_k))
         )
-        rows, key_rows = _round(total + batch * tile, tile), _round(key_total + batch * key_tile, key_tile)
+        rows, key_rows = round_up(total + batch * tile, tile), round_up(key_total + batch * key_tile, key_tile)
 
     def sums(*shape: int) -> Tensor:
         return q.new_empty((*first, *shape), dtype=torch.float32)

@@ -360,15 +360,15 @@ def fused_attn_bwd(
 ) -> Any:
     """Gradients of queries, keys and values, and of what else takes part, which has none here."""
     layout, causal = _layout_and_mask(rest)
-    Q, K, V, O, dO = _find_tensors(rest)[2:7]  # noqa: E741
+    Q, K, V, out, dout = _find_tensors(rest)[2:7]
     of_queries, of_keys = _layout(layout)
-    queries = [_by_heads(each, of_queries) for each in (dO, Q)]
+    queries = [_by_heads(each, of_queries) for each in (dout, Q)]
     keys = [_by_heads(each, of_keys) for each in (K, V)]
     # Windows are a list of numbers.
     statistics, state = next(each for each in rest if isinstance(each, list) and isinstance(each[0], Tensor))[:2]
     seed, offset = state[0], state[1]
     made = aten._scaled_dot_product_cudnn_attention_backward.default(
-        *(*queries, *keys, _by_heads(O, of_queries), statistics, seed, offset, None, None, None),
+        *(*queries, *keys, _by_heads(out, of_queries), statistics, seed, offset, None, None, None),
         *(max_seqlen_q, max_seqlen_kv, p_dropout, causal),
         scale=attn_scale,
     )
