@@ -188,7 +188,7 @@ def _fill_in(options: argparse.Namespace, plan: Plan) -> None:
     for each in (*STEP, TARGET, *LOOP):
         if each.dest in known and not each.is_given(options):
             setattr(options, each.dest, known[each.dest])
-    if options.mode == "generate" != step.mode:  # which goes with no optimizer that is filled in
+    if options.mode == "generate":  # which goes with no optimizer that is filled in
         raise UsageError(f"expected a plan for this step; it is for mode {step.mode}, not {options.mode}: plan it anew")
     options.model = options.model or plan.model
 
