@@ -159,7 +159,9 @@ def _largest_by_phase(count: int, runs: Iterable[tuple[int, Phase, int]]) -> tup
             backward[node] = max(nbytes, backward[node] or 0)
         else:
             forward[node] = max(nbytes, forward[node])
-    return tuple(PhaseBytes(forward=f, backward=b) for f, b in zip(forward, backward, strict=True))
+    pairs = list(zip(forward, backward, strict=True))
+    made = {(f, b): PhaseBytes(forward=f, backward=b) for f, b in set(pairs)}  # most nodes are like another
+    return tuple(made[pair] for pair in pairs)
 
 
 @dataclass(frozen=True)

@@ -81,13 +81,17 @@ class TrainingLoop:
         carried = set(self._becomes.values())
         self._renewed = [i for i in self._leftovers if i not in carried]
         # At one tick comes before goes, should a log ever have both: an op allocates before its inputs are freed.
-        there = [(i, s) for i, s in enumerate(storages) if s.nbytes or not s.other_bytes]
-        births = ((s.birth, False, i) for i, s in there if s.birth > 0)
-        deaths = ((s.death, True, i) for i, s in there if s.death < end)
-        self._events = sorted([*births, *deaths])
+        births, deaths = [], []
+        for i, storage in enumerate(storages):
+            if storage.nbytes or not storage.other_bytes:
+                if storage.birth > 0:
+                    births.append((storage.birth, False, i))
+                if storage.death < end:
+                    deaths.append((storage.death, True, i))
+        self._events = events = sorted([*births, *deaths])
         placed = ((self.profile.ops[op].end, False, i) for i in first if (op := storages[i].op) is not None)
         # After the op's own output, before what the next op allocates at the same tick.
-        self._first_events = sorted([*placed, *self._events], key=lambda event: event[:2])
+        self._first_events = sorted([*placed, *events], key=lambda event: event[:2])
 
     def run_steps(self, most: int) -> tuple[list[tuple[MeasuredPhase, ...]], int | None]:
         """Run steps until the allocator's state is as it was after an earlier one; `most` at most.

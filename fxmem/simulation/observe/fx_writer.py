@@ -85,6 +85,7 @@ class GraphWriter:
         self._attributes = _tensor_attributes(root)
         self._node_of = WeakTensorKeyDictionary()
         self._tensor_metas: dict[tuple[Any, ...], Any] = {}
+        self._stacks: dict[tuple[tuple[str, type], ...], dict[str, tuple[str, type]]] = {}
 
     def note_attributes(self, module: torch.nn.Module, name: str) -> None:
         """Let the tensors of a further child of the root be read by their names."""
@@ -135,11 +136,19 @@ class GraphWriter:
     def _append(self, node: torch.fx.Node, source: SourceLine | None) -> int:
         self.nodes.append(node)
         self.sources.append(source)
-        node.meta["nn_module_stack"] = {path: (path, cls) for path, cls in self.stack}
+        node.meta["nn_module_stack"] = self._describe_stack()
         if source is not None:
             place = f'File "{source.file}", line {source.line}, in {source.function}'
             node.meta["stack_trace"] = f"  {place}\n    {source.code}"
         return len(self.nodes) - 1
+
+    def _describe_stack(self) -> dict[str, tuple[str, type]]:
+        """torch.fx's record of the calls under way, one for all nodes that were made within the same."""
+        calls = tuple(self.stack)
+        known = self._stacks.get(calls)
+        if known is None:
+            known = self._stacks[calls] = {path: (path, cls) for path, cls in calls}
+        return known
 
     def _describe_tensors(self, result: Any) -> Any:
         """What a node returned with metadata in its tensors' places; None without any."""
