@@ -35,12 +35,12 @@ Content = dict[str, Any]
 READERS = {
     "show": "show BAD",
     "graph": "graph BAD -o out.svg",
-    "timeline": "timeline BAD -o out.svg",
-    "timeline --by modules": "timeline BAD --by modules -o out.svg",
-    "timeline --after": "timeline good.json --after BAD -o out.svg",
+    "graph --by time": "graph BAD --by time -o out.svg",
+    "graph --by module": "graph BAD --by module -o out.svg",
+    "graph --after": "graph good.json --by time --after BAD -o out.svg",
     "report": "report BAD -o out.html",
-    "lines": "lines BAD",
-    "layers": "layers BAD",
+    "show --by line": "show BAD --by line",
+    "show --by layer": "show BAD --by layer",
     "compare": "compare good.json BAD",
     "compare, the other way round": "compare BAD good.json",
     "export": "export BAD --to csv -o out.csv",
@@ -395,7 +395,7 @@ def test_a_plan_that_contradicts_itself_is_refused(folder: Path, change: Content
     "command",
     [
         "graph good.json -o out.svg --plan",
-        "timeline good.json -o out.svg --plan",
+        "graph good.json --by time -o out.svg --plan",
         "report good.json -o out.html --plan",
     ],
 )

@@ -12,7 +12,7 @@ from fxmem.cli.parser import Parser, argument, repeatable
 from fxmem.cli.step import is_report, read_step
 from fxmem.errors import UsageError
 
-BRIEF = "what grew from one step to another"
+BRIEF = "what changed from one step to another?"
 DESCRIPTION = (
     "Compare two steps: two reports, two models, or one model with other options (--with). The four peaks, what they "
     "are made of, the phases, and what changed by module and by node; of two reports, needs no torch. The step's "

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fxmem.cli.step import ProgramWords
     from fxmem.records.explanation import Explanation
 
-BRIEF = "why a card ran out of memory, from its message or a snapshot"
+BRIEF = "why did it run out of memory? from the error, a log, a snapshot"
 DESCRIPTION = (
     "Say what the numbers of an out-of-memory message mean, what held the card, and what the cause is: the program's "
     "size, fragmentation, another process, the context or a limit. Reads text of any kind: one error, a pipe, the log "
@@ -50,7 +50,7 @@ _TARGET = argument(
     "--target",
     metavar="NAME|FILE.json",
     help="the card that ran out (default: the one with the memory that the message names)",
-)._replace(variable=TARGET.variable)
+)._replace(variable=TARGET.variable, group=TARGET.group)
 ARGUMENTS = (
     argument(
         "file",

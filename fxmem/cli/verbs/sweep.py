@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fxmem.records.plan import Plan
     from fxmem.records.sizes import Sweep, SweepGrid
 
-BRIEF = "what fits over a grid of sizes, precisions, checkpoints, cards"
+BRIEF = "which of a grid of sizes, precisions, checkpoints and cards fit?"
 DESCRIPTION = (
     "Predict a step with each value of each setting with each of the others: what fits, how long it takes and what it "
     "costs. The table has a line for each case, with the largest batch that fits; --full has one for each point. What "
