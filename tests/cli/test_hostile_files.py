@@ -421,10 +421,7 @@ ALLOWED = {
     ("testing/__init__.py", "import_module"): "its public names, as they stand in that file",
     ("hardware/operators/__init__.py", "import_module"): "the families of operators, by their files beside that one",
     ("show/converter.py", "importlib.util.find_spec"): "whether vl-convert is installed",
-    (
-        "show/subprocess_worker.py",
-        "subprocess.Popen",
-    ): "an installed converter; what it draws reaches it as text on stdin",
+    ("show/converter.py", "subprocess.run"): "an installed converter; what it draws reaches it as text on stdin",
     ("_torch/compiler/inductor.py", "importlib.util.find_spec"): "whether triton is installed",
     ("_torch/compiler/inductor.py", "importlib.import_module"): "triton, by its name",
     ("_torch/compiler/inductor.py", "compile"): "a function given to it, which takes dynamo's graph",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,18 +89,13 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         explanation = _reproduce(options, program, explanation)
 
     markdown = "" if options.markdown is None else reporting.markdown(explanation)
-    if options.markdown not in (None, "-"):
-        write_file(options, options.markdown, markdown)
-
     if options.html is not None:
         from fxmem.show.html import snapshot_html
 
         write_file(options, options.html, snapshot_html(explanation))
 
-    def text() -> str:
-        return markdown if options.markdown == "-" else reporting.table(explanation, **layout(options))
-
-    return 0, write_json(options, explanation.model_dump_json, text)
+    show = partial(reporting.table, explanation, **layout(options))
+    return 0, write_json(options, explanation.model_dump_json, show, markdown)
 
 
 def read_explanation(file: str) -> Explanation:
