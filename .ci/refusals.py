@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import importlib
 import io
+import itertools
 import json
 import sys
 import tempfile
@@ -41,13 +42,14 @@ SUBJECTS = {
     "report of a program": (["program.json"], []),
 }
 """What comes first and what comes last on the command line."""
-VERBS = ("analyze", "plan", "advise", "max-batch", "cards", "shard", "validate", "show", "lines", "layers")
-VERBS = (*VERBS, "report", "graph", "timeline", "export")
+VERBS = ("analyze", "plan", "advise", "max-batch", "cards", "shard", "validate", "show", "show --by line")
+VERBS = (*VERBS, "show --by layer", "report", "graph", "graph --by time", "graph --by module", "export")
 NEEDED = {
     "shard": ["--cards", "2xh100", "--batch", "4"],
     "report": ["-o", "out.html"],
     "graph": ["-o", "out.svg"],
-    "timeline": ["-o", "out.svg"],
+    "graph --by time": ["-o", "out.svg"],
+    "graph --by module": ["-o", "out.svg"],
     "export": ["--to", "csv", "-o", "out.csv"],
 }
 """What a verb asks for whatever its subject is."""
@@ -78,14 +80,13 @@ OPTIONS = {
     "--max-boxes": ["9"],
     "--heat": ["flops"],
     "--focus": ["peak"],
-    "--by": ["modules"],
     "--format": ["csv"],
     "--all": [],
     "--cards": ["2xh100"],
     "--seq": ["8"],
 }
 """What is asked of a subject, in options of the verbs; what describes a model's step is the subject's own."""
-OF_FILE = {"max-batch", "report", "graph", "timeline"}
+OF_FILE = {"max-batch", "report", "graph", "graph --by time"}
 """Verbs whose `--plan` names a file."""
 ANALYSES = (
     ("fxmem.simulation.analysis", "_trace"),
@@ -138,14 +139,19 @@ def commands() -> Iterator[tuple[str, str, str, list[str]]]:
     from fxmem.cli.verbs import load
 
     for verb in VERBS:
-        own = {name for each in load(verb).ARGUMENTS for name in each.names}
+        words = verb.split()
+        module = load(words[0])
+        forms = getattr(module, "FORMS", {None: ()})
+        own = forms[words[-1] if len(words) > 1 else None]
+        others = [each for each in itertools.chain(*forms.values()) if each not in own]
+        own = {name for each in module.ARGUMENTS if each not in others for name in each.names}
         for subject, (first, last) in SUBJECTS.items():
             first = [*first, *NEEDED.get(verb, [])]
-            yield subject, verb, "", [verb, *first, *last]
+            yield subject, verb, "", [*words, *first, *last]
             for option, values in OPTIONS.items():
                 if option in own and option not in first:
                     given = ["plan.json"] if option == "--plan" and verb in OF_FILE else values
-                    yield subject, verb, option, [verb, *first, option, *given, *last]
+                    yield subject, verb, option, [*words, *first, option, *given, *last]
 
 
 def main() -> None:
@@ -180,7 +186,7 @@ def main() -> None:
                 if why and options.list:
                     print(json.dumps([verb, subject, option, why]), flush=True)
     for verb in VERBS:
-        print(f"{verb:<12}{refused[verb]:>5} of {asked[verb]:>4}", file=sys.stderr)
+        print(f"{verb:<18}{refused[verb]:>5} of {asked[verb]:>4}", file=sys.stderr)
     print(f"{refused.total()} of {asked.total()} combinations are refused")
 
 

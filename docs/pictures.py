@@ -20,7 +20,7 @@ COMMANDS = (
     f"graph hf:GPT2LMHeadModel {TOKENS.format('4x1024')} --target h100 --quiet -o gpt2-graph.svg",
     f"graph hf:LlamaForCausalLM --set num_hidden_layers=32 {TOKENS.format('1x2048')} --precision bf16 --target h100 "
     "--quiet -o llama-graph.svg",
-    f"timeline {STEP} -o resnet50-timeline.svg",
+    f"graph --by time {STEP} -o resnet50-timeline.svg",
 )
 """Commands of fxmem that draw."""
 ROOMS = {

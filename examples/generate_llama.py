@@ -15,5 +15,5 @@ for cache in ("dynamic", "static"):
 
 with torch.device("meta"):
     served = LlamaForCausalLM(config).bfloat16()
-size = fxmem.serve_size(served, target="t4", max_seqs=64, max_batched_tokens=2048)
+size = fxmem.kv_cache(served, target="t4", max_seqs=64, max_batched_tokens=2048)
 print(f"vLLM on a T4 has {size.kv_low_bytes:,} to {size.kv_high_bytes:,} bytes for keys and values")

@@ -2,7 +2,7 @@
 
 A library's inside counts for the line here that called it; a line in a loop has the sum over its turns. `kept` is what
 is still alive after the line, `saved` what it keeps for backward. The whole source with these figures beside it:
-`fxmem lines examples/lines_of_a_file.py:build --input 16x128x256`, and as a page with `--html FILE.html`.
+`fxmem show --by line examples/lines_of_a_file.py:build --input 16x128x256`, and as a page with `--html FILE.html`.
 """
 
 import torch

@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # what a type checker sees of the table below
     from fxmem.validation.validate_program import validate_program as validate_program
     from fxmem.whatif.advice import advise as advise
     from fxmem.whatif.card_fit import cards as cards
+    from fxmem.whatif.kv_cache import kv_cache as kv_cache
     from fxmem.whatif.max_batch import max_batch as max_batch
-    from fxmem.whatif.serve_size import serve_size as serve_size
     from fxmem.whatif.shard import shard as shard
     from fxmem.whatif.sweep import sweep as sweep
     from fxmem.whatif.verified_plan import plan as plan
@@ -57,8 +57,8 @@ _HOMES = {
         "validation.validate_program": "validate_program",
         "whatif.advice": "advise",
         "whatif.card_fit": "cards",
+        "whatif.kv_cache": "kv_cache",
         "whatif.max_batch": "max_batch",
-        "whatif.serve_size": "serve_size",
         "whatif.shard": "shard",
         "whatif.sweep": "sweep",
         "whatif.verified_plan": "plan",
@@ -66,12 +66,20 @@ _HOMES = {
     for name in names.split()
 }
 """The public names, each with the module that has it."""
+_OLD_NAMES = {"serve_size": "kv_cache"}
+"""Public names of the last release, with those that took their place."""
 __all__ = ["__version__", *sorted(_HOMES)]
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would take every misspelt name for a public one
 
     def __getattr__(name: str) -> object:
+        if name in _OLD_NAMES:
+            import warnings
+
+            new = _OLD_NAMES[name]
+            warnings.warn(f"fxmem.{name} is now fxmem.{new}", DeprecationWarning, stacklevel=2)
+            return __getattr__(new)
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(_HOMES[name]), name)

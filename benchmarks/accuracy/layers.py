@@ -1,4 +1,4 @@
-"""`fxmem layers` beside torchinfo, fvcore and ptflops: parameters, multiply-adds and output shapes of common models.
+"""Layers as we count them beside torchinfo, fvcore and ptflops: parameters, multiply-adds, output shapes.
 
     pip install torchinfo fvcore ptflops
     python -m benchmarks.accuracy.layers                  (about a minute; nothing is downloaded, and no GPU is needed)
@@ -178,7 +178,7 @@ Written by `python -m benchmarks.accuracy.layers`: inference, batch {batch} of {
 
 *Leaves alike*: of the modules that torchinfo lists and that are calls in our graph, how many have the same output \
 shape and the same number of
-parameters. *MACs* are ours, `fxmem layers --mode infer`. A figure in another tool's column is that tool's, its \
+parameters. *MACs* are ours, `fxmem show --by layer --mode infer`. A figure in another tool's column is its own, the \
 difference from ours in brackets.
 
 {table}

@@ -1,4 +1,4 @@
-"""`fxmem serve-size` beside what vLLM logged at its start: `python -m benchmarks.published.serving`.
+"""`fxmem kv-cache` beside what vLLM logged at its start: `python -m benchmarks.published.serving`.
 
 The logs are in benchmarks/published/serving.json. The table goes to benchmarks/results/serving-DATE.md.
 """
@@ -25,10 +25,10 @@ def build(case: dict[str, Any]) -> Any:
 
 
 def predict(case: dict[str, Any]) -> Any:
-    """What `fxmem.serve_size` says of a start."""
+    """What `fxmem.kv_cache` says of a start."""
     card = catalogue.target(case["card"]).model_copy(update={"memory_bytes": int(case["memory"] * GIB)})
     asked = {name: case[name] for name in ("utilization", "max_batched_tokens", "max_seqs")}
-    return fxmem.serve_size(build(case), target=card, eager=True, **asked)
+    return fxmem.kv_cache(build(case), target=card, eager=True, **asked)
 
 
 def row(case: dict[str, Any]) -> str:
@@ -51,7 +51,7 @@ def main() -> None:
     """Write the table."""
     cases = json.loads((FOLDER / "serving.json").read_text())["starts"]
     lines = [
-        "# `serve-size` beside vLLM's logs",
+        "# `kv-cache` beside vLLM's logs",
         "",
         "GiB; logged, then predicted. The last column takes the logged memory outside torch for the one term that is",
         "not known before. Written by `python -m benchmarks.published.serving`; sources in "

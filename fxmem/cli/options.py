@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
-from fxmem.cli.parser import Argument, argument, flag, grouped, repeatable
+from fxmem.cli.parser import OF_SUBJECT, Argument, argument, flag, grouped, repeatable
 from fxmem.cli.spec_names import SPEC_FORMS
+from fxmem.errors import UsageError
 from fxmem.records.names import (
     AS_IS,
     CACHES,
@@ -34,7 +36,7 @@ MODEL = argument("model", metavar="MODEL", help=SPEC_FORMS)
 MODEL_OR_REPORT = argument("model", metavar="MODEL|REPORT.json", help=_REPORT + SPEC_FORMS)
 
 INPUTS = grouped(
-    "the model and its inputs",
+    OF_SUBJECT,
     repeatable(
         "--input",
         metavar="SPEC",
@@ -148,13 +150,13 @@ TARGET = argument(
     default="h100",
     metavar="NAME|FILE.json",
     help="the machine it is for: a card (see `fxmem doctor --targets`), cpu, a size like 24GB, or a JSON file",
-)._replace(variable="FXMEM_TARGET")
+)._replace(variable="FXMEM_TARGET", group=OF_SUBJECT)
 TORCH = argument(
     "--torch",
     metavar="VERSION",
     help="the release of torch on it, e.g. 2.6: its workspaces, its rules for kernels, its cuDNN (default: the one "
     "installed)",
-)
+)._replace(group=OF_SUBJECT)
 LOOP = grouped(
     "the step",
     argument(
@@ -225,7 +227,8 @@ ANALYSIS = (MODEL, *STEP, TARGET, TORCH, *LOOP, *COMPILE, *RANKS, *SHARDING)
 ANALYSIS_OR_REPORT = (MODEL_OR_REPORT, *ANALYSIS[1:])
 """The same, or a report that has it all."""
 
-PROGRAM = (
+PROGRAM = grouped(
+    OF_SUBJECT,
     argument(
         "--run",
         dest="run_program",
@@ -244,7 +247,7 @@ HOST_MEMORY = argument(
 )
 STEPS_OF_PROGRAM = argument(
     "--steps", type=int, metavar="N", help=f"with --run: optimizer steps of a run (default {STEPS})"
-)
+)._replace(group=OF_SUBJECT)
 
 
 def or_program(model: Argument) -> Argument:
@@ -299,7 +302,26 @@ OVERLAYS = (
 
 def drawing(max_boxes: str) -> Argument:
     """The argument of a drawn graph, with this help."""
-    return argument("--max-boxes", type=int, default=25, metavar="N", help=f"{max_boxes} (default: 25, one screen)")
+    return argument("--max-boxes", type=int, default=25, metavar="N", help=f"{max_boxes}; 25 are one screen")
+
+
+Forms = Mapping[str | None, Sequence[Argument]]
+"""The options of each value of `--by`; None is for where it is not given."""
+
+
+def by_form(forms: Forms, help: str) -> Argument:
+    """The argument that chooses one of the forms in which a verb shows a step; `lines` is `line`."""
+    singular = {f"{form}s": form for form in forms}
+    return argument("--by", type=lambda word: singular.get(word, word), choices=[*filter(None, forms)], help=help)
+
+
+def check_form(options: argparse.Namespace, forms: Forms) -> None:
+    """Refuse an option that the form does not have that `--by` chooses."""
+    chosen = forms[options.by]
+    for each in itertools.chain(*forms.values()):
+        if each not in chosen and each.is_given(options):
+            ways = (f"with --by {form}" if form else "without --by" for form, having in forms.items() if each in having)
+            raise UsageError(f"expected {each.names[-1]} {' or '.join(ways)}")
 
 
 def text_output(document: str, text: str = "table") -> tuple[Argument, ...]:

@@ -188,11 +188,16 @@ def _describe_size(nbytes: int) -> str:
     return f"{nbytes / 1e3:.0f} kB" if nbytes < 1e6 else f"{nbytes / 1e6:.1f} MB"
 
 
-def write_json(options: argparse.Namespace, document: Callable[[], str], text: Callable[[], str]) -> str:
-    """Write the document where `--json` asks; return the text for stdout, which is the document for `-`."""
+def write_json(
+    options: argparse.Namespace, document: Callable[[], str], text: Callable[[], str], markdown: str = ""
+) -> str:
+    """Write the document where `--json` asks, and what `--markdown` does; return the text for stdout, or what is to
+    stand there instead."""
+    if markdown and options.markdown != "-":
+        write_file(options, options.markdown, markdown)
     if options.json == "-":
         # What is not ASCII is escaped, for a stdout of any encoding; JSON has it in strings only.
         return re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], document())
     if options.json is not None:
         write_file(options, options.json, document() + "\n")
-    return text()
+    return markdown if markdown and options.markdown == "-" else text()

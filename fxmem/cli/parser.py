@@ -17,6 +17,8 @@ _SWITCH: Final = {"true": True, "1": True, "false": False, "0": False}
 """What a switch may be set to in the environment and in pyproject.toml."""
 
 
+OF_SUBJECT: Final = "the model or program, and the card"
+"""Heading of the options that say what a verb is asked about; they follow its own."""
 SHARED_GROUPS: Final = ("the step", "kernels", "the compiler", "many cards", "a generation")
 """Headings of the options that most verbs have, which `fxmem help step` describes once."""
 
@@ -134,7 +136,7 @@ class Parser(argparse.ArgumentParser):
             shared = []
             formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
-        for group in self._action_groups:
+        for group in sorted(self._action_groups, key=lambda each: each.title == OF_SUBJECT):
             if group not in shared:
                 formatter.start_section(group.title)
                 formatter.add_arguments(group._group_actions)

@@ -157,8 +157,7 @@ def load_target(path: str | Path) -> Target:
     """
     expected = f"expected a target file with the fields {', '.join(Target.model_fields)}"
     path = Path(path)
-    content = json_reader.parse(json_reader.read(path, expected), path, expected)
-    read = json_reader.validate(Target, content, path, expected)
+    read = json_reader.load(Target, path, expected)
     if read.torch:
         check_release(read.torch)
     if read.device == "cuda" and read.capability is None:

@@ -133,6 +133,11 @@ def validate(kind: type[_Record], content: Any, path: Path, expected: str) -> _R
         raise UsageError(f"{expected}, got {_quote(path)}, in which {where} is wrong: {first['msg']}") from error
 
 
+def load(kind: type[_Record], path: Path, expected: str) -> _Record:
+    """The record in a file: what `read`, `parse` and `validate` make of it."""
+    return validate(kind, parse(read(path, expected), path, expected), path, expected)
+
+
 def _read_pipe(path: Path, expected: str) -> bytes:
     """The content of a pipe that is written to within `_PATIENCE_S`; opened as a file, it would wait for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as pipe:

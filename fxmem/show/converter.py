@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 import sys
 from typing import Literal, get_args
 
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
-from fxmem.show.subprocess_worker import WorkerFailedError, answer
 
 Format = Literal["png", "pdf"]
 
@@ -63,10 +63,14 @@ def convert(form: Format, drawing: str) -> bytes:
     sides = re.search(r'viewBox="0 0 ([0-9.]+) ([0-9.]+)"', drawing)
     zoom = min(_ZOOM, _LONGEST / max(map(float, sides.groups()))) if sides and form == "png" else 1.0
     command = [sys.executable, "-P", "-c", _WORKER, form, f"{zoom:.4f}"]
+    failed = "answered what is none"
     try:
-        data = answer("vl-convert", command, drawing.encode(), limit=TIME_LIMIT)
-    except WorkerFailedError as error:
-        raise AnalysisError(f"expected a .{form}, but {error}; write .svg instead") from error
-    if not data.startswith(_MAGIC[form]):
-        raise AnalysisError(f"expected a .{form}, but vl-convert answered what is none; write .svg instead")
-    return data
+        done = subprocess.run(command, input=drawing.encode(), capture_output=True, timeout=TIME_LIMIT, check=False)
+        if done.returncode == 0 and done.stdout.startswith(_MAGIC[form]):
+            return done.stdout
+        if done.returncode != 0:
+            complaint = "".join(f": {line[:200]}" for line in done.stderr.decode(errors="replace").splitlines()[-1:])
+            failed = f"failed with exit code {done.returncode}{complaint}"
+    except subprocess.TimeoutExpired:
+        failed = f"took longer than {TIME_LIMIT:g} s"
+    raise AnalysisError(f"expected a .{form}, but vl-convert {failed}; write .svg instead")

@@ -24,9 +24,11 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 import torch
 
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError, one_line
+from fxmem.records.profile import Record
 from fxmem.simulation.fork import Forked, answer_work, may_run_backward, parse_answer, read_answer
 
 _Result = TypeVar("_Result")
+_Answer = TypeVar("_Answer", bound=Record)
 Job = Callable[[], _Result]
 """What runs in another process: it is pickled, and so is its result."""
 
@@ -229,8 +231,8 @@ class SideJobs:
             return SideAnswer(name, is_lost=True)
 
 
-def run_forked(jobs: Mapping[str, Job[str]]) -> Generator[tuple[str, str], None, None]:
-    """Run jobs side by side in forks of this process, as `SideJobs` does; the name and the text of each, as they come.
+def run_forked(kind: type[_Answer], jobs: Mapping[str, Job[_Answer]]) -> Generator[tuple[str, _Answer], None, None]:
+    """Run jobs side by side in forks of this process, as `SideJobs` does; names and records of this kind, as they come.
 
     For what this process alone has, such as a model that was built here: a cluster could not be given it, and would
     import torch for longer than most such jobs take. What no fork can do runs here.
@@ -238,11 +240,15 @@ def run_forked(jobs: Mapping[str, Job[str]]) -> Generator[tuple[str, str], None,
     Raises:
         What a job raises, once the others have been ended.
     """
-    with SideJobs(jobs) as side:
+    with SideJobs({name: functools.partial(_write, job) for name, job in jobs.items()}) as side:
         for answer in side.wait():
             if answer.error is not None:
                 raise answer.error
-            yield answer.name, jobs[answer.name]() if answer.is_lost else answer.text
+            yield answer.name, jobs[answer.name]() if answer.is_lost else kind.model_validate_json(answer.text)
+
+
+def _write(job: Job[Record]) -> str:
+    return job().model_dump_json()
 
 
 def _answer_apart(job: Job[str], path: Path) -> int:

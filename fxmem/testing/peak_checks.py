@@ -169,8 +169,7 @@ def load_baseline(path: Path) -> Baseline:
     if not path.exists():
         return Baseline(peaks={})
     try:
-        document = json_reader.parse(json_reader.read(path, expected), path, expected)
-        baseline = json_reader.validate(Baseline, document, path, expected)
+        baseline = json_reader.load(Baseline, path, expected)
     except UsageError as error:
         raise UsageError(f"{error}; {advice}") from error
     if baseline.schema_version != BASELINE_SCHEMA_VERSION:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
@@ -21,6 +21,7 @@ from fxmem.records.validation import (
 from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, check_program, find_started, launch_apart
 from fxmem.validation.measure_cuda import card_target, require_card
 from fxmem.validation.measure_program import measure_program
+from fxmem.validation.verdict import compare_quantities
 
 
 def validate_program(
@@ -115,22 +116,10 @@ def program_verdict(predicted: Report, measured: ProgramMeasurement, tolerance: 
 
 def compare_round(mine: Round | Peak, theirs: MeasuredRound) -> tuple[ComparedQuantity, ...]:
     """Every quantity of a round that both sides know."""
-    return tuple(_comparisons(mine, theirs))
-
-
-def _comparisons(mine: Round | Peak, theirs: MeasuredRound) -> Iterator[ComparedQuantity]:
-    pairs = (
+    without_scratch = theirs.peak_without_kernel_scratch_bytes
+    return compare_quantities(
         (Quantity.REQUESTED, mine.requested_bytes, theirs.peak_bytes),
-        (
-            Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH,
-            mine.requested_bytes,
-            theirs.peak_without_kernel_scratch_bytes,
-        ),
+        (Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, mine.requested_bytes, without_scratch),
         (Quantity.ALLOCATED, mine.allocated_bytes, theirs.allocated_bytes),
         (Quantity.RESERVED, mine.reserved_bytes, theirs.reserved_bytes),
     )
-    for quantity, predicted, measured in pairs:
-        if predicted is not None and measured:
-            yield ComparedQuantity(
-                quantity=quantity, predicted_bytes=predicted, measured_bytes=measured, error=predicted / measured - 1
-            )

@@ -160,9 +160,20 @@ def _check_same(prediction: Profile, measurement: Measurement) -> None:
             )
 
 
+def compare_quantities(*pairs: tuple[Quantity, int | None, int | None]) -> tuple[ComparedQuantity, ...]:
+    """Every quantity, predicted and measured, that both sides know."""
+    return tuple(
+        ComparedQuantity(
+            quantity=quantity, predicted_bytes=predicted, measured_bytes=measured, error=predicted / measured - 1
+        )
+        for quantity, predicted, measured in pairs
+        if predicted is not None and measured
+    )
+
+
 def _comparisons(prediction: Profile, peak: Peak, measurement: Measurement) -> tuple[ComparedQuantity, ...]:
     aside, observed = bool(measurement.set_aside), bool(measurement.set_aside or measurement.scratch)
-    pairs = (
+    return compare_quantities(
         (Quantity.REQUESTED, peak.requested_bytes, measurement.peak_bytes),
         (
             Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH,
@@ -177,13 +188,6 @@ def _comparisons(prediction: Profile, peak: Peak, measurement: Measurement) -> t
         (Quantity.ALLOCATED, peak.allocated_bytes, measurement.allocated_bytes),
         (Quantity.RESERVED, peak.reserved_bytes, measurement.reserved_bytes),
         (Quantity.PROCESS, _nearest(peak.process_bytes, measurement.process_bytes), measurement.process_bytes),
-    )
-    return tuple(
-        ComparedQuantity(
-            quantity=quantity, predicted_bytes=predicted, measured_bytes=measured, error=predicted / measured - 1
-        )
-        for quantity, predicted, measured in pairs
-        if predicted is not None and measured is not None
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import allocator
 from fxmem.records.names import AnyMode
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Target
+from fxmem.records.profile import Many, Record, Target
 from fxmem.records.sizes import CardFit, CardFits
 from fxmem.records.units import format_bytes
 from fxmem.simulation.executor import run_forked
@@ -108,24 +107,21 @@ def fit_cards(
         for_it = analysis if is_own else analysis.vary(target=group[0])
         return for_it if change is None else change(for_it)
 
-    def fit_in_fork(group: Sequence[Target]) -> str:
+    def fit(group: Sequence[Target]) -> _Group:
         analysed = analyse(group)
-        fits = [_card_fit(analysed, card).model_dump_json() for card in group]
-        return json.dumps([analysed.peak.counted_bytes, fits])
-
-    jobs = {str(number): functools.partial(fit_in_fork, group) for number, group in enumerate(alike.values(), 1)}
-    # Plans are made on the analyses themselves, which do not leave a fork.
-    answers = {} if plans else dict(run_forked(jobs))
-    for number, (capability, group) in enumerate(alike.items(), 1):
+        fits = tuple(_card_fit(analysed, card) for card in group)
         if plans:
-            analysed = analyse(group)
-            peak, fits = analysed.peak.counted_bytes, [_card_fit(analysed, card) for card in group]
-            _file_short(steps, analysed, [fit for fit in fits if not fit.fits])
-            found += [fit for fit in fits if fit.fits]
-        else:
-            peak, texts = json.loads(answers[str(number)])
-            found += map(CardFit.model_validate_json, texts)
-        what = f"{', '.join(card.name for card in group)}: peak {format_bytes(peak)}"
+            _file_short(steps, analysed, [each for each in fits if not each.fits])
+            fits = tuple(each for each in fits if each.fits)
+        return _Group(peak_bytes=analysed.peak.counted_bytes, fits=fits)
+
+    jobs = {str(number): functools.partial(fit, group) for number, group in enumerate(alike.values(), 1)}
+    # Plans are made on the analyses themselves, which do not leave a fork.
+    answers = {} if plans else dict(run_forked(_Group, jobs))
+    for number, (capability, group) in enumerate(alike.items(), 1):
+        made = answers.get(str(number)) or fit(group)
+        found += made.fits
+        what = f"{', '.join(card.name for card in group)}: peak {format_bytes(made.peak_bytes)}"
         tell(f"compute capability {'{}.{}'.format(*capability or ())}, {number} of {len(alike)}: {what}")
     plan_analyses = 0
     for step, short in steps:
@@ -143,6 +139,13 @@ def fit_cards(
         planned=plans,
         plan_analyses=plan_analyses,
     )
+
+
+class _Group(Record):
+    """What is found of cards of one compute capability."""
+
+    peak_bytes: int
+    fits: Many[CardFit]
 
 
 def choose_cards(names: Iterable[str] | None) -> list[Target]:

@@ -262,15 +262,11 @@ def _measure_sizes(
         tell(_describe_point(sizes.dim, point, memory))
         return point
 
-    def measure_in_fork(size: int) -> str:
-        return try_size(size).model_dump_json()
-
     points = search(measure, memory, start=first, limit=limit)
     largest, tried = _find_largest(points), {point.size for point in points}
     quarters = {(largest or 0) * quarter // 4 for quarter in _CURVE_QUARTERS} - {0} - tried
-    jobs = {str(size): functools.partial(measure_in_fork, size) for size in sorted(quarters)}
-    for _, text in run_forked(jobs):
-        points.append(point := SizePoint.model_validate_json(text))
+    for _, point in run_forked(SizePoint, {str(size): functools.partial(try_size, size) for size in sorted(quarters)}):
+        points.append(point)
         tell(_describe_point(sizes.dim, point, memory))
     points.sort(key=lambda point: point.size)
     while goal == "throughput" and (between := _propose_enough(points)) is not None:

@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Final, NamedTuple
 
 from torch import nn
@@ -143,10 +143,9 @@ def measure(
         )
 
     jobs = {case.title: case for case in source.cases() if any(key not in found for key in case.list_keys())}
-    answers = run_forked({name: partial(_answer, case, found) for name, case in jobs.items()})
+    answers = run_forked(_Answer, {name: partial(_answer, case, found) for name, case in jobs.items()})
     with contextlib.closing(answers):
-        for number, (name, text) in enumerate(answers, 1):
-            made = _Answer.model_validate_json(text)
+        for number, (name, made) in enumerate(answers, 1):
             found.update((_key(each), each) for each in made.points)
             analyses += made.analyses
             notes.update(dict.fromkeys(filter(None, [made.note])))
@@ -174,9 +173,9 @@ def _with_cost(point: SweepPoint, prices: Mapping[str, float]) -> SweepPoint:
     return point.model_copy(update={"cost": cost})
 
 
-def _answer(case: _Case, found: Mapping[Key, SweepPoint]) -> str:
+def _answer(case: _Case, found: Mapping[Key, SweepPoint]) -> _Answer:
     points = tuple(case.measure(found))
-    return _Answer(points=points, analyses=case.analyses, note=case.note).model_dump_json()
+    return _Answer(points=points, analyses=case.analyses, note=case.note)
 
 
 class _Sized(NamedTuple):
@@ -375,7 +374,7 @@ class _ModelCases:
             plan = self._plans.get(checkpoints)
             yield _Case(
                 title=", ".join(words), cards=cards, settings=settings, sizes=self._sizes, prices=self._grid.prices,
-                samples=partial(self._count_samples, mesh), run=_Runner(self, cards[0], settings),
+                samples=partial(self._count_samples, mesh), run=partial(self._run, cards[0], settings),
                 taped=plan is not None and plan.is_taped,
             )  # fmt: skip
 
@@ -388,11 +387,9 @@ class _ModelCases:
         parsed = Mesh() if mesh == NONE else read_mesh(mesh)
         return size * self._base.request.accumulate * (parsed.size // parsed.tp)
 
-    def run(
-        self, model: nn.Module, card: Target, settings: tuple[str, str, str], batch: int | None, length: int | None
-    ) -> Analysis:
+    def _run(self, card: Target, settings: tuple[str, str, str], batch: int | None, length: int | None) -> Analysis:
         """The step of these settings and sizes."""
-        precision, _, mesh = settings
+        precision, checkpoints, mesh = settings
         request = self._base.request
         args, kwargs = request.args, request.kwargs
         for sizes, varied in ((batch, self._batches), (length, self._lengths)):
@@ -404,9 +401,10 @@ class _ModelCases:
         if self._grid.mesh and mesh != NONE:
             plan = MeshPlan(read_mesh(mesh))
             changes |= {"parallelize": plan, "ranks": plan.mesh.size, "rank": 0}
-        return self._base.vary(model, **changes)
+        return self._base.vary(self._prepare(checkpoints), **changes)
 
-    def prepare(self, checkpoints: str) -> nn.Module:
+    @cache  # noqa: B019 - the cases live no longer than their models
+    def _prepare(self, checkpoints: str) -> nn.Module:
         """The model with these checkpoints."""
         if checkpoints == NONE:
             return self._base.model
@@ -432,22 +430,6 @@ class _ModelCases:
                 topic="ranks", text="a mesh's batch is that of a rank, of which rank 0 is shown; time and cost are "
                 "without what ranks send"
             )  # fmt: skip
-
-
-@dataclass
-class _Runner:
-    """Runs a case's step; the model is changed once."""
-
-    source: _ModelCases
-    card: Target
-    settings: tuple[str, str, str]
-
-    @cached_property
-    def _model(self) -> nn.Module:
-        return self.source.prepare(self.settings[1])
-
-    def __call__(self, batch: int | None, length: int | None) -> Analysis:
-        return self.source.run(self._model, self.card, self.settings, batch, length)
 
 
 def _first_dimension(step: ProfiledStep) -> int | None:

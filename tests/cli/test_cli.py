@@ -25,7 +25,7 @@ import torch
 import fxmem.simulation.analysis
 from fxmem.__main__ import main
 from fxmem.cli import progress
-from fxmem.cli.verbs import VERBS
+from fxmem.cli.verbs import OLD_NAMES, VERBS
 from fxmem.records.profile import Report
 from fxmem.records.schemas import RECORDS
 from fxmem.records.validation import Verdict
@@ -582,17 +582,15 @@ def test_help(capsys: Capture, command: list[str]) -> None:
 def test_without_a_command_it_is_the_help(capsys: Capture) -> None:
     text = succeeds(capsys)
     assert text == succeeds(capsys, "--help")
-    assert [line.split()[0] for line in text.splitlines() if re.match(r"  [a-z]+(-[a-z]+)? ", line)] == [
-        *VERBS,
-        *["fxmem"] * text.count("\n  fxmem "),
-    ]
-    assert text.count("\n  fxmem ") >= 3
+    listed, _, examples = text.partition("examples:")
+    assert [name for name in re.findall(r"(?:^  |, )([a-z-]+)", listed, re.MULTILINE) if name in VERBS] == [*VERBS]
+    assert examples.count("\n  fxmem ") >= 3
 
 
 def test_the_help_of_a_verb_has_groups(capsys: Capture) -> None:
     text = succeeds(capsys, "analyze", "--help")
-    headings = [line for line in text.splitlines() if re.fullmatch(r"[a-z ]+:", line)]
-    assert headings[2:] == ["the model and its inputs:", "what is shown and written:", "examples:"]
+    headings = [line for line in text.splitlines() if re.fullmatch(r"[a-z ,]+:", line)]
+    assert headings[2:] == ["what is shown and written:", "the model or program, and the card:", "examples:"]
 
 
 def test_what_every_step_has_is_named_by_each_verb_and_described_once(capsys: Capture) -> None:
@@ -609,8 +607,27 @@ def test_what_every_step_has_is_named_by_each_verb_and_described_once(capsys: Ca
 
 def test_the_help_fits_a_screen(capsys: Capture) -> None:
     lines = succeeds(capsys, "--help").splitlines()
-    assert len(lines) <= 50
+    assert len(lines) <= 30
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_an_old_name_is_the_new_verb_and_says_so(capsys: Capture, report: Path, name: str) -> None:
+    words = {"timeline": ["-o", "out.svg", "--quiet"], "serve-size": ["--engine", "none"]}.get(name, ["--json", "-"])
+    new = OLD_NAMES[name]
+    code, out, err = run(capsys, name, str(report), *words)
+    said, _, err = err.partition("\n")
+    assert said == f"fxmem: `fxmem {name}` is now `fxmem {' '.join(new)}`; the old name goes with the next release"
+    assert (code, out, err) == run(capsys, *new, str(report), *words)
+    assert code == (2 if name == "serve-size" else 0)
+    assert succeeds(capsys, "help", name) == succeeds(capsys, new[0], "--help")
+
+
+def test_an_option_of_another_form_is_refused(capsys: Capture, report: Path) -> None:
+    assert fails(capsys, 2, "show", str(report), "--tensors", "2") == "expected --tensors with --by line"
+    assert fails(capsys, 2, "show", str(report), "--by", "lines", "--full") == "expected --full without --by"
+    refused = fails(capsys, 2, "show", str(report), "--by", "line", "--depth", "2")
+    assert refused == "expected --depth without --by or with --by layer"
 
 
 def test_version(capsys: Capture) -> None:

@@ -130,10 +130,10 @@ def test_a_handler_of_somebody_elses_stays() -> None:
 WRITERS = {
     "show": "show good.json --json out.json",
     "graph": "graph good.json -o out.svg",
-    "timeline": "timeline good.json -o out.svg",
+    "graph --by time": "graph good.json --by time -o out.svg",
     "report": "report good.json -o out.html",
-    "lines": "lines good.json --html out.html",
-    "layers": "layers good.json --json out.json",
+    "show --by line": "show good.json --by line --html out.html",
+    "show --by layer": "show good.json --by layer --json out.json",
     "compare": "compare good.json good.json --json out.json",
     "export": "export good.json --to csv -o out.json",
 }
@@ -228,7 +228,7 @@ def test_a_limit_of_memory_is_named(limit: int) -> None:
 
 OTHER_INPUTS = {
     "a plan": "report good.json --plan in.json -o out.html",
-    "a report under a plan": "timeline good.json --after in.json -o out.svg",
+    "a report under a plan": "graph good.json --by time --after in.json -o out.svg",
     "a second report": "compare good.json in.json --markdown out.json",
     "a target": "analyze slow.py:Slow --target in.json --json out.json",
     "a snapshot": "validate slow.py:Slow --target h100 --snapshot in.json --json out.json",

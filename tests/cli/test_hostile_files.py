@@ -35,12 +35,12 @@ Content = dict[str, Any]
 READERS = {
     "show": "show BAD",
     "graph": "graph BAD -o out.svg",
-    "timeline": "timeline BAD -o out.svg",
-    "timeline --by modules": "timeline BAD --by modules -o out.svg",
-    "timeline --after": "timeline good.json --after BAD -o out.svg",
+    "graph --by time": "graph BAD --by time -o out.svg",
+    "graph --by module": "graph BAD --by module -o out.svg",
+    "graph --after": "graph good.json --by time --after BAD -o out.svg",
     "report": "report BAD -o out.html",
-    "lines": "lines BAD",
-    "layers": "layers BAD",
+    "show --by line": "show BAD --by line",
+    "show --by layer": "show BAD --by layer",
     "compare": "compare good.json BAD",
     "compare, the other way round": "compare BAD good.json",
     "export": "export BAD --to csv -o out.csv",
@@ -395,7 +395,7 @@ def test_a_plan_that_contradicts_itself_is_refused(folder: Path, change: Content
     "command",
     [
         "graph good.json -o out.svg --plan",
-        "timeline good.json -o out.svg --plan",
+        "graph good.json --by time -o out.svg --plan",
         "report good.json -o out.html --plan",
     ],
 )
@@ -421,10 +421,7 @@ ALLOWED = {
     ("testing/__init__.py", "import_module"): "its public names, as they stand in that file",
     ("hardware/operators/__init__.py", "import_module"): "the families of operators, by their files beside that one",
     ("show/converter.py", "importlib.util.find_spec"): "whether vl-convert is installed",
-    (
-        "show/subprocess_worker.py",
-        "subprocess.Popen",
-    ): "an installed converter; what it draws reaches it as text on stdin",
+    ("show/converter.py", "subprocess.run"): "an installed converter; what it draws reaches it as text on stdin",
     ("_torch/compiler/inductor.py", "importlib.util.find_spec"): "whether triton is installed",
     ("_torch/compiler/inductor.py", "importlib.import_module"): "triton, by its name",
     ("_torch/compiler/inductor.py", "compile"): "a function given to it, which takes dynamo's graph",

@@ -94,10 +94,10 @@ def test_what_was_written_is_opened_where_asked(
     monkeypatch.setattr("webbrowser.open", opened.append)
     name, out = saved(tmp_path / "r.json", small_profile()), tmp_path / "of it.svg"
     for words, calls in (([], []), (["--open"], [out.as_uri()])):
-        assert main(["timeline", name, "-o", str(out), *words]) == 0
+        assert main(["graph", name, "-o", str(out), *words]) == 0
         assert opened == calls
         assert capsys.readouterr().err.startswith(f"fxmem: wrote {out} (")
-    assert main(["timeline", name, "-o", str(out), "--quiet"]) == 0
+    assert main(["graph", name, "-o", str(out), "--quiet"]) == 0
     assert capsys.readouterr().err == ""
 
 

@@ -102,10 +102,12 @@ def test_a_generation_is_analysed_as_it_generates(document: Json) -> None:
 
 
 @pytest.mark.truth
-@pytest.mark.parametrize("verb", ["lines", "layers"])
-def test_a_program_by_line_and_by_layer_is_its_report(verb: str, document: Json, folder: Path) -> None:
+@pytest.mark.parametrize("form", ["line", "layer"])
+def test_a_program_by_line_and_by_layer_is_its_report(form: str, document: Json, folder: Path) -> None:
     (folder / "report.json").write_text(json.dumps(document("run", "--json", "-", "train.py")))
-    assert document(verb, "--json", "-", "--run", "train.py") == document(verb, "report.json", "--json", "-")
+    assert document("show", "--by", form, "--json", "-", "--run", "train.py") == document(
+        "show", "--by", form, "report.json", "--json", "-"
+    )
 
 
 @pytest.mark.truth
@@ -114,10 +116,10 @@ def test_a_program_by_line_and_by_layer_is_its_report(verb: str, document: Json,
     [
         ("report", "-o", "made.html"),
         ("graph", "-o", "made.svg"),
-        ("timeline", "-o", "made.svg"),
+        ("graph", "--by", "time", "-o", "made.svg"),
         ("export", "--to", "csv", "-o", "made.csv"),
     ],
-    ids=lambda words: words[0],
+    ids=lambda words: " ".join(words[:-2]),
 )
 def test_what_is_written_of_a_program_is_written_of_its_report(
     words: tuple[str, ...], document: Json, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,7 +183,7 @@ def test_where_a_step_runs_again_a_report_is_refused(
 
 
 def test_a_program_says_itself_what_it_compiles(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lines", "--compile", "reduce-overhead", "--run", "train.py"]) == 2
+    assert main(["show", "--by", "line", "--compile", "reduce-overhead", "--run", "train.py"]) == 2
     assert capsys.readouterr().err == (
         "fxmem: expected --compile as-is with --run: a program says itself what it compiles\n"
     )

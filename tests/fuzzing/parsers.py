@@ -63,7 +63,7 @@ def _input(text: str) -> None:
     spec = inputs.parse_input(text)
     if isinstance(spec, inputs.TensorSpec):
         assert inputs.parse_input(str(spec)) == spec
-        inputs.make_inputs([spec])
+        inputs.make_batch([spec])
 
 
 def _setting(text: str) -> None:

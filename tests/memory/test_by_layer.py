@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 import fxmem
-from fxmem.cli.verbs import layers as verb
+from fxmem.cli.verbs import show as verb
 from fxmem.hardware.op_classes import MAC_OPS, UNKNOWN_MAC_OPS
 from fxmem.hardware.operators import OPERATORS
 from fxmem.memory.by_layer import by_layer
@@ -252,13 +252,16 @@ def path(tmp_path: Path) -> str:
 
 def test_every_form(path: str) -> None:
     report = by_layer(load_report(Path(path)))
-    assert called(verb, path, "--width", "80") == (0, layer_reporting.table(report, width=80))
-    assert called(verb, path, "--format", "md") == (0, layer_reporting.markdown(report))
-    assert called(verb, path, "--format", "csv", "--depth", "1") == (0, layer_reporting.csv_text(report, depth=1))
-    assert LayerReport.model_validate_json(called(verb, path, "--format", "json")[1]) == report
+    assert called(verb, path, "--by", "layer", "--width", "80") == (0, layer_reporting.table(report, width=80))
+    assert called(verb, path, "--by", "layer", "--format", "md") == (0, layer_reporting.markdown(report))
+    assert called(verb, path, "--by", "layer", "--format", "csv", "--depth", "1") == (
+        0,
+        layer_reporting.csv_text(report, depth=1),
+    )
+    assert LayerReport.model_validate_json(called(verb, path, "--by", "layer", "--format", "json")[1]) == report
 
 
 def test_json_beside_another_form(path: str, tmp_path: Path) -> None:
-    _, text = called(verb, path, "--format", "csv", "--json", str(tmp_path / "layers.json"))
+    _, text = called(verb, path, "--by", "layer", "--format", "csv", "--json", str(tmp_path / "layers.json"))
     assert text.startswith("path,name,type,")
     assert LayerReport.model_validate_json((tmp_path / "layers.json").read_text()).total.name == "Small"

@@ -18,7 +18,7 @@ from torch.profiler import record_function
 
 import fxmem
 from fxmem._torch import profiler as torch_profiler
-from fxmem.cli.verbs import lines as verb
+from fxmem.cli.verbs import show as verb
 from fxmem.errors import UsageError
 from fxmem.memory.by_line import by_line, is_installed
 from fxmem.memory.report_reader import load_report
@@ -462,11 +462,13 @@ def path(tmp_path: Path) -> str:
 
 
 def test_the_verb_reads_a_report(path: str, tmp_path: Path) -> None:
-    code, text = called(verb, path, "--width", "80", "--html", str(tmp_path / "lines.html"))
+    code, text = called(verb, path, "--by", "line", "--width", "80", "--html", str(tmp_path / "lines.html"))
     assert code == 0
     assert text == line_reporting.table(by_line(load_report(Path(path))), width=80)
     assert (tmp_path / "lines.html").read_text() == lines_html(by_line(load_report(Path(path))))
-    assert LineReport.model_validate_json(called(verb, path, "--json", "-")[1]) == by_line(load_report(Path(path)))
+    assert LineReport.model_validate_json(called(verb, path, "--by", "line", "--json", "-")[1]) == by_line(
+        load_report(Path(path))
+    )
 
 
 @pytest.mark.parametrize(
@@ -480,4 +482,4 @@ def test_the_verb_reads_a_report(path: str, tmp_path: Path) -> None:
 )
 def test_what_the_verb_refuses(path: str, arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        called(verb, path, *arguments)
+        called(verb, path, "--by", "line", *arguments)

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from fxmem.cli.verbs import graph as graph_verb
 from fxmem.cli.verbs import report as report_verb
-from fxmem.cli.verbs import timeline as timeline_verb
 from fxmem.errors import FxmemError, UsageError
 from fxmem.memory import liveness
 from fxmem.records.names import Application
@@ -467,11 +467,11 @@ def test_report_of_a_report(tmp_path: Path) -> None:
 
 def test_timeline_of_a_report(tmp_path: Path) -> None:
     report, out = saved(tmp_path / "r.json", small_profile()), tmp_path / "t.svg"
-    assert called(timeline_verb, report, "-o", str(out), "--budget", "128MiB", "--width", "500") == (0, "")
+    assert called(graph_verb, report, "--by", "time", "-o", str(out), "--budget", "128MiB", "--width", "500") == (0, "")
     text = out.read_text(encoding="utf-8")
     assert 'viewBox="0 0 500 ' in text
     assert "budget 128.0 MiB" in text
-    assert called(timeline_verb, report, "-o", str(out), "--by", "modules") == (0, "")
+    assert called(graph_verb, report, "-o", str(out), "--by", "module") == (0, "")
     assert "memory by module at the peak" in out.read_text(encoding="utf-8")
 
 
@@ -502,16 +502,17 @@ def test_timeline_of_a_report(tmp_path: Path) -> None:
             "expected --after to be a report of the same step, but the target of 'other.json' are others",
         ),
         (
-            timeline_verb,
-            ["-o", "x.html"],
-            "expected --output to name a file that ends in .svg or .png or .pdf, got 'x.html'",
+            graph_verb,
+            ["--by", "time", "-o", "x.dot"],
+            "expected --output to name a file that ends in .svg or .png or .pdf, got 'x.dot'",
         ),
-        (timeline_verb, ["-o", "x.svg", "--width", "10"], "expected --width of at least 280 pixels, got 10"),
         (
-            timeline_verb,
-            ["-o", "x.svg", "--by", "modules", "--budget", "1GiB"],
-            "--plan, --budget and --after are for the plot over time",
+            graph_verb,
+            ["--by", "time", "-o", "x.svg", "--width", "10"],
+            "expected --width of at least 280 pixels, got 10",
         ),
+        (graph_verb, ["-o", "x.svg", "--by", "module", "--budget", "1GiB"], "expected --budget with --by time"),
+        (graph_verb, ["-o", "x.svg", "--width", "500"], "expected --width with --by time or with --by module"),
     ],
 )
 def test_bad_input_is_refused(
@@ -556,7 +557,7 @@ def test_jinja_is_imported_only_when_a_page_is_written(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['jinja2'] = None\n"
         "from fxmem.__main__ import main\n"
-        f"assert main(['lines', {report!r}, '--width', '80']) == 0\n"
+        f"assert main(['show', {report!r}, '--by', 'line', '--width', '80']) == 0\n"
         f"assert main(['graph', {report!r}, '-o', 'g.svg']) == 0"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fxmem.errors import UsageError
+from fxmem.records.profile import Record
 from fxmem.simulation import executor
 from fxmem.simulation.executor import SideAnswer, SideJobs, run_forked
 
@@ -66,18 +67,29 @@ def test_what_a_job_raises_is_its_answer_and_what_ends_a_fork_loses_it(monkeypat
     assert found["failed"] == SideAnswer("failed", is_lost=True)
 
 
+class Word(Record):
+    """What a job answers."""
+
+    text: str
+
+
 def test_forked_jobs_answer_by_name_and_what_a_fork_loses_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     cores(monkeypatch, 2)
     here = process()
-    jobs: dict[str, Callable[[], str]] = {
-        "slow": lambda: str(time.sleep(0.3)),
-        "quick": lambda: "quick",
-        "lost": lambda: here if process() == here else end(),
+    jobs: dict[str, Callable[[], Word]] = {
+        "slow": lambda: Word(text=str(time.sleep(0.3))),
+        "quick": lambda: Word(text="quick"),
+        "lost": lambda: Word(text=here if process() == here else end()),
     }
-    assert dict(run_forked(jobs)) == {"slow": "None", "quick": "quick", "lost": here}
-    assert [*run_forked({})] == []
+    found = {name: each.text for name, each in run_forked(Word, jobs)}
+    assert found == {"slow": "None", "quick": "quick", "lost": here}
+    assert [*run_forked(Word, {})] == []
+    long: dict[str, Callable[[], Word]] = {
+        "refused": lambda: Word(text=refuse()),
+        "long": lambda: Word(text=str(time.sleep(1000))),
+    }
     with pytest.raises(UsageError, match="another optimizer"):
-        next(run_forked({"refused": refuse, "long": lambda: str(time.sleep(1000))}))
+        next(run_forked(Word, long))
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 

@@ -9,13 +9,14 @@ import torch
 
 from fxmem import analyze
 from fxmem.cli.specs import build_model
-from fxmem.cli.specs.inputs import make_inputs, parse_input
+from fxmem.cli.specs.inputs import parse_input
 from fxmem.errors import UsageError
 from fxmem.records.profile import Kind
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.validation.validate import validate, validate_step
 from fxmem.validation.verdict import verdict
+from tests.cli.specs.test_inputs import make_inputs
 
 _TEXT = ("input_ids:2x64", "labels:2x64")
 _SMALL = {

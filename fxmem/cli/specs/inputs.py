@@ -103,14 +103,6 @@ def name_main_input(specs: Sequence[InputSpec], module: torch.nn.Module) -> tupl
     return tuple(replace(each, name=main) if each is lone[0] else each for each in specs)
 
 
-def make_inputs(
-    specs: Sequence[InputSpec], *, weights_dtype: torch.dtype | None = None, channels_last: bool = False
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of `make_batch`."""
-    batch = make_batch(specs, weights_dtype=weights_dtype, channels_last=channels_last)
-    return batch.args, dict(batch.kwargs)
-
-
 def make_batch(
     specs: Sequence[InputSpec], *, weights_dtype: torch.dtype | None = None, channels_last: bool = False
 ) -> Batch:

@@ -6,47 +6,62 @@ A verb's module has `BRIEF` (one line for the list of commands), `DESCRIPTION`, 
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
+from typing import Final
 
 from fxmem import __version__
 from fxmem.cli.parser import Parser
+from fxmem.cli.progress import say
 
-GROUPS = {
-    "does it fit?": ("analyze", "run", "generate"),
-    "what is wrong?": ("explain",),
-    "what to change?": ("advise", "plan"),
-    "how large, on which cards?": ("max-batch", "cards", "shard", "sweep", "serve-size"),
-    "what changed?": ("compare",),
-    "is it true?": ("validate",),
-    "look closer": ("show", "lines", "layers", "report", "serve", "graph", "timeline", "export"),
-    "of fxmem": ("help", "doctor", "schema", "mcp", "completion"),
+_OF_STEPS: Final = (
+    "analyze", "run", "generate", "kv-cache",  # does it fit?
+    "explain", "advise", "plan",  # it does not
+    "max-batch", "cards", "shard", "sweep",  # how large, on which cards?
+    "compare", "validate",
+    "show", "graph", "report", "serve", "export",  # a closer look
+)  # fmt: skip
+_OF_FXMEM: Final = ("help", "doctor", "schema", "mcp", "completion")
+VERBS = (*_OF_STEPS, *_OF_FXMEM)
+"""The verbs, in the order `fxmem --help` lists them."""
+OLD_NAMES: Final = {
+    "lines": ("show", "--by", "line"),
+    "layers": ("show", "--by", "layer"),
+    "timeline": ("graph", "--by", "time"),
+    "serve-size": ("kv-cache",),
 }
-"""The verbs by the question they answer, in the order `fxmem --help` lists them."""
-VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+"""Names that verbs had in the last release, with the words that took their place."""
 _EXAMPLES = """\
 examples:
-  fxmem analyze torchvision:resnet50 --input 32x3x224x224 --target rtx4090
-  fxmem analyze model.py:build --input x:8x1024:int64 --json report.json
   fxmem run --target rtx4090 train.py --batch-size 16
-  fxmem plan model.py:build --input x:8x1024:int64 --budget 60%
-  fxmem report report.json -o report.html --open
-
-`fxmem COMMAND --help` has a command's options, `fxmem help step` every step's."""
+  fxmem analyze torchvision:resnet50 --input 32x3x224x224 --json report.json
+  fxmem show report.json --by line"""
 
 
 class _Commands(Parser):
-    """The parser of `fxmem` itself: its help has the commands in groups."""
+    """The parser of `fxmem` itself: its help has each command with the question that it answers."""
 
     def format_help(self) -> str:
-        """The usage, the commands, the options and a few examples."""
-        parts = ["usage: fxmem COMMAND ...", self.description or ""]
-        lists = [
-            [f"{group}", *(f"  {verb:<11}{load(verb).BRIEF}" for verb in verbs)] for group, verbs in GROUPS.items()
-        ]
-        parts.append("\n".join(itertools.chain(*lists, ["  --version  show the version"])))
-        return "\n\n".join([*parts, _EXAMPLES]) + "\n"
+        """The usage, the commands and a few examples."""
+        listed = [f"  {verb:<11}{load(verb).BRIEF}" for verb in _OF_STEPS]
+        others = f"  {', '.join(_OF_FXMEM)}, --version: of fxmem itself"
+        asked = "`fxmem COMMAND --help` has a command's options, `fxmem help step` every step's."
+        return (
+            "\n\n".join(
+                ["usage: fxmem COMMAND ...", self.description or "", "\n".join([*listed, others]), _EXAMPLES, asked]
+            )
+            + "\n"
+        )
+
+
+def rename(words: Sequence[str]) -> list[str]:
+    """The command line with a verb's old name replaced, which is reported on stderr."""
+    name = words[0] if words else ""
+    if name not in OLD_NAMES:
+        return [*words]
+    say(f"`fxmem {name}` is now `fxmem {' '.join(OLD_NAMES[name])}`; the old name goes with the next release")
+    return [*OLD_NAMES[name], *words[1:]]
 
 
 def load(verb: str) -> ModuleType:

@@ -32,7 +32,7 @@ from fxmem.records.units import format_bytes, percent
 if TYPE_CHECKING:
     from fxmem.records.advice import Suggestion
 
-BRIEF = "what to change, and what each change is worth"
+BRIEF = "what to change, and what is each change worth?"
 DESCRIPTION = (
     "Try each change that may save memory on a stand-in of the model, analyse the changed step, and rank the changes "
     "by what they free. With --budget also find the cheapest set of them that keeps it; exit code 4 if none does. A "

@@ -10,7 +10,7 @@ from fxmem.cli.output import check_output, write_report
 from fxmem.cli.parser import argument
 from fxmem.cli.step import read_step
 
-BRIEF = "peak memory of a step, node by node"
+BRIEF = "does a model's step fit? its peak, layer by layer"
 DESCRIPTION = "Predict the memory of one training or inference step, of a generation, or of your own program."
 
 EXAMPLES = (

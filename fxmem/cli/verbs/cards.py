@@ -25,7 +25,7 @@ from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_subject, check_generation, check_host_memory, read_program
 from fxmem.errors import UsageError
 
-BRIEF = "which cards a step fits"
+BRIEF = "which cards does it fit?"
 DESCRIPTION = (
     "Hold a step against every card of the catalogue. It is analysed once for each compute capability (eight times "
     "for all cards), because that decides the kernels and their workspaces; so is a program (--run), and a report is "

@@ -7,12 +7,12 @@ import copy
 import os
 
 from fxmem.cli.options import ANALYSIS_OR_REPORT, or_generation, text_output
-from fxmem.cli.output import check_markdown, check_output, layout, write_drawing, write_file, write_json
+from fxmem.cli.output import check_markdown, check_output, layout, write_drawing, write_json
 from fxmem.cli.parser import Parser, argument, repeatable
 from fxmem.cli.step import is_report, read_step
 from fxmem.errors import UsageError
 
-BRIEF = "what grew from one step to another"
+BRIEF = "what changed from one step to another?"
 DESCRIPTION = (
     "Compare two steps: two reports, two models, or one model with other options (--with). The four peaks, what they "
     "are made of, the phases, and what changed by module and by node; of two reports, needs no torch. The step's "
@@ -83,15 +83,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             options, options.svg, plots.timeline_svg(plots.PlottedStep(before, timeline, levels), after=later_step)
         )
     summary = "" if options.markdown is None else summarize_growth(comparison, timeline, later)
-    if options.markdown not in (None, "-"):
-        write_file(options, options.markdown, summary)
-
-    def text() -> str:
-        if options.markdown == "-":
-            return summary
-        return comparison_reporting.table(comparison, depth=options.depth, top=options.top, **layout(options))
-
-    return 0, write_json(options, comparison.to_json, text)
+    shape = {"depth": options.depth, "top": options.top, **layout(options)}
+    return 0, write_json(options, comparison.to_json, lambda: comparison_reporting.table(comparison, **shape), summary)
 
 
 def _second_options(options: argparse.Namespace) -> argparse.Namespace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from fxmem.cli.step import ProgramWords
     from fxmem.records.explanation import Explanation
 
-BRIEF = "why a card ran out of memory, from its message or a snapshot"
+BRIEF = "why did it run out of memory? from the error, a log, a snapshot"
 DESCRIPTION = (
     "Say what the numbers of an out-of-memory message mean, what held the card, and what the cause is: the program's "
     "size, fragmentation, another process, the context or a limit. Reads text of any kind: one error, a pipe, the log "
@@ -50,7 +51,7 @@ _TARGET = argument(
     "--target",
     metavar="NAME|FILE.json",
     help="the card that ran out (default: the one with the memory that the message names)",
-)._replace(variable=TARGET.variable)
+)._replace(variable=TARGET.variable, group=TARGET.group)
 ARGUMENTS = (
     argument(
         "file",
@@ -88,18 +89,13 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         explanation = _reproduce(options, program, explanation)
 
     markdown = "" if options.markdown is None else reporting.markdown(explanation)
-    if options.markdown not in (None, "-"):
-        write_file(options, options.markdown, markdown)
-
     if options.html is not None:
         from fxmem.show.html import snapshot_html
 
         write_file(options, options.html, snapshot_html(explanation))
 
-    def text() -> str:
-        return markdown if options.markdown == "-" else reporting.table(explanation, **layout(options))
-
-    return 0, write_json(options, explanation.model_dump_json, text)
+    show = partial(reporting.table, explanation, **layout(options))
+    return 0, write_json(options, explanation.model_dump_json, show, markdown)
 
 
 def read_explanation(file: str) -> Explanation:

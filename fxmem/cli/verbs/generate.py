@@ -11,7 +11,7 @@ from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_generation, check_generation, with_defaults
 
-BRIEF = "peak memory of a generation, token by token"
+BRIEF = "does a generation fit, token by token?"
 DESCRIPTION = (
     "Predict the memory of model.generate() of transformers: prefill and decode, allocated and reserved, whether it "
     "fits and at which token it no longer does. A few tokens are recorded, the others are made by arithmetic; the "

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from fxmem.cli.options import OPEN, PLAN, SUBJECT, drawing
+from fxmem.cli.options import OPEN, OVERLAYS, PLAN, SUBJECT, by_form, check_form, drawing
 from fxmem.cli.output import check_drawing, write_drawing, write_file
-from fxmem.cli.parser import argument, flag
-from fxmem.cli.step import read_planned_step
+from fxmem.cli.parser import argument, flag, grouped
+from fxmem.cli.step import PlannedSubject, read_budget, read_planned_step
+from fxmem.errors import UsageError
 from fxmem.records.names import Heat
 
-BRIEF = "the annotated graph, as SVG, PNG, PDF or DOT"
-DESCRIPTION = "Draw the graph of a step, annotated; of a report, needs no torch."
+if TYPE_CHECKING:
+    from fxmem.memory.budget import Budget, BudgetShare
+    from fxmem.records.profile import Profile
+    from fxmem.show.plots import StepAfter
 
-EXAMPLES = ("fxmem graph torchvision:resnet50 -o graph.svg --open", "fxmem graph --plan plan.json -o plan.svg")
+BRIEF = "a picture: the graph of the step, or its timeline"
+DESCRIPTION = (
+    "Draw the graph of a step, annotated; or, with `--by time`, the bytes alive over it. Of a report, needs no torch."
+)
 
-ARGUMENTS = (
-    *SUBJECT,
-    argument(
-        "-o",
-        "--output",
-        required=True,
-        metavar="FILE.svg",
-        help="what to write, by its ending: .svg, .png, .pdf or .dot; .png and .pdf need vl-convert "
-        "(pip install 'fxmem[image]')",
-    ),
-    OPEN,
-    PLAN,
+EXAMPLES = (
+    "fxmem graph torchvision:resnet50 -o graph.svg --open",
+    "fxmem graph --plan plan.json -o plan.svg",
+    "fxmem graph report.json --by time -o timeline.svg",
+)
+
+_WIDTH = argument("--width", type=int, default=960, metavar="PIXELS", help="width of the plot, at least 280")
+_OF_GRAPH = grouped(
+    "the graph",
     flag("--before", "with --plan: colours and peak as they are without it"),
     argument("--heat", choices=get_args(Heat), default="saved", help="the quantity that colours the boxes"),
     argument(
@@ -41,25 +45,104 @@ ARGUMENTS = (
     flag("--no-fold", help="draw equal siblings one by one"),
     drawing("about how many boxes there may be"),
 )
+_OF_PLOTS = grouped("the timeline", *(each for each in OVERLAYS if each is not PLAN), _WIDTH)
+FORMS = {
+    None: (PLAN, *_OF_GRAPH),
+    "time": (PLAN, *_OF_PLOTS),
+    "module": _OF_PLOTS[-1:],
+}
+"""The options of each value of `--by`."""
+
+ARGUMENTS = (
+    *SUBJECT,
+    argument(
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE.svg",
+        help="what to write, by its ending: .svg, .png, .pdf or, of the graph, .dot; .png and .pdf need vl-convert "
+        "(pip install 'fxmem[image]')",
+    ),
+    OPEN,
+    by_form(
+        FORMS,
+        "time: the bytes alive over the step, by kind; module: those at its peak, by module (default: the graph of "
+        "operators, in the boxes of their modules)",
+    ),
+    PLAN,
+    *_OF_GRAPH,
+    *_OF_PLOTS,
+)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem graph`; return the exit code and the text for stdout."""
+    check_form(options, FORMS)
+    check_drawing(options, "--output", options.output, *([".dot"] if options.by is None else []))
+    if options.width < 280:
+        raise UsageError(f"expected --width of at least 280 pixels, got {options.width}")
+    budget = read_budget(options)
+    subject = read_planned_step(options)
+    if options.by is None:
+        _draw_graph(options, subject)
+    else:
+        write_drawing(options, options.output, _plot(options, subject, budget))
+    return 0, ""
+
+
+def _draw_graph(options: argparse.Namespace, subject: PlannedSubject) -> None:
     from fxmem.show import graph
 
-    check_drawing(options, "--output", options.output, ".dot")
-    _, report, timeline, plan = read_planned_step(options)
     drawing = graph.DrawingOptions(
         heat=options.heat,
         fold=not options.no_fold,
         depth=options.depth,
         focus=options.focus,
         max_boxes=options.max_boxes,
-        plan=plan,
+        plan=subject.plan,
         before=options.before,
     )
     if Path(options.output).suffix == ".dot":
-        write_file(options, options.output, graph.dot_source(report, timeline, drawing))
+        write_file(options, options.output, graph.dot_source(subject.report, subject.timeline, drawing))
     else:
-        write_drawing(options, options.output, graph.render(report, timeline, drawing).svg)
-    return 0, ""
+        write_drawing(options, options.output, graph.render(subject.report, subject.timeline, drawing).svg)
+
+
+def _plot(options: argparse.Namespace, subject: PlannedSubject, budget: Budget | BudgetShare | None) -> str:
+    from fxmem.memory.allocator import known_levels, read_settings
+    from fxmem.show import plots
+
+    _, report, timeline, plan = subject
+    if options.by == "module":
+        return plots.icicle_svg(report, timeline, width=options.width)
+    return plots.timeline_svg(
+        plots.PlottedStep(report, timeline, known_levels(report, timeline, read_settings(os.environ))),
+        after=load_after(options, report) or plots.step_after(plan),
+        budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
+        width=options.width,
+    )
+
+
+def load_after(options: argparse.Namespace, report: Profile) -> StepAfter | None:
+    """Load the report of the step with a plan, if `--after` names one.
+
+    Raises:
+        UsageError: it is of other inputs, or for another target.
+    """
+    from fxmem.memory import report_reader
+    from fxmem.memory.samples import shorten_step
+    from fxmem.show.plots import StepAfter
+
+    if options.after is None:
+        return None
+    after = report_reader.load_report(Path(options.after))
+    for what, one, other in (
+        ("inputs", report.inputs, after.inputs),
+        ("target", report.target.name, after.target.name),
+    ):
+        if one != other:
+            raise UsageError(
+                f"expected --after to be a report of the same step, but the {what} of {options.after!r} are others: "
+                "analyse both alike"
+            )
+    return StepAfter(shorten_step(after, report), report_reader.timeline(after).peak)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fxmem.memory.budget import Budget
     from fxmem.records.sizes import SizeCurve
 
-BRIEF = "the largest batch, or other size, that fits"
+BRIEF = "how large a batch, sequence or other size fits?"
 DESCRIPTION = (
     "Find the largest size of an input's dimension at which the step fits a card or a budget, by analysing it at "
     "about ten sizes; the curve of peak against size. Of a program the size stands as {} among its arguments: --run "

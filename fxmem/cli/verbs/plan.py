@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fxmem.records.plan import Plan
     from fxmem.records.profile import Profile, Timeline
 
-BRIEF = "where to put activation checkpoints"
+BRIEF = "where do activation checkpoints go?"
 DESCRIPTION = (
     "Choose activation checkpoints that keep a training step within a budget at the least recomputation, apply them "
     "to a stand-in of the model and analyse it again. Without --budget: the whole curve of peak against extra FLOPs. "

@@ -13,7 +13,7 @@ from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import is_report, read_budget, read_planned_step
-from fxmem.cli.verbs.timeline import load_after
+from fxmem.cli.verbs.graph import load_after
 from fxmem.errors import FxmemError, UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fxmem.records.profile import Report, Timeline
     from fxmem.simulation.profiled_step import ProfiledStep
 
-BRIEF = "one HTML page with everything, for others to read"
+BRIEF = "a page: everything in one HTML file, for others to read"
 DESCRIPTION = (
     "Write the timeline, the graph, every node and every tensor at the peak as one self-contained HTML "
     "page; of a report, needs no torch. Of a memory snapshot (torch.cuda.memory._dump_snapshot), what it says."

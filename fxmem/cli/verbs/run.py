@@ -14,7 +14,7 @@ from fxmem.cli.step import read_ranks, require_torch
 from fxmem.errors import UsageError
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
 
-BRIEF = "your own training script, untouched, on a card that is not there"
+BRIEF = "does your own training script fit, untouched?"
 DESCRIPTION = (
     "Run a Python program as it is on a pretended card, stop it after a few optimizer steps, and say how much memory "
     "each step takes. The program is trusted code. What it writes it reads back, but your files stay as they are, and "

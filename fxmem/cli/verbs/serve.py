@@ -18,7 +18,7 @@ from fxmem.errors import EnvironmentLacksError, UsageError
 if TYPE_CHECKING:
     from fxmem.cli.server.app import PageKeeper
 
-BRIEF = "the page, live, with the settings to change; on this machine alone"
+BRIEF = "the page, live, with settings to change; on this machine alone"
 DESCRIPTION = (
     "Serve the page of a step on 127.0.0.1, with batch, sequence, precision, card and budget to change; it is analysed "
     "anew when the model's file is saved. Needs pip install 'fxmem[serve]'."

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fxmem.records.plan import Plan
     from fxmem.records.sizes import Sweep, SweepGrid
 
-BRIEF = "what fits over a grid of sizes, precisions, checkpoints, cards"
+BRIEF = "which of a grid of sizes, precisions, checkpoints and cards fit?"
 DESCRIPTION = (
     "Predict a step with each value of each setting with each of the others: what fits, how long it takes and what it "
     "costs. The table has a line for each case, with the largest batch that fits; --full has one for each point. What "
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     check_markdown(options)
-    around = None if options.markdown in (None, "-") else _read_around(Path(options.markdown))
+    around = ("", "") if options.markdown in (None, "-") else _read_around(Path(options.markdown))
     grid, plans = _read_grid(options)
     program = read_program(options)
     grid = grid if grid.card else grid.model_copy(update={"card": (options.target,)})
@@ -102,16 +103,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         )
     if options.svg is not None:
         write_file(options, options.svg, sweep_svg(found))
-    made = "" if options.markdown is None else markdown(found, full=options.full)
-    if around is not None:
-        before, after = around
-        write_file(options, options.markdown, f"{before}{made}{after}")
-
-    def show() -> str:
-        return made if options.markdown == "-" else sweep_table(found, full=options.full, **layout(options))
-
-    text = write_json(options, found.model_dump_json, show)
-    return (0 if found.fitting else 4), text
+    made = "" if options.markdown is None else markdown(found, full=options.full).join(around)
+    show = partial(sweep_table, found, full=options.full, **layout(options))
+    return (0 if found.fitting else 4), write_json(options, found.model_dump_json, show, made)
 
 
 def _read_around(path: Path) -> tuple[str, str]:
@@ -141,11 +135,8 @@ def _read_kept(path: Path) -> Sweep | None:
     from fxmem.records import json_reader
     from fxmem.records.sizes import Sweep
 
-    expected = "expected the answer of a sweep"
     with contextlib.suppress(FxmemError):
-        return json_reader.validate(
-            Sweep, json_reader.parse(json_reader.read(path, expected), path, expected), path, expected
-        )
+        return json_reader.load(Sweep, path, "expected the answer of a sweep")
     return None
 
 

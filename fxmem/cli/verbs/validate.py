@@ -17,7 +17,7 @@ from fxmem.records.names import STEPS, MeasuredDevice
 if TYPE_CHECKING:
     from fxmem.records.validation import Verdict
 
-BRIEF = "run the step for real and compare"
+BRIEF = "is it true? runs the step for real and compares"
 DESCRIPTION = (
     "Run the step on this machine and hold the prediction against what was measured; or hold it against a memory "
     "snapshot of a card, made by anyone."

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from fxmem.records.sizes import SizeCurve, SizePoint
 from fxmem.records.units import format_bytes
-from fxmem.show.plots.axes import EDGE, LEFT, NARROWEST, ROW, SIZE, STYLE, PlotArea, round_step
-from fxmem.show.plots.xy_plot import XYDot, XYLine, xy_plot
+from fxmem.show.plots.axes import EDGE, NARROWEST, ROW, SIZE, STYLE, PlotArea, round_step
+from fxmem.show.plots.xy_plot import XYDot, XYLine, lay_out, xy_plot
 from fxmem.show.svg import document, fit, text
 
 _RIGHT = 74.0
@@ -26,25 +26,17 @@ def sizes_svg(curve: SizeCurve, *, width: float = 720.0, height: float = 300.0, 
     ran = [point for point in curve.points if point.counted_bytes is not None]
     measure = "allocated" if any(point.allocated_bytes is not None for point in ran) else "requested"
     highest = [max(point.counted_bytes or 0, point.reserved_bytes or 0) for point in ran]
-    area = PlotArea(
-        left=LEFT,
-        top=EDGE + 2 * ROW + 8.0,
-        width=width - LEFT - _RIGHT,
-        height=height,
-        most=max((point.size for point in ran), default=1) * 1.03,
-        scale=max([curve.memory_bytes, *highest]) * 1.05,
-    )
     dim = curve.dim if curve.dim in ("batch", "seq") else "size"
     answer = f"largest {dim}: {curve.largest}" if curve.largest is not None else f"no {dim} fits"
     title = f"{curve.model}: {answer} on {curve.target.name}"
+    most, scale = max((point.size for point in ran), default=1) * 1.03, max([curve.memory_bytes, *highest]) * 1.05
+    area, head = lay_out(width, height, _RIGHT, title, _line(curve, measure), most=most, scale=scale)
     foot = area.bottom + 3 * ROW
-    room = width - 2 * EDGE
     note = "Filled: fits. Hollow: does not. Each dot is an analysis."
     parts = [
-        text(EDGE, EDGE + 12.0, fit(title, SIZE, room / 1.5), "title"),
-        text(EDGE, EDGE + 12.0 + ROW, fit(_line(curve, measure), SIZE, room), "muted"),
+        *head,
         *_plot(curve, ran, area, measure, dim),
-        text(EDGE, foot + 4.0, fit(note, SIZE, room), "muted"),
+        text(EDGE, foot + 4.0, fit(note, SIZE, width - 2 * EDGE), "muted"),
     ]
     spoken = "; ".join(_words(point, dim) for point in ran)
     words = (f"Peak against {dim}: {answer}", spoken or "no size could run")

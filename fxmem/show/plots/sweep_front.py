@@ -6,8 +6,8 @@ import math
 
 from fxmem.records.sizes import Sweep, SweepPoint
 from fxmem.records.units import format_bytes, format_seconds
-from fxmem.show.plots.axes import EDGE, LEFT, NARROWEST, ROW, SIZE, STYLE, PlotArea
-from fxmem.show.plots.xy_plot import XYDot, XYLine, xy_plot
+from fxmem.show.plots.axes import EDGE, NARROWEST, ROW, SIZE, STYLE
+from fxmem.show.plots.xy_plot import XYDot, XYLine, lay_out, xy_plot
 from fxmem.show.svg import document, fit, text
 
 _RIGHT = 24.0
@@ -29,16 +29,11 @@ def sweep_svg(sweep: Sweep, *, width: float = 720.0, height: float = 320.0, name
     front = sweep.front
     timed = [(math.log10(each.item_seconds), each) for each in sweep.fitting if each.item_seconds]
     least, most = min((x for x, _ in timed), default=0.0), max((x for x, _ in timed), default=1.0)
-    area = PlotArea(
-        left=LEFT,
-        top=EDGE + 2 * ROW + 8.0,
-        width=width - LEFT - _RIGHT,
-        height=height,
-        most=most + 0.05 * (most - least or 1.0),
-        least=least - 0.05 * (most - least or 1.0),
-        scale=max([each.counted_bytes or 0 for _, each in timed], default=1) * 1.05,
-    )
+    edge = 0.05 * (most - least or 1.0)
+    scale = max([each.counted_bytes or 0 for _, each in timed], default=1) * 1.05
     title = f"{sweep.model}: memory against time, {len(timed)} of {len(sweep.points)} points fit and have a time"
+    note = "Filled: none beats it in both; its settings are listed below."
+    area, head = lay_out(width, height, _RIGHT, title, note, most=most + edge, least=least - edge, scale=scale)
     points = [(math.log10(each.item_seconds or 1.0), each.counted_bytes or 0) for each in front]
     numbers: dict[str, str] = {}
     at = math.inf
@@ -49,8 +44,7 @@ def sweep_svg(sweep: Sweep, *, width: float = 720.0, height: float = 320.0, name
     marks = [each for each in powers if area.least <= math.log10(each) <= area.most]
     room = width - 2 * EDGE
     parts = [
-        text(EDGE, EDGE + 12.0, fit(title, SIZE, room / 1.5), "title"),
-        text(EDGE, EDGE + 12.0 + ROW, "Filled: none beats it in both; its settings are listed below.", "muted"),
+        *head,
         *xy_plot(
             area,
             steps=[(math.log10(each), format_seconds(each)) for each in marks],

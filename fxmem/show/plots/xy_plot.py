@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fxmem.records.units import exact_bytes
-from fxmem.show.plots.axes import ROW, PlotArea, byte_grid, spread
-from fxmem.show.svg import circle, group, path, text
+from fxmem.show.plots.axes import EDGE, LEFT, ROW, SIZE, PlotArea, byte_grid, spread
+from fxmem.show.svg import circle, fit, group, path, text
 
 
 class XYLine(NamedTuple):
@@ -36,6 +36,25 @@ class XYDot(NamedTuple):
     """Whether a line leads down to the axis, beside which the label stands; else it stands below the dot."""
     is_summit: bool = False
     """The line lies below it, and the label above."""
+
+
+def lay_out(
+    width: float, height: float, right: float, title: str, note: str, **scales: float
+) -> tuple[PlotArea, list[str]]:
+    """The area of a plot, and the two lines of text above it.
+
+    Args:
+        width: of the document.
+        height: of the plot.
+        right: pixels beside it.
+        title: the first line.
+        note: the second.
+        scales: of the area: `most`, `least`, `scale`.
+    """
+    area = PlotArea(left=LEFT, top=EDGE + 2 * ROW + 8.0, width=width - LEFT - right, height=height, **scales)
+    room = width - 2 * EDGE
+    head = text(EDGE, EDGE + 12.0, fit(title, SIZE, room / 1.5), "title")
+    return area, [head, text(EDGE, EDGE + 12.0 + ROW, fit(note, SIZE, room), "muted")]
 
 
 def xy_plot(

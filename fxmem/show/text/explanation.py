@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fxmem.records.explanation import Explanation
-from fxmem.show.explanation_sections import explanation_sections
 from fxmem.show.export.markdown_parts import write_sections
+from fxmem.show.reproduction_facts import reproduction_sections
+from fxmem.show.sections import Section
+from fxmem.show.shortage_facts import shortage_sections
+from fxmem.show.snapshot_facts import snapshot_sections
 from fxmem.show.text.tables import render_sections
 
 
 def table(explanation: Explanation, *, width: int = 100, color: bool = False) -> str:
     """The explanation as text whose lines are at most `width` columns wide (at least 60)."""
     width = max(width, 60)
-    return render_sections(explanation_sections(explanation, width), width, color)
+    return render_sections(_sections(explanation, width), width, color)
 
 
 def markdown(explanation: Explanation) -> str:
     """The same as Markdown."""
-    return write_sections(explanation_sections(explanation))
+    return write_sections(_sections(explanation))
+
+
+def _sections(explanation: Explanation, width: int = 100) -> Iterator[Section]:
+    """The message or the snapshot; tables in text of this width."""
+    if explanation.shortages:
+        yield from shortage_sections(explanation.shortages, width)
+    if explanation.snapshot is not None:
+        yield from snapshot_sections(explanation.snapshot, width)
+    if explanation.reproduction is not None:
+        yield from reproduction_sections(explanation.reproduction, width)

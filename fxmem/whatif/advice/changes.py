@@ -87,7 +87,7 @@ class ModelBench(Bench[Variant, Analysis]):
     """
 
     def __init__(self, analysis: Analysis, host_memory: int | str | None = None) -> None:
-        super().__init__(analysis, Variant(analysis.model, analysis.request, dict(os.environ)), host_memory)
+        super().__init__(analysis, Variant(analysis.model, analysis.request, environ=dict(os.environ)), host_memory)
 
     def changes(self) -> Iterator[Change]:
         """Every change that can be tried."""
@@ -129,7 +129,7 @@ class GenerationBench(Bench[Variant, Generation]):
     """Tries changes to a generation, on copies of its model. It has nothing to checkpoint."""
 
     def __init__(self, generation: Generation) -> None:
-        super().__init__(generation, Variant(generation.model, generation.request, dict(os.environ)))
+        super().__init__(generation, Variant(generation.model, generation.request, environ=dict(os.environ)))
 
     def changes(self) -> Iterator[GenerationChange]:
         """Every change that can be tried."""

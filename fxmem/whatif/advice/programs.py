@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 from fxmem.records.plan import Plan
@@ -16,7 +15,7 @@ from fxmem.whatif.advice.changes import expandable_segments
 from fxmem.whatif.advice.in_place import sort_activations
 from fxmem.whatif.advice.optimizer import FORMS, RELEASE, RELEASE_NOTE
 from fxmem.whatif.advice.release import growth_changes, release_changes
-from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, code_for_modules, list_refused
+from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, RunWay, code_for_modules, list_refused
 from fxmem.whatif.program_edits import ProgramEdits
 from fxmem.whatif.program_step import ProgramCommand, ProgramStep
 
@@ -26,14 +25,12 @@ _HALF = ("bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
-class ProgramWay:
+class ProgramWay(RunWay):
     """One way of running a program."""
 
     step: ProgramStep
     """As it is."""
     edits: ProgramEdits
-    environ: Mapping[str, str]
-    released: frozenset[str] = frozenset()
 
     def edit(self, **changes: Any) -> ProgramWay:
         """Return the way with other edits."""
@@ -47,10 +44,6 @@ class ProgramWay:
         """Run the program."""
         return self.step.vary(self.edits)
 
-    def within(self) -> contextlib.AbstractContextManager[None]:
-        """Runs are in processes of their own, or within `fxmem.record`."""
-        return contextlib.nullcontext()
-
 
 ProgramChange = AnyChange[ProgramWay, ProgramStep]
 
@@ -59,7 +52,7 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
     """Tries changes to a program."""
 
     def __init__(self, step: ProgramStep) -> None:
-        super().__init__(step, ProgramWay(step, step.edits, dict(os.environ)))
+        super().__init__(step, ProgramWay(step, step.edits, environ=dict(os.environ)))
 
     def changes(self) -> Iterator[ProgramChange]:
         """Every change that can be tried."""

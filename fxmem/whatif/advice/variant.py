@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from torch import nn
 
@@ -34,37 +34,36 @@ class NotApplicableError(FxmemError):
     """The change does not apply here; the message says why."""
 
 
-class RunWay(Protocol):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunWay:
     """One way of running a step."""
 
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """Where the allocator's settings are found."""
-
-    @property
-    def released(self) -> frozenset[str]:
-        """Names of nodes whose results the program frees after their last use."""
+    environ: Mapping[str, str]
+    """Where the allocator's settings are found."""
+    released: frozenset[str] = frozenset()
+    """Names of nodes whose results the program frees after their last use."""
 
     def is_like(self, other: Self) -> bool:
         """Whether both are one to an analysis, which sees neither of those."""
+        raise NotImplementedError
 
     def analyse(self) -> ProfiledStep:
         """Analyse the step run in this way."""
+        raise NotImplementedError
 
     def within(self) -> contextlib.AbstractContextManager[None]:
-        """Where it is to be analysed."""
+        """Where it is to be analysed: anywhere, unless a way says otherwise."""
+        return contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True)
-class Variant:
+class Variant(RunWay):
     """One way of running the step, or the generation, of a model."""
 
     model: nn.Module
     request: StepRequest
-    environ: Mapping[str, str]
     around: tuple[Callable[[], contextlib.AbstractContextManager[None]], ...] = ()
     """What the step runs within."""
-    released: frozenset[str] = frozenset()
 
     def is_like(self, other: Variant) -> bool:
         """Whether both are of the same model and request."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shutil
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -18,8 +16,7 @@ from benchmarks.speed import drawings
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.memory import liveness
 from fxmem.records.plan import Region
-from fxmem.show import converter, graph, subprocess_worker
-from fxmem.show.subprocess_worker import WorkerFailedError, answer
+from fxmem.show import converter, graph
 from tests.memory.test_report_reader import small_report
 from tests.profiles import deep_profile, small_profile
 from tests.show.graph.test_checkpoints import plan_of
@@ -41,27 +38,12 @@ def bare(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     return folder
 
 
-def program(folder: Path, name: str, script: str) -> None:
-    """A shell script of that name."""
-    path = folder / name
-    path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n", encoding="utf-8")
-    path.chmod(0o755)
-
-
 def package(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module of that name, for this process and those it starts."""
     (folder / f"{name}.py").write_text(source, encoding="utf-8")
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
-    state = subprocess.run(
-        ["/bin/ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return not state or state.startswith("Z")
 
 
 # --- nothing there ----------------------------------------------------------------------------------------------------
@@ -91,32 +73,6 @@ def test_a_bare_environment_says_what_png_and_pdf_need(
             f"A .svg needs nothing\n"
         )
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
-
-
-# --- workers ----------------------------------------------------------------------------------------------------------
-
-
-def test_an_engine_that_reads_nothing_and_hangs_is_killed(tmp_path: Path) -> None:
-    with pytest.raises(WorkerFailedError, match=r"^it took longer than 0.2 s$"):
-        answer("it", ["/bin/sh", "-c", "exec sleep 300"], b"x" * (1 << 20), limit=0.2)
-
-
-def test_an_interrupt_leaves_no_worker_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-
-    def interrupted(worker: subprocess.Popen[bytes], *arguments: Any, **options: Any) -> Any:
-        started.append(worker)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        answer("it", ["/bin/sh", "-c", "exec sleep 300"], b"", limit=60)
-    assert started[0].poll() is not None
-
-
-def test_a_program_that_cannot_be_started_has_failed(tmp_path: Path) -> None:
-    with pytest.raises(WorkerFailedError, match=r"^it could not be started: "):
-        answer("it", [str(tmp_path / "nothing")], b"", limit=60)
 
 
 # --- PNG and PDF ------------------------------------------------------------------------------------------------------
@@ -164,12 +120,15 @@ def test_a_long_drawing_is_made_no_longer_than_a_png_can_be(bare: Path, monkeypa
             "expected a .png, but vl-convert failed with exit code 1: no root",
         ),
         (CONVERTER.format(answer=b"else"), "expected a .png, but vl-convert answered what is none"),
+        ("import time\ntime.sleep(300)", "expected a .png, but vl-convert took longer than 0.5 s"),
     ],
 )
 def test_a_converter_that_fails_is_reported(
     bare: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
 ) -> None:
     package(bare, "vl_convert", source, monkeypatch)
+    if "sleep" in source:
+        monkeypatch.setattr(converter, "TIME_LIMIT", 0.5)
     with pytest.raises(AnalysisError, match=f"^{re.escape(message)}; write .svg instead$"):
         converter.convert("png", "<svg/>")
 
@@ -228,11 +187,6 @@ def test_graph_frames_the_regions_of_a_plan(tmp_path: Path, report: str, capsys:
     (tmp_path / "other.json").write_text(plan.model_copy(update={"before": higher}).to_json(), encoding="utf-8")
     assert run("graph", report, "--plan", str(tmp_path / "other.json"), "-o", str(out)) == 2
     assert "give the options that `fxmem plan` had" in capsys.readouterr().err
-
-
-def test_workers_are_found_by_their_names(bare: Path) -> None:
-    assert shutil.which("dot") is None
-    assert subprocess_worker.answer("echo", ["/bin/cat"], b"as it was", limit=60) == b"as it was"
 
 
 # --- the benchmark's checks -------------------------------------------------------------------------------------------

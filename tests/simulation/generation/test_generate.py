@@ -201,9 +201,9 @@ def test_the_command_writes_a_report_that_is_read_again(capsys, tmp_path):
     assert [span.phase for span in report.phases] == [Phase.PREFILL, Phase.DECODE]
     assert report.step.generation.new_tokens == 20
     assert timeline(report).peak == report.peak
-    for verb in ("show", "lines", "layers"):
-        assert main([verb, str(written)]) == 0, verb
-    assert main(["timeline", str(written), "-o", str(tmp_path / "timeline.svg")]) == 0
+    for words in (["show"], ["show", "--by", "line"], ["show", "--by", "layer"]):
+        assert main([*words, str(written)]) == 0, words
+    assert main(["graph", "--by", "time", str(written), "-o", str(tmp_path / "timeline.svg")]) == 0
     assert main(["report", str(written), "-o", str(tmp_path / "report.html")]) == 0
     assert main(["generate", "torchvision:resnet18", "--quiet"]) == 2
 

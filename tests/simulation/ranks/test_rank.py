@@ -19,7 +19,6 @@ import fxmem
 from fxmem._torch import distributed as torch_distributed
 from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import analyze as analyze_verb
-from fxmem.cli.verbs import lines as lines_verb
 from fxmem.cli.verbs import run as run_verb
 from fxmem.cli.verbs import show as show_verb
 from fxmem.cli.verbs import validate as validate_verb
@@ -217,7 +216,7 @@ def test_the_command_line_takes_the_scripts_own_function(tmp_path: Path) -> None
     assert code == 0
     assert load_report(report).peak == analyze(rank=2).peak
     assert "autocast: off; rank 2 of 8" in called(show_verb, str(report), "--full")[1]
-    assert "rank 2 of 8" in called(lines_verb, str(report))[1]
+    assert "rank 2 of 8" in called(show_verb, "--by", "line", str(report))[1]
 
 
 def test_a_verb_without_ranks_says_so() -> None:

@@ -65,7 +65,7 @@ def by_key(analysis: Analysis) -> dict[str, Change]:
 
 def made(analysis: Analysis, key: str) -> Outcome:
     return analyse_way(
-        by_key(analysis)[key].make(Variant(analysis.model, analysis.request, dict(os.environ)), analysis)
+        by_key(analysis)[key].make(Variant(analysis.model, analysis.request, environ=dict(os.environ)), analysis)
     )
 
 
@@ -132,7 +132,7 @@ def test_letting_go_of_an_output_is_worth_what_a_real_run_says() -> None:
     release = [change for change in find_changes(analysis) if change.key == "release:head"]
     assert len(release) == 1
     assert release[0].code.startswith("del logits")
-    changed = analyse_way(release[0].make(Variant(analysis.model, analysis.request, {}), analysis))
+    changed = analyse_way(release[0].make(Variant(analysis.model, analysis.request, environ={}), analysis))
     assert changed.peak.requested_bytes < analysis.peak.requested_bytes - 2_000_000
     assert changed.peak.requested_bytes == pytest.approx(measured(OnlyTheLoss(), ids), rel=SMALL)
 

@@ -30,7 +30,7 @@ SMALL = 1e-3
 
 def made(analysis: Analysis, key: str) -> Outcome:
     change = next(each for each in find_changes(analysis) if each.key == key)
-    return analyse_way(change.make(Variant(analysis.model, analysis.request, {}), analysis))
+    return analyse_way(change.make(Variant(analysis.model, analysis.request, environ={}), analysis))
 
 
 def reason(analysis: Analysis, key: str) -> str:

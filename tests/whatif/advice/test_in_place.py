@@ -58,7 +58,9 @@ def change(analysis: Analysis) -> Change:
 
 
 def made(analysis: Analysis) -> Outcome:
-    return analyse_way(change(analysis).make(Variant(analysis.model, analysis.request, dict(os.environ)), analysis))
+    return analyse_way(
+        change(analysis).make(Variant(analysis.model, analysis.request, environ=dict(os.environ)), analysis)
+    )
 
 
 def edited(folder: Path, code: str, old: Path) -> nn.Module:
@@ -179,7 +181,7 @@ def test_nothing_of_the_users_is_changed_and_the_changed_model_can_be_changed_ag
     changed = made(analysis)
     assert "forward" not in vars(model)
     both = analyse_way(changes["bf16-weights"].make(changed.variant, analysis))
-    alone = analyse_way(changes["bf16-weights"].make(Variant(model, analysis.request, {}), analysis))
+    alone = analyse_way(changes["bf16-weights"].make(Variant(model, analysis.request, environ={}), analysis))
     assert both.peak.counted_bytes < alone.peak.counted_bytes
 
 

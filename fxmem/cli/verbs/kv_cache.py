@@ -1,4 +1,4 @@
-"""`fxmem serve-size`."""
+"""`fxmem kv-cache`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxmem.cli.step import build_changed_module, require_torch, with_defaults
 from fxmem.errors import UsageError
 from fxmem.records.names import ENGINES
 
-BRIEF = "what a serving engine has left for keys and values"
+BRIEF = "how many tokens fit a serving engine's KV cache?"
 DESCRIPTION = (
     "Predict a serving engine's start on one card: weights, the peak of its profile run, and the blocks of keys and "
     "values that are left, by the engine's published arithmetic. What only the card knows is named with what was "
@@ -20,8 +20,8 @@ DESCRIPTION = (
 )
 
 EXAMPLES = (
-    "fxmem serve-size hf:Qwen/Qwen3-8B --target rtx4090",
-    "fxmem serve-size hf:Qwen/Qwen3-8B --max-seqs 1024 --context 4096,40960",
+    "fxmem kv-cache hf:Qwen/Qwen3-8B --target rtx4090",
+    "fxmem kv-cache hf:Qwen/Qwen3-8B --max-seqs 1024 --context 4096,40960",
 )
 
 _OF_THE_STEP = ("--weights", "--quantize", "--quiet")
@@ -51,7 +51,7 @@ ARGUMENTS = (
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
-    """Run `fxmem serve-size`; return the exit code and the text for stdout."""
+    """Run `fxmem kv-cache`; return the exit code and the text for stdout."""
     from fxmem.hardware import catalogue
     from fxmem.show.text.sizes import serving_table
 
@@ -64,10 +64,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     with Progress(options.quiet) as progress:
         require_torch(options)
         progress("loading torch")
-        from fxmem.whatif.serve_size import serve_size
+        from fxmem.whatif.kv_cache import kv_cache
 
         built = build_changed_module(options, progress, mode="infer")
-        found = serve_size(
+        found = kv_cache(
             built.module,
             engine=options.engine,
             utilization=options.utilization,

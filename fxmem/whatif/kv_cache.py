@@ -43,7 +43,7 @@ _GRAPHS = UncountedTerm(
 )
 
 
-def serve_size(  # noqa: PLR0913 - the settings of the public API, by keyword
+def kv_cache(  # noqa: PLR0913 - the settings of the public API, by keyword
     model: nn.Module | Callable[[], nn.Module],
     *,
     engine: str = "vllm",

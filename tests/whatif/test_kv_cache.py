@@ -29,7 +29,7 @@ def llama():
 
 
 def test_the_terms_add_up_to_what_is_left():
-    found = fxmem.serve_size(llama, max_batched_tokens=256, max_seqs=128, utilization=0.5, target="l4", contexts=[100])
+    found = fxmem.kv_cache(llama, max_batched_tokens=256, max_seqs=128, utilization=0.5, target="l4", contexts=[100])
     with torch.device("meta"):
         model = llama()
     tensors = [*model.parameters(), *model.buffers()]
@@ -45,12 +45,12 @@ def test_the_terms_add_up_to_what_is_left():
     assert found.high_tokens == found.high_blocks * 16
     assert found.sequences[0].blocks == 7
     assert found.sequences[0].high == found.high_blocks / 7
-    eager = fxmem.serve_size(llama, max_batched_tokens=256, max_seqs=128, utilization=0.5, target="l4", eager=True)
+    eager = fxmem.kv_cache(llama, max_batched_tokens=256, max_seqs=128, utilization=0.5, target="l4", eager=True)
     assert eager.kv_low_bytes == found.kv_low_bytes + graphs.high_bytes
 
 
 def test_the_sampler_sorts_the_logits_of_all_sequences():
-    few, many = (fxmem.serve_size(llama, max_batched_tokens=512, max_seqs=n, target="l4") for n in (128, 512))
+    few, many = (fxmem.kv_cache(llama, max_batched_tokens=512, max_seqs=n, target="l4") for n in (128, 512))
     logits = 384 * 5000
     # 2 bytes, 4 in float32, 12 for the values and positions in order, 20 for what CUB keeps besides
     assert many.profile_peak_bytes - few.profile_peak_bytes == pytest.approx(logits * 38, rel=0.03)
@@ -74,7 +74,7 @@ def test_layers_with_a_window_share_blocks_in_groups():
     def gemma():
         return Gemma3ForCausalLM(Gemma3TextConfig(**sizes, layer_types=kinds)).to(torch.bfloat16)
 
-    found = fxmem.serve_size(gemma, max_batched_tokens=64, max_seqs=8, target="l4", contexts=[1000])
+    found = fxmem.kv_cache(gemma, max_batched_tokens=64, max_seqs=8, target="l4", contexts=[1000])
     assert found.groups == 3
     assert found.block_bytes == 2 * 16 * (2 * 2 * 16 * 2)
     assert found.high_tokens == found.high_blocks // 3 * 16
@@ -83,18 +83,18 @@ def test_layers_with_a_window_share_blocks_in_groups():
 
 def test_what_cannot_be_served_is_refused(capsys):
     with pytest.raises(UsageError, match="above 0 and at most 1"):
-        fxmem.serve_size(llama, utilization=90)
+        fxmem.kv_cache(llama, utilization=90)
     with pytest.raises(UsageError, match="at least 1"):
-        fxmem.serve_size(llama, max_seqs=0)
+        fxmem.kv_cache(llama, max_seqs=0)
     with pytest.raises(UsageError, match="a card whose memory is known"):
-        fxmem.serve_size(llama, target="cpu")
+        fxmem.kv_cache(llama, target="cpu")
     with pytest.raises(UsageError, match="a decoder of transformers, got Linear"):
-        fxmem.serve_size(lambda: torch.nn.Linear(3, 3))
+        fxmem.kv_cache(lambda: torch.nn.Linear(3, 3))
     with pytest.raises(UsageError, match="keep keys and values for each head"):
-        fxmem.serve_size(lambda: MambaForCausalLM(MambaConfig(hidden_size=64, num_hidden_layers=1, vocab_size=100)))
-    assert main(["serve-size", "hf:LlamaForCausalLM", "--engine", "vlm"]) == 2
+        fxmem.kv_cache(lambda: MambaForCausalLM(MambaConfig(hidden_size=64, num_hidden_layers=1, vocab_size=100)))
+    assert main(["kv-cache", "hf:LlamaForCausalLM", "--engine", "vlm"]) == 2
     assert "did you mean vllm?" in capsys.readouterr().err
-    assert main(["serve-size", "hf:LlamaForCausalLM", "--context", "many"]) == 2
+    assert main(["kv-cache", "hf:LlamaForCausalLM", "--context", "many"]) == 2
     assert "numbers of tokens" in capsys.readouterr().err
 
 
@@ -102,8 +102,8 @@ def test_the_command_says_what_is_left_or_that_nothing_is(capsys, tmp_path):
     model = ["hf:LlamaForCausalLM", *(word for key, value in SIZES.items() for word in ("--set", f"{key}={value}"))]
     asked = [*model, "--weights", "bf16", "--max-batched-tokens", "64", "--target", "l4", "--quiet"]
     written = tmp_path / "serving.json"
-    assert main(["serve-size", *asked, "--json", str(written)]) == 0
+    assert main(["kv-cache", *asked, "--json", str(written)]) == 0
     assert ServeSize.model_validate_json(written.read_text()).max_batched_tokens == 64
     assert "tokens at once" in capsys.readouterr().out
-    assert main(["serve-size", *asked, "--utilization", "0.001"]) == 4
+    assert main(["kv-cache", *asked, "--utilization", "0.001"]) == 4
     assert "the engine does not start" in capsys.readouterr().out
