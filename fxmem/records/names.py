@@ -91,3 +91,7 @@ class Application(StrEnum):
     OPERATORS = "operators"
     """The model runs as it is, once; results of single operators are freed, and recomputed when backward asks for
     them."""
+
+
+COMPILED_AS_EAGER: Final = "torch.compile'd code is analysed as the eager code it was made from"
+"""What an assumption of topic "model" begins with where a compiler was left out."""

@@ -210,6 +210,40 @@ def test_the_report_says_why_a_run_ended(
     assert (program.ending, program.failed, program.is_cut) == (ending, False, code == 1)
 
 
+_EVALUATES_FIRST = """
+import torch
+
+net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+with torch.no_grad():
+    for _ in range(100):
+        net(torch.zeros(1, 64, device="cuda"))
+net(torch.randn(8, 64, device="cuda")).sum().backward()
+optimizer.step()
+"""
+
+
+def test_a_run_that_is_cut_says_which_calls_took_its_operators(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_EVALUATES_FIRST)
+    assert main(["run", "--max-operators", "60", str(script)]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"after 60 operators, most of them in 21 calls of net at {script}:8 without gradients: --max-" in said
+
+
+def test_a_compiler_that_is_left_out_is_said_at_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_EVALUATES_FIRST.replace("with torch.no_grad", "net = torch.compile(net)\nwith torch.no_grad"))
+    assert main(["run", str(script)]) == 0
+    compiled = capsys.readouterr().out
+    assert "\nCompiler    left out: --compile as-is analyses what torch.compile makes" in compiled
+    script.write_text(_EVALUATES_FIRST)
+    assert main(["run", str(script)]) == 0
+    assert "Compiler" not in capsys.readouterr().out
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process has")
 def test_a_host_that_is_too_small_is_the_first_answer(capsys: pytest.CaptureFixture[str]) -> None:
     said, report = run(capsys, "--host 10MiB --steps 2 grow steady", 4)

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fxmem.hardware.context import format_range
+from fxmem.records.names import AS_IS, COMPILED_AS_EAGER
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable
 from fxmem.show import facts as findings
@@ -80,10 +81,19 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
         *findings.plans_facts(peak),
         *longest_facts(profile)[:1],
         *loop,
+        *_eager_facts(profile),
         *finding_facts(profile, timeline),
         *([Fact("Next", printable(following))] if following else []),
     ]
     return add_facts(label_content("Memory", memory), below)
+
+
+def _eager_facts(profile: Profile) -> Facts:
+    """That a compiler was left out, which moves the peak by much."""
+    if not any(each.text.startswith(COMPILED_AS_EAGER) for each in profile.assumptions):
+        return []
+    option = "--compile" if profile.step.program is None else f"--compile {AS_IS}"
+    return [Fact("Compiler", f"left out: {option} analyses what torch.compile makes, which may keep far less")]
 
 
 def _pick_fitting(words: Sequence[str], room: int) -> str:

@@ -18,11 +18,9 @@ from torch.ao.nn.quantized import FloatFunctional
 from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError, UsageError
+from fxmem.records.names import COMPILED_AS_EAGER
 
-COMPILED = (
-    "torch.compile'd code is analysed as the eager code it was made from: fused kernels keep and make fewer "
-    "tensors, CUDA graphs hold a pool of their own"
-)
+COMPILED = f"{COMPILED_AS_EAGER}: fused kernels keep and make fewer tensors, CUDA graphs hold a pool of their own"
 """What an analysis says of compiled code."""
 
 EXPORTED = "torch.export.exported_program"

@@ -221,8 +221,10 @@ class RecordedProgram(ProfiledStep):
         self.ending = self._describe_stop()
         if self._code.rounds.is_cut:
             step = f"step {done + 1}{f' of {most}' if most else ''}"
+            calls = self._code.rounds.cut_in
             self.ending = (
-                f"stopped within {step}, after {settings.max_operators:,} operators: --max-operators N of fxmem run "
+                f"stopped within {step}, after {settings.max_operators:,} operators"
+                f"{f', most of them in {calls}' if calls else ''}: --max-operators N of fxmem run "
                 f"allows more{'' if done else ', and fxmem.mark_step() ends a step that no optimizer ends'}"
             )
 

@@ -125,6 +125,8 @@ class Rounds(RoundRule):
         self.stepped_names: dict[str, None] = {}
         self.is_cut = False
         """Whether the program was ended within a round of too many operators."""
+        self.cut_in = ""
+        """The calls that most of these were made in; empty where no calls were."""
         self._ended_after = -1
         """How many rounds were finished when the program was last ended."""
         self._elsewhere = 0
@@ -159,7 +161,7 @@ class Rounds(RoundRule):
     def module_called(self, module: torch.nn.Module) -> None:
         """A root is about to be called: forward or evaluation, if the phase was another."""
         if len(self._log.ops) > self._max_operators and not self._is_setup:
-            self.is_cut = True
+            self.is_cut, self.cut_in = True, self._describe_calls()
             self._end()
         if self._loaders.has_begun_again and not self.has_evaluated:
             self._end()  # nothing came between the epochs
@@ -176,6 +178,20 @@ class Rounds(RoundRule):
             self.begin_forward()
         if self._log.phase in (Phase.EVALUATION, Phase.FORWARD):
             self._begin_part(self._log.phase, self._roots.find_path(module) or "", is_forward=True)
+
+    def _describe_calls(self) -> str:
+        """The calls of one model at one line that made most of the round, in words; empty where none did."""
+        tracer, calls, nodes = self._recording.tracer, Counter[str](), Counter[str]()
+        for call in tracer.calls:
+            if "." not in call.module:
+                at = "" if call.source is None else f" at {call.source.place}"
+                what = f"{call.module}{at}{'' if call.leads_to_gradients else ' without gradients'}"
+                calls[what] += 1
+                nodes[what] += call.last_node - call.first_node
+        for what, count in nodes.most_common(1):
+            if 2 * count > len(tracer.nodes):
+                return f"{calls[what]:,} calls of {what}"
+        return ""
 
     def end_long_evaluation(self) -> None:
         """End the program where what follows its epoch has taken long."""
