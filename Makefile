@@ -43,8 +43,9 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadscope
 test: $(READY) ## run the tests that every change runs: a few minutes on two cores
 	$(PYTEST) -m "not truth" $(PYTEST_ARGS)
 
+# Their processes wait for processes of their own a third of the time, so three share two cores.
 truth: $(READY) ## run the long tests: real ranks, torch's own compiler, the model collections, published figures
-	$(PYTEST) --no-loadscope-reorder -m truth $(PYTEST_ARGS)
+	$(PYTEST) -n $(shell expr $(JOBS) \* 3 / 2) --no-loadscope-reorder -m truth $(PYTEST_ARGS)
 
 # What a release of torch can change. Each page is a test, and any of them may go to any process.
 SAMPLE := tests/hardware tests/simulation/kernels $(addprefix tests/simulation/program/test_,kinds.py made_up.py obstacles.py owners.py program.py read_backs.py) tests/memory/test_allocator.py

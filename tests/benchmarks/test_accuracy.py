@@ -30,9 +30,9 @@ pytestmark = pytest.mark.truth
 
 DATA = ROOT / "tests" / "data"
 PLAIN, MEASUREMENT = DATA / "made-up-plain.json", DATA / "made-up-measurement.json"
-EVERY = 1 if os.environ.get("FXMEM_ALL") else 60
-"""Of a measurement file with a hundred steps every sixtieth is predicted anew here; `make accuracy` holds all of
-them to their bounds."""
+EVERY = 1 if os.environ.get("FXMEM_ALL") else 120
+"""Of a measurement file with hundreds of steps one in 120 is predicted anew here; `make accuracy` holds all of them to
+their bounds."""
 
 # --- what was measured really -----------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.truth, on_measured_release]
 
 EQUAL = {"operator": 0.83, "program": 0.68}
 """The least part of the runs that agrees block by block."""
-SORTED = "sort argsort msort topk kthvalue nn.functional.embedding".split()
+SORTED = "argsort topk kthvalue nn.functional.embedding".split()
 DOUBLE_BACKWARD = "hutchinson_trace gradient_norms_of_two_losses r1_regulariser heat_equation gradient_penalty".split()
 ATTENTION = "multihead_attention multihead_attention_padded multihead_attention_with_weights".split()
 
@@ -38,7 +38,7 @@ def held(kind: str, names: list[str]) -> list[card_runs.Held]:
 
 def test_sorts_are_met_block_by_block() -> None:
     found = held("operator", SORTED)
-    assert len(found) >= 9
+    assert len(found) >= 7
     assert [(each.name, each.mode) for each in found if not each.is_equal and not each.refused] == []
 
 

@@ -57,7 +57,6 @@ _SWIN = {"patch_size": [4, 4], "embed_dim": 24, "depths": [2, 2], "num_heads": [
 # model, settings, side of the image (0: text), whether torch.fx can trace it; of each way to build one, the smallest
 MODELS = [
     ("torchvision:resnet18", {"num_classes": 5}, 32, True),
-    ("torchvision:squeezenet1_1", {"num_classes": 5}, 32, True),
     (
         "torchvision.models.shufflenetv2:ShuffleNetV2",
         {"stages_repeats": [2, 2, 2], "stages_out_channels": [24, 48, 96, 192, 256], "num_classes": 5},
@@ -70,7 +69,6 @@ MODELS = [
         32,
         True,
     ),
-    ("timm:resnet10t", {"num_classes": 5, "drop_rate": 0.1}, 32, True),
     ("timm:convnext_atto", {"num_classes": 5, "depths": [1, 1, 2, 1], "drop_path_rate": 0.1}, 32, True),
     ("timm.models.mlp_mixer:MlpMixer", {**_MIXER, "img_size": 32, "drop_rate": 0.1}, 32, True),
     ("timm:vit_tiny_patch16_224", _VIT, 32, False),
@@ -80,7 +78,6 @@ MODELS = [
         0,
         False,
     ),
-    ("hf:BertForMaskedLM", _TEXT, 0, False),
     ("hf:LlamaForCausalLM", {**_KV, "attention_dropout": 0.1}, 0, False),
     ("hf:Gemma2ForCausalLM", {**_KV, "head_dim": 16}, 0, False),
     ("hf:T5ForConditionalGeneration", _T5, 0, False),

@@ -174,8 +174,6 @@ def test_two_hundred_steps_are_those_of_the_card_event_by_event() -> None:
     ("script", "settings"),
     [
         ("lengths_expandable", "expandable_segments:True"),
-        ("lengths_max_split", "max_split_size_mb:64"),
-        ("lengths_rounded", "roundup_power2_divisions:4"),
         ("lengths_collected", "garbage_collection_threshold:0.6,per_process_memory_fraction:0.1"),
     ],
 )

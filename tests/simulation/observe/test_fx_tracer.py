@@ -37,28 +37,20 @@ FEW_BLOCKS = {
     "densenet": functools.partial(DenseNet, growth_rate=8, block_config=(2, 3), num_init_features=16),
     "maxvit": functools.partial(MaxVit, (224, 224), 16, 7, [32, 64], [1, 2], 16, 0.2),
     "mvit_v2": functools.partial(MViT, (224, 224), 16, _MVIT, **_V2),
-    "swin": functools.partial(SwinTransformer, [4, 4], window_size=[7, 7], **_WINDOWS),
     "swin_v2": functools.partial(SwinTransformer, [4, 4], window_size=[8, 8], **_WINDOWS, **_SWIN_V2),
     "swin3d": functools.partial(SwinTransformer3d, [2, 4, 4], window_size=[8, 7, 7], **_WINDOWS),
 }
 MODELS = [
     *FEW_BLOCKS,
-    "alexnet",
     "convnext_tiny",
     "deeplabv3_resnet50",
-    "efficientnet_v2_s",
     "googlenet",
-    "inception_v3",
     "lraspp_mobilenet_v3_large",
-    "mnasnet0_5",
-    "mobilenet_v2",
-    "r2plus1d_18",
     "regnet_y_400mf",
     "resnet18",
     "s3d",
     "shufflenet_v2_x0_5",
     "squeezenet1_1",
-    "vgg11_bn",
     "vit_b_32",
 ]
 
@@ -75,11 +67,9 @@ _SAME = {
 
 
 def _shape(name):
-    if any(word in name for word in ("r3d", "mc3", "r2plus1d")):
-        return 1, 3, 8, 112, 112
     if any(word in name for word in ("mvit", "swin3d", "s3d")):
         return 1, 3, 16, 224, 224
-    return (1, 3, 299, 299) if "inception" in name else (1, 3, 224, 224)
+    return 1, 3, 224, 224
 
 
 def _build(name):
@@ -241,9 +231,7 @@ def test_odd_program_runs_again_from_its_graph():
 
 
 @pytest.mark.truth
-@pytest.mark.parametrize(
-    "name", ["resnet18", "vit_b_16", "swin_t", "googlenet", "deeplabv3_resnet50", "shufflenet_v2_x0_5"]
-)
+@pytest.mark.parametrize("name", ["vit_b_16", "googlenet", "deeplabv3_resnet50"])
 def test_graph_module_returns_what_the_model_returns(name):
     torch.manual_seed(0)
     options = {"weights_backbone": None} if "deeplab" in name else {}

@@ -41,15 +41,13 @@ def mamba() -> Any:
     return MambaForCausalLM(MambaConfig(hidden_size=64, num_hidden_layers=1, vocab_size=300, state_size=8))
 
 
-def generate(make: Any, new_tokens: int, *, padded: int = 0, target: str = "h100", **options: Any) -> Any:
+def generate(make: Any, new_tokens: int, **options: Any) -> Any:
     """What the card says after each of two calls and a forward of what they made, with the record."""
     found: list[Any] = []
-    with fxmem.record(target, out_of_memory="continue") as run:
+    with fxmem.record("h100", out_of_memory="continue") as run:
         model = make().cuda().eval()
         prompt = torch.randint(3, 300, (2, 30))
-        mask = torch.ones_like(prompt)
-        mask[0, :padded] = 0
-        given = {"input_ids": prompt.cuda(), "attention_mask": mask.cuda()}
+        given = {"input_ids": prompt.cuda(), "attention_mask": torch.ones_like(prompt).cuda()}
         for _ in range(2):
             made = model.generate(**given, max_new_tokens=new_tokens, pad_token_id=0, **options)
             ids = made if isinstance(made, torch.Tensor) else made.sequences
@@ -90,13 +88,11 @@ def compare(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("make", "new_tokens", "options"),
     [
-        (llama, 44, {"return_dict_in_generate": True, "do_sample": True}),
-        (llama, 44, {"num_beams": 3, "do_sample": False, "repetition_penalty": 1.2}),
-        (llama, 44, {"cache_implementation": "static", "disable_compile": True, "do_sample": False}),
-        (llama, 50, {"min_new_tokens": 30, "do_sample": False, "eos_token_id": 5}),
-        (llama, 76, {"padded": 5, "do_sample": True, "target": "rtx3080"}),  # rows of its mask are padded
-        (mistral, 70, {"do_sample": True}),  # its window is full on the way
-        (mamba, 44, {"do_sample": True}),
+        (llama, 34, {"num_beams": 3, "do_sample": False, "repetition_penalty": 1.2}),
+        (llama, 34, {"cache_implementation": "static", "disable_compile": True, "do_sample": False}),
+        (llama, 40, {"min_new_tokens": 30, "do_sample": False, "return_dict_in_generate": True, "eos_token_id": 5}),
+        (mistral, 56, {"do_sample": True}),  # its window is full on the way
+        (mamba, 34, {"do_sample": True}),
     ],
 )
 def test_tokens_in_the_middle_are_those_that_run(

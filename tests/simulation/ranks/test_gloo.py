@@ -16,14 +16,11 @@ from tests.simulation.ranks.gloo import NUMBER, compare, measure
 pytestmark = pytest.mark.truth
 
 CASES: Final = (
-    *(("fsdp, accumulation", 2, 1), ("ddp, views", 2, 1), ("zero-1", 2, 1)),
-    *(("1f1b", 2, 0), ("interleaved", 2, 1)),
-    *(("fsdp, uneven shards, the last rank", 3, 2), ("fsdp1, bf16 with fp32 reduction", 3, 2)),
-    *(("main gradients", 2, 1), ("experts", 2, 1), ("experts, worst", 2, 1)),
-    *(("ring", 2, 1), ("ring, alltoall", 2, 0)),
-    *(("ddp, hook", 2, 1), ("hsdp", 4, 3), ("fsdp x tp, checkpointed", 4, 2)),
+    *(("fsdp, accumulation", 2, 1), ("fsdp1, bf16 with fp32 reduction", 3, 2), ("fsdp x tp, checkpointed", 4, 2)),
+    *(("zero-1", 2, 1), ("ddp, hook", 2, 1), ("main gradients", 2, 1)),
+    *(("interleaved", 2, 1), ("experts", 2, 1), ("experts, worst", 2, 1), ("ring, alltoall", 2, 0)),
 )
-"""Kind, world and rank."""
+"""Kind, world and rank; `make -C benchmarks ranks` has many more."""
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +33,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int
 def test_a_rank_takes_what_is_predicted(
     kind: str, world: int, rank: int, measured: Mapping[tuple[str, int, int], int]
 ) -> None:
-    real, predicted = compare(kind, world, rank, measured[kind, world, rank])
-    assert abs(predicted - real) <= (3 if kind == "ddp, hook" else 1) * NUMBER  # one for each of its buckets
+    tolerance = (3 if kind == "ddp, hook" else 1) * NUMBER  # one for each of its buckets
+    real, predicted = compare(kind, world, rank, measured[kind, world, rank], tolerance)
+    assert abs(predicted - real) <= tolerance
 
 
 def test_waiting_for_a_collective_makes_no_tensor() -> None:

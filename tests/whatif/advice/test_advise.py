@@ -34,7 +34,7 @@ class Speaker(nn.Module):
         self.embed, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-            for _ in range(2)
+            for _ in range(1)
         )
 
     def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
