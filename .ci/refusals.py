@@ -42,13 +42,14 @@ SUBJECTS = {
 }
 """What comes first and what comes last on the command line."""
 VERBS = ("analyze", "plan", "advise", "max-batch", "cards", "shard", "validate", "show", "lines", "layers")
-VERBS = (*VERBS, "report", "graph", "timeline", "export")
+VERBS = (*VERBS, "report", "graph", "timeline", "export", "sweep")
 NEEDED = {
     "shard": ["--cards", "2xh100", "--batch", "4"],
     "report": ["-o", "out.html"],
     "graph": ["-o", "out.svg"],
     "timeline": ["-o", "out.svg"],
     "export": ["--to", "csv", "-o", "out.csv"],
+    "sweep": ["--over", "batch=2,4"],
 }
 """What a verb asks for whatever its subject is."""
 OPTIONS = {
@@ -83,6 +84,10 @@ OPTIONS = {
     "--all": [],
     "--cards": ["2xh100"],
     "--seq": ["8"],
+    "--over": ["card=t4,l4"],
+    "--grid": ["grid.toml"],
+    "--price": ["l4=0.8"],
+    "--markdown": ["table.md"],
 }
 """What is asked of a subject, in options of the verbs; what describes a model's step is the subject's own."""
 OF_FILE = {"max-batch", "report", "graph", "timeline"}
@@ -162,6 +167,7 @@ def main() -> None:
 
         Path("model.py").write_text(MODEL)
         Path("train.py").write_text("")
+        Path("grid.toml").write_text('card = ["t4", "l4"]')
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         analysis = fxmem.analyze(model, torch.empty(4, 8))
         analysis.to_json("report.json")
