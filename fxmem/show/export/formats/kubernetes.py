@@ -1,7 +1,7 @@
 """Resources for Kubernetes and Kueue, as a part of a Pod's spec.
 
-Nodes are chosen by the labels of NVIDIA's GPU feature discovery (docs/gpu-feature-discovery/README.md of
-NVIDIA/k8s-device-plugin): `nvidia.com/gpu.memory` is in MiB, `nvidia.com/gpu.product` the card's name with dashes.
+Nodes are chosen by the labels of NVIDIA's GPU feature discovery, a part of its device plugin:
+`nvidia.com/gpu.memory` is in MiB, `nvidia.com/gpu.product` the card's name with dashes.
 """
 
 from __future__ import annotations

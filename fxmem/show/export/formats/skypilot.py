@@ -1,7 +1,7 @@
 """Resources for SkyPilot, as a part of a task's YAML.
 
-`NVIDIA:24GB+` stands for each of its cards of so much memory or more (`Resources._parse_accelerators_from_str` of
-sky/resources.py, SkyPilot 0.14); a number of cards follows. `memory` is the host's, in GiB.
+`NVIDIA:24GB+` stands for each of its cards of so much memory or more; a number of cards follows (sky/resources.py of
+SkyPilot 0.14). `memory` is the host's, in GiB.
 """
 
 from __future__ import annotations
