@@ -86,7 +86,7 @@ OPTIONS = {
     "--seq": ["8"],
     "--over": ["card=t4,l4"],
     "--grid": ["grid.toml"],
-    "--price": ["l4=0.8"],
+    "--price": ["h100=2.99"],
     "--markdown": ["table.md"],
 }
 """What is asked of a subject, in options of the verbs; what describes a model's step is the subject's own."""
