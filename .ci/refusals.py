@@ -43,7 +43,7 @@ SUBJECTS = {
 }
 """What comes first and what comes last on the command line."""
 VERBS = ("analyze", "plan", "advise", "max-batch", "cards", "shard", "validate", "show", "show --by line")
-VERBS = (*VERBS, "show --by layer", "report", "graph", "graph --by time", "graph --by module", "export")
+VERBS = (*VERBS, "show --by layer", "report", "graph", "graph --by time", "graph --by module", "export", "sweep")
 NEEDED = {
     "shard": ["--cards", "2xh100", "--batch", "4"],
     "report": ["-o", "out.html"],
@@ -51,6 +51,7 @@ NEEDED = {
     "graph --by time": ["-o", "out.svg"],
     "graph --by module": ["-o", "out.svg"],
     "export": ["--to", "csv", "-o", "out.csv"],
+    "sweep": ["--over", "batch=2,4"],
 }
 """What a verb asks for whatever its subject is."""
 OPTIONS = {
@@ -84,6 +85,10 @@ OPTIONS = {
     "--all": [],
     "--cards": ["2xh100"],
     "--seq": ["8"],
+    "--over": ["card=t4,l4"],
+    "--grid": ["grid.toml"],
+    "--price": ["h100=2.99"],
+    "--markdown": ["table.md"],
 }
 """What is asked of a subject, in options of the verbs; what describes a model's step is the subject's own."""
 OF_FILE = {"max-batch", "report", "graph", "graph --by time"}
@@ -168,6 +173,7 @@ def main() -> None:
 
         Path("model.py").write_text(MODEL)
         Path("train.py").write_text("")
+        Path("grid.toml").write_text('card = ["t4", "l4"]')
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         analysis = fxmem.analyze(model, torch.empty(4, 8))
         analysis.to_json("report.json")

@@ -38,14 +38,19 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, names: Mapping[str, Any], imported: Callable[[types.ModuleType], None]) -> None:
         self._names = names
         self._imported = imported
+        self._asking: set[str] = set()
+        """What it asks others for, among whom may be one like it, which asks it in turn."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         """As `importlib.abc.MetaPathFinder.find_spec`."""
-        if fullname not in self._names:
+        if fullname not in self._names or fullname in self._asking:
             return None
-        others = (each for each in sys.meta_path if each is not self)
-        found = (each.find_spec(fullname, path, target) for each in others)
-        spec = next((each for each in found if each is not None), None)
+        self._asking.add(fullname)
+        try:
+            found = (each.find_spec(fullname, path, target) for each in sys.meta_path)
+            spec = next((each for each in found if each is not None), None)
+        finally:
+            self._asking.remove(fullname)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 

@@ -343,5 +343,6 @@ REPORT_OUTPUT = grouped(
     flag("--check", "refuse a target whose memory is not known, which no step can be said to fit"),
     *text_output("report"),
     argument("--svg", metavar="FILE.svg", help="also write the annotated graph; `fxmem graph` has more to choose"),
+    argument("-o", "--html", metavar="FILE.html", help="also write the page; `fxmem report` has more to choose"),
 )
 """The table of a report, and the files written beside it."""

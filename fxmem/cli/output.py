@@ -9,14 +9,15 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from fxmem.cli.progress import say
-from fxmem.errors import UsageError
+from fxmem.errors import FxmemError, UsageError
 from fxmem.show.terminal import columns, why_plain
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget
+    from fxmem.records.plan import Plan
     from fxmem.records.profile import Report, Timeline
 
 DRAWINGS = (".svg", ".png", ".pdf")
@@ -50,6 +51,8 @@ def check_output(options: argparse.Namespace) -> None:
         _check_is_json(options.json)
     if getattr(options, "svg", None) is not None:
         check_drawing(options, "--svg", options.svg)
+    if getattr(options, "html", None) is not None:
+        check_file(options, "--html", options.html, (".html", ".htm"))
 
 
 def _check_is_json(name: str) -> None:
@@ -127,6 +130,8 @@ def write_report(
         from fxmem.show import graph
 
         write_drawing(options, options.svg, graph.render(report, timeline).svg)
+    if options.html is not None:
+        write_page(options, options.html, report, timeline)
 
     following = "" if fit.is_failed else following
 
@@ -138,6 +143,26 @@ def write_report(
     if fit.exit_code and (options.check or budget is not None or options.json == "-"):
         say(fit.verdict)
     return fit.exit_code, write_json(options, report.model_dump_json, overview)
+
+
+def write_page(options: argparse.Namespace, name: str, report: Report, timeline: Timeline, **choices: Any) -> None:
+    """Write a report's page; what is chosen for it is as `PageOptions` has it."""
+    from fxmem.memory.allocator import read_settings
+    from fxmem.show.html import PageOptions, report_html
+
+    proposal = None if choices.get("plan") is not None else _propose_plan(report, timeline)
+    page = PageOptions(proposal=proposal, settings=read_settings(os.environ), **choices)
+    write_file(options, name, report_html(report, timeline, page))
+
+
+def _propose_plan(report: Report, timeline: Timeline) -> Plan | None:
+    """A plan of whole modules by the record alone; None where there is none."""
+    from fxmem.planning import estimate
+    from fxmem.records.names import Application
+
+    with contextlib.suppress(FxmemError):
+        return estimate.estimate(report, timeline.peak, "auto", None, Application.MODULES)
+    return None
 
 
 def write_file(options: argparse.Namespace, name: str, content: str | bytes) -> None:

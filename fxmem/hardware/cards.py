@@ -50,6 +50,8 @@ class Card(Record):
     target: Target
     aliases: tuple[str, ...] = ()
     """Other names people give it."""
+    sold_gb: int = 0
+    """Its memory as it is sold, of which a driver reports less: the size that schedulers know it by."""
     multi_processors: int = 0
     sm_clock_mhz: int = 0
     memory_clock_mhz: int = 0

@@ -24,6 +24,8 @@ from fxmem.records.units import format_bytes
 
 CONTEXT_SIZES = Path(__file__).with_name("context_sizes.json")
 """What has been measured of `ContextSize`, a JSON list."""
+HOST_BYTES = 240 << 20
+"""What the driver and libraries of a card have in the host's memory after a first step, measured on an H200."""
 
 
 class ContextSize(Record):

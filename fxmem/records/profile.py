@@ -30,7 +30,7 @@ from fxmem.records.parts import (
     RankedStep,
 )
 from fxmem.records.parts.base import Bytes, Flops, FlopsChange, Many, Mapped, Record, Tick
-from fxmem.records.registry import Viewed
+from fxmem.records.registry import Viewed, print_record
 from fxmem.records.units import package_path
 
 __all__ = ["Bytes", "Flops", "FlopsChange", "Many", "Mapped", "Record"]
@@ -511,6 +511,10 @@ class Versioned(Record):
     """A record that is written to a file of its own: the version of its format comes first."""
 
     schema_version: str = SCHEMA_VERSION
+
+    def __str__(self) -> str:
+        """What the command line prints of it, if it does."""
+        return print_record(self) or super().__str__()
 
 
 class Headed(Record):

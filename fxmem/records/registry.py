@@ -114,6 +114,12 @@ VIEWS: Registry[Any] = Registry("view", "fxmem.show.html.views", "fxmem.views")
 (`card-fits` shows `CardFits`)."""
 
 
+def print_record(record: Any) -> str | None:
+    """The text of a record, as the command line prints it; None for one that it does not print."""
+    text: str | None = import_module("fxmem.show.text.printed").write(record)
+    return text
+
+
 class Viewed:
     """A record that a notebook shows by its view."""
 

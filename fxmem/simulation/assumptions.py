@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from fxmem.hardware.catalogue import size_assumption
-from fxmem.hardware.context import context_range, format_range
+from fxmem.hardware.context import HOST_BYTES, context_range, format_range
 from fxmem.hardware.links import NCCL_PUBLISHED
 from fxmem.hardware.releases import release_assumption
 from fxmem.hardware.step_time import time_assumption
@@ -253,7 +253,7 @@ def _program_step(run: FinishedRun) -> Iterator[_Said]:
     text = (
         "the host's memory is measured on this machine, without pages of files, and less what fxmem has there: 18 MiB, "
         "24 KiB a node of the graph, and torch._dynamo until the program has it; not counted is what the card's driver "
-        "and libraries have on the host (240 MiB on an H200 after a first step)"
+        f"and libraries have on the host ({HOST_BYTES >> 20} MiB on an H200 after a first step)"
     )
     yield "host", text
 

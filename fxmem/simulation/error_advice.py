@@ -96,7 +96,24 @@ def explain_error(error: Exception, model: torch.nn.Module) -> AnalysisError:
             f"expected modules nested less deeply than Python's recursion limit; {name} goes past it{at}. Raise "
             f"sys.setrecursionlimit, or call its parts in a loop."
         )
-    return AnalysisError(f"the model raised {type(error).__name__}: {text}{at}")
+    return AnalysisError(f"the model raised {type(error).__name__}: {text}{at}{_of_batch(error, text)}")
+
+
+_UNPACKED: Final = re.compile(r"values to unpack \(expected (\d+)")
+
+
+def _of_batch(error: Exception, text: str) -> str:
+    """How many inputs make the batch that a Lightning module's step unpacks; empty where that is not what failed."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = _UNPACKED.search(text)
+    if found is None or not frames or frames[-1].f_code.co_name not in ("training_step", "validation_step"):
+        return ""
+    batch = next((value for name, value in frames[-1].f_locals.items() if name != "self"), None)
+    given = list(batch) if isinstance(batch, (list, tuple)) else [batch]
+    shapes = ["x".join(map(str, each.shape)) for each in given if isinstance(each, torch.Tensor)][: int(found[1])]
+    words = [*shapes, *["SHAPE:DTYPE"] * (int(found[1]) - len(shapes))]
+    each = " ".join(f"--input {word}" for word in words)
+    return f"; its batch has {found[1]} items, each of them an input of its own: {each}"
 
 
 def _of_values(error: Exception, text: str, at: str, model: str) -> str | None:

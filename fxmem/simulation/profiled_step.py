@@ -119,7 +119,10 @@ class ProfiledStep:
         return reporting.table(self.profile, self.timeline, width=width, depth=depth, color=color)
 
     def __str__(self) -> str:
-        return self.table()
+        from fxmem.show import text as reporting
+        from fxmem.show.terminal import columns
+
+        return reporting.overview(self.profile, self.timeline, width=columns())
 
     def __repr__(self) -> str:
         peak = self.peak

@@ -1,4 +1,4 @@
-"""What people type first, on their own models: 26 attempts that work, and 32 mistakes that are answered in one line.
+"""What people type first, on their own models: 26 attempts that work, and 33 mistakes that are answered in one line.
 
 `ATTEMPTS` and `MISTAKES` are the lists; each entry has its place in a new user's first hour. All run in one folder, in
 this process.
@@ -543,6 +543,7 @@ MISTAKES: dict[str, tuple[int, str]] = {
     "mine.py:net --input 2x8 --lora rank=2": (2, "expected --lora like r=8,alpha=16"),
     "mine.py:net --input 2x8 --lora r=2,target=nothing": (2, "Target modules .*nothing.* not found"),
     "mine.py:net --input 2x8 --optimizer torchao:AdamW9bit": (2, "closest: AdamW8bit"),
+    "lit.py:Lit --input 4x8": (1, r"its batch has 2 items, each of them .*: --input 4x8 --input SHAPE:DTYPE"),
     "lit.py:Gan --input lit.py:loader": (1, "configure_optimizers of Gan makes 2. .*fxmem run train.py"),
     "mine.py:net --input 2x8 --loss cee": (2, "got 'cee'; or as ce, mse, bce or l1"),
     "mine.py:net --input 2x8 --optimizer adamww": (2, "closest: adamw"),

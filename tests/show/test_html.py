@@ -20,6 +20,7 @@ from hypothesis import given, settings
 
 from fxmem.cli.verbs import graph as graph_verb
 from fxmem.cli.verbs import report as report_verb
+from fxmem.cli.verbs import show as show_verb
 from fxmem.errors import FxmemError, UsageError
 from fxmem.memory import liveness
 from fxmem.records.names import Application
@@ -439,6 +440,16 @@ def test_json_inside_a_script_cannot_end_it() -> None:
 
 
 # --- the verbs --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_comes_with_the_answer_too(tmp_path: Path) -> None:
+    report, page, out = saved(tmp_path / "r.json", small_profile()), tmp_path / "a.html", tmp_path / "r.html"
+    code, text = called(show_verb, report, "-o", str(page))
+    assert (code, called(report_verb, report, "-o", str(out))) == (0, (0, ""))
+    assert text.startswith("Memory ")
+    assert page.read_text() == out.read_text()
+    with pytest.raises(UsageError, match="expected --html to name a file that ends in"):
+        called(show_verb, report, "--html", report)
 
 
 def test_report_of_a_report(tmp_path: Path) -> None:

@@ -253,12 +253,19 @@ def test_a_table_for_a_readme_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
         (("--over", "checkpoints=some"), "expected checkpoints none, blocks or a plan"),
         (("--over", "mesh=pp=2"), "pipeline"),
         (("--over", "batch=1,1"), "expected each batch once"),
+        (("--over", "batch=8..4"), "got '8..4' for batch"),
+        (("--over", "bach=1"), "closest: batch"),
         (("--grid", "nowhere.toml"), "expected --grid to name a file of TOML"),
+        (("--grid", "misspelt.toml"), "got 'bach'; closest: batch"),
     ],
 )
-def test_what_cannot_be_tried_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_tried_is_refused(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = tmp_path / "own.py"
     own.write_text("from tests.whatif.test_sweep import Model\n")
+    monkeypatch.chdir(tmp_path)
+    Path("misspelt.toml").write_text("bach = [1]\n")
     with pytest.raises(UsageError, match=said.replace("(", r"\(")):
         called(verb, f"{own}:Model", "--input", "4x16:int64", "--quiet", *words)
 

@@ -66,6 +66,10 @@ class MakePlan(AskedStep):
     """What the step may take, e.g. 8GiB or 60% of its peak; null for the whole curve."""
 
 
+class MaxBatch(AskedStep):
+    """How large the batch may be; of a program the word {} stands for the number that is searched."""
+
+
 class ExplainError(AskedStep):
     """Why a card ran out of memory; with a program or a model also what fits."""
 
@@ -126,6 +130,11 @@ def _plan(asked: MakePlan, folder: Path) -> Iterator[str]:
     yield from [f"--budget={asked.budget}"] if asked.budget else []
 
 
+def _max_batch(asked: MaxBatch, folder: Path) -> Iterator[str]:
+    yield "max-batch"
+    yield from _model_words(asked, folder)
+
+
 def _explain(asked: ExplainError, folder: Path) -> Iterator[str]:
     yield from ("explain", "-")
     if asked.model or asked.program:
@@ -142,6 +151,7 @@ TOOLS: Final[Mapping[str, Tool]] = {
     "explain": Tool(ExplainError, _explain),
     "advise": Tool(Advise, _advise),
     "plan": Tool(MakePlan, _plan),
+    "max_batch": Tool(MaxBatch, _max_batch),
     "compare": Tool(Compare, _compare, ("nodes",)),
 }  # fmt: skip
 """Every tool, by its name."""

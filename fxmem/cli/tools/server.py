@@ -36,9 +36,9 @@ _MEANINGS: Final = {
 }
 _INSTRUCTIONS: Final = (
     "Predicts the GPU memory of PyTorch programs and models without a GPU. Ask predict before a job is started; where "
-    "it does not fit, advise or plan; of an out-of-memory error, explain. Scripts run as they are on tensors without "
-    "data; the user's files stay as they are, and nothing is sent. Numbers are bytes. What `unknowns` and "
-    "`assumptions` say, the number does not know."
+    "it does not fit, advise, plan or max_batch; of an out-of-memory error, explain. Scripts run as they are on "
+    "tensors without data; the user's files stay as they are, and nothing is sent. Numbers are bytes. What `unknowns` "
+    "and `assumptions` say, the number does not know."
 )
 
 
@@ -112,6 +112,7 @@ class ToolServer:
             result["report"] = answer.stem
         else:
             answer.unlink()
+        said = said if code else ""  # else it is where the work was
         return _result({"exit_code": code, "meaning": _MEANINGS.get(code, ""), "said": said, "answer": result})
 
     def _find(self, name: str) -> str:

@@ -16,10 +16,13 @@ from fxmem.records.registry import EXPORTERS
 BRIEF = "a report as a file that another tool opens"
 DESCRIPTION = (
     "Write a report in the format of another tool: PyTorch's memory viewer, Perfetto, speedscope, Model "
-    "Explorer, networkx, a spreadsheet."
+    "Explorer, networkx, a spreadsheet; or what a job scheduler has to be asked for."
 )
 
-EXAMPLES = ("fxmem export report.json --to perfetto -o trace.json",)
+EXAMPLES = (
+    "fxmem export report.json --to perfetto -o trace.json",
+    "fxmem export report.json --to slurm -o -",
+)
 
 ARGUMENTS = (
     *SUBJECT,

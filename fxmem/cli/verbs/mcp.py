@@ -11,9 +11,9 @@ from fxmem.errors import EnvironmentLacksError, UsageError
 
 BRIEF = "tools for a coding agent, over stdin and stdout"
 DESCRIPTION = (
-    "Serve the Model Context Protocol over stdin and stdout: the tools predict, explain, advise, plan and compare. "
-    "Scripts are run in the folder alone that it is started for; their files stay as they are. An agent starts it; "
-    "needs pip install 'fxmem[mcp]'."
+    "Serve the Model Context Protocol over stdin and stdout: the tools predict, explain, advise, plan, max_batch and "
+    "compare. Scripts are run in the folder alone that it is started for; their files stay as they are. An agent "
+    "starts it; needs pip install 'fxmem[mcp]'."
 )
 
 EXAMPLES = ("fxmem mcp", "fxmem mcp ~/project")

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import OPEN, OVERLAYS, SUBJECT, drawing
-from fxmem.cli.output import check_file, write_file
+from fxmem.cli.output import check_file, write_file, write_page
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import is_report, read_budget, read_planned_step
 from fxmem.cli.verbs.graph import load_after
-from fxmem.errors import FxmemError, UsageError
+from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
     from fxmem.records.advice import Advice
-    from fxmem.records.plan import Plan
-    from fxmem.records.profile import Report, Timeline
     from fxmem.simulation.profiled_step import ProfiledStep
 
 BRIEF = "a page: everything in one HTML file, for others to read"
@@ -51,9 +47,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem report`; return the exit code and the text for stdout."""
     from fxmem.memory import report_reader
-    from fxmem.memory.allocator import read_settings
     from fxmem.memory.snapshots import is_pickle
-    from fxmem.show.html import PageOptions, report_html
 
     check_file(options, "--output", options.output, (".html", ".htm"))
     if options.model is not None and is_pickle(Path(options.model)):
@@ -68,17 +62,15 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         advice = _try_changes(options, step)
     elif (advice.inputs, advice.target.name) != (report.inputs, report.target.name):
         raise UsageError(f"expected --advice to be about this step, got {options.advice!r}, which is about another")
-    page = PageOptions(
+    write_page(
+        *(options, options.output, report, timeline),
         budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
         plan=plan,
         after=load_after(options, report),
         advice=advice,
-        proposal=_propose_plan(report, timeline) if plan is None else None,
         graph=options.max_boxes > 0,
         max_boxes=max(options.max_boxes, 1),
-        settings=read_settings(os.environ),
     )
-    write_file(options, options.output, report_html(report, timeline, page))
     return 0, ""
 
 
@@ -91,16 +83,6 @@ def _try_changes(options: argparse.Namespace, step: ProfiledStep) -> Advice | No
 
     with Progress(options.quiet) as progress:
         return try_changes(make_bench(step, None), None, plans=False, quick=True, progress=progress)
-
-
-def _propose_plan(report: Report, timeline: Timeline) -> Plan | None:
-    """A plan of whole modules by the record alone; None where there is none."""
-    from fxmem.planning import estimate
-    from fxmem.records.names import Application
-
-    with contextlib.suppress(FxmemError):
-        return estimate.estimate(report, timeline.peak, "auto", None, Application.MODULES)
-    return None
 
 
 def _write_snapshot(options: argparse.Namespace) -> None:

@@ -26,8 +26,8 @@ from fxmem.cli.options import (
 from fxmem.cli.output import check_markdown, check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag, repeatable
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import analyze_subject, read_program
-from fxmem.errors import FxmemError, UsageError
+from fxmem.cli.step import analyze_subject, read_program, require_torch
+from fxmem.errors import FxmemError, UsageError, closest, unknown_name
 
 if TYPE_CHECKING:
     from fxmem.records.plan import Plan
@@ -94,10 +94,11 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             raise UsageError(f"expected cards whose memory is known, got {name!r}")
     kept = None if options.json in (None, "-") else _read_kept(Path(options.json))
     with Progress(options.quiet) as progress:
-        step = analyze_subject(options, program, progress, again=True)
+        require_torch()
         from fxmem.whatif import sweep
 
         sweep.check_grid(grid, plans, is_program=program is not None)
+        step = analyze_subject(options, program, progress, again=True)
         found = sweep.measure(
             step, grid, plans=plans, kept=kept, keep=lambda each: _keep(options, each), progress=progress.found
         )
@@ -146,10 +147,13 @@ def _read_grid(options: argparse.Namespace) -> tuple[SweepGrid, dict[str, Plan]]
     from fxmem.records.sizes import SweepGrid
 
     values = _read_toml(Path(options.grid)) if options.grid is not None else {}
+    for name in values:
+        if name not in (*_NAMES, "prices"):
+            raise unknown_name(f"a grid of {', '.join(_NAMES)} and prices in {options.grid}", name, _NAMES)
     for text in options.over:
         name, equals, words = text.partition("=")
         if not equals or name not in _NAMES:
-            raise UsageError(f"{_FORM}, got {text!r}")
+            raise UsageError(f"{_FORM}, got {text!r}{closest(name, _NAMES)}")
         values.setdefault(name, []).extend(_read_values(name, words))
     prices = values.setdefault("prices", {})
     for text in options.price:
@@ -184,7 +188,7 @@ def _read_values(name: str, words: str) -> Iterator[str | int]:
         first, dots, last = word.partition("..")
         if name not in ("batch", "length"):
             yield word
-        elif not first.isdecimal() or (dots and not last.isdecimal()) or not int(first):
+        elif not first.isdecimal() or (dots and not last.isdecimal()) or not 0 < int(first) <= int(last or first):
             raise UsageError(f"{_FORM}, got {word!r} for {name}")
         else:
             size, most = int(first), int(last) if dots else int(first)

@@ -26,6 +26,7 @@ from fxmem.records.units import package_path
 from fxmem.simulation.compiled.timed_answers import Answered, Answers, answer_all_ways
 from fxmem.simulation.profiled_step import ReportedStep
 from fxmem.simulation.program.command import Launch, notebook_cells
+from fxmem.simulation.program.handed_over import HandedOver, handing_over
 from fxmem.simulation.program.host_memory import measure_dynamo
 from fxmem.simulation.program.launchers import check_program, find_started
 from fxmem.simulation.program.rank_runs import RankAnswer, RunRank, report_ranks
@@ -237,7 +238,20 @@ def run_as_main(
     if program.launcher:
         as_what = f"run as with --ranks {place['WORLD_SIZE']}" if place else "the first runs here, alone"
         note_answer(f"{program.launcher}: {as_what}")
+    try:
+        _run_there(program, place)
+    except HandedOver as given:
+        # Outside of the handler, so that the errors of what runs now are not shown as raised within this one.
+        started = dataclasses.replace(given.started, environment=(*program.environment, *given.started.environment))
+    else:
+        return
+    run_as_main(started, note_answer, place)
+
+
+def _run_there(program: Launch, place: Mapping[str, str] | None) -> None:
+    """Run a program until it ends, or starts another in its place."""
     with (
+        handing_over(program),
         torch_common.replace(sys, "argv", [program.program, *program.arguments]),
         torch_common.replace(sys, "path", [_first_folder(program), *sys.path]),
         torch_common.set_environment({**dict(program.environment), **(place or {})}),

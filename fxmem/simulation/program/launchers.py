@@ -1,5 +1,7 @@
 """What a launcher on the command line starts: `torchrun`, `accelerate launch`, `deepspeed`, `fabric run`, `python`.
 
+So is the command of an installed package: the file of that name.
+
 Its processes become ranks. A launcher that starts nothing while it reads its words reads them here (torch's,
 accelerate's). The options of the others stand below, as of DeepSpeed 0.18 (deepspeed/launcher/runner.py), Lightning 2.6
 (lightning/fabric/cli.py) and Python 3.13, so that none of them need be installed.
@@ -15,6 +17,7 @@ import importlib
 import io
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +37,7 @@ def find_started(program: Launch) -> Launch:
     Raises:
         UsageError: a launcher's command line that it would not take, or that starts no Python.
     """
-    while (read := _find_launcher(program)) is not None:
+    while (read := find_launcher(program)) is not None:
         started = read(program)
         program = dataclasses.replace(
             started,
@@ -49,7 +52,7 @@ def find_started(program: Launch) -> Launch:
 
 def check_program(program: Launch) -> None:
     """Refuse a script that is not there. Raises UsageError."""
-    if program.is_module or os.path.isfile(program.program) or _find_launcher(program) is not None:
+    if program.is_module or os.path.isfile(program.program) or find_launcher(program) is not None:
         return
     near = closest(program.program, [*_COMMANDS, "python", *map(str, Path().glob("*.py"))])
     raise UsageError(f"expected a Python file to run, got {program.program!r}, which is no file{near}")
@@ -58,12 +61,14 @@ def check_program(program: Launch) -> None:
 _Read = Callable[[Launch], Launch]
 
 
-def _find_launcher(program: Launch) -> _Read | None:
+def find_launcher(program: Launch) -> _Read | None:
     """What reads the words of a launcher; None for any other program."""
     if program.is_module:
         return _MODULES.get(program.program)
     name = os.path.basename(program.program).removesuffix(".exe")
-    return _read_python if re.fullmatch(r"python(\d(\.\d+)?)?", name) else _COMMANDS.get(name)
+    if re.fullmatch(r"python(\d(\.\d+)?)?", name):
+        return _read_python
+    return _COMMANDS.get(name) or (_read_command if _find_command(program.program) else None)
 
 
 def _ranks(name: str, count: int | None, per_machine: int | None) -> dict[str, Any]:
@@ -130,7 +135,7 @@ def _of_torchrun(name: str, options: Any, environment: Sequence[tuple[str, str]]
 def _script(name: str, options: Any, fields: dict[str, Any]) -> Launch:
     """The program among a launcher's options. Raises UsageError where it starts no Python."""
     script = Launch(options.training_script, tuple(options.training_script_args), options.module, **fields)
-    if options.no_python and _find_launcher(script) is None:
+    if options.no_python and find_launcher(script) is None:
         raise UsageError(f"expected {name} to start a Python program, got {script.program} without Python")
     return script
 
@@ -291,6 +296,19 @@ def _read_python(program: Launch) -> Launch:
     if not words:
         raise UsageError(f"expected a script, or -m and a module, after {program.program}; got nothing")
     return Launch(words[0], tuple(words[1:]))
+
+
+def _find_command(name: str) -> str | None:
+    """The file of an installed package's command (`axolotl`, `tune`), which is Python; None for any other name."""
+    file = None if os.path.isfile(name) or os.path.basename(name) != name else shutil.which(name)
+    if file is None:
+        return None
+    with open(file, "rb") as stream:
+        return file if re.match(rb"#!.*python", stream.readline(256)) else None
+
+
+def _read_command(program: Launch) -> Launch:
+    return Launch(_find_command(program.program) or program.program, program.arguments)
 
 
 def _after(program: Launch, word: str) -> list[str]:

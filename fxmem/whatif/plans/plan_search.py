@@ -317,7 +317,10 @@ class PlanSearch:
             )
         if shortfall.least_bytes is not None:
             least = exact_bytes(shortfall.least_bytes)
-            message += f"; the least budget that a plan keeps is {least}: --budget {shortfall.least_bytes} gives it"
+            why = ", as the allocator's segments for it take more" if shortfall.least_bytes > peak.counted_bytes else ""
+            message += (
+                f"; the least budget that a plan keeps is {least}{why}: --budget {shortfall.least_bytes} gives it"
+            )
         return message
 
     # --- without a budget ---------------------------------------------------------------------------------------------

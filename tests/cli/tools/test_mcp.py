@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 
 import fxmem
-from fxmem.cli.tools.requests import TOOLS, ExplainError, Predict, program_words
+from fxmem.cli.tools.requests import TOOLS, ExplainError, MaxBatch, Predict, program_words
 from fxmem.cli.verbs import mcp as verb
 from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.records import schemas
@@ -52,6 +52,10 @@ def folder(tmp_path: Path) -> Path:
     found.mkdir()
     (found / "train.py").write_text(TRAIN.replace("LINE", "losses = loss.item()"))
     (found / "leak.py").write_text(TRAIN.replace("LINE", "kept.append(loss)"))
+    block = "nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024))"
+    (found / "deep.py").write_text(
+        TRAIN.replace(block, f"nn.Sequential(*({block} for _ in range(4)))").replace("LINE", "")
+    )
     (found / "model.py").write_text(
         "from torch import nn\n"
         "def build():\n"
@@ -111,6 +115,12 @@ def test_words_of_the_users_are_no_options(folder: Path) -> None:
     asked = ExplainError(text="x", program=("train.py", "--json", "train.py"), target="--json=train.py")
     words = [*TOOLS["explain"].words(asked, folder), *program_words(asked, folder)]
     assert words == ["explain", "-", "--target=--json=train.py", "--run", "train.py", "--json", "train.py"]
+
+
+def test_the_largest_batch_of_a_program_is_asked_by_its_words(folder: Path) -> None:
+    asked = MaxBatch(program=("train.py", "{}"), target="rtx3080")
+    words = [*TOOLS["max_batch"].words(asked, folder), *program_words(asked, folder)]
+    assert words == ["max-batch", "--target=rtx3080", "--run", "train.py", "{}"]
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,11 +203,16 @@ def test_an_agent_does_ten_tasks(folder: Path) -> None:
             )
             mended = await agent.ask("predict", program=["leak.py", "64"], target="rtx3080", until_steady=True)
             assert mended["answer"]["step"]["program"]["growth_bytes"] == 0
-            # 7: checkpoints within a budget, for a model
-            asked = {"model": "model.py:build", "inputs": ["4096x256"], "target": "rtx3080"}
-            plan = await agent.ask("plan", **asked, budget="70%")
+            # 7: checkpoints within a budget; put into the script, they free what was promised
+            plan = await agent.ask("plan", program=["deep.py", "20000"], target="rtx3080", budget="75%")
             answer = plan["answer"]
             assert answer["after"]["allocated_bytes"] <= answer["budget_bytes"] < answer["before"]["allocated_bytes"]
+            (folder / "plan.json").write_text(json.dumps(answer))
+            planned = "import fxmem\nmodel = fxmem.checkpoint(model, fxmem.load_plan('plan.json'))\noptimizer ="
+            (folder / "planned.py").write_text((folder / "deep.py").read_text().replace("optimizer =", planned, 1))
+            kept = await agent.ask("predict", program=["planned.py", "20000"], target="rtx3080")
+            assert kept["answer"]["peak"]["allocated_bytes"] == answer["after"]["allocated_bytes"]
+            asked = {"model": "model.py:build", "inputs": ["4096x256"], "target": "rtx3080"}
             # 8: a budget that nothing keeps is answered with the least
             least = await agent.ask("plan", **asked, budget="1MiB")
             assert least["exit_code"] == 4
@@ -214,9 +229,9 @@ def test_an_agent_does_ten_tasks(folder: Path) -> None:
 
     anyio.run(work)
     after = state(folder)
-    assert {key: value for key, value in after.items() if "leak.py" not in key} == {
-        key: value for key, value in before.items() if "leak.py" not in key
-    }
+    changed = {Path(key).name for key, value in after.items() if before.get(key) != value}
+    assert changed == {"leak.py", "plan.json", "planned.py"}  # by the agent itself
+    assert before.keys() <= after.keys()
 
 
 @pytest.mark.truth

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -335,6 +336,18 @@ def test_products_of_many_rows_unpack_four_bit_weights_and_scales(bnb: Any, rows
             run()
             most.append(torch.cuda.max_memory_allocated() - before)
     assert most[0] == unpacked + (most[1] if unpacked else 2 * rows * 4096)
+
+
+def test_packages_that_take_the_library_from_bitsandbytes_have_the_rows(bnb: Any) -> None:
+    # As axolotl and Unsloth unpack weights: axolotl/kernels/quantize.py, unsloth/kernels/utils.py.
+    with fxmem.record("h100") as run:
+        weight = bnb.nn.Linear4bit(512, 384, bias=False, quant_type="nf4").cuda().weight
+        library, pointer = bnb.functional.lib, bnb.functional.get_ptr
+        made = torch.empty(384, 512, device="cuda", dtype=torch.bfloat16)
+        unpack, sizes = library.cdequantize_blockwise_bf16_nf4, (ctypes.c_int(64), ctypes.c_int(384 * 512))
+        unpack(None, pointer(weight), pointer(weight.quant_state.absmax), pointer(made), *sizes, ctypes.c_void_p(0))
+        assert library.cquantize_blockwise_cpu_fp32.argtypes == bnb.functional.lib.cquantize_blockwise_cpu_fp32.argtypes
+    assert [op.flops for op in run.profile.ops if op.name.endswith("cdequantize_blockwise_bf16_nf4")] == [384 * 512]
 
 
 def test_eight_bit_layers_multiply_whole_numbers_and_find_no_outliers(bnb: Any) -> None:

@@ -44,13 +44,24 @@ def _call_rows(kernels: Any) -> torch_common.Patches:
         yield torch_common.replace(kernels, name, table)
 
 
+def _give_rows(functional: Any) -> torch_common.Patches:
+    """So do other packages, which take the library from here: axolotl, Unsloth. Its functions of a CPU stay."""
+    rows, real = importlib.import_module(PACKAGE.module), functional.lib
+
+    class Library:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(rows if name in PACKAGE.kernels else real, name)
+
+    yield torch_common.replace_all([(functional, "lib", Library()), (functional, "get_ptr", lambda tensor: tensor)])
+
+
 PACKAGE = Package(
     module="libbitsandbytes_cuda",
     release="bitsandbytes 0.50.2",
     python="bitsandbytes",
     operators="bitsandbytes",
     install="pip install bitsandbytes",
-    patches={"bitsandbytes": _register_kernels, _KERNELS: _call_rows},
+    patches={"bitsandbytes": _register_kernels, _KERNELS: _call_rows, "bitsandbytes.functional": _give_rows},
     patches_all=True,
 )
 register("libbitsandbytes-cuda", PACKAGE)
@@ -62,8 +73,8 @@ def _names(form: str) -> str:
 
 
 def _of_elements(each: int) -> Callable[..., int]:
-    """So many operations an element: of `(code, A, absmax, out, blocksize, elements)`."""
-    return lambda *args: each * int(args[5])
+    """So many operations an element: of `(code, A, absmax, out, blocksize, elements)`, which may be a `c_int`."""
+    return lambda *args: each * int(getattr(args[5], "value", args[5]))
 
 
 _BLOCKS = [f"c{{}}quantize_blockwise_{{{{}}}}{kind}" for kind in ("", "_nf4", "_fp4")]

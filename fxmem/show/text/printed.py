@@ -1,0 +1,31 @@
+"""What `print` shows of a record: what the command line prints of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from fxmem.show.terminal import columns
+from fxmem.show.text import advice, by_layer, by_line, comparison, compile_plan, explanation, plan, sizes, sweep
+
+TABLES: Final[Mapping[str, Callable[..., str]]] = {
+    "Advice": advice.table,
+    "CardFits": sizes.cards_table,
+    "CompilePlan": compile_plan.table,
+    "Explanation": explanation.table,
+    "LayerReport": by_layer.table,
+    "LineReport": by_line.table,
+    "MeshFits": sizes.meshes_table,
+    "Plan": plan.table,
+    "ServeSize": sizes.serving_table,
+    "SizeCurve": sizes.curve_table,
+    "StepComparison": comparison.table,
+    "Sweep": sweep.sweep_table,
+}
+"""By the name of its class."""
+
+
+def write(record: Any) -> str | None:
+    """Return the text of a record without colours, as wide as the terminal; None for one that has none."""
+    table = TABLES.get(type(record).__name__)
+    return None if table is None else table(record, width=columns())
