@@ -159,7 +159,7 @@ def read_report(report: dict[str, Any]) -> dict[str, Any]:
         "made_up": sorted({f"{each['kind']}: {each['what']}" for each in program["made_up"]}),
         "found": [
             {key: each.get(key) for key in ("cause", "text", "place", "nbytes", "of", "saved_bytes")}
-            for each in report["findings"]
+            for each in report.get("findings", ())
         ],
     }
 

@@ -271,7 +271,6 @@ def spare_work() -> AbstractContextManager[None]:
     eight times that inductor puts other symbols into an index (`sympy_subs` of torch/_inductor/utils.py), it has done
     the same before: a model repeats its layers.
     """
-    import sympy  # type: ignore[import-untyped]
     from torch._inductor import bounds, config, dtype_propagation, scheduler, utils
     from torch._inductor.runtime import triton_compat
 
@@ -302,7 +301,7 @@ def spare_work() -> AbstractContextManager[None]:
 
     places = (
         (triton_compat, "triton_key", lambda _: ""),
-        (sympy.Basic, "xreplace", put_symbols),
+        (vars(utils)["sympy"].Basic, "xreplace", put_symbols),
         (bounds.BoundVars, "get_bounds", find_bounds),
         (scheduler.Scheduler, "get_graph_partition_symbol_inputs", find_symbols),
         (dtype_propagation.DtypePropagationOpsHandler, "__init__", set_up),
