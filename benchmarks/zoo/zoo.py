@@ -95,6 +95,8 @@ class Row:
     """CPU time of the analysis alone, in a process that has imported everything; building the model is not in it."""
     unknown_flops: tuple[str, ...] = ()
     """Operators that compute and have no FLOP formula."""
+    found: tuple[str, ...] = ()
+    """What is found in the step: cause, bytes, text, and where."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -179,6 +181,10 @@ def _analyse(row: Row, built: Any, call: Any, job: Job) -> Row:
             ops=len(profile.ops),
             seconds=round(seconds, 3),
             unknown_flops=tuple(unknown.what for unknown in profile.unknowns if unknown.topic == "flops"),
+            found=tuple(
+                _portable(f"{each.cause}, {each.nbytes / MIB:,.1f} MiB, {each.text} ({each.place or 'no line'})")
+                for each in analysis.findings
+            ),
         )
         _check(analysis, parameters_bytes)
         if job.recorded and row.mode == "train":
@@ -284,7 +290,7 @@ def _portable(text: str) -> str:
 def markdown(found: Mapping[str, Any]) -> str:
     """The result for people: counts, and failures with their reasons."""
     rows = [
-        Row(**{**row, "inputs": tuple(row["inputs"]), "unknown_flops": tuple(row["unknown_flops"])})
+        Row(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
         for row in found["rows"]
     ]
     specs = list(dict.fromkeys(row.architecture for row in rows))
@@ -302,6 +308,7 @@ def markdown(found: Mapping[str, Any]) -> str:
             *_counts(rows),
             "",
             *_failures(rows),
+            *_findings(rows),
             f"Each architecture and mode has a row in `{_name(compiled)}-{found['date']}.json`.",
             "",
         ]
@@ -345,6 +352,20 @@ def _failures(rows: Sequence[Row]) -> list[str]:
         for reason, specs in reasons.items():
             named = [f"`{spec}` ({', '.join(modes)})" for spec, modes in specs.items()]
             lines.append(f"- {reason}: {', '.join(named)}")
+        lines.append("")
+    return lines
+
+
+def _findings(rows: Sequence[Row]) -> list[str]:
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        for each in row.found:
+            of_kind = kinds.setdefault(each.partition(",")[0], {})
+            of_kind.setdefault(each, []).append(f"`{row.architecture}` ({row.mode})")
+    lines = ["## What is found in them", ""] if kinds else []
+    for cause, texts in kinds.items():
+        lines += [f"**{cause}** ({sum(map(len, texts.values()))})", ""]
+        lines += [f"- {text.partition(', ')[2]}: {', '.join(where)}" for text, where in texts.items()]
         lines.append("")
     return lines
 

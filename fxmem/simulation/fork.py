@@ -114,11 +114,22 @@ def may_run_backward() -> bool:
     if pid == 0:
         code = 1
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # C++ writes there where it refuses
+        settle_threads(1)
         with contextlib.suppress(RuntimeError):
             torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
             code = 0
         os._exit(code)
     return os.waitpid(pid, 0)[1] == 0
+
+
+def settle_threads(count: int) -> None:
+    """Let torch have so many threads, in a fork, before autograd begins any.
+
+    Each thread of autograd's asks for them, and the first that does so in a fork puts a new pool in the place of the
+    old one; where two do at once, one finds none and ends the process (`pthreadpool()` of
+    caffe2/utils/threadpool/pthreadpool-cpp.cc).
+    """
+    torch.set_num_threads(count)
 
 
 # --- what it answers --------------------------------------------------------------------------------------------------

@@ -75,10 +75,14 @@ class ProfiledStep:
         """The same step with other settings of the allocator, and with this profile if one is given."""
         return ReallocatedStep(self.profile if profile is None else profile, environ)
 
-    def report(self) -> Report:
-        """The profile, its peak and its time, as `fxmem analyze --json` writes them."""
+    def report(self, *, explains: bool = True) -> Report:
+        """The profile, its peak and its time, as `fxmem analyze --json` writes them.
+
+        Args:
+            explains: whether what is found in it is looked for, which may replay the allocator several times.
+        """
         profile, time = dict(self.profile), self.estimate_time()
-        return Report.model_construct(**profile, peak=self.peak, time=time, findings=self.findings)
+        return Report.model_construct(**profile, peak=self.peak, time=time, findings=self.findings if explains else ())
 
     def to_json(self, path: str | os.PathLike[str] | None = None, *, indent: int | None = None) -> str:
         """The report as JSON; also written to `path` if given (whole or not at all)."""
@@ -159,6 +163,6 @@ class ReportedStep(ProfiledStep):
 
         return report_reader.timeline(self.profile)
 
-    def report(self) -> Report:
+    def report(self, *, explains: bool = True) -> Report:
         """The report itself."""
         return self.profile

@@ -93,6 +93,7 @@ class ProgramCommand:
             compile=self.compile,
             prepare=edits.prepare,
             reads_epoch=self.goes_on,
+            explains=edits == AS_IT_IS,  # what is tried is held to it by its bytes
         )
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "output")

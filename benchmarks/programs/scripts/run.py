@@ -157,6 +157,10 @@ def read_report(report: dict[str, Any]) -> dict[str, Any]:
         "steady": program["steady"],
         "optimizers": program["optimizers"],
         "made_up": sorted({f"{each['kind']}: {each['what']}" for each in program["made_up"]}),
+        "found": [
+            {key: each.get(key) for key in ("cause", "text", "place", "nbytes", "of", "saved_bytes")}
+            for each in report.get("findings", ())
+        ],
     }
 
 
@@ -186,10 +190,28 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             ", ".join(kinds) or "-",
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", *findings(ran)]
     lines += ["", "These ended with an error:", ""] if failed else []
     for row in failed:
         lines += textwrap.wrap(f"- {row['name']}: {row['failed']}", 118, subsequent_indent="  ")
     return "\n".join(lines).strip() + "\n"
+
+
+def findings(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The table of what is found in them, with what came of reading the program (`judged.toml`)."""
+    judged = {
+        (each["program"], each["cause"], each["place"]): each["judged"]
+        for each in tomllib.loads((HERE / "judged.toml").read_text())["finding"]
+    }
+    lines = ["| Program | Found | Where | MiB | of | Judged |", "|---|---|---|---:|---|---|"]
+    for row in rows:
+        for each in row.get("found", ()):
+            place = Path(each["place"] or "").name
+            verdict = judged.get((row["name"], each["cause"], place), "not read")
+            cells = [row["name"], each["cause"], place or "-", mib(each["nbytes"]), each["of"], verdict]
+            lines.append(f"| {' | '.join(cells)} |")
+    silent = [row["name"] for row in rows if "found" in row and not row["found"]]
+    return [*lines, "", *textwrap.wrap(f"Nothing is found in {len(silent)}: {'; '.join(silent)}.", 118)]
 
 
 def phases(names: Sequence[str]) -> str:

@@ -267,7 +267,9 @@ def spare_work() -> AbstractContextManager[None]:
     `BoundVars.get_bounds` (since 2.1) gives the ranges of numbers, which matter for indices that are read from memory,
     for masks and for 64-bit numbers. `Scheduler` looks for the symbols of the parts of a graph, which CUDA graphs are
     made of (`get_graph_partition_symbol_inputs`, since 2.8); there are parts without CUDA graphs, too.
-    `DtypePropagationOpsHandler` (since 2.6), of which there is one, is set up with the same rules at each use.
+    `DtypePropagationOpsHandler` (since 2.6), of which there is one, is set up with the same rules at each use. Seven of
+    eight times that inductor puts other symbols into an index (`sympy_subs` of torch/_inductor/utils.py), it has done
+    the same before: a model repeats its layers.
     """
     from torch._inductor import bounds, config, dtype_propagation, scheduler, utils
     from torch._inductor.runtime import triton_compat
@@ -287,8 +289,19 @@ def spare_work() -> AbstractContextManager[None]:
             original(self)
             rules[:] = [len(utils.op_dtype_propagation_rules)]
 
+    replaced: dict[Any, Any] = {}
+
+    def put_symbols(original: Callable[..., Any], self: Any, rule: Any) -> Any:
+        if type(rule) is not dict:
+            return original(self, rule)
+        key = self, tuple(rule.items()), tuple(map(type, rule.values()))  # 1 and True are equal
+        if key not in replaced:
+            replaced[key] = original(self, rule)
+        return replaced[key]
+
     places = (
         (triton_compat, "triton_key", lambda _: ""),
+        (vars(utils)["sympy"].Basic, "xreplace", put_symbols),
         (bounds.BoundVars, "get_bounds", find_bounds),
         (scheduler.Scheduler, "get_graph_partition_symbol_inputs", find_symbols),
         (dtype_propagation.DtypePropagationOpsHandler, "__init__", set_up),

@@ -3,6 +3,7 @@
 FakeTensors are of a subclass. `max_pool1d` (aten/src/ATen/native/MaxPooling.cpp) has a kernel of its own on the CPU;
 `istft` (SpectralOps.cpp) asks whether its windows leave a gap; `linear` (Linear.cpp) adds the bias to its product in
 place, where one kernel does not do both; `ctc_loss` (LossCTC.cpp) reads lengths that are known.
+`nn.Parameter` (torch/nn/parameter.py) makes a view of a tensor of a subclass, which `detach_` would refuse.
 `nn.MultiheadAttention` and layers of encoders have kernels of their own for inference, which they leave where calls of
 functions are observed.
 """
@@ -81,6 +82,14 @@ def _ctc_loss(
     if reduction == "mean":
         return (losses / torch.tensor(numbers[1], dtype=losses.dtype, device=losses.device).clamp_min(1)).mean()
     return losses.sum() if reduction == "sum" else losses
+
+
+def _detach_parameter(tensor: Tensor) -> Tensor:
+    """`Tensor.detach_`, which of a leaf means that it needs no gradient any more."""
+    is_fake = type(tensor) is torch_common.FakeTensor
+    if is_fake and tensor.is_leaf and isinstance(tensor, nn.Parameter):
+        return tensor.requires_grad_(False)
+    return torch.Tensor.detach_(tensor)
 
 
 _linear_runs: Final[list[bool | None]] = [None]
@@ -191,6 +200,7 @@ _REPLACEMENTS: Final[dict[Any, Callable[..., Any]]] = {
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
     _LINEAR: linear,
     _CTC_LOSS: _ctc_loss,
+    torch.Tensor.detach_: _detach_parameter,
     torch_kernels.ATTENTION: _native_attention,
     torch_kernels.ENCODER_LAYER: _encoder_layer,
     **{each: functools.partial(_istft, each) for each in (torch.istft, torch.Tensor.istft, torch_kernels.ISTFT)},

@@ -156,7 +156,8 @@ def launch_apart(
 def _report(program: Launch, target: Target, settings: RunSettings, around: _Around, isolation: Isolation) -> str:
     """Run a program; its report as JSON."""
     with around():
-        return launch(program, target, settings, isolation).recorded.to_json()
+        recorded = launch(program, target, settings, isolation).recorded
+        return recorded.report(explains=settings.explains).model_dump_json()
 
 
 def _report_ranks(program: Launch, settings: RunSettings, run: RunRank, writes: bool, isolation: Isolation) -> str:
@@ -169,7 +170,10 @@ def _run_rank(
     """Run a program as one rank, in this process; of a run for what the rank sends alone there is no report."""
     with around():
         launched = launch(program, target, settings, isolation, mailbox)
-        return RankAnswer("" if mailbox.is_awaited else launched.recorded.to_json(), launched.raised)
+        if mailbox.is_awaited:
+            return RankAnswer("", launched.raised)
+        report = launched.recorded.report(explains=settings.explains)
+        return RankAnswer(report.model_dump_json(), launched.raised)
 
 
 @functools.cache

@@ -62,6 +62,8 @@ class RunSettings:
     """The host's memory; None where it is not known."""
     reads_epoch: bool = False
     """Whether an epoch of its loader's batches is read, where they have different lengths."""
+    explains: bool = True
+    """Whether the report says what is found; see `ProfiledStep.report`."""
     watch: Callable[[Callable[[], str]], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     """What the program runs inside; called with what says how far it is, which another thread may ask."""
 

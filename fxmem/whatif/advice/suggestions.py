@@ -244,7 +244,7 @@ class _Advisor:
         except FxmemError:
             return None
         is_replayed = any(way.is_like(each.variant) for each in self.outcomes.values() if isinstance(each, Outcome))
-        return None if is_replayed else lambda: str(way.analyse().to_json())
+        return None if is_replayed else lambda: way.analyse().report(explains=False).model_dump_json()
 
     def _collect(self, answers: Iterable[SideAnswer]) -> None:
         for answer in answers:

@@ -267,4 +267,14 @@ def fragmentation() -> None:
         step(optimizer)
 
 
+def fragmentation_of_sizes() -> None:
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    for number in range(3):
+        part = torch.empty(512 + 200 * number * HAS << 20, dtype=torch.uint8, device="cuda")
+        train(net)
+        del part
+        step(optimizer)
+
+
 globals()[CAUSE]()

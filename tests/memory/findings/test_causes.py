@@ -21,7 +21,7 @@ from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launc
 from tests.profiles import small_profile
 
 PROGRAM = str(Path(__file__).with_name("causing.py"))
-VARIED = ("kept-results-of-evaluation", "kept-output-of-accumulation")
+VARIED = ("kept-results-of-evaluation", "kept-output-of-accumulation", "fragmentation-of-sizes")
 CASES = [*(each for each in CAUSES if each != "loader-workers"), *VARIED]
 OF_RANKS = ("ddp-buckets", "fsdp-gather")
 FRAGMENTED = ("kept-output", "late-zero-grad", "optimizer-state")
@@ -79,6 +79,13 @@ def test_the_remedies_of_fragmentation_are_replayed() -> None:
     assert found.nbytes == (peak.reserved_bytes or 0) - (peak.allocated_bytes or 0)
     assert "parts[0] of 130.0 MiB is alive in a segment of 216.0 MiB" in found.text
     assert re.search(r"PYTORCH_ALLOC_CONF=expandable_segments:True, \d+\.0 MiB less", found.change)
+
+
+def test_a_cache_that_steps_of_other_sizes_have_left_is_said_to_be_theirs() -> None:
+    (found,) = run("fragmentation-of-sizes", "on").findings
+    assert "steps of other sizes" in found.text
+    assert found.nbytes >= (512 + 712) << 20
+    assert found.saved_bytes is None
 
 
 def test_attention_says_why_no_other_kernel_runs() -> None:

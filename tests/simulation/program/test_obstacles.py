@@ -444,6 +444,14 @@ def test_a_copy_is_no_node_with_all_that_was_copied_before() -> None:
     assert average[0].weight is not model[0].weight
 
 
+def test_parameters_of_a_copy_are_detached_in_place() -> None:
+    with fxmem.record("h100"):
+        average = copy.deepcopy(nn.Linear(8, 8).cuda())
+        for parameter in average.parameters():
+            assert parameter.detach_() is parameter
+    assert not any(parameter.requires_grad for parameter in average.parameters())
+
+
 class _Memory(ctypes.Structure):
     """`nvmlMemory_t` of nvml.h."""
 

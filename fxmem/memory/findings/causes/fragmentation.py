@@ -1,4 +1,5 @@
-"""Far more is reserved than allocated: what is alive in a segment breaks it for larger requests."""
+"""Far more is reserved than allocated: what is alive in a segment breaks it for larger requests, or steps were smaller
+before."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _MAX_SPLIT_MIB: Final = (64, 256)
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding where the loop over the step explains it, and a remedy, replayed, reserves less.
+    """A finding where the loop over the step explains it, and a remedy, replayed, reserves less; or where a program's
+    steps are of different sizes, and the cache has grown by more than they have.
 
     The settings are the allocator's own: under others the loop does not lead to the reserved bytes, and nothing is
     said.
@@ -35,6 +37,14 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     replayed = allocator.replay(profile)
     reserved = replayed.reserved_bytes or 0
     if abs(reserved - peak.reserved_bytes) > (least if profile.step.program else 0):
+        if peak.reserved_bytes - reserved >= least and _grow_cache(profile, least):
+            yield Finding(
+                cause="fragmentation",
+                text="steps of other sizes have left blocks in the cache that this one's requests do not fit",
+                nbytes=unused,
+                of="reserved",
+                change="PYTORCH_ALLOC_CONF=expandable_segments:True, or batches padded to few sizes",
+            )
         return
     worth = {name: reserved - nbytes for name, nbytes in _try_remedies(profile, timeline) if reserved - nbytes >= least}
     if worth:
@@ -51,6 +61,20 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             change=f"{best}{also}",
             saved_bytes=worth[best],
         )
+
+
+def _grow_cache(profile: Profile, least: int) -> bool:
+    """Whether a program's steps differ in size, and more was reserved from the first on than their peaks have grown.
+
+    The second step may be larger than the first by the optimizer's state alone, so the later ones have to differ.
+    """
+    program = profile.step.program
+    steps = [each for each in program.rounds[: program.shown] if each.is_whole] if program else []
+    if len({each.requested_bytes for each in steps[1:]}) < 2:
+        return False
+    first, last = steps[0], steps[-1]
+    grown = (last.reserved_bytes or 0) - (first.reserved_bytes or 0)
+    return grown - ((last.allocated_bytes or 0) - (first.allocated_bytes or 0)) >= least
 
 
 def _try_remedies(profile: Profile, timeline: Timeline) -> Iterator[tuple[str, int]]:

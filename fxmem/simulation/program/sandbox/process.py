@@ -18,11 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import torch
+
 from fxmem.errors import EnvironmentLacksError
 from fxmem.records.profile import ProgramFiles
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.descendants import end_processes, find_descendants
-from fxmem.simulation.fork import Forked, answer_work, may_run_backward, parse_answer, read_answer
+from fxmem.simulation.fork import Forked, answer_work, may_run_backward, parse_answer, read_answer, settle_threads
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, find_written
 from fxmem.simulation.program.sandbox.landlock import refuse_writes
 from fxmem.simulation.program.sandbox.overlay import enter_overlay
@@ -213,6 +215,7 @@ def _work(
                 return 0
         elif (redirect := isolation.redirect) is not None and not redirect.has_begun:
             _guard(redirect)
+        settle_threads(torch.get_num_threads())
         found = answer_work(lambda: work(isolation))
         if (redirect := isolation.redirect) is not None:
             found |= {"removed": redirect.removed, "is_guarded": redirect.is_guarded}
