@@ -23,7 +23,7 @@ from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind
 from fxmem.simulation.observe.event_log import StepLog
-from fxmem.simulation.source_lines import program_frames, program_modules, variables
+from fxmem.simulation.source_lines import find_limit, program_frames, program_modules, variables
 
 _NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {
     Kind.PARAMETER: (None, Kind.BUFFER, Kind.INPUT, Kind.SAVED, Kind.OUTPUT),
@@ -135,7 +135,7 @@ class Holders:
     def __init__(self, log: StepLog) -> None:
         self._log = log
         self.bounds: dict[str, list[tuple[int, int]]] = {}
-        """By queue that has a bound, its length and that bound at each search."""
+        """By container that has a bound, its length and that bound at each search."""
         self._searches: Counter[int] = Counter()
         self._in_vain = 0
 
@@ -171,7 +171,7 @@ class _Search:
         log: of the storages.
         wanted: those that are looked for; without those that were found, afterwards.
         saved: as of `Holders.search`.
-        bounds: of queues, to which those found are added.
+        bounds: of containers, to which those found are added.
     """
 
     def __init__(
@@ -287,9 +287,16 @@ class _Search:
                 continue
             is_buffer = is_modules and isinstance(each, torch.Tensor)
             self._wait(f"{path}.{name}".lstrip("."), each, Kind.BUFFER if is_buffer else kind)
+        self._note_limits(path, type(value), attributes)
         if not attributes:
             for each in gc.get_referents(value):
                 self._wait(path, each, kind)
+
+    def _note_limits(self, path: str, cls: type, attributes: Mapping[str, Any]) -> None:
+        """Note the lists of an object that its class fills up to a number: another attribute of it."""
+        for name, each in attributes.items():
+            if type(each) is list and each and (most := attributes.get(find_limit(cls, name))) and type(most) is int:
+                self._bounds.setdefault(f"{path}.{name}".lstrip("."), []).append((len(each), most))
 
 
 _GRAPH: Final = "graph of "

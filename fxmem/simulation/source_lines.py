@@ -10,6 +10,7 @@ import inspect
 import linecache
 import os
 import sys
+import textwrap
 import traceback
 import types
 from typing import Any
@@ -265,6 +266,21 @@ def describe_place(error: BaseException) -> str:
     """`innermost_user_line` in words, for the end of a sentence; empty for none."""
     where = innermost_user_line(error)
     return "" if where is None else f" at {where.file}:{where.line} in {where.function}: `{where.code}`"
+
+
+def find_limit(cls: type, name: str) -> str:
+    """The attribute that a class of the program's own compares the length of another with: `max_size` of `data`, where
+    there is `if len(self.data) < self.max_size`. Empty where there is none."""
+    with contextlib.suppress(OSError, TypeError, SyntaxError):
+        if not _is_own(inspect.getfile(cls)) or name not in (source := inspect.getsource(cls)):
+            return ""
+        for node in ast.walk(ast.parse(textwrap.dedent(source))):
+            sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            lengths = [each for each in sides if isinstance(each, ast.Call) and last_name(each.func) == "len"]
+            limits = [each for each in sides if isinstance(each, ast.Attribute)]
+            if limits and any(last_name(each.args[0]) == name for each in lengths if each.args):
+                return last_name(limits[0])
+    return ""
 
 
 def last_name(node: ast.AST) -> str:

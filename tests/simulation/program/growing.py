@@ -544,6 +544,29 @@ def queue_of_ten() -> After:
     return after
 
 
+class Buffer:
+    """Results of former steps, of which a later one picks: as in CycleGAN."""
+
+    def __init__(self, max_size: int) -> None:
+        self.data: list[Tensor] = []
+        self.max_size = max_size
+
+    def push(self, value: Tensor) -> None:
+        """Keep it, in the place of another where there are enough."""
+        if len(self.data) < self.max_size:
+            self.data.append(value)
+        else:
+            self.data[0] = value
+
+
+@twin("buffer of twelve")
+def buffer_of_twelve() -> After:
+    """Its class fills it up to `max_size`."""
+    buffer = Buffer(12)
+    keeping.append(buffer)
+    return lambda net, x, out, loss: buffer.push(out.detach())
+
+
 @twin("ring in one tensor")
 def ring_in_tensor() -> After:
     """Made once."""

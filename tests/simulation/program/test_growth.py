@@ -76,6 +76,13 @@ def test_a_queue_says_until_when_it_grows() -> None:
     assert [each.allocated_bytes for each in real[5:]] == [expected] * 3
 
 
+def test_a_buffer_that_its_class_fills_up_says_until_when_it_grows() -> None:
+    found = run("buffer of twelve", "twin", steps=4)
+    most = found.program.grown[0]
+    assert (most.holder, most.nbytes, most.until) == ("after.buffer.data", growing.MIB, 13)
+    assert "out of memory" not in describe_growth(found.profile)
+
+
 def test_what_has_a_bound_stops_before_the_card_is_full() -> None:
     profile = run("list of outputs", "leaks").profile
     program, left = profile.step.program, 100 * growing.MIB
