@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fxmem.cli.next_command import next_for
 from fxmem.cli.options import REPORT_OUTPUT, SUBJECT, by_form, check_form
-from fxmem.cli.output import check_file, check_output, layout, write_file, write_json, write_report
+from fxmem.cli.output import check_output, layout, write_file, write_json, write_report
 from fxmem.cli.parser import argument, flag, grouped, repeatable
 from fxmem.cli.step import read_step
 from fxmem.errors import UsageError
@@ -43,7 +43,6 @@ _OF_LINES = grouped(
         metavar="N",
         help="shapes to list below a line, most bytes first; 0 lists none",
     ),
-    argument("--html", metavar="FILE.html", help="also write the annotated source as one HTML page"),
 )
 _OF_LAYERS = grouped(
     "with --by layer",
@@ -55,11 +54,11 @@ _OF_LAYERS = grouped(
         "totals",
     ),
 )
-_DEPTH = next(each for each in REPORT_OUTPUT if each.dest == "depth")
+_OF_REPORTS = {each.dest: each for each in REPORT_OUTPUT if each.dest in ("full", "depth", "check", "svg", "html")}
 FORMS = {
-    None: tuple(each for each in REPORT_OUTPUT if each.dest in ("full", "depth", "check", "svg")),
-    "line": _OF_LINES,
-    "layer": (_DEPTH, *_OF_LAYERS),
+    None: tuple(_OF_REPORTS.values()),
+    "line": (_OF_REPORTS["html"], *_OF_LINES),
+    "layer": (_OF_REPORTS["depth"], *_OF_LAYERS),
 }
 """The options of each value of `--by`."""
 
@@ -67,9 +66,10 @@ ARGUMENTS = (
     *SUBJECT,
     by_form(
         FORMS,
-        "line: what each line of your files allocates, leaves alive and keeps for backward, as annotated source; what "
-        "a library does inside counts for your line that called it. layer: parameters, output shape, multiply-adds, "
-        "FLOPs and activations of every layer, all levels without --depth (default: the table of the report)",
+        "line: what each line of your files allocates, leaves alive and keeps for backward, as annotated source, which "
+        "--html has as a page; what a library does inside counts for your line that called it. layer: parameters, "
+        "output shape, multiply-adds, FLOPs and activations of every layer, all levels without --depth (default: the "
+        "table of the report)",
     ),
     *_OF_LINES,
     *_OF_LAYERS,
@@ -81,8 +81,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem show`; return the exit code and the text for stdout."""
     check_output(options)
     check_form(options, FORMS)
-    if options.html is not None:
-        check_file(options, "--html", options.html, (".html", ".htm"))
     if options.tensors < 0:
         raise UsageError(f"expected --tensors of at least 0, got {options.tensors}")
     if options.all and options.file:
