@@ -80,6 +80,8 @@ if not TYPE_CHECKING:  # a type checker that saw it would take every misspelt na
             new = _OLD_NAMES[name]
             warnings.warn(f"fxmem.{name} is now fxmem.{new}", DeprecationWarning, stacklevel=2)
             return __getattr__(new)
+        if name == "testing":  # a module, which is there without an import of its own
+            return import_module("fxmem.testing")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(_HOMES[name]), name)

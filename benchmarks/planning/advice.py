@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxmem
-from benchmarks import RESULTS
+from benchmarks import RESULTS, make_inputs
 from fxmem.cli.specs import build_model
-from fxmem.cli.specs.inputs import make_inputs, parse_input
+from fxmem.cli.specs.inputs import parse_input
 from fxmem.records.advice import Advice
 from fxmem.simulation.analysis import analyze_step
 from fxmem.simulation.request import StepRequest

@@ -15,9 +15,9 @@ import torch
 import torchvision
 
 import fxmem
-from benchmarks import RESULTS
+from benchmarks import RESULTS, make_inputs
 from fxmem.cli.specs import build_model
-from fxmem.cli.specs.inputs import make_inputs, parse_input
+from fxmem.cli.specs.inputs import parse_input
 from fxmem.errors import ExceededError
 from fxmem.planning import certify
 from fxmem.records.names import Application

@@ -212,8 +212,9 @@ def _model(name: str, size: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 def _language_model(
     spec: str, settings: dict[str, Any], batch: int, tokens: int
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    from benchmarks import make_inputs
     from fxmem.cli.specs import build_model
-    from fxmem.cli.specs.inputs import make_inputs, parse_input
+    from fxmem.cli.specs.inputs import parse_input
 
     built = build_model(spec, settings)
     return (

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from benchmarks import make_inputs
 from benchmarks.lib import packages
 from benchmarks.lib.parts import BATCH, FRAMES, TOKENS, field, ids, image_size, numbers
 from benchmarks.zoo import multimodal
 from fxmem.cli.specs import BuiltModel
-from fxmem.cli.specs.inputs import TensorSpec, default_inputs, make_inputs
+from fxmem.cli.specs.inputs import TensorSpec, default_inputs
 from fxmem.errors import FxmemError
 
 __all__ = ["Way", "make_calls"]

@@ -18,7 +18,7 @@ from typing import Literal, TypedDict
 from pydantic import Field
 
 from fxmem.records.findings import Finding
-from fxmem.records.names import ZeroGrad
+from fxmem.records.names import NO_LOSS, ZeroGrad
 from fxmem.records.parts import (
     CompileRecord,
     EngineUse,
@@ -562,6 +562,11 @@ class Profile(Headed, Versioned):
     """Bytes saved for backward when forward ends; equals the sum over nodes."""
     assumptions: Many[Assumption] = ()
     unknowns: Many[Unknown] = ()
+
+    @property
+    def missing_loss(self) -> tuple[Assumption, ...]:
+        """What a loss would add to a step without one."""
+        return tuple(each for each in self.assumptions if each.topic == "loss" and each.text.startswith(NO_LOSS))
 
 
 class ProcessBytes(Record):

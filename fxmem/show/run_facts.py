@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from fxmem.hardware.context import format_range
 from fxmem.hardware.links import bytes_per_second
-from fxmem.records.names import NO_LOSS, TimedQuestion
+from fxmem.records.names import TimedQuestion
 from fxmem.records.parts import EngineUse, GenerationPeak, GenerationRun, RankClass, RankedStep, TimedChoice
 from fxmem.records.profile import FileChange, Headed, PartOfRound, Profile, ProgramFiles, ProgramRun, Round
 from fxmem.records.units import exact_bytes, format_bytes, printable
@@ -89,8 +89,7 @@ def _describe_timed(group: list[TimedChoice]) -> str:
 
 def loss_facts(profile: Profile) -> Facts:
     """What a loss would add to a step without one."""
-    notes = [each.text for each in profile.assumptions if each.topic == "loss" and each.text.startswith(NO_LOSS)]
-    return make_printable([Fact("Note", note) for note in notes])
+    return make_printable([Fact("Note", each.text) for each in profile.missing_loss])
 
 
 def program_facts(profile: Profile) -> Facts:

@@ -23,6 +23,7 @@ from fxmem.records.units import format_bytes
 from fxmem.show.finding_facts import list_findings
 from fxmem.show.text.verdict import round_line
 from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.program import is_recording
 from fxmem.validation.measure_program import measure_round
 from fxmem.validation.validate_program import compare_round
 
@@ -42,7 +43,8 @@ def guard(report: Prediction) -> None:
 
     Assumptions: the current card is the one that trains, and nothing else will take of what is free there. Settings of
     the allocator are those of this process's environment. Where there is no card, the room is that of the report's. A
-    recording that ran out of memory is known up to there only: a larger room is then taken as enough.
+    recording that ran out of memory is known up to there only: a larger room is then taken as enough. In a program
+    that fxmem records, to make that report, nothing happens where there is none yet.
 
     Args:
         report: what `fxmem run train.py --json FILE` or `fxmem analyze ... --json FILE` wrote, or an analysis or a
@@ -52,6 +54,8 @@ def guard(report: Prediction) -> None:
         ExceededError: it does not fit: how much room there is, where it runs out, and what would make it fit.
         UsageError: the report cannot be read, or is of the CPU.
     """
+    if _is_to_come(report):
+        return
     found = _load(report)
     room, whose = found.target.memory_bytes, found.target.name
     if torch.cuda.is_available():
@@ -152,6 +156,11 @@ def lightning_callback(report: Prediction, *, steps: int = 3, refuse: bool = Fal
     return FirstSteps()
 
 
+def _is_to_come(prediction: Prediction) -> bool:
+    """Whether the program is being recorded to make this report, which is not there yet."""
+    return isinstance(prediction, str | Path) and is_recording() and not Path(prediction).exists()
+
+
 def _load(prediction: Prediction) -> Report:
     if isinstance(prediction, Report):
         report = prediction
@@ -168,6 +177,10 @@ class _FirstSteps:
     def __init__(self, prediction: Prediction, steps: int, *, refuse: bool) -> None:
         if steps < 1:
             raise UsageError(f"expected steps of at least 1, got {steps}")
+        self._left = 0
+        self._is_to_come = _is_to_come(prediction)
+        if self._is_to_come:
+            return
         report = _load(prediction)
         if report.step.mode != "train":
             raise UsageError("expected a report of a training step, got one of inference")
@@ -183,6 +196,8 @@ class _FirstSteps:
         Raises:
             ExceededError: it was to be refused, and cannot fit.
         """
+        if self._is_to_come:
+            return
         if self._guarded is not None:
             guard(self._guarded)
         self._prints = prints

@@ -169,8 +169,9 @@ def measure_curve(
     largest = _find_largest(points)
     line = fit_line(points, largest)
     counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
+    described = sizes.describe()
     return SizeCurve(
-        **sizes.describe().heading(),
+        **described.heading(),
         points=tuple(points),
         largest=largest,
         per_sample_bytes=None if line is None else line[0],
@@ -182,7 +183,7 @@ def measure_curve(
         memory_bytes=memory,
         is_budget=budget is not None,
         limit=limit,
-        assumptions=tuple(sizes.note(points)),
+        assumptions=(*sizes.note(points), *described.missing_loss),
     )
 
 

@@ -287,6 +287,7 @@ class _Search:
         """What was taken for granted."""
         best = min(self.analysed, key=lambda each: _rank(each[1]))[0]
         yield from (each for each in best.assumptions if each.topic == "model")
+        yield from best.missing_loss
         yield Assumption(topic="ranks", text="each is of rank 0, whose shards are the largest")
         yield Assumption(
             topic="links",

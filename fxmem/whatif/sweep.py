@@ -420,6 +420,7 @@ class _ModelCases:
 
     def assume(self) -> Iterator[Assumption]:
         """What is taken for granted beside the assumptions of the step itself."""
+        yield from self._base.profile.missing_loss
         yield Assumption(
             topic="sweep",
             text="where a point was not analysed itself, its operators are those of the analysed ones, whose sizes are "

@@ -213,3 +213,12 @@ def test_what_cannot_be_compared_is_refused(options: dict[str, Any], steps: int,
     for make in (trainer_callback, lightning_callback):
         with pytest.raises(UsageError, match=message):
             make(analysis, steps=steps)
+
+
+def test_a_recording_needs_no_report_that_it_is_to_make(tmp_path: Path) -> None:
+    absent = str(tmp_path / "run.json")
+    with fxmem.record("h100"):
+        fxmem.testing.guard(absent)
+        fxmem.testing.trainer_callback(absent, refuse=True)
+    with pytest.raises(UsageError, match=r"No such file"):
+        fxmem.testing.trainer_callback(absent)

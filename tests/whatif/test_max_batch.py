@@ -706,13 +706,11 @@ def test_how_far_a_size_may_fit_by_chance_is_said(curve: SizeCurve) -> None:
     assert last is not None
     assert above is not None
     assert last == (curve.memory_bytes - (curve.constant_bytes or 0)) // (curve.per_sample_bytes or 1) > above.size
-    assert f"Up to {last} others may fit" in size_reporting.curve_table(curve, width=200)
+    assert f"Larger ones up to {last} may fit too" in size_reporting.curve_table(curve, width=200)
     assert curve.model_copy(update={"per_sample_bytes": None}).last_possible is None
     # Requested bytes have no pieces.
     plain = [point.model_copy(update={"allocated_bytes": None, "reserved_bytes": None}) for point in curve.points]
-    assert "others may fit" not in size_reporting.curve_table(
-        curve.model_copy(update={"points": tuple(plain)}), width=200
-    )
+    assert "may fit too" not in size_reporting.curve_table(curve.model_copy(update={"points": tuple(plain)}), width=200)
 
 
 def test_the_cards_as_text(fits: CardFits) -> None:
@@ -866,3 +864,9 @@ def test_what_is_no_card_is_refused_before_any_work(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cards_command, "analyze_subject", lambda *_: pytest.fail("analysed"))
     with pytest.raises(UsageError, match=message):
         command(cards_command, "torchvision:resnet18", "--only", cards)
+
+
+def test_a_curve_says_what_a_loss_would_add() -> None:
+    model = nn.Linear(64, 1000)
+    curve = max_batch.measure_curve(fxmem.analyze(model, torch.empty(8, 64, device="meta"), target="t4"), limit=64)
+    assert [each.text[:17] for each in curve.assumptions if each.topic == "loss"] == ["no loss was given"]

@@ -16,7 +16,7 @@ from fxmem.records.units import format_bytes
 if TYPE_CHECKING:
     from fxmem.records.sizes import MeshFits
 
-BRIEF = "how many cards, and in which mesh?"
+BRIEF = "in which mesh does it fit so many cards?"
 DESCRIPTION = (
     "Find the meshes of FSDP2, tensor parallel and replicas in which a training step fits so many cards, the cheapest "
     "communication first, each with its micro-batch. What is shown was analysed whole; a lower bound from two and "

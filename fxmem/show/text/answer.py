@@ -93,7 +93,7 @@ def _eager_facts(profile: Profile) -> Facts:
     if not any(each.text.startswith(COMPILED_AS_EAGER) for each in profile.assumptions):
         return []
     option = "--compile" if profile.step.program is None else f"--compile {AS_IS}"
-    return [Fact("Compiler", f"left out: {option} analyses what torch.compile makes, which may keep far less")]
+    return [Fact("Compiler", f"left out (the program's, or a library's): {option} analyses what is compiled")]
 
 
 def _pick_fitting(words: Sequence[str], room: int) -> str:

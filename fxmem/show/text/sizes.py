@@ -216,12 +216,13 @@ def describe_fit(card: CardFit) -> str:
     return "no" if not card.fits else "yes" if card.headroom_bytes >= 0 else "tight"
 
 
-def describe_step(step: Step) -> str:
-    """What the step does, in a few words."""
+def describe_step(step: Step, *, with_autocast: bool = True) -> str:
+    """What the step does, in a few words; without its autocast where that varies."""
+    autocast = autocast_parts(step) if with_autocast else []
     if step.generation is not None:
-        return join_parts([("generate", describe_generation(step.generation)), *autocast_parts(step)])
+        return join_parts([("generate", describe_generation(step.generation)), *autocast])
     optimizer = [("optimizer", step.optimizer or "none")] if step.mode == "train" else []
-    return join_parts([("", step.mode), *optimizer, *autocast_parts(step), *rank_parts(step)])
+    return join_parts([("", step.mode), *optimizer, *autocast, *rank_parts(step)])
 
 
 def _memory(curve: SizeCurve) -> str:
@@ -274,7 +275,7 @@ def _proof(curve: SizeCurve) -> str:
     above, last = curve.next_above, curve.last_possible
     if above is None or above.allocated_bytes is None or last is None or last <= above.size:
         return found
-    return f"{found}. Up to {last} others may fit, by how the allocator's pieces fall"
+    return f"{found}. Larger ones up to {last} may fit too, by how the allocator's pieces fall"
 
 
 def _points(curve: SizeCurve, width: int) -> Table:

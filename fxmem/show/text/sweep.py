@@ -57,7 +57,9 @@ def markdown(sweep: Sweep, *, full: bool = False) -> str:
         for row in table.rows
     )
     made = make_table(table.label, table.columns, rows)
-    by = f"of {code_span(sweep.model)}, {describe_step(sweep.step)}; by fxmem {sweep.fxmem_version}"
+    is_varied = len({each.precision for each in sweep.points}) > 1
+    step = describe_step(sweep.step, with_autocast=not is_varied)
+    by = f"of {code_span(sweep.model)}, {step}; by fxmem {sweep.fxmem_version}"
     return f"{write_table(made)}\n\nPredicted {by} with torch {sweep.torch_version}.\n"
 
 

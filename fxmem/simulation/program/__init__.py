@@ -7,7 +7,14 @@ from fxmem.simulation.program.command import Launch
 from fxmem.simulation.program.given_values import find_unread, read_given
 from fxmem.simulation.program.launcher import LaunchResult, launch, launch_apart, run_as_main
 from fxmem.simulation.program.launchers import check_program, find_started
-from fxmem.simulation.program.recorded_program import RecordedProgram, RunSettings, mark, mark_step, record
+from fxmem.simulation.program.recorded_program import (
+    RecordedProgram,
+    RunSettings,
+    is_recording,
+    mark,
+    mark_step,
+    record,
+)
 from fxmem.simulation.program.sandbox.isolation import IsolationSettings
 
 __all__ = [
@@ -19,6 +26,7 @@ __all__ = [
     "check_program",
     "find_started",
     "find_unread",
+    "is_recording",
     "launch",
     "launch_apart",
     "mark",

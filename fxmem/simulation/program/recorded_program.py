@@ -281,6 +281,11 @@ _active: list[RecordedCode] = []
 """What is recorded now, if there is one."""
 
 
+def is_recording() -> bool:
+    """Whether the program that calls this is being recorded: no card is there, and its report is still to be made."""
+    return bool(_active)
+
+
 def mark_step() -> None:
     """End a step of the recorded program here, where no optimizer shows its end.
 
