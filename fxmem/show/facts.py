@@ -260,7 +260,8 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     is_failed = program is not None and (program.failed or program.is_cut)
     is_fitting, verdict = _compare_with_target(profile, peak)
     if is_fitting is not None:
-        until = " until then" if is_failed else " so far" if growth else ""
+        open_ended = growth or (program is not None and any(each.is_carried_on for each in program.evaluations))
+        until = " until then" if is_failed else " so far" if open_ended else ""
         verdict = f"{f'fits{until}' if is_fitting else 'does NOT fit'}: {verdict}"
     if growth:
         verdict = f"{growth}; {verdict}"

@@ -58,11 +58,11 @@ def _describe_evaluation(about: EvaluationPass) -> str:
         return words
     keeper = f" ({_describe_keeper(about.grown[0])})" if about.grown else ""
     words += f"; {about.growth_bytes:,} bytes more a batch{keeper}"
-    if about.end_bytes is None:
-        return words
-    words += f", {format_bytes(about.end_bytes)} at its end"
-    cached = about.reserved_bytes is not None and about.reserved_bytes > about.end_bytes
-    return f"{words}, {format_bytes(about.reserved_bytes)} reserved" if cached else words
+    if about.end_bytes is not None:
+        words += f", {format_bytes(about.end_bytes)} at its end"
+        cached = about.reserved_bytes is not None and about.reserved_bytes > about.end_bytes
+        words += f", {format_bytes(about.reserved_bytes)} reserved" if cached else ""
+    return f"{words}; --until end runs what is made of them, too" if about.is_carried_on else words
 
 
 def _grown_facts(grown: Sequence[Growth], of: str = "") -> Facts:

@@ -30,6 +30,12 @@ class EvaluationPass(Record):
     full_at: Count | None = None
     """The batch that the card had no room for in this replay; None for none."""
 
+    @property
+    def is_carried_on(self) -> bool:
+        """Whether batches that did not run leave something more: what the program makes of all of it (one tensor, by
+        `torch.cat`) is of those that ran."""
+        return bool(self.growth_bytes) and (self.batches is None or self.ran < self.batches)
+
     def find_full(self, memory_bytes: int) -> int | None:
         """The batch at which a card of this size is full; None for none of the pass.
 
