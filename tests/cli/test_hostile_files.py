@@ -462,6 +462,7 @@ ALLOWED = {
         "records/registry.py",
         "import_module",
     ): "strategies and exporters: modules of this package, or installed entry points",
+    ("records/registry.py", "import_module('fxmem.show.text.printed').write"): "a module of this package",
     **dict.fromkeys(
         (
             ("simulation/program/launcher.py", name)
