@@ -6,6 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 
+def round_up(number: int, multiple: int) -> int:
+    """The least multiple that is no less."""
+    return -(-number // multiple) * multiple
+
+
 def sum_known(numbers: Iterable[int | None]) -> int | None:
     """The sum; None if one of the numbers is unknown."""
     found = list(numbers)

@@ -69,7 +69,9 @@ def convert(form: Format, drawing: str) -> bytes:
         if done.returncode == 0 and done.stdout.startswith(_MAGIC[form]):
             return done.stdout
         if done.returncode != 0:
-            complaint = "".join(f": {line[:200]}" for line in done.stderr.decode(errors="replace").splitlines()[-1:])
+            complaint = "".join(
+                f": {line[:200]}" for line in done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            )
             failed = f"failed with exit code {done.returncode}{complaint}"
     except subprocess.TimeoutExpired:
         failed = f"took longer than {TIME_LIMIT:g} s"

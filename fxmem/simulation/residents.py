@@ -23,7 +23,7 @@ from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind
 from fxmem.simulation.observe.event_log import StepLog
-from fxmem.simulation.source_lines import find_limit, program_frames, program_modules, variables
+from fxmem.simulation.source_lines import find_limits, program_frames, program_modules, variables
 
 _NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {
     Kind.PARAMETER: (None, Kind.BUFFER, Kind.INPUT, Kind.SAVED, Kind.OUTPUT),
@@ -294,9 +294,10 @@ class _Search:
 
     def _note_limits(self, path: str, cls: type, attributes: Mapping[str, Any]) -> None:
         """Note the lists of an object that its class fills up to a number: another attribute of it."""
-        for name, each in attributes.items():
-            if type(each) is list and each and (most := attributes.get(find_limit(cls, name))) and type(most) is int:
-                self._bounds.setdefault(f"{path}.{name}".lstrip("."), []).append((len(each), most))
+        for name, limit in find_limits(cls).items():
+            kept, most = attributes.get(name), attributes.get(limit)
+            if type(kept) is list and type(most) is int:
+                self._bounds.setdefault(f"{path}.{name}".lstrip("."), []).append((len(kept), most))
 
 
 _GRAPH: Final = "graph of "

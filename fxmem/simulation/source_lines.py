@@ -13,6 +13,8 @@ import sys
 import textwrap
 import traceback
 import types
+import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -268,19 +270,30 @@ def describe_place(error: BaseException) -> str:
     return "" if where is None else f" at {where.file}:{where.line} in {where.function}: `{where.code}`"
 
 
-def find_limit(cls: type, name: str) -> str:
-    """The attribute that a class of the program's own compares the length of another with: `max_size` of `data`, where
-    there is `if len(self.data) < self.max_size`. Empty where there is none."""
-    with contextlib.suppress(OSError, TypeError, SyntaxError):
-        if not _is_own(inspect.getfile(cls)) or name not in (source := inspect.getsource(cls)):
-            return ""
-        for node in ast.walk(ast.parse(textwrap.dedent(source))):
-            sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
-            lengths = [each for each in sides if isinstance(each, ast.Call) and last_name(each.func) == "len"]
-            limits = [each for each in sides if isinstance(each, ast.Attribute)]
-            if limits and any(last_name(each.args[0]) == name for each in lengths if each.args):
-                return last_name(limits[0])
-    return ""
+def find_limits(cls: type) -> Mapping[str, str]:
+    """What a class of the program's own compares the lengths of its attributes with, by their names: `max_size` of
+    `data`, where there is `if len(self.data) < self.max_size`. Nothing where its source is not there."""
+    known = _limits.get(cls)
+    if known is None:
+        known = _limits[cls] = dict(_read_limits(cls))
+    return known
+
+
+_limits: weakref.WeakKeyDictionary[type, dict[str, str]] = weakref.WeakKeyDictionary()
+"""Of classes that were read: a program may have thousands of objects of one."""
+
+
+def _read_limits(cls: type) -> Iterator[tuple[str, str]]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))) if _is_own(inspect.getfile(cls)) else None
+    except (OSError, TypeError, SyntaxError):  # a class of C, or one that was made while the program ran
+        tree = None
+    for node in ast.walk(tree) if tree is not None else ():
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        limits = [each.attr for each in sides if isinstance(each, ast.Attribute)]
+        for each in sides:
+            if limits and isinstance(each, ast.Call) and last_name(each.func) == "len" and each.args:
+                yield last_name(each.args[0]), limits[0]
 
 
 def last_name(node: ast.AST) -> str:

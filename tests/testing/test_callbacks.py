@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,6 +215,12 @@ def test_what_cannot_be_compared_is_refused(options: dict[str, Any], steps: int,
     for make in (trainer_callback, lightning_callback):
         with pytest.raises(UsageError, match=message):
             make(analysis, steps=steps)
+
+
+def test_checks_are_there_without_an_import_of_their_own() -> None:
+    code = "import fxmem; print(fxmem.testing.guard.__name__)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "guard\n"
 
 
 def test_a_recording_needs_no_report_that_it_is_to_make(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ is measured per operator and set aside (`profiler_log.WORKSPACE_KERNELS`); every
 import pytest
 import torch
 
+from benchmarks import make_inputs
 from fxmem import analyze
 from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import parse_input
@@ -16,7 +17,6 @@ from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.validation.validate import validate, validate_step
 from fxmem.validation.verdict import verdict
-from tests.cli.specs.test_inputs import make_inputs
 
 _TEXT = ("input_ids:2x64", "labels:2x64")
 _SMALL = {

@@ -233,8 +233,11 @@ def test_a_table_for_a_readme_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
         assert table
         assert after.count("\n| `l4` |") == after.count("\n| `t4` |") == 1
         assert after.endswith(f"with torch {torch.__version__}.\n\n<!-- /fxmem -->\nAfter\n")
+        assert "autocast: off" in after
     assert not text.startswith("|")
-    assert called(verb, *words, "-")[1].startswith("| Card |")
+    varied = called(verb, *words, "-", "--over", "precision=none,bf16")[1]
+    assert varied.startswith("| Card | Precision |")
+    assert "autocast" not in varied
     with pytest.raises(UsageError, match="the lines <!-- fxmem --> and <!-- /fxmem --> once"):
         called(verb, *words, str(other))
     assert other.read_text() == "no such lines\n"

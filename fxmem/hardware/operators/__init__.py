@@ -12,7 +12,6 @@ from pkgutil import iter_modules
 
 from fxmem.hardware.operators.attention import flash_head as flash_head
 from fxmem.hardware.operators.attention import flash_splits as flash_splits
-from fxmem.hardware.operators.attention import round_up as round_up
 from fxmem.hardware.operators.registry import OPERATORS as OPERATORS
 from fxmem.hardware.operators.registry import Call as Call
 from fxmem.hardware.operators.registry import ConvSettings as ConvSettings

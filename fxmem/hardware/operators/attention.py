@@ -34,6 +34,7 @@ from fxmem.hardware.hidden_memory import Events, alloc, free, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, ScratchRule
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, read_layout
 from fxmem.records.profile import Target
+from fxmem.records.units import round_up
 
 Shape = tuple[int, ...]
 _FLOAT = ITEM_BYTES["float32"]
@@ -364,11 +365,6 @@ def _grads() -> Events:
 
 def _floats(buffers: Iterable[tuple[str, Shape]]) -> Events:
     return tuple(alloc(name, prod(shape) * _FLOAT) for name, shape in buffers)
-
-
-def round_up(number: int, multiple: int) -> int:
-    """The least multiple that is no less."""
-    return -(-number // multiple) * multiple
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------

@@ -29,9 +29,9 @@ from fxmem.memory.allocator.settings import (
     SMALL_SEGMENT,
     SMALL_SIZE,
     AllocatorSettings,
-    round_up,
 )
 from fxmem.memory.allocator.stats import BlockView, OutOfMemory, PoolCounts, Segment, Stat, Stats
+from fxmem.records.units import round_up
 
 _ALIGNMENT: Final = 2 << 20
 _FIRST_ADDRESS: Final = 1 << 40

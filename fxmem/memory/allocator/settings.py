@@ -14,6 +14,7 @@ from pydantic import Field
 
 from fxmem.errors import UsageError
 from fxmem.records.profile import Record
+from fxmem.records.units import round_up
 
 MIB: Final = 1 << 20
 MIN_BLOCK: Final = 512
@@ -30,11 +31,6 @@ ROUND_LARGE: Final = 2 * MIB
 """Such a segment is a multiple of this (`kRoundLarge`)."""
 
 _INTERVALS: Final = 16
-
-
-def round_up(nbytes: int, unit: int) -> int:
-    """The smallest multiple of `unit` that is at least `nbytes`."""
-    return -(-nbytes // unit) * unit
 
 
 class AllocatorSettings(Record):

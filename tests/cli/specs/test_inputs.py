@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import make_inputs
 from fxmem._torch.common import tree_leaves
 from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import (
@@ -19,17 +19,10 @@ from fxmem.cli.specs.inputs import (
     InputSpec,
     TensorSpec,
     default_inputs,
-    make_batch,
     name_main_input,
     parse_input,
 )
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
-
-
-def make_inputs(specs: Sequence[InputSpec], **settings: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a batch."""
-    batch = make_batch(specs, **settings)
-    return batch.args, dict(batch.kwargs)
 
 
 @pytest.fixture

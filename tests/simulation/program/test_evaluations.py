@@ -83,6 +83,11 @@ def test_its_owner_and_its_line_are_named() -> None:
     assert fact.label == "Evaluation"
     assert "5 of 16 batches ran; 1,024,000 bytes more a batch" in fact.text
     assert "keeps preds" in fact.text
+    assert fact.text.endswith("; --until end runs what is made of them, too")
+    recorded = run("outputs")
+    assert find_fit(recorded.profile, recorded.peak).verdict.startswith("fits so far: ")
+    other = run("nothing")
+    assert find_fit(other.profile, other.peak).verdict.startswith("fits: ")
 
 
 def test_one_that_keeps_nothing_has_its_own_peak_and_no_more() -> None:

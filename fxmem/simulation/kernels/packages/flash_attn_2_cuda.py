@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxmem.hardware.operators import flash_head, flash_splits, round_up
+from fxmem.hardware.operators import flash_head, flash_splits
+from fxmem.records.units import round_up
 from fxmem.simulation.kernels.packages import Package, register
 
 PACKAGE = Package(

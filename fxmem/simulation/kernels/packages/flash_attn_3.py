@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
-from fxmem.hardware.operators import round_up
+from fxmem.records.units import round_up
 from fxmem.simulation.kernels.packages import Package, register
 
 
