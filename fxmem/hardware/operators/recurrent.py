@@ -47,21 +47,28 @@ def _memory(call: Call) -> list[HiddenEvent]:
     states = [output("input or its gradient"), *(output("state") for state in (hx, cx) if state is not None)]
     if not backward:
         return [*states, *([output("weights")] if flat is None else []), workspace, output("reserve")]
-    # Each of backward's two parts copies an input that is not dense as (steps, batch, features).
-    features = layout.shape[-1]
-    wanted = (features, batch * features) if batch_first else (batch * features, features)
-    is_dense = bool(packed) or all(
-        n == 1 or a == b for n, a, b in zip(layout.shape, layout.stride, wanted, strict=False)
+    # Each of backward's two parts copies an input that is not dense as (steps, batch, features), the first the gradient
+    # of the output, too.
+    copy, of_gradient = (
+        [alloc(name, each.nbytes)] if not (packed or _is_time_major(each, batch_first)) else []
+        for name, each in (("dense input", layout), ("dense gradient", read_layout(args[7])))
     )
-    copy = [] if is_dense else [alloc("dense input", layout.nbytes)]
-    events = [*copy, *states, workspace, *free(workspace.name, *(event.name for event in copy))]
+    copies = [*copy, *of_gradient]
+    events = [*copies, *states, workspace, *free(workspace.name, *(each.name for each in reversed(copies)))]
     if args[-1][3]:
         # Without biases the gradients are copies out of one buffer, in which cuDNN has room for biases.
         copied = per_layer in (2, 3)
         buffer = alloc("gradients of the weights", read_layout(flat).nbytes) if copied else output("gradients")
-        events += [*copy, buffer, workspace, *free(workspace.name)]
+        events += [*copy, buffer, workspace, *free(workspace.name, *(each.name for each in copy))]
         events += [output("gradient") for _ in weights] if copied else []
     return events
+
+
+def _is_time_major(layout: TensorLayout, batch_first: bool) -> bool:
+    """Whether a sequence lies in memory as (steps, batch, features)."""
+    order = (1, 0, 2) if batch_first else (0, 1, 2)
+    shape, strides = ([sizes[dim] for dim in order] for sizes in (layout.shape, layout.stride))
+    return all(n == 1 or a == b for n, a, b in zip(shape, strides, (shape[1] * shape[2], shape[2], 1), strict=True))
 
 
 def _rnn_algorithm(layer: RnnSignature, target: Target, *, backward: bool) -> int:

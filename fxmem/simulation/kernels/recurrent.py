@@ -283,13 +283,11 @@ class CudnnRnn(torch.autograd.Function):
             grad_cy = None
         elif grad_cy is None:
             grad_cy = torch.zeros_like(cx)
-        packed = _time_major(grad_output, call.batch_first)
         wanted = [ctx.needs_input_grad[i] for i in (2, 3, 4)] + [any(ctx.needs_input_grad[5:])]
         grads = torch.ops.aten._cudnn_rnn_backward.default(
             *(input, weights, call.weights_per_layer, buffer, hx, cx, output, grad_output, grad_hy, grad_cy),
             *(*call.arguments, reserve, wanted),
         )
-        del packed
         grad_input, grad_hx, grad_cx, grad_weights = grads
         return None, None, grad_input, grad_hx, grad_cx, *(grad_weights or [None] * len(weights))
 

@@ -211,6 +211,7 @@ class RecordedCode(Subject):
         yield from trace_patches(self.notes)
         yield from self._thread.patches()
         yield torch_programs.observe_moves(self._move)
+        yield torch_common.wrap(torch.nn.RNNBase, "_apply", self._apply_recurrent)
         yield torch_common.wrap(torch.nn.Module, "__setstate__", self._copy)
         if self.memory is None:
             yield torch_programs.observe_mappings(self._border.log.note_mapping)
@@ -223,14 +224,21 @@ class RecordedCode(Subject):
             yield from process_patches(self.notes, world, compiles=self.recording.compilation.compiles)
 
     def _move(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """`Module.to` and its kind: what has come to the target is a root, its recurrent weights are one block."""
+        """`Module.to` and its kind: what has come to the target is a root."""
         self.loops.install()
         with torch_common.replace(self, "_is_moving", True), self.recording.tracer.write_nothing():
             moved = original(module, *args, **kwargs)
         if not self._is_moving and has_target_tensors(module, self.recording.device.type):
             self.roots.note_move(module)
-            flatten_rnn_weights(module)
         return moved
+
+    def _apply_recurrent(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """`RNNBase._apply`: the weights are one block as soon as they are on the target, before other modules move."""
+        applied = original(module, *args, **kwargs)
+        if has_target_tensors(module, self.recording.device.type):
+            with self.recording.tracer.write_nothing():
+                flatten_rnn_weights(module)
+        return applied
 
     def _copy(self, original: Callable[..., None], module: torch.nn.Module, state: Any) -> None:
         """`copy.deepcopy`: a copy that is averaged or kept is a root, too."""

@@ -19,6 +19,7 @@ from torch.fx.experimental import proxy_tensor
 import fxmem
 from fxmem.simulation.program.card_memory import describe_shortage
 from fxmem.validation.snapshot import read_snapshot
+from tests.benchmarks import on_measured_release
 
 
 def train(read: Callable[[nn.Module, torch.Tensor], Any]) -> tuple[Any, fxmem.RecordedProgram]:
@@ -431,3 +432,37 @@ def test_a_program_writes_a_snapshot(tmp_path: Path) -> None:
     found = read_snapshot(file)
     assert len(found.history) == sum(each["action"] != "free_completed" for each in trace)
     assert recorded.peak.requested_bytes > 0
+
+
+class LanguageModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(2001, 128)
+        self.lstm = nn.LSTM(128, 1024, batch_first=True)
+        self.linear = nn.Linear(1024, 2001)
+
+    def forward(self, ids: torch.Tensor, states: Any) -> tuple[torch.Tensor, Any]:
+        out, states = self.lstm(self.embed(ids), states)
+        return self.linear(out.reshape(-1, 1024)), states
+
+
+@on_measured_release
+def test_what_it_reads_of_the_card_is_a_card_s_from_the_first_step_on() -> None:
+    """`pytorch-tutorial, language model` on an H200 (benchmarks/results/gpu/h200-public-2026-11-28.json.gz): the
+    workspaces of its recurrent layer count in the first step, too."""
+    read = []
+    with fxmem.record("h200"):
+        model = LanguageModel().to("cuda")
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
+        states = tuple(torch.zeros(1, 20, 1024).to("cuda") for _ in range(2))
+        for _ in range(3):
+            ids, targets = (torch.randint(0, 2001, (20, 30)).to("cuda") for _ in range(2))
+            states = tuple(state.detach() for state in states)
+            outputs, states = model(ids, states)
+            loss = nn.functional.cross_entropy(outputs, targets.reshape(-1))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            read.append((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
+    assert read == [(215_880_704, 239_075_328), *[(245_655_040, 281_018_368)] * 2]
