@@ -533,3 +533,21 @@ def test_a_tracker_of_lines_prints_what_the_card_would_have_said(card: str) -> N
         ("torch.cuda.empty_cache()", context + large + small, small, {y}),
         ("y.sum()", context + small, small, {y}),
     ]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_a_large_layer_under_weight_norm_moves() -> None:
+    """DINO's head: a weight is computed from its parameters before they move, and one of them is frozen."""
+    with fxmem.record("h200"):
+        x = torch.randn(4, 256).cuda()
+        layer = nn.utils.weight_norm(nn.Linear(256, 65_536, bias=False))
+        layer.weight_g.data.fill_(1)
+        layer.weight_g.requires_grad = False
+        direction = layer.weight_v
+        optimizer = torch.optim.SGD([direction], lr=0.1)
+        moved = layer.cuda()
+        is_same, held = moved.weight_v is direction, torch.cuda.memory_allocated()
+        moved(x).sum().backward()
+        optimizer.step()
+    assert is_same
+    assert held == 4 * (65_536 * (256 + 1) + 4 * 256)
