@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fxmem.cli.options import ANALYSIS
 from fxmem.cli.parser import Argument
 from fxmem.cli.step import is_report
+from fxmem.hardware.context import room_bytes
 
 if TYPE_CHECKING:
     from fxmem.records.profile import Peak, Report
@@ -52,7 +53,7 @@ def next_for_report(name: str, report: Report) -> str:
     if name == "-":
         return ""
     if report.peak.fits is False and report.step.mode == "train" and report.step.program is None:
-        return shlex.join(["fxmem", "plan", name, "--budget", str(report.target.memory_bytes)])
+        return shlex.join(["fxmem", "plan", name, "--budget", str(room_bytes(report.target))])
     return shlex.join(["fxmem", "report", name, "--output", str(Path(name).with_suffix(".html")), "--open"])
 
 
