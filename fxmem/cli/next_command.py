@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from fxmem.cli.options import ANALYSIS
 from fxmem.cli.parser import Argument
 from fxmem.cli.step import is_report
-from fxmem.hardware.context import room_bytes
 
 if TYPE_CHECKING:
     from fxmem.records.profile import Peak, Report
@@ -53,6 +52,8 @@ def next_for_report(name: str, report: Report) -> str:
     if name == "-":
         return ""
     if report.peak.fits is False and report.step.mode == "train" and report.step.program is None:
+        from fxmem.hardware.context import room_bytes
+
         return shlex.join(["fxmem", "plan", name, "--budget", str(room_bytes(report.target))])
     return shlex.join(["fxmem", "report", name, "--output", str(Path(name).with_suffix(".html")), "--open"])
 

@@ -9,7 +9,6 @@ Source: vllm-project/vllm, `v1/worker/gpu_worker.py` (`determine_available_memor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -156,8 +155,9 @@ def _check(engine: str, utilization: float, counts: Iterable[int], card: Target)
         raise UsageError("expected tokens, sequences, blocks and contexts of at least 1")
     if card.device != "cuda" or card.memory_bytes is None:
         raise UsageError(f"expected a card whose memory is known, got {card.name!r}")
-    most = math.floor(1000 * (room_bytes(card) or 0) / card.memory_bytes) / 1000
-    if utilization > most:
+    room = room_bytes(card) or 0
+    if card.memory_bytes * utilization > room:
+        most = 1000 * room // card.memory_bytes / 1000
         raise ExceededError(
             f"expected a utilization of at most {most}, got {utilization}: {engine} does not start where less is free, "
             f"and {card.name} has {explain_room(card)}"
