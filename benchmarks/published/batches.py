@@ -102,7 +102,8 @@ def format_page(source: str, rows: Sequence[Row], date: str) -> str:
         f"- {len(judged)} models predicted, {len(rows) - len(judged)} refused.",
         f"- The published batch fits: {sum(bool(row.fits) for row in judged)} of {len(judged)}.",
         f"- The batch tried before does not: {sum(not row.next_fits for row in judged)} of {len(judged)}.",
-        f"- By fxmem's own room, {room / GIB:.2f} GiB, beside the least context of torch 1.13 and later: {fit} and {over}.",
+        f"- By fxmem's own room, {room / GIB:.2f} GiB, beside the least context of torch 1.13 and later: {fit} and "
+        f"{over}.",
         "",
         "| model | image | batch | predicted, GiB | batch before | predicted, GiB |",
         "|---|---:|---:|---:|---:|---:|",

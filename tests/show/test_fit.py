@@ -21,7 +21,8 @@ MIB = 1 << 20
 def growing(memory: int) -> Profile:
     """A parameter of 30 MiB, then 40 that are freed, then 60: 130 are reserved where nothing has to go back.
 
-    On a card of which a context leaves so many MiB."""
+    On a card of which a context leaves so many MiB.
+    """
     log = Log(target=give_room(TINY_CARD, memory * MIB))
     node = log.node("fc")
     log.resident(30 * MIB, Kind.PARAMETER, name="w")
@@ -47,7 +48,8 @@ def test_where_it_fits_no_number_is_above_the_card() -> None:
     peak = peak_of(roomy)
     assert (peak.fits, peak.reserved_bytes) == (True, 130 * MIB)
     context = context_range(TINY_CARD)
-    assert context is not None and context.low == 495 * MIB
+    assert context is not None
+    assert context.low == 495 * MIB
     assert process_of(peak) == (130 * MIB + context.low, 130 * MIB + context.high)
     peak = peak_of(tight)  # the cached 40 go back
     assert (peak.fits, peak.allocated_bytes, peak.reserved_bytes) == (True, 90 * MIB, 90 * MIB)
