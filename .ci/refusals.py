@@ -188,7 +188,8 @@ def main() -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             main_(["generate", *SUBJECTS["generation"][0][:3], "--new", "4", "--json", "generation.json"])
         Path("plan.json").write_text(fxmem.plan(analysis, budget="100%").to_json())
-        once = functools.cache(importlib.import_module("fxmem.cli.verbs").build_parser)  # of all verbs, for each command
+        # A command builds the parsers of all verbs.
+        once = functools.cache(importlib.import_module("fxmem.cli.verbs").build_parser)
         with _no_analysis(), mock.patch("fxmem.__main__.build_parser", once):
             for subject, verb, option, words in commands():
                 asked[verb] += 1
