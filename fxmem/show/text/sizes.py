@@ -142,7 +142,8 @@ def meshes_table(fits: MeshFits, *, width: int = 100, color: bool = False) -> st
     tried = f"{len(fits.meshes)} whole, {fits.analyses} analyses in all; {fits.ruled_out} more on the way ruled out"
     head = [
         *subject_facts(fits),
-        Fact("Cards", f"{fits.cards} x {fits.target.name}, each with room for {format_bytes(fits.room_bytes)}"),
+        Fact("Cards", f"{fits.cards} x {fits.target.name}"),
+        Fact("Room", f"of each, {explain_room(fits.target) or format_bytes(fits.room_bytes)}"),
         Fact("Batch", f"{fits.batch} to an optimizer step, on all cards"),
         Fact("Meshes", f"{fitting} that fit; {tried}"),
     ]
