@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import io
 import itertools
@@ -101,8 +102,11 @@ ANALYSES = (
     ("fxmem.whatif.program_step", "_in_another_process"),
     ("fxmem.validation.validate_program", "measure_program"),
     ("fxmem.validation.validate", "read_snapshot"),
+    ("fxmem.whatif.card_fit", "run_forked"),
+    ("fxmem.cli.output", "write_page"),
+    ("fxmem.cli.verbs.report", "write_page"),
 )
-"""Where an analysis begins, by module and name; those that there are."""
+"""Where an analysis begins, or the page of a report, by module and name; those that there are."""
 
 
 class _AcceptedError(BaseException):
@@ -184,7 +188,9 @@ def main() -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             main_(["generate", *SUBJECTS["generation"][0][:3], "--new", "4", "--json", "generation.json"])
         Path("plan.json").write_text(fxmem.plan(analysis, budget="100%").to_json())
-        with _no_analysis():
+        # A command builds the parsers of all verbs.
+        once = functools.cache(importlib.import_module("fxmem.cli.verbs").build_parser)
+        with _no_analysis(), mock.patch("fxmem.__main__.build_parser", once):
             for subject, verb, option, words in commands():
                 asked[verb] += 1
                 why = is_refused(words)

@@ -12,6 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from fxmem.hardware.context import give_room
 from fxmem.memory.liveness import node_live_bytes, node_scratch_bytes
 from fxmem.records.profile import (
     Assumption,
@@ -31,7 +32,8 @@ from fxmem.records.profile import (
 )
 
 CPU = Target(name="cpu", device="cpu", full_name="CPU")
-TINY_CARD = Target(name="tiny", device="cuda", full_name="Tiny card", memory_bytes=1 << 30, capability=(9, 0))
+TINY_CARD = give_room(Target(name="tiny", device="cuda", full_name="Tiny card", capability=(9, 0)), 1 << 30)
+"""A CUDA context leaves 1 GiB of it."""
 TRAINING = Step(mode="train", optimizer="AdamW", loss="sum of the output", precision=None)
 
 

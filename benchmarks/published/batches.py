@@ -21,6 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fxmem.hardware import catalogue
+from fxmem.hardware.context import room_bytes
+
 from .__main__ import RESULTS
 from .prediction import predict_step
 
@@ -87,6 +90,9 @@ def format_page(source: str, rows: Sequence[Row], date: str) -> str:
     """Write what the rows say, and those that contradict the publication."""
     judged = [row for row in rows if row.fits is not None]
     wrong = [row for row in judged if not row.fits or row.next_fits]
+    room = room_bytes(catalogue.target("rtx3090")) or 0
+    fit = sum((row.allocated_bytes or 0) <= room for row in judged)
+    over = sum((row.next_reserved_bytes or 0) > room for row in judged)
     lines = [
         "# Largest batches of timm's models on an RTX 3090 against predictions",
         "",
@@ -96,6 +102,8 @@ def format_page(source: str, rows: Sequence[Row], date: str) -> str:
         f"- {len(judged)} models predicted, {len(rows) - len(judged)} refused.",
         f"- The published batch fits: {sum(bool(row.fits) for row in judged)} of {len(judged)}.",
         f"- The batch tried before does not: {sum(not row.next_fits for row in judged)} of {len(judged)}.",
+        f"- By fxmem's own room, {room / GIB:.2f} GiB, beside the least context of torch 1.13 and later: {fit} and "
+        f"{over}.",
         "",
         "| model | image | batch | predicted, GiB | batch before | predicted, GiB |",
         "|---|---:|---:|---:|---:|---:|",

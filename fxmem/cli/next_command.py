@@ -52,7 +52,9 @@ def next_for_report(name: str, report: Report) -> str:
     if name == "-":
         return ""
     if report.peak.fits is False and report.step.mode == "train" and report.step.program is None:
-        return shlex.join(["fxmem", "plan", name, "--budget", str(report.target.memory_bytes)])
+        from fxmem.hardware.context import room_bytes
+
+        return shlex.join(["fxmem", "plan", name, "--budget", str(room_bytes(report.target))])
     return shlex.join(["fxmem", "report", name, "--output", str(Path(name).with_suffix(".html")), "--open"])
 
 

@@ -13,7 +13,6 @@ program bounds it from above. A group adds 560 MiB (one rank) to 900 MiB (eight)
 from __future__ import annotations
 
 import functools
-import math
 from pathlib import Path
 
 from pydantic import Field, TypeAdapter
@@ -58,13 +57,12 @@ def known_context_sizes() -> tuple[ContextSize, ...]:
     return TypeAdapter(tuple[ContextSize, ...]).validate_json(CONTEXT_SIZES.read_bytes())
 
 
-def process_range(target: Target, reserved_bytes: int, *, fits: bool | None) -> ProcessBytes | None:
-    """What a process takes that has so many bytes reserved: where it fits, no more than the card has."""
-    context, memory = context_range(target), target.memory_bytes
+def process_range(target: Target, reserved_bytes: int) -> ProcessBytes | None:
+    """What a process takes that has so many bytes reserved, which may be more than there is. None: nothing is known."""
+    context = context_range(target)
     if context is None:
         return None
-    most = memory if fits and memory is not None else math.inf
-    low, high = (int(min(reserved_bytes + nbytes, most)) for nbytes in (context.low, context.high))
+    low, high = context.low + reserved_bytes, context.high + reserved_bytes
     return ProcessBytes(low=low, high=high, grounds=context.grounds)
 
 
@@ -92,23 +90,31 @@ def context_range(target: Target) -> ProcessBytes | None:
 
 
 def room_bytes(target: Target) -> int | None:
-    """What a context leaves of a card at most; all of it where that is not known, or a context would not fit.
+    """What a context leaves of a card at most, with which every verdict compares; a CPU's memory is all room.
 
-    None where the card's memory is not known.
+    All of the card where no context's size is known, or one would not fit. None where its memory is not known.
     """
     context, memory = context_range(target), target.memory_bytes
     return memory if memory is None or context is None or context.low >= memory else memory - context.low
 
 
+def give_room(target: Target, nbytes: int) -> Target:
+    """The same card with as much memory as leaves the allocator so many bytes beside a context."""
+    context = context_range(target)
+    return target.model_copy(update={"memory_bytes": nbytes + (0 if context is None else context.low)})
+
+
+def explain_room(target: Target) -> str:
+    """The room of a card, and why it is less than its memory; empty off a card, and where its memory is not known."""
+    context, memory, room = context_range(target), target.memory_bytes, room_bytes(target)
+    if target.device != "cuda" or memory is None:
+        return ""
+    if context is None:
+        return f"{format_bytes(memory)}: what a CUDA context takes of it is not known"
+    least = f"a CUDA context takes {format_bytes(context.low)} or more"
+    return f"{format_bytes(room)} of {format_bytes(memory)}: {least}{' and leaves nothing' if room == memory else ''}"
+
+
 def format_range(low: int, high: int) -> str:
     """Both ends, or one number where they are one: `495.0 MiB to 616.0 MiB`."""
     return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
-
-
-def describe_uncounted(targets: list[Target]) -> str:
-    """What a comparison with memory does not count, with its range over these cards."""
-    found = [each for each in map(context_range, targets) if each is not None]
-    if not found:
-        return "the CUDA context, other processes"
-    size = format_range(min(each.low for each in found), max(each.high for each in found))
-    return f"the CUDA context ({size}), other processes"

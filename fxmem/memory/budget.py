@@ -50,7 +50,7 @@ class Budget:
         """
         if peak.counted_bytes > self.nbytes:
             return False
-        return not self.bounds_allocator or bool(peak_in_memory(profile, peak, self.nbytes, environ).fits)
+        return not self.bounds_allocator or bool(peak_in_room(profile, peak, self.nbytes, environ).fits)
 
 
 class MemoryFit(NamedTuple):
@@ -126,26 +126,26 @@ def parse_bytes(spec: BudgetLike, name: str = "a budget") -> Budget:
     return budget
 
 
-def peak_in_memory(profile: Profile, peak: Peak, memory_bytes: int, environ: Mapping[str, str] | None = None) -> Peak:
-    """The profile's peak with `fits` and `shortage` for that much memory instead of the target's.
+def peak_in_room(profile: Profile, peak: Peak, room_bytes: int, environ: Mapping[str, str] | None = None) -> Peak:
+    """The profile's peak with `fits` and `shortage` for that room instead of the target's.
 
     For a card: whether a loop over the step runs when the driver gives the allocator no more than that
     (`allocator.replay`), with the settings of `environ` (None: this process's). Without an allocator: whether the
     requested bytes are no more.
     """
     used = peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes
-    if used <= memory_bytes:
+    if used <= room_bytes:
         shortage = ""
     elif peak.reserved_bytes is None:
-        shortage = f"Its peak, {profile.step.describe_phase(peak.phase)}, is {format_bytes(used - memory_bytes)} more"
+        shortage = f"Its peak, {profile.step.describe_phase(peak.phase)}, is {format_bytes(used - room_bytes)} more"
     else:
         settings = allocator.read_settings(os.environ if environ is None else environ)
-        found = allocator.replay(profile, settings=settings, capacity_bytes=memory_bytes)
+        found = allocator.replay(profile, settings=settings, capacity_bytes=room_bytes)
         shortage = "" if found.shortage is None else found.shortage.sentence
         if not shortage:
             counts = {"allocated_bytes": found.allocated_bytes, "reserved_bytes": found.reserved_bytes}
             peak = peak.model_copy(update=counts)
-    return peak.model_copy(update={"fits": not shortage, "shortage": shortage})
+    return peak.model_copy(update={"room_bytes": room_bytes, "fits": not shortage, "shortage": shortage})
 
 
 def find_least_budget(profile: Profile, peak: Peak) -> int:

@@ -81,8 +81,9 @@ class SizeCurve(Viewed, Headed, Versioned):
     generation also `context`, its prompt and its new tokens together; of a program its argument."""
     resized: Many[str]
     """The dimensions that vary together, each as `NAME:AXIS`; of a program none are known."""
-    memory_bytes: Bytes
-    """What the step has to fit into: the budget if one was given, else the target's memory."""
+    room_bytes: Bytes
+    """What the allocator may have: the budget if one was given, else what a CUDA context leaves of the target's memory
+    at most."""
     is_budget: bool
     limit: Size
     """No larger size was tried."""
@@ -121,11 +122,11 @@ class SizeCurve(Viewed, Headed, Versioned):
 
     @property
     def last_possible(self) -> int | None:
-        """Where the line of counted bytes reaches the memory: beyond it no size fits, however the allocator's pieces
+        """Where the line of counted bytes reaches the room: beyond it no size fits, however the allocator's pieces
         fall."""
         if not self.per_sample_bytes or self.per_sample_bytes < 0 or self.constant_bytes is None:
             return None
-        return max((self.memory_bytes - self.constant_bytes) // self.per_sample_bytes, self.largest or 0)
+        return max((self.room_bytes - self.constant_bytes) // self.per_sample_bytes, self.largest or 0)
 
     @property
     def next_above(self) -> SizePoint | None:
@@ -154,8 +155,10 @@ class CardFit(Record):
     reserved_bytes: Bytes | None
     """As in `SizePoint`."""
     fits: bool
+    room_bytes: Bytes
+    """As `Peak.room_bytes`."""
     headroom_bytes: int
-    """The card's memory less what the allocator holds when nothing limits it. Negative and `fits`: the step runs
+    """The room less what the allocator holds when nothing limits it. Negative and `fits`: the step runs
     because the allocator gives its cache back when it runs short, which can take time at every step."""
     obstacle: str = ""
     """Why it does not fit, in words; empty when it fits."""
@@ -221,8 +224,8 @@ class MeshFits(Headed, Versioned):
     cards: Count
     batch: Size
     """Of an optimizer step, on all cards."""
-    memory_bytes: Bytes
-    """Of a card."""
+    room_bytes: Bytes
+    """As `Peak.room_bytes`, of each card."""
     meshes: Many[MeshFit] = Field(min_length=1)
     """Those analysed whole: what fits first, the cheapest communication first."""
     ruled_out: Count
@@ -267,8 +270,8 @@ class SweepPoint(Record):
     mesh: str
     is_analysed: bool
     """Whether it was analysed itself; else its sizes follow from those of analysed steps by forms."""
-    memory_bytes: Bytes
-    """Of the card."""
+    room_bytes: Bytes
+    """As `Peak.room_bytes`."""
     requested_bytes: Bytes | None = None
     allocated_bytes: Bytes | None = None
     reserved_bytes: Bytes | None = None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fxmem.hardware.context import describe_uncounted, format_range
+from fxmem.hardware.context import explain_room, format_range, room_bytes
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
@@ -234,7 +234,7 @@ class Fit:
     shortage: str = ""
     """Where it runs out; empty when it fits, or where the allocator is not replayed."""
     counted: str = ""
-    """What the bytes count, and what they do not."""
+    """What the bytes count, and what of the card they may have."""
     keeps_budget: bool | None = None
     """None without a budget."""
     is_failed: bool = False
@@ -251,7 +251,7 @@ class Fit:
 
 
 def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
-    """Compare the step with the target's memory, and with a budget if one is given.
+    """Compare the step with what a CUDA context leaves of the target's memory, and with a budget if one is given.
 
     Where the allocator was replayed, its answer; else requested bytes are compared, a lower bound: not fitting is then
     certain, fitting is not.
@@ -275,9 +275,10 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
         verdict = "; ".join(filter(None, [compare_with_host(host), describe_host_growth(program), verdict]))
     counted = ""
     if profile.target.memory_bytes is not None and not peak.at_least:
-        requested = "requested bytes; not counted: the allocator's rounding and fragmentation,"
-        bytes_of = requested if peak.fits is None else "what the allocator reserves; not counted:"
-        counted = f"Counted: {bytes_of} {describe_uncounted([profile.target])}"
+        requested = "requested bytes, without the allocator's rounding and fragmentation"
+        room = explain_room(profile.target)
+        counted = f"Counted: {requested if peak.fits is None else 'what the allocator reserves'}"
+        counted += f"; room: {room}; other processes are not counted" if room else ""
     return Fit(
         *(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed, bool(growth)),
         fits_host=None if host is None else host.fits,
@@ -285,16 +286,14 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
 
 
 def _compare_with_target(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
-    memory, name = profile.target.memory_bytes, profile.target.name
-    if memory is None:
+    room, name = room_bytes(profile.target), profile.target.name
+    if room is None:
         return None, f"not compared, because the memory of target {name} is not known"
     nbytes = peak.requested_bytes if peak.fits is None or peak.reserved_bytes is None else peak.reserved_bytes
-    is_fitting = nbytes <= memory if peak.fits is None else peak.fits
-    nbytes = min(nbytes, memory) if is_fitting else nbytes  # cached blocks go back to the driver where it asks for them
-    if peak.at_least and peak.process_bytes is not None:  # where it ran out, a context had its share
-        nbytes = peak.process_bytes.low
+    is_fitting = nbytes <= room if peak.fits is None else peak.fits
+    nbytes = min(nbytes, room) if is_fitting else nbytes  # cached blocks go back to the driver where it asks for them
     least = "at least " if peak.at_least else ""
-    return is_fitting, f"{least}{format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}"
+    return is_fitting, f"{least}{format_bytes(nbytes)} of {format_bytes(room)} on {name}, {percent(nbytes, room)}"
 
 
 def _describe_budget(peak: Peak, budget: Budget, *, keeps: bool) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fxmem.errors import UsageError
 from fxmem.hardware import step_time
 from fxmem.memory import allocator
-from fxmem.memory.budget import Budget, MemoryFit, peak_in_memory
+from fxmem.memory.budget import Budget, MemoryFit, peak_in_room
 from fxmem.memory.findings import Finding, find
 from fxmem.records.files import write_text
 from fxmem.records.profile import Peak, Profile, Report, StepTime, Target, Timeline
@@ -60,10 +60,10 @@ class ProfiledStep:
         """The estimated time, on another card if one is given; None where its rates are not known."""
         return step_time.estimate(self.profile if card is None else self.profile.model_copy(update={"target": card}))
 
-    def within(self, memory_bytes: int, card: Target | None = None) -> MemoryFit:
-        """Whether it fits that much memory; of another card like it, if one is given."""
+    def within(self, room: int, card: Target | None = None) -> MemoryFit:
+        """Whether it runs where the allocator has so many bytes; of another card like it, if one is given."""
         profile = self.profile if card is None else self.profile.model_copy(update={"target": card})
-        return MemoryFit(peak_in_memory(profile, self.peak, memory_bytes, self.environ))
+        return MemoryFit(peak_in_room(profile, self.peak, room, self.environ))
 
     def keeps(self, budget: Budget) -> bool:
         """Whether it stays within a budget."""

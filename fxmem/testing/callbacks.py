@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fxmem.errors import EnvironmentLacksError, ExceededError, FxmemError, UsageError
-from fxmem.memory.budget import peak_in_memory
+from fxmem.hardware.context import room_bytes
+from fxmem.memory.budget import peak_in_room
 from fxmem.memory.report_reader import load_report
 from fxmem.planning.estimate import estimate
 from fxmem.records.profile import Kind, Peak, Report, Round
@@ -42,9 +43,9 @@ def guard(report: Prediction) -> None:
     callback do so.
 
     Assumptions: the current card is the one that trains, and nothing else will take of what is free there. Settings of
-    the allocator are those of this process's environment. Where there is no card, the room is that of the report's. A
-    recording that ran out of memory is known up to there only: a larger room is then taken as enough. In a program
-    that fxmem records, to make that report, nothing happens where there is none yet.
+    the allocator are those of this process's environment. Where there is no card, the room is what a CUDA context
+    leaves of the report's. A recording that ran out of memory is known up to there only: a larger room is then taken as
+    enough. In a program that fxmem records, to make that report, nothing happens where there is none yet.
 
     Args:
         report: what `fxmem run train.py --json FILE` or `fxmem analyze ... --json FILE` wrote, or an analysis or a
@@ -57,7 +58,7 @@ def guard(report: Prediction) -> None:
     if _is_to_come(report):
         return
     found = _load(report)
-    room, whose = found.target.memory_bytes, found.target.name
+    room, whose = room_bytes(found.target), found.target.name
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
         own = sum(found.peak.by_kind.get(kind, 0) for kind in (Kind.PARAMETER, Kind.BUFFER))
@@ -65,8 +66,8 @@ def guard(report: Prediction) -> None:
         room, whose = free + torch.cuda.memory_reserved() - others, torch.cuda.get_device_name()
     if room is None:
         return
-    ended = found.peak.at_least and room <= (found.target.memory_bytes or 0)
-    peak = found.peak if ended else peak_in_memory(found, found.peak, room)
+    ended = found.peak.at_least and room <= (room_bytes(found.target) or 0)
+    peak = found.peak if ended else peak_in_room(found, found.peak, room)
     if peak.fits is False and (ended or not found.peak.at_least):
         raise ExceededError(
             f"expected a step that runs in the {format_bytes(room)} that {whose} has for it; the predicted one does "

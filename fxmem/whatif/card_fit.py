@@ -12,6 +12,7 @@ import torch
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.cards import CATALOGUE
+from fxmem.hardware.context import room_bytes
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import allocator
 from fxmem.records.names import AnyMode
@@ -41,7 +42,8 @@ def cards(
     """Which cards of the catalogue a step fits, with what headroom.
 
     The step is analysed once for each compute capability, because that decides its kernels and their workspaces, and is
-    then compared with the memory of each card of that capability: eight analyses for the whole catalogue.
+    then compared with what a CUDA context leaves of each card of that capability: eight analyses for the whole
+    catalogue.
 
     Args:
         model: as for `fxmem.analyze`.
@@ -164,11 +166,12 @@ def choose_cards(names: Iterable[str] | None) -> list[Target]:
 
 
 def _card_fit(step: ProfiledStep, card: Target) -> CardFit:
-    memory = card.memory_bytes or 0
-    peak, retries = step.within(memory, card)
+    room = room_bytes(card) or 0
+    peak, retries = step.within(room, card)
     return CardFit(
         target=card,
-        headroom_bytes=memory - (peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes),
+        room_bytes=room,
+        headroom_bytes=room - (peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes),
         time=step.estimate_time(card),
         alloc_retries=retries,
         **judge(step, peak, card),
@@ -193,12 +196,10 @@ def _plan_short(
 ) -> tuple[list[CardFit], int]:
     """Plan for the cards that the step does not fit; return them and the number of plans analysed."""
     tell(f"planning checkpoints for {', '.join(fit.target.name for fit in short)}")
-    found, tried = verified_plan.plan_budgets(
-        step, [fit.target.memory_bytes or 0 for fit in short], host_memory=host_memory
-    )
+    found, tried = verified_plan.plan_budgets(step, [fit.room_bytes for fit in short], host_memory=host_memory)
     fits = []
     for fit in short:
-        plan, planned = found.get(fit.target.memory_bytes or 0, (None, None))
+        plan, planned = found.get(fit.room_bytes, (None, None))
         fits.append(
             fit
             if plan is None or planned is None

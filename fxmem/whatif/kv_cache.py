@@ -2,6 +2,7 @@
 
 vLLM measures at its start: it runs a forward of as many tokens as a batch may have, and samples from the logits of as
 many sequences as there may be; what is left of its share of the card is for keys and values. Here that run is analysed.
+The CUDA context lies outside the share; where it leaves less than the share, the engine does not start.
 
 Source: vllm-project/vllm, `v1/worker/gpu_worker.py` (`determine_available_memory`) at 35d5cda1.
 """
@@ -14,8 +15,9 @@ from typing import Final
 import torch
 from torch import nn
 
-from fxmem.errors import UsageError
+from fxmem.errors import ExceededError, UsageError
 from fxmem.hardware import catalogue
+from fxmem.hardware.context import explain_room, room_bytes
 from fxmem.records.names import ENGINES
 from fxmem.records.profile import Assumption, Kind, Profile, Target
 from fxmem.records.sizes import ServeSequences, ServeSize, UncountedTerm
@@ -80,6 +82,7 @@ def kv_cache(  # noqa: PLR0913 - the settings of the public API, by keyword
     Raises:
         UsageError: a number out of its range, another engine, a target that is no card; a model that is no decoder of
             transformers, or whose layers keep something else than keys and values.
+        ExceededError: the share is more than a CUDA context leaves of the card, so that the engine does not start.
         AnalysisError: the model raised.
     """
     card = catalogue.target(target) if isinstance(target, str) else target
@@ -152,6 +155,13 @@ def _check(engine: str, utilization: float, counts: Iterable[int], card: Target)
         raise UsageError("expected tokens, sequences, blocks and contexts of at least 1")
     if card.device != "cuda" or card.memory_bytes is None:
         raise UsageError(f"expected a card whose memory is known, got {card.name!r}")
+    room = room_bytes(card) or 0
+    if card.memory_bytes * utilization > room:
+        most = 1000 * room // card.memory_bytes / 1000
+        raise ExceededError(
+            f"expected a utilization of at most {most}, got {utilization}: {engine} does not start where less is free, "
+            f"and {card.name} has {explain_room(card)}"
+        )
 
 
 def _name_peak(run: Analysis) -> str:

@@ -18,6 +18,7 @@ import torch
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue, step_time
+from fxmem.hardware.context import give_room, room_bytes
 from fxmem.memory.budget import BudgetLike, parse_bytes
 from fxmem.records.names import AnyMode
 from fxmem.records.profile import Assumption, Profile, Step, Target
@@ -77,8 +78,8 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
             values.
         mode: as for `fxmem.analyze`; or "generate" for `fxmem.generate`. A generation fits where the first of a process
             runs to its last token, even if the allocator has to give its cache back and ask again.
-        target: as for `fxmem.analyze`; the step has to fit its memory.
-        budget: bytes or "16GiB" to fit into instead.
+        target: as for `fxmem.analyze`; the step has to fit what a CUDA context leaves of its memory.
+        budget: bytes or "16GiB" that the allocator may have instead; a CUDA context comes on top.
         dim: "batch" for dimension 0 of the first tensor, or the number of another of its dimensions, and the same
             dimension of all tensors that have the same size there; "seq" for dimension 1 of the 2-d integer tensors,
             and of other 2-d tensors of their shape; or "NAME:AXIS[,NAME:AXIS]...", where NAME is what the forward
@@ -100,7 +101,7 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
     _check_limit(limit)
     # A wrong budget is found before the work is done.
     resolved = catalogue.target(target) if isinstance(target, str) else target
-    _memory(resolved, budget)
+    _find_room(resolved, budget)
     _check_goal(goal, resolved)
     settings: dict[str, Any] = {"budget": budget, "dim": dim, "limit": limit, "goal": goal, "progress": progress}
     if inputs is not None:
@@ -156,16 +157,16 @@ def measure_curve(
             what = "a program" if step.program.varied else "a function"
             raise UsageError(f"expected goal='memory' for {what}: which part of its time the size changes is not known")
         target = step.program.target
-        memory = _memory(target, budget)
-        sizes = _vary_program(step, target, memory, start)
+        room = _find_room(target, budget)
+        sizes = _vary_program(step, target, room, start)
     elif isinstance(step, (Analysis, Generation)):
         target = step.profile.target
-        memory = _memory(target, budget)
+        room = _find_room(target, budget)
         _check_goal(goal, target, step.profile.step)
         sizes = _vary_model(step, dim, change)
     else:
         raise UsageError("expected a model or a program to vary the size of, got the record of a step")
-    points = _measure_sizes(sizes, memory, limit=limit, goal=goal, progress=progress)
+    points = _measure_sizes(sizes, room, limit=limit, goal=goal, progress=progress)
     largest = _find_largest(points)
     line = fit_line(points, largest)
     counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
@@ -180,7 +181,7 @@ def measure_curve(
         monotone=all(one <= other for one, other in pairwise(counted)) if len(counted) > 1 else None,
         dim=sizes.dim,
         resized=sizes.resized,
-        memory_bytes=memory,
+        room_bytes=room,
         is_budget=budget is not None,
         limit=limit,
         assumptions=(*sizes.note(points), *described.missing_loss),
@@ -202,9 +203,9 @@ def _vary_model(analysis: AnyAnalysis, dim: str | int, change: Change | None) ->
     return SizedStep(str(dim), varied.size + new, run, lambda: analysis.profile, note, varied.names)
 
 
-def _vary_program(step: ProgramStep, target: Target, memory: int, start: int) -> SizedStep:
-    """With a budget, the program finds itself on a card like the target with so much memory."""
-    within = target.model_copy(update={"memory_bytes": memory})
+def _vary_program(step: ProgramStep, target: Target, room: int, start: int) -> SizedStep:
+    """With a budget, the program finds itself on a card like the target that leaves it so much."""
+    within = give_room(target, room)
     first: list[Profile] = []
 
     def run(size: int) -> ProgramStep:
@@ -219,31 +220,29 @@ def _vary_program(step: ProgramStep, target: Target, memory: int, start: int) ->
     return SizedStep(step.program.varied or "size", start, run, describe, _note_standstill)
 
 
-def find_smaller(
-    analysis: AnyAnalysis, step: ProfiledStep, varied: Resizing, memory: int, change: Change
-) -> int | None:
+def find_smaller(analysis: AnyAnalysis, step: ProfiledStep, varied: Resizing, room: int, change: Change) -> int | None:
     """The largest size up to an analysed step's that fits so many bytes; None if none does. No curve is measured.
 
     Args:
         analysis: of the step as it is.
         step: the same, changed.
         varied: the dimension, which has the step's size.
-        memory: bytes.
+        room: bytes that the allocator may have.
         change: what is done to the step of another size.
     """
 
     def measure(size: int) -> SizePoint:
         try:
             sized = step if size == varied.size else change(_analyse_size(analysis, varied, size))
-            return _point(size, sized, memory)
+            return _point(size, sized, room)
         except AnalysisError as error:
             return _point_without_run(size, error)
 
-    return _find_largest(search(measure, memory, start=varied.size, also=(1,), limit=varied.size))
+    return _find_largest(search(measure, room, start=varied.size, also=(1,), limit=varied.size))
 
 
 def _measure_sizes(
-    sizes: SizedStep, memory: int, *, limit: int, goal: Goal, progress: Callable[[str], None] | None
+    sizes: SizedStep, room: int, *, limit: int, goal: Goal, progress: Callable[[str], None] | None
 ) -> list[SizePoint]:
     """Every point of the curve, the smallest first. A step that raises at the first size ends the search."""
     _check_limit(limit)
@@ -252,7 +251,7 @@ def _measure_sizes(
 
     def try_size(size: int) -> SizePoint:
         try:
-            return _point(size, sizes.run(size), memory)
+            return _point(size, sizes.run(size), room)
         except AnalysisError as error:
             if size == first:
                 raise
@@ -260,15 +259,15 @@ def _measure_sizes(
 
     def measure(size: int) -> SizePoint:
         point = try_size(size)
-        tell(_describe_point(sizes.dim, point, memory))
+        tell(_describe_point(sizes.dim, point, room))
         return point
 
-    points = search(measure, memory, start=first, limit=limit)
+    points = search(measure, room, start=first, limit=limit)
     largest, tried = _find_largest(points), {point.size for point in points}
     quarters = {(largest or 0) * quarter // 4 for quarter in _CURVE_QUARTERS} - {0} - tried
     for _, point in run_forked(SizePoint, {str(size): functools.partial(try_size, size) for size in sorted(quarters)}):
         points.append(point)
-        tell(_describe_point(sizes.dim, point, memory))
+        tell(_describe_point(sizes.dim, point, room))
     points.sort(key=lambda point: point.size)
     while goal == "throughput" and (between := _propose_enough(points)) is not None:
         points = sorted([*points, measure(between)], key=lambda point: point.size)
@@ -293,13 +292,14 @@ def _find_largest(points: Iterable[SizePoint]) -> int | None:
 # --- one size ---------------------------------------------------------------------------------------------------------
 
 
-def _memory(target: Target, budget: BudgetLike | None) -> int:
+def _find_room(target: Target, budget: BudgetLike | None) -> int:
+    """The bytes that the allocator may have."""
     if budget is None:
-        if target.memory_bytes is None:
+        if (room := room_bytes(target)) is None:
             raise UsageError(
                 f"expected a budget such as 16GiB, because the memory of target {target.name!r} is not known"
             )
-        return target.memory_bytes
+        return room
     return parse_bytes(budget).nbytes
 
 
@@ -329,8 +329,8 @@ def _analyse_size(analysis: AnyAnalysis, varied: Resizing, size: int) -> AnyAnal
     return analysis.vary(args=args, kwargs=kwargs)
 
 
-def _point(size: int, step: ProfiledStep, memory: int) -> SizePoint:
-    peak, retries = step.within(memory)
+def _point(size: int, step: ProfiledStep, room: int) -> SizePoint:
+    peak, retries = step.within(room)
     return SizePoint(
         size=size,
         phase=peak.phase,
@@ -365,11 +365,10 @@ def _note_standstill(points: Sequence[SizePoint]) -> Iterator[Assumption]:
         yield Assumption(topic="size", text=text)
 
 
-def _describe_point(dim: str, point: SizePoint, memory: int) -> str:
+def _describe_point(dim: str, point: SizePoint, room: int) -> str:
     what = dim.replace(PLACE, str(point.size)) if PLACE in dim else f"{dim} {point.size}"
     if point.counted_bytes is None:
         return f"{what}: cannot run"
     return (
-        f"{what}: {format_bytes(point.counted_bytes)}, {'fits' if point.fits else 'does not fit'} "
-        f"{format_bytes(memory)}"
+        f"{what}: {format_bytes(point.counted_bytes)}, {'fits' if point.fits else 'does not fit'} {format_bytes(room)}"
     )

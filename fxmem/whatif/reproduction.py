@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
-from fxmem.hardware.context import room_bytes
+from fxmem.hardware.context import give_room, room_bytes
 from fxmem.memory.budget import Budget
 from fxmem.memory.findings import find
 from fxmem.memory.user_code import find_place
@@ -82,8 +82,7 @@ def leave_room(step: ProfiledStep, message: OutOfMemoryMessage | None) -> tuple[
     if message is not None and message.capacity_bytes is not None and message.outside_bytes is not None:
         room = max(message.capacity_bytes - message.outside_bytes, 1)
     if room != free and target.memory_bytes is not None and isinstance(step, ProgramStep):
-        context = target.memory_bytes - free
-        return step.vary(target=target.model_copy(update={"memory_bytes": room + context})), room
+        return step.vary(target=give_room(target, room)), room
     return step, room
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
+from fxmem.hardware.context import room_bytes
 from fxmem.hardware.links import PER_MACHINE, bytes_per_second
 from fxmem.records.parts import RankGroup
 from fxmem.records.profile import Assumption, Profile, Target
@@ -116,7 +117,7 @@ def find_meshes(
         **best.heading(),
         cards=count,
         batch=batch,
-        memory_bytes=request.resolved_target.memory_bytes or 0,
+        room_bytes=room_bytes(request.resolved_target) or 0,
         meshes=tuple(sorted((fit for _, fit in search.analysed), key=_rank)),
         ruled_out=search.ruled_out,
         analyses=search.analyses,
@@ -146,7 +147,7 @@ class _Search:
         self, model: nn.Module, request: StepRequest, count: int, plan: MeshPlan, progress: Callable[[str], None]
     ) -> None:
         self._model, self._request, self._count, self._plan, self._tell = model, request, count, plan, progress
-        self._memory = request.resolved_target.memory_bytes or 0
+        self._room = room_bytes(request.resolved_target) or 0
         self._varied = find_resizing(named_arguments(model, request.args, request.kwargs), "batch")
         blocks = len(find_blocks(model))
         shorts = (shorten(model, 2), shorten(model, 3)) if blocks > 3 else (None, None)
@@ -180,7 +181,7 @@ class _Search:
                 return
             if one.mesh in fitting:
                 continue  # in smaller micro-batches, which send more
-            if self._sketch(one.mesh.tp).bound(one, self._blocks) > self._memory or self._is_above_a_misfit(one):
+            if self._sketch(one.mesh.tp).bound(one, self._blocks) > self._room or self._is_above_a_misfit(one):
                 self.ruled_out += 1
                 continue
             fit = self._analyse_whole(one)
@@ -279,7 +280,7 @@ class _Search:
         needs = {each: self._sketch(each.mesh.tp).bound(each, self._blocks) for each in candidates}
         least = min(needs, key=lambda each: needs[each])
         return (
-            f"{least} needs at least {format_bytes(needs[least])} of {format_bytes(self._memory)}, the others more. "
+            f"{least} needs at least {format_bytes(needs[least])} of {format_bytes(self._room)}, the others more. "
             f"Use more cards, --offload cpu, a smaller optimizer (--optimizer), shorter sequences, or --precision bf16"
         )
 

@@ -25,14 +25,14 @@ def judge(step: ProfiledStep, peak: Peak, card: Target | None = None) -> dict[st
 
 
 def search(
-    measure: Callable[[int], SizePoint], memory: int, *, start: int, limit: int, also: tuple[int, ...] = ()
+    measure: Callable[[int], SizePoint], room: int, *, start: int, limit: int, also: tuple[int, ...] = ()
 ) -> list[SizePoint]:
     """Measure sizes until one that fits stands beside one that does not; return the points in that order.
 
     The first is `start`, then come those of `also`, so that there is a line from the beginning.
 
     Between what fits and what does not, the next size is in the middle of where the line through the two nearest points
-    says that reserved bytes (below it, all fits) and allocated bytes (above it, nothing does) reach the memory; after a
+    says that reserved bytes (below it, all fits) and allocated bytes (above it, nothing does) reach the room; after a
     step that did not halve what was left, it is in the middle of that. Before anything failed to fit, the line is
     followed upwards; after two steps that did not double the size together, it doubles. Ends with `n` that fits and `n
     + 1` that does not both measured, with `limit` that fits, or with 1 that does not.
@@ -43,7 +43,7 @@ def search(
     below, above = _bracket(points, limit)
     guided, before = True, 0
     while above - below > 1:
-        size = _propose_size(points, memory, below, above, guided=guided, limit=limit)
+        size = _propose_size(points, room, below, above, guided=guided, limit=limit)
         points[size] = measure(size)
         doubled, left, before = 2 * before, above - below, below
         below, above = _bracket(points, limit)
@@ -61,12 +61,12 @@ def _bracket(points: Mapping[int, SizePoint], limit: int) -> tuple[int, int]:
 
 
 def _propose_size(
-    points: Mapping[int, SizePoint], memory: int, below: int, above: int, *, guided: bool, limit: int
+    points: Mapping[int, SizePoint], room: int, below: int, above: int, *, guided: bool, limit: int
 ) -> int:
     """The size to measure next, strictly between `below` and `above`."""
     nothing_failed = above > limit
     middle = 2 * below if nothing_failed else (below + above) // 2
-    surely, hardly = _reach(points, memory, below, above) if guided else (None, None)
+    surely, hardly = _reach(points, room, below, above) if guided else (None, None)
     if surely is None or hardly is None:
         size = middle
     elif nothing_failed:
@@ -78,8 +78,8 @@ def _propose_size(
     return min(max(size, below + 1), above - 1)
 
 
-def _reach(points: Mapping[int, SizePoint], memory: int, below: int, above: int) -> tuple[int | None, int | None]:
-    """Return the sizes at which reserved and allocated bytes reach the memory. Each is on the line through the two
+def _reach(points: Mapping[int, SizePoint], room: int, below: int, above: int) -> tuple[int | None, int | None]:
+    """Return the sizes at which reserved and allocated bytes reach the room. Each is on the line through the two
     points nearest to the bracket."""
     ran = sorted(size for size, point in points.items() if point.counted_bytes is not None)
     under, over = [size for size in ran if size <= below], [size for size in ran if size >= above]
@@ -89,17 +89,17 @@ def _reach(points: Mapping[int, SizePoint], memory: int, below: int, above: int)
     if len(pair) < 2:
         return None, None
     one, other = points[pair[0]], points[pair[1]]
-    return _crossing_size(one, other, memory, reserved=True), _crossing_size(one, other, memory, reserved=False)
+    return _crossing_size(one, other, room, reserved=True), _crossing_size(one, other, room, reserved=False)
 
 
-def _crossing_size(one: SizePoint, other: SizePoint, memory: int, *, reserved: bool) -> int | None:
+def _crossing_size(one: SizePoint, other: SizePoint, room: int, *, reserved: bool) -> int | None:
     low, high = (
         (point.reserved_bytes if reserved and point.reserved_bytes is not None else point.counted_bytes) or 0
         for point in (one, other)
     )
     if high <= low:
         return None
-    return one.size + (memory - low) * (other.size - one.size) // (high - low)
+    return one.size + (room - low) * (other.size - one.size) // (high - low)
 
 
 def fit_line(points: Sequence[SizePoint], largest: int | None) -> tuple[int, int, int] | None:

@@ -22,6 +22,7 @@ from torch import nn
 from fxmem import checkpointing
 from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
 from fxmem.hardware import step_time
+from fxmem.hardware.context import room_bytes
 from fxmem.memory.lengths import POWERS, Features, LengthsUnproved, LoggedStep, ProfileForms
 from fxmem.records.names import PRECISIONS, Application
 from fxmem.records.plan import Plan, Region
@@ -223,7 +224,7 @@ class _Case:
         precision, checkpoints, mesh = self.settings
         fields: dict[str, Any] = {
             "card": card.name, "batch": batch, "length": length, "precision": precision, "checkpoints": checkpoints,
-            "mesh": mesh, "memory_bytes": card.memory_bytes or 0,
+            "mesh": mesh, "room_bytes": room_bytes(card) or 0,
         }  # fmt: skip
         if isinstance(sized, FxmemError):
             return SweepPoint(**fields, is_analysed=True, fits=False, obstacle=f"It cannot run: {one_line(sized)}")
@@ -232,7 +233,7 @@ class _Case:
         point = SweepPoint(
             **fields,
             is_analysed=sized.is_analysed,
-            **judge(step, step.within(card.memory_bytes or 0, card).peak, card),
+            **judge(step, step.within(fields["room_bytes"], card).peak, card),
             time=None if step.profile.step.program else step_time.estimate(profile, taped=self.taped),
             samples=self.samples(batch),
         )

@@ -70,7 +70,7 @@ def test_a_report_leads_to_its_page_or_to_a_plan() -> None:
         "fxmem report 'a b.json' --output 'a b.html' --open"
     )
     training = profile.model_copy(update={"step": profile.step.model_copy(update={"mode": "train"})})
-    assert next_for_report("r.json", report_of(training, fits=False)) == "fxmem plan r.json --budget 1073741824"
+    assert next_for_report("r.json", report_of(training, fits=False)) == "fxmem plan r.json --budget 574619648"
     assert next_for_report("-", report_of(profile)) == ""
 
 

@@ -7,7 +7,7 @@ import pytest
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue, context
 from fxmem.hardware.catalogue import target
-from fxmem.hardware.context import ContextSize, context_range, describe_uncounted, known_context_sizes
+from fxmem.hardware.context import ContextSize, context_range, explain_room, give_room, known_context_sizes, room_bytes
 from fxmem.memory.allocator import complete_timeline
 from fxmem.records.profile import ProcessBytes, Target
 from fxmem.show.facts import fits, peak_facts
@@ -99,7 +99,8 @@ def test_where_nothing_is_known_the_process_is_unknown(measured: None) -> None:
         assert context_range(unknown) is None
     assert context_range(Target(name="mine", device="cuda", capability=(9, 0))) is not None
     assert complete_timeline(small_profile(target=target("b200")), {}).peak.process_bytes is None
-    assert describe_uncounted([target("b200")]) == "the CUDA context, other processes"
+    assert explain_room(target("b200")).endswith(": what a CUDA context takes of it is not known")
+    assert explain_room(target("cpu")) == ""
 
 
 def test_the_process_is_what_is_reserved_and_the_context(measured: None) -> None:
@@ -112,8 +113,18 @@ def test_the_process_is_what_is_reserved_and_the_context(measured: None) -> None
     )
     (said,) = (fact.text for fact in peak_facts(profile, peak) if fact.key == "process")
     assert said.endswith(f"a range: {grounds}")
-    assert "the CUDA context (450 B to 507 B), other processes" in fits(profile, peak)[1]
-    assert describe_uncounted([target("h200"), target("l4")]) == "the CUDA context (100 B to 507 B), other processes"
+    assert "a CUDA context takes 450 B or more; other processes are not counted" in fits(profile, peak)[1]
+
+
+def test_the_room_is_what_the_smallest_context_leaves(measured: None) -> None:
+    card = target("h200").model_copy(update={"memory_bytes": 1000})
+    assert room_bytes(card) == 550
+    assert explain_room(card) == "550 B of 1000 B: a CUDA context takes 450 B or more"
+    assert give_room(card, 549).memory_bytes == 999
+    assert room_bytes(card.model_copy(update={"memory_bytes": None})) is None
+    small = card.model_copy(update={"memory_bytes": 450})
+    assert (room_bytes(small), room_bytes(target("cpu"))) == (450, None)
+    assert explain_room(small) == "450 B of 450 B: a CUDA context takes 450 B or more and leaves nothing"
 
 
 @pytest.mark.parametrize(("measured_bytes", "nearest"), [(5, 10), (15, 15), (25, 20)])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fxmem.errors import UsageError
 from fxmem.memory import allocator
-from fxmem.memory.budget import Budget, BudgetShare, parse_budget, parse_bytes, peak_in_memory
+from fxmem.memory.budget import Budget, BudgetShare, parse_budget, parse_bytes, peak_in_room
 from fxmem.records.profile import Peak, Phase, Profile
 from tests.profiles import small_profile
 
@@ -105,8 +105,8 @@ def test_a_budget_in_bytes_bounds_the_reserved_bytes_a_share_the_allocated_ones(
     assert not Budget(allocated).keeps(profile, peak)
     assert Budget(allocated, bounds_allocator=False).keeps(profile, peak)
     assert not Budget(allocated - 1, bounds_allocator=False).keeps(profile, peak)
-    assert peak_in_memory(profile, peak, reserved).shortage == ""
-    assert "It runs out" in peak_in_memory(profile, peak, allocated).shortage
+    assert peak_in_room(profile, peak, reserved).shortage == ""
+    assert "It runs out" in peak_in_room(profile, peak, allocated).shortage
 
 
 def test_without_an_allocator_the_requested_bytes_are_bounded(modelled: tuple[Profile, Peak]) -> None:
@@ -115,7 +115,7 @@ def test_without_an_allocator_the_requested_bytes_are_bounded(modelled: tuple[Pr
     used = peak.requested_bytes
     assert Budget(used).keeps(profile, peak)
     assert not Budget(used - 1).keeps(profile, peak)
-    assert peak_in_memory(profile, peak, used - 3).shortage == "Its peak, in backward, is 3 B more"
+    assert peak_in_room(profile, peak, used - 3).shortage == "Its peak, in backward, is 3 B more"
 
 
 @pytest.mark.parametrize("size", ["64GB2", "0"])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fxmem.hardware.context import context_range, explain_room, give_room, room_bytes
 from fxmem.memory.allocator import CardRun, complete_timeline
-from fxmem.memory.budget import Budget, find_least_budget, peak_in_memory
+from fxmem.memory.budget import Budget, find_least_budget, peak_in_room
 from fxmem.memory.liveness import timeline
 from fxmem.records.profile import Kind, Peak, Phase, Profile, ProgramRun, Round
 from fxmem.records.units import percent
@@ -18,8 +19,11 @@ MIB = 1 << 20
 
 
 def growing(memory: int) -> Profile:
-    """A parameter of 30 MiB, then 40 that are freed, then 60: 130 are reserved where nothing has to go back."""
-    log = Log(target=TINY_CARD.model_copy(update={"memory_bytes": memory * MIB}))
+    """A parameter of 30 MiB, then 40 that are freed, then 60: 130 are reserved where nothing has to go back.
+
+    On a card of which a context leaves so many MiB.
+    """
+    log = Log(target=give_room(TINY_CARD, memory * MIB))
     node = log.node("fc")
     log.resident(30 * MIB, Kind.PARAMETER, name="w")
     with log.phase(Phase.FORWARD):
@@ -43,13 +47,16 @@ def test_where_it_fits_no_number_is_above_the_card() -> None:
     roomy, tight, small = (growing(memory) for memory in (1 << 20, 100, 89))
     peak = peak_of(roomy)
     assert (peak.fits, peak.reserved_bytes) == (True, 130 * MIB)
-    assert process_of(peak)[0] > 130 * MIB
+    context = context_range(TINY_CARD)
+    assert context is not None
+    assert context.low == 495 * MIB
+    assert process_of(peak) == (130 * MIB + context.low, 130 * MIB + context.high)
     peak = peak_of(tight)  # the cached 40 go back
     assert (peak.fits, peak.allocated_bytes, peak.reserved_bytes) == (True, 90 * MIB, 90 * MIB)
-    assert process_of(peak) == (100 * MIB, 100 * MIB)
+    assert process_of(peak) == (90 * MIB + context.low, 90 * MIB + context.high)
     peak = peak_of(small)
     assert (peak.fits, peak.allocated_bytes, peak.reserved_bytes) == (False, 90 * MIB, 130 * MIB)
-    within = peak_in_memory(roomy, peak_of(roomy), 100 * MIB)
+    within = peak_in_room(roomy, peak_of(roomy), 100 * MIB)
     assert (within.fits, within.reserved_bytes) == (True, 90 * MIB)
 
 
@@ -57,10 +64,32 @@ def test_whether_a_program_fits_its_own_allocator_says() -> None:
     small = growing(89)
     peak = peak_of(small, CardRun(0, 70 * MIB, "", is_ended=False))
     assert (peak.fits, peak.shortage, peak.at_least) == (True, "", False)
-    assert max(peak.allocated_bytes or 0, peak.reserved_bytes or 0, *process_of(peak)) == 89 * MIB
+    assert max(peak.allocated_bytes or 0, peak.reserved_bytes or 0) == peak.room_bytes == 89 * MIB
     peak = peak_of(growing(100), CardRun(111 * MIB, 120 * MIB, "It runs out", is_ended=True))
     assert (peak.fits, peak.allocated_bytes, peak.reserved_bytes) == (False, 111 * MIB, 120 * MIB)
-    assert find_fit(growing(100), peak).verdict == "does NOT fit: at least 615.0 MiB of 100.0 MiB on tiny, 615.0 %"
+    assert find_fit(growing(100), peak).verdict == "does NOT fit: at least 120.0 MiB of 100.0 MiB on tiny, 120.0 %"
+
+
+def test_a_context_has_its_share_before_the_step() -> None:
+    """129 MiB of a card that has 624: without a context it would run with all that it caches."""
+    profile = growing(129)
+    assert profile.target.memory_bytes == 624 * MIB
+    peak = peak_of(profile)
+    assert (peak.fits, peak.reserved_bytes, peak.room_bytes) == (True, 90 * MIB, 129 * MIB)
+    fit = find_fit(profile, peak)
+    assert fit.verdict == "fits: 90.0 MiB of 129.0 MiB on tiny, 69.8 %"
+    assert fit.counted == (
+        "Counted: what the allocator reserves; room: 129.0 MiB of 624.0 MiB: a CUDA context takes 495.0 MiB or more; "
+        "other processes are not counted"
+    )
+
+
+def test_where_no_context_is_known_the_card_is_all_room() -> None:
+    unknown = TINY_CARD.model_copy(update={"capability": (13, 0)})
+    assert room_bytes(unknown) == unknown.memory_bytes
+    assert room_bytes(give_room(unknown, 1 << 30)) == 1 << 30
+    assert explain_room(unknown) == "1.48 GiB: what a CUDA context takes of it is not known"
+    assert explain_room(TINY_CARD.model_copy(update={"memory_bytes": None})) == ""
 
 
 def test_the_least_budget_is_the_smallest_that_is_kept() -> None:
@@ -98,8 +127,8 @@ def test_growth_and_an_error_come_before_that_it_fits(failed: bool, grown: int, 
     run = ProgramRun(ending="raised KeyError", failed=failed, rounds=rounds, shown=3, steady=False, growth_bytes=grown)
     profile = profile.model_copy(update={"step": profile.step.model_copy(update={"program": run})})
     fit = find_fit(profile, peak_of(profile))
-    # Beside a context of 495 MiB 439 MiB are left, a block of 1,024 bytes a step: 3 + 449,536 steps; the next fails.
-    growth = "grows by 1,000 bytes a step, out of memory at about step 449,540; " if grown else ""
+    # Of 1 GiB 934 MiB are left, a block of 1,024 bytes a step: 3 + 956,416 steps; the next fails.
+    growth = "grows by 1,000 bytes a step, out of memory at about step 956,420; " if grown else ""
     until = "fits until then" if failed else "fits so far" if grown else "fits"
     start = "not known: the program raised KeyError; " if failed else ""
     assert fit.verdict == f"{start}{growth}{until}: 130.0 MiB of 1.00 GiB on tiny, 12.7 %"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fxmem.hardware.context import give_room
 from fxmem.memory import liveness
 from fxmem.memory.allocator import Levels
 from fxmem.memory.figures import bytes_at_peak
@@ -186,10 +187,10 @@ def test_the_timeline_says_what_the_records_say() -> None:
     assert {
         "allocated 210.0 MiB",
         "reserved 230.0 MiB",
-        "card 1.00 GiB, above the scale",
+        "room 1.00 GiB, above the scale",
     } <= set(said)
-    # The card is four times the highest number: named at the edge, not drawn to scale.
-    assert {"allocated", "reserved", "budget", "↑ card"} <= set(said)
+    # The room is four times the highest number: named at the edge, not drawn to scale.
+    assert {"allocated", "reserved", "budget", "↑ room"} <= set(said)
     assert len([line for line in classed(root, "limit") if "M62 " in line.get("d", "")]) == 1
     assert f"budget: 150.0 MiB ({150 * MIB:,} bytes)" in titles(root)
 
@@ -236,10 +237,10 @@ def test_the_allocators_bytes_are_lines_over_the_step() -> None:
 
 def test_a_card_within_reach_is_drawn_to_scale() -> None:
     profile = small_profile()
-    target = profile.target.model_copy(update={"memory_bytes": 256 * MIB})
+    target = give_room(profile.target, 256 * MIB)
     said = words(plotted(profile.model_copy(update={"target": target})))
-    assert "card" in said
-    assert "card 256.0 MiB" in said
+    assert "room" in said
+    assert "room 256.0 MiB" in said
 
 
 def test_a_cache_many_times_what_is_alive_is_named_above_the_plot() -> None:
@@ -258,7 +259,7 @@ def test_what_is_not_known_is_not_drawn() -> None:
     profile = deep_profile(2)
     target = profile.target.model_copy(update={"memory_bytes": None})
     said = words(plotted(profile.model_copy(update={"target": target})))
-    assert not {"allocated", "reserved", "card", "budget"} & set(said)
+    assert not {"allocated", "reserved", "room", "budget"} & set(said)
     assert not [line for line in said if "unknown" in line]
 
 

@@ -8,6 +8,7 @@ import fxmem
 from fxmem.__main__ import main
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
+from fxmem.hardware.context import give_room
 from fxmem.records.sizes import CardFits, SizeCurve
 from fxmem.show.text.sizes import cards_table, curve_table
 
@@ -27,7 +28,7 @@ def prompt(batch, length):
 
 
 def within(memory, inputs):
-    card = CARD.model_copy(update={"memory_bytes": memory})
+    card = give_room(CARD, memory)
     return fxmem.generate(llama, inputs, NEW, target=card).run
 
 
@@ -67,7 +68,7 @@ def test_the_longest_context_is_the_prompt_and_the_new_tokens():
 
 def test_a_generation_on_another_card_is_the_one_that_is_analysed_there(whole):
     tight = max(token.allocated_bytes for token in whole.run.tokens) + (4 << 20)
-    card = CARD.model_copy(update={"memory_bytes": tight, "name": "small"})
+    card = give_room(CARD, tight).model_copy(update={"name": "small"})
     moved, made = whole.move(card), whole.vary(target=card)
     assert moved.run == made.run
     assert moved.peak == made.peak
@@ -79,12 +80,11 @@ def test_a_generation_on_another_card_is_the_one_that_is_analysed_there(whole):
 
 
 def test_cards_that_a_generation_fits(whole):
-    small = CARD.model_copy(update={"memory_bytes": whole.peak.allocated_bytes - 1, "name": "small"})
     fits = fxmem.cards(llama, prompt(64, 40), mode="generate", new_tokens=NEW, names=["t4"])
     (card,) = fits.cards
     assert (card.fits, card.reserved_bytes, card.alloc_retries) == (True, whole.peak.reserved_bytes, 0)
     assert "a generation by itself" in cards_table(fits)
-    assert not whole.within(small.memory_bytes, small).peak.fits
+    assert not whole.within(whole.peak.allocated_bytes - 1).peak.fits
 
 
 def test_what_is_not_of_a_generation_is_refused(capsys):

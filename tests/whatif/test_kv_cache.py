@@ -107,3 +107,8 @@ def test_the_command_says_what_is_left_or_that_nothing_is(capsys, tmp_path):
     assert "tokens at once" in capsys.readouterr().out
     assert main(["kv-cache", *asked, "--utilization", "0.001"]) == 4
     assert "the engine does not start" in capsys.readouterr().out
+    # 166 MiB of 22,518 are a context's: 0.9926 of the card is free.
+    assert main(["kv-cache", *asked, "--utilization", "0.992"]) == 0
+    capsys.readouterr()
+    assert main(["kv-cache", *asked, "--utilization", "0.993"]) == 4
+    assert "expected a utilization of at most 0.992, got 0.993: vllm does not start" in capsys.readouterr().err

@@ -20,14 +20,19 @@ import fxmem
 from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import cards as cards_command
 from fxmem.cli.verbs import max_batch as max_batch_command
-from fxmem.errors import AnalysisError, UsageError
+from fxmem.errors import AnalysisError, ExceededError, UsageError
+from fxmem.hardware import catalogue
+from fxmem.hardware.context import room_bytes
 from fxmem.memory import allocator
 from fxmem.records.profile import Phase, StepTime
-from fxmem.records.sizes import NEAR_BEST, CardFits, SizeCurve, SizePoint, find_enough
+from fxmem.records.sizes import NEAR_BEST, CardFits, SizeCurve, SizePoint, SweepGrid, find_enough
+from fxmem.records.units import format_bytes
+from fxmem.show.facts import find_fit
 from fxmem.show.plots import sizes_svg
 from fxmem.show.text import sizes as size_reporting
 from fxmem.simulation.analysis import Analysis, analyze
-from fxmem.whatif import card_fit, max_batch, size_search, verified_plan
+from fxmem.testing import guard
+from fxmem.whatif import card_fit, max_batch, size_search, sweep, verified_plan
 from fxmem.whatif.plans import proposals
 from fxmem.whatif.resize import find_resizing
 
@@ -397,7 +402,7 @@ def test_a_function_is_run_at_every_size() -> None:
     assert recorded.peak.reserved_bytes > 100 * MIB
     assert (curve.model.rpartition(".")[2], curve.dim, curve.resized) == ("train_thousands", "size", ())
     assert curve.step.program is None
-    assert curve.target.memory_bytes != curve.memory_bytes == 100 * MIB
+    assert curve.target.memory_bytes != curve.room_bytes == 100 * MIB
 
 
 @pytest.mark.truth
@@ -518,8 +523,30 @@ def test_a_card_is_judged_as_by_an_analysis_for_it(fits: CardFits) -> None:
             peak.reserved_bytes,
         )
         assert (card.fits, card.obstacle) == (peak.fits, peak.shortage)
-        assert card.headroom_bytes == (card.target.memory_bytes or 0) - (peak.reserved_bytes or 0)
+        assert card.headroom_bytes == card.room_bytes - (peak.reserved_bytes or 0)
     assert {card.fits for card in fits.cards} == {True, False}
+
+
+def test_every_verdict_leaves_a_context_its_share(tmp_path: Path) -> None:
+    """A step that has room on the whole card, and none beside a context."""
+    inputs, name = meta(1 << 16, 1000), str(tmp_path / "between.json")
+    reserved = analyze(linear, inputs, target="l4", optimizer=None).peak.reserved_bytes or 0
+    card = catalogue.target("l4").model_copy(update={"name": "between", "memory_bytes": reserved + 100 * MIB})
+    room = room_bytes(card)
+    assert room == reserved - 66 * MIB
+    Path(name).write_text(card.model_dump_json())
+    analysis = analyze(linear, inputs, target=card, optimizer=None)
+    assert (analysis.peak.fits, analysis.peak.room_bytes) == (False, room)
+    curve = max_batch.max_batch(linear, inputs, target=card, optimizer=None)
+    assert (curve.largest or 0) < 1 << 16
+    assert (curve.room_bytes, (curve.at_largest or curve.points[0]).fits) == (room, True)
+    (fit,) = card_fit.fit_cards(analysis, names=[name]).cards
+    assert (fit.fits, fit.room_bytes, fit.headroom_bytes) == (False, room, -66 * MIB)
+    (point,) = sweep.measure(analysis, SweepGrid(card=[name]), plans={}).points
+    assert (point.fits, point.room_bytes) == (False, room)
+    assert find_fit(analysis.profile, analysis.peak).exit_code == 4
+    with pytest.raises(ExceededError, match=rf"{format_bytes(room)} that between has"):
+        guard(analysis)
 
 
 def test_a_convolution_takes_the_same_on_all_cards_of_one_capability() -> None:
@@ -567,7 +594,7 @@ def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: C
         assert not card.fits
         assert card.plan is not None
         assert card.plan.target == card.target
-        alone = verified_plan.plan(analysis, budget=card.target.memory_bytes)
+        alone = verified_plan.plan(analysis, budget=card.room_bytes)
         # Of plans that cost the same, the search for several cards may find another one.
         assert card.plan.extra_flops == alone.extra_flops
         carried_out = proposals.apply_regions(analysis, card.plan.regions, card.plan.application)
@@ -594,7 +621,7 @@ def test_cards_on_which_the_step_is_the_same_share_one_search(monkeypatch: pytes
     monkeypatch.setattr(verified_plan, "plan_budgets", counted)
     together = card_fit.cards(deep, meta(3 << 17, 1024), names=("h100", "a10", "l4"), plans=True)
     # Products take the same workspace on compute capabilities 8.6 and 8.9; the third card is large enough.
-    assert asked == [[card.target.memory_bytes for card in together.cards if card.target.name in ("a10", "l4")]]
+    assert asked == [sorted(card.room_bytes for card in together.cards if card.target.name in ("a10", "l4"))]
     singly = [card_fit.cards(deep, meta(3 << 17, 1024), names=[name], plans=True) for name in ("a10", "l4")]
     assert 0 < together.plan_analyses < sum(each.plan_analyses for each in singly)
 
@@ -705,7 +732,7 @@ def test_how_far_a_size_may_fit_by_chance_is_said(curve: SizeCurve) -> None:
     assert curve.largest is not None
     assert last is not None
     assert above is not None
-    assert last == (curve.memory_bytes - (curve.constant_bytes or 0)) // (curve.per_sample_bytes or 1) > above.size
+    assert last == (curve.room_bytes - (curve.constant_bytes or 0)) // (curve.per_sample_bytes or 1) > above.size
     assert f"Larger ones up to {last} may fit too" in size_reporting.curve_table(curve, width=200)
     assert curve.model_copy(update={"per_sample_bytes": None}).last_possible is None
     # Requested bytes have no pieces.

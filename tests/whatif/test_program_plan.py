@@ -14,6 +14,7 @@ import fxmem
 from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import plan as plan_command
 from fxmem.errors import AnalysisError, ExceededError, UsageError
+from fxmem.hardware.context import give_room
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Target
@@ -79,7 +80,7 @@ def test_a_function_is_planned_for_each_card_that_is_too_small() -> None:
     step = program_step(train, target="rtx4090", steps=2)
     least = fxmem.plan(step, "modules", "60%").after.counted_bytes
     small, large = (
-        Target(name=name, device="cuda", memory_bytes=least + (more << 20), capability=(8, 9))
+        give_room(Target(name=name, device="cuda", capability=(8, 9)), least + (more << 20))
         for name, more in (("small", 32), ("large", 1 << 10))
     )
     with pytest.MonkeyPatch.context() as patch:

@@ -168,7 +168,7 @@ def test_a_length_that_the_samples_round_is_not_asked_for() -> None:
 def point(nbytes: int, seconds: float, batch: int = 1, **changes: Any) -> SweepPoint:
     fields: dict[str, Any] = {
         "card": "l4", "batch": batch, "length": None, "precision": "none", "checkpoints": "none", "mesh": "none",
-        "is_analysed": True, "memory_bytes": 100, "requested_bytes": nbytes, "fits": True, "samples": batch,
+        "is_analysed": True, "room_bytes": 100, "requested_bytes": nbytes, "fits": True, "samples": batch,
         "time": StepTime(seconds=seconds, low_seconds=seconds, high_seconds=seconds),
     }  # fmt: skip
     return SweepPoint(**{**fields, **changes})

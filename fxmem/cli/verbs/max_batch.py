@@ -42,7 +42,9 @@ ARGUMENTS = (
         help="batch; seq: dimension 1 of token ids, masks and labels; context: of a generation, prompt and new tokens "
         "together, as the prompt varies; the number of a dimension; or an argument's name and its axis, e.g. x:2,x:3",
     ),
-    argument("--budget", metavar="BYTES|16GiB", help="what the step may take, instead of the card's memory"),
+    argument(
+        "--budget", metavar="BYTES|16GiB", help="what the allocator may have instead; a CUDA context comes on top"
+    ),
     argument("--limit", type=int, default=65536, metavar="N", help="try no larger size"),
     argument(
         "--goal",
@@ -77,8 +79,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     text = write_json(options, curve.model_dump_json, lambda: size_reporting.curve_table(curve, **layout(options)))
     if curve.largest is not None:
         return 0, text
-    memory, smallest = format_bytes(curve.memory_bytes), curve.points[0].size
-    say(f"expected a size that fits {memory}; none does, not even {smallest}")
+    room, smallest = format_bytes(curve.room_bytes), curve.points[0].size
+    say(f"expected a size that fits {room}; none does, not even {smallest}")
     return 4, text
 
 

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     fits = _find(options)
     text = write_json(options, fits.model_dump_json, lambda: meshes_table(fits, **layout(options)))
     if fits.best is None:
-        say(f"expected a mesh that fits {format_bytes(fits.memory_bytes)} a card; none does")
+        say(f"expected a mesh that fits {format_bytes(fits.room_bytes)} a card; none does")
     return (4 if fits.best is None else 0), text
 
 

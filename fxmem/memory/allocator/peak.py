@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from fxmem.hardware.context import process_range
+from fxmem.hardware.context import process_range, room_bytes
 from fxmem.memory import liveness
 from fxmem.memory.allocator.address_trace import Levels, levels
 from fxmem.memory.allocator.replay import ReplayedLoop, replay
@@ -41,16 +41,16 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
     card beside these (`hardware.context`), the process's bytes.
 
     The allocator's settings are those of `environ` (`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`). The loop
-    over the step is replayed without a limit, as on a card that is large enough; if that reserves more than the target
-    has, once more within the target's memory, which counts if it fits there. Whether a program (`run`) fits, its own
-    allocator has found.
+    over the step is replayed without a limit, as on a card that is large enough; if that reserves more than a CUDA
+    context leaves of the target (`room_bytes`), once more within that room, which counts if it fits there. Whether a
+    program (`run`) fits, its own allocator has found.
 
     Raises: `UsageError` for settings PyTorch would refuse.
     """
     timeline = liveness.timeline(profile)
     if profile.target.device != "cuda":
         return timeline
-    settings, memory = read_settings(environ), profile.target.memory_bytes
+    settings, room = read_settings(environ), room_bytes(profile.target)
     found, ran_out = _replay_within(profile, settings)
     shortage = ran_out if run is None else run.shortage
     allocated, reserved = found.allocated_bytes, found.reserved_bytes
@@ -58,16 +58,17 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
     if run is not None:
         replayed = 0 if run.allocated_bytes else reserved or 0
         allocated, reserved = max(allocated or 0, run.allocated_bytes), max(replayed, run.reserved_bytes)
-    fits = None if memory is None else not shortage
-    if fits and memory is not None:  # what is cached makes room
-        allocated, reserved = min(allocated or 0, memory), min(reserved or 0, memory)
-        waiting = None if waiting is None else min(waiting, memory)
+    fits = None if room is None else not shortage
+    if fits and room is not None:  # what is cached goes back where it is in the way
+        allocated, reserved = min(allocated or 0, room), min(reserved or 0, room)
+        waiting = None if waiting is None else min(waiting, room)
     peak = timeline.peak.model_copy(
         update={
             "allocated_bytes": allocated,
             "reserved_bytes": reserved,
             "reserved_high_bytes": None if waiting is None else max(waiting, reserved or 0),
-            "process_bytes": None if reserved is None else process_range(profile.target, reserved, fits=fits),
+            "process_bytes": None if reserved is None else process_range(profile.target, reserved),
+            "room_bytes": room,
             "fits": fits,
             "shortage": shortage,
             "by_cudnn": () if run is not None else tuple(_replay_other_plans(profile, settings, found, ran_out)),
@@ -78,11 +79,11 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
 
 
 def _replay_within(profile: Profile, settings: AllocatorSettings) -> tuple[ReplayedLoop, str]:
-    """The loop as on a card that is large enough, or within the target's memory, where it fits; and how it runs out."""
-    found, memory = replay(profile, settings=settings), profile.target.memory_bytes
-    if memory is None or (found.reserved_bytes or 0) <= memory:
+    """The loop as on a card that is large enough, or within the target's room, where it fits; and how it runs out."""
+    found, room = replay(profile, settings=settings), room_bytes(profile.target)
+    if room is None or (found.reserved_bytes or 0) <= room:
         return found, ""
-    bounded = replay(profile, settings=settings, capacity_bytes=memory)
+    bounded = replay(profile, settings=settings, capacity_bytes=room)
     return (bounded, "") if bounded.shortage is None else (found, bounded.shortage.sentence)
 
 
@@ -100,15 +101,15 @@ def _replay_other_plans(
             )
             found, ran_out = _replay_within(profile.model_copy(update={"storages": tuple(storages)}), settings)
         reserved = found.reserved_bytes or 0
-        first, memory = found.first_bytes or reserved, profile.target.memory_bytes
+        first, room = found.first_bytes or reserved, room_bytes(profile.target)
         most = max(reserved, first + max(plans, default=0))
         yield PlansPeak(
             cudnn=version,
             allocated_bytes=found.allocated_bytes or 0,
             reserved_bytes=reserved,
             least_bytes=min(first, reserved),
-            most_bytes=most if memory is None or ran_out else max(reserved, min(most, memory)),
-            fits=None if memory is None else not ran_out,
+            most_bytes=most if room is None or ran_out else max(reserved, min(most, room)),
+            fits=None if room is None else not ran_out,
         )
 
 

@@ -36,14 +36,14 @@ class EvaluationPass(Record):
         `torch.cat`) is of those that ran."""
         return bool(self.growth_bytes) and (self.batches is None or self.ran < self.batches)
 
-    def find_full(self, memory_bytes: int) -> int | None:
-        """The batch at which a card of this size is full; None for none of the pass.
+    def find_full(self, room_bytes: int) -> int | None:
+        """The batch at which a card is full; None for none of the pass.
 
         Args:
-            memory_bytes: the card's.
+            room_bytes: what the allocator may have there.
         """
         if self.full_at is not None:
             return self.full_at
-        if self.end_bytes is None or self.end_bytes <= memory_bytes or not self.growth_bytes:
+        if self.end_bytes is None or self.end_bytes <= room_bytes or not self.growth_bytes:
             return None
-        return self.ran + 1 + max(memory_bytes - self.requested_bytes, 0) // self.growth_bytes
+        return self.ran + 1 + max(room_bytes - self.requested_bytes, 0) // self.growth_bytes

@@ -43,8 +43,8 @@ class GenerationRun(Record):
     tokens: Many[TokenBytes]
     """Of every token, on a card that is large enough."""
     fits: bool | None = None
-    """Whether a first generation of a process runs in the target's memory. None: not known."""
+    """Whether a first generation of a process runs in the target's room (`Peak.room_bytes`). None: not known."""
     last_token_that_fits: Count | None = None
     """None where all do; 0 where the prompt does not."""
     alloc_retries: Count | None = None
-    """How often cached segments went back to the driver for a request to succeed, within the target's memory."""
+    """How often cached segments went back to the driver for a request to succeed, within that room."""

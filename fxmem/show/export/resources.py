@@ -69,7 +69,9 @@ def find_resources(profile: Profile, timeline: Timeline) -> Resources:
     cards = math.ceil(world / nodes)
     peak = timeline.peak
     need = peak.process_bytes.high if peak.process_bytes else peak.reserved_bytes or peak.requested_bytes
-    # A card which has as much or more has room; so has the target, whose allocator gave back what it had to.
+    if target.memory_bytes is not None:
+        need = min(need, target.memory_bytes)  # where the context is small, it fits the target
+    # A card which has as much or more has room.
     small = [each.sold_gb for each in CATALOGUE.values() if (each.target.memory_bytes or math.inf) < need]
     least_mib = max(math.ceil(need / _MIB), 1024 * max(small, default=0))
     own = CATALOGUE.get(target.name)

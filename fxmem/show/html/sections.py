@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from fxmem.hardware.context import room_bytes
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile, Timeline
 from fxmem.show import facts
@@ -37,18 +38,18 @@ def numbers(profile: Profile, peak: Peak) -> Iterator[facts.PeakCount]:
 def verdict(profile: Profile, peak: Peak) -> dict[str, Any]:
     """Whether the step fits its card.
 
-    An answer, the rest of the sentence, a mark (`yes`, `no`, or empty where it is not known), and the percent of the
-    card that is taken (None where its memory is not known).
+    An answer, the rest of the sentence, a mark (`yes`, `no`, or empty where it is not known), and the percent of its
+    room that is taken (None where the card's memory is not known).
     """
     fit = facts.find_fit(profile, peak)
     answer = ". ".join(filter(None, [fit.verdict, fit.shortage])) + "." * bool(fit.counted)
-    memory = profile.target.memory_bytes
+    room = room_bytes(profile.target)
     taken = peak.reserved_bytes or peak.requested_bytes
     return {
         "answer": answer[:1].upper() + answer[1:],
         "rest": f" {fit.counted}" if fit.counted else "",
         "mark": "" if fit.is_growing else {True: "yes", False: "no", None: ""}[fit.is_fitting],
-        "share": min(100 * taken / memory, 100.0) if memory else None,
+        "share": min(100 * taken / room, 100.0) if room else None,
     }
 
 

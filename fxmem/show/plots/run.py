@@ -61,7 +61,7 @@ def run_plot(
     on_host = [(number + 1.0, nbytes) for number, nbytes in enumerate(by_round, first)]
     dots = [*_dots(stretches), *_host_dot(program)]
     drawn = max([1, *(nbytes for _, nbytes in (*reserved, *on_host)), *(dot.nbytes for dot in dots)])
-    limit = None if memory is None or memory > IN_SCALE * drawn else ("card", memory)
+    limit = None if memory is None or memory > IN_SCALE * drawn else ("room", memory)
     scale = max(drawn, 0 if limit is None else limit[1]) * 1.05
     area = PlotArea(LEFT, top + 2 * ROW + 8.0, width - LEFT - _RIGHT, height, most, scale, least=first)
     lines = [

@@ -29,7 +29,7 @@ def sizes_svg(curve: SizeCurve, *, width: float = 720.0, height: float = 300.0, 
     dim = curve.dim if curve.dim in ("batch", "seq") else "size"
     answer = f"largest {dim}: {curve.largest}" if curve.largest is not None else f"no {dim} fits"
     title = f"{curve.model}: {answer} on {curve.target.name}"
-    most, scale = max((point.size for point in ran), default=1) * 1.03, max([curve.memory_bytes, *highest]) * 1.05
+    most, scale = max((point.size for point in ran), default=1) * 1.03, max([curve.room_bytes, *highest]) * 1.05
     area, head = lay_out(width, height, _RIGHT, title, _line(curve, measure), most=most, scale=scale)
     foot = area.bottom + 3 * ROW
     note = "Filled: fits. Hollow: does not. Each dot is an analysis."
@@ -54,7 +54,7 @@ def _plot(curve: SizeCurve, ran: Sequence[SizePoint], area: PlotArea, measure: s
         area,
         steps=[(size, str(size)) for size in range(0, widest + 1, step)],
         quantity=dim,
-        limit=("budget" if curve.is_budget else "memory", curve.memory_bytes),
+        limit=("budget" if curve.is_budget else "room", curve.room_bytes),
         lines=[XYLine(reserved, "total reserved", "reserved"), XYLine(counted, "after", measure)],
         dots=[
             XYDot(

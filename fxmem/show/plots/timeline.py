@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any, NamedTuple
 
+from fxmem.hardware.context import room_bytes
 from fxmem.memory.allocator import Levels
 from fxmem.memory.module_tree import describe
 from fxmem.memory.samples import Sample, samples
@@ -142,7 +143,7 @@ def _scale(step: PlottedStep, budget: int | None, after: StepAfter | None) -> tu
     drawn = max(max(peak.requested_bytes, peak.allocated_bytes or 0) for peak in peaks)
     # What a program reserves in its evaluation may be a hundred times its step.
     drawn = max([drawn, *(held for peak in peaks if (held := peak.reserved_bytes or 0) <= _CACHE_IN_SCALE * drawn)])
-    known = {"budget": budget, "card": step.profile.target.memory_bytes}
+    known = {"budget": budget, "room": room_bytes(step.profile.target)}
     limits = [(word, nbytes) for word, nbytes in known.items() if nbytes is not None]
     return max([drawn, *(nbytes for _, nbytes in limits if nbytes <= IN_SCALE * drawn), 1]) * _HEADROOM, limits
 

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
-from fxmem.hardware.context import format_range
+from fxmem.hardware.context import explain_room, format_range
 from fxmem.records.names import AS_IS, COMPILED_AS_EAGER
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable
@@ -102,10 +102,15 @@ def _pick_fitting(words: Sequence[str], room: int) -> str:
 
 
 def _ending(profile: Profile) -> Facts:
-    """What the numbers are of, and what was left out."""
+    """What of the card a step may have, what the numbers are of, and what was left out."""
     of = {fact.key: fact.text for fact in findings.header_facts(profile)}
     more = "--full: each count of the peak, its split, the largest tensors"
     found = {"made-up value": made_up(profile), "assumption": profile.assumptions, "unknown": profile.unknowns}
     for word, each in found.items():
         more += f", {len(each)} {word}{'s' * (len(each) != 1)}" if each else ""
-    return [Fact("Of", "; ".join([*([of["inputs"]] if profile.inputs else []), of["step"]])), Fact("More", more)]
+    room = explain_room(profile.target)
+    return [
+        *([Fact("Room", room)] if room else []),
+        Fact("Of", "; ".join([*([of["inputs"]] if profile.inputs else []), of["step"]])),
+        Fact("More", more),
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxmem.hardware.context import describe_uncounted
+from fxmem.hardware.context import explain_room
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Step
 from fxmem.records.sizes import (
@@ -26,6 +26,7 @@ from fxmem.show.run_facts import describe_generation
 from fxmem.show.sections import Cell, Fact, Section, Table, TableColumn, Tone, join_parts, make_table, numbers
 from fxmem.show.text.tables import lay_out_sections, numbered, render, render_sections
 
+ROOM_OF_CARDS = "each card's memory less what a CUDA context takes of it at least; other processes are not counted"
 _BAR = 24
 """Columns of the longest bar; fewer where the lines are narrower."""
 _TIGHT = "runs because the allocator gives its cache back when it runs short, which can take time at every step"
@@ -43,7 +44,7 @@ def curve_sections(curve: SizeCurve, width: int = 100) -> Iterator[Section]:
         facts=[
             *subject_facts(curve),
             Fact("Varies", f"{_label(curve)}: {', '.join(curve.resized)}" if curve.resized else curve.dim),
-            Fact("Memory", _memory(curve)),
+            Fact("Room", _describe_room(curve)),
         ]
     )
     yield Section(facts=_findings(curve))
@@ -82,17 +83,16 @@ def card_sections(fits: CardFits) -> Iterator[Section]:
     what = "a step" if fits.step.generation is None else "a generation"
     once = f"{fits.analyses} times, once for each compute capability: it decides the kernels and their workspaces"
     again = once if fits.analyses else "not again: a report is held against cards of its own compute capability"
-    missing = describe_uncounted([card.target for card in fits.cards])
     yield Section(
         facts=[
             *subject_facts(fits),
             Fact("Cards", f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest}"),
             Fact("Analysed", again),
             *([Fact("Time", f"of {what} by itself, estimated")] if any(card.time for card in fits.cards) else []),
-            Fact("Headroom", f"memory less reserved; not counted: {missing}"),
+            Fact("Room", ROOM_OF_CARDS),
         ]
     )
-    figures = numbers("Memory", "Allocated", "Reserved", "Headroom", "Time")
+    figures = numbers("Room", "Allocated", "Reserved", "Headroom", "Time")
     columns = [TableColumn("Card", is_head=True), *figures, TableColumn("Fits")]
     yield Section(make_table("Cards", columns, map(_card_cells, fits.cards)))
     if any(_is_tight_card(card) for card in fits.cards):
@@ -109,7 +109,7 @@ def card_sections(fits: CardFits) -> Iterator[Section]:
 
 def _card_cells(card: CardFit) -> Iterator[str | Cell]:
     yield card.target.name
-    yield format_bytes(card.target.memory_bytes)
+    yield format_bytes(card.room_bytes)
     yield _counted(card)
     yield format_bytes(card.reserved_bytes)
     yield format_bytes(card.headroom_bytes)
@@ -142,7 +142,8 @@ def meshes_table(fits: MeshFits, *, width: int = 100, color: bool = False) -> st
     tried = f"{len(fits.meshes)} whole, {fits.analyses} analyses in all; {fits.ruled_out} more on the way ruled out"
     head = [
         *subject_facts(fits),
-        Fact("Cards", f"{fits.cards} x {fits.target.name}, {format_bytes(fits.memory_bytes)} each"),
+        Fact("Cards", f"{fits.cards} x {fits.target.name}"),
+        Fact("Room", f"of each, {explain_room(fits.target) or format_bytes(fits.room_bytes)}"),
         Fact("Batch", f"{fits.batch} to an optimizer step, on all cards"),
         Fact("Meshes", f"{fitting} that fit; {tried}"),
     ]
@@ -165,16 +166,16 @@ def _mesh_rows(fits: MeshFits) -> Table:
             yield format_bytes(each.host_bytes)
         yield format_bytes(each.moved_bytes)
         yield "unknown" if each.link_seconds is None else format_seconds(each.link_seconds)
-        yield _verdict_cell(describe_room(each, fits.memory_bytes))
+        yield _verdict_cell(describe_verdict(each, fits.room_bytes))
 
     return make_table("Meshes", columns, map(cells, fits.meshes))
 
 
-def describe_room(each: MeshFit | SizePoint | SweepPoint, memory: int) -> str:
+def describe_verdict(each: MeshFit | SizePoint | SweepPoint, room: int) -> str:
     """Whether a step fits, in a word."""
     if not each.fits:
         return "no"
-    return "tight" if (each.reserved_bytes or 0) > memory else "yes"
+    return "tight" if (each.reserved_bytes or 0) > room else "yes"
 
 
 def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> str:
@@ -225,11 +226,11 @@ def describe_step(step: Step, *, with_autocast: bool = True) -> str:
     return join_parts([("", step.mode), *optimizer, *autocast, *rank_parts(step)])
 
 
-def _memory(curve: SizeCurve) -> str:
-    where = curve.target.name
-    owner = f"the budget on {where}" if curve.is_budget else f"all of {where}'s"
-    missing = f"; not counted: {describe_uncounted([curve.target])}" if curve.target.device == "cuda" else ""
-    return f"{exact_bytes(curve.memory_bytes)}, {owner}{missing}"
+def _describe_room(curve: SizeCurve) -> str:
+    if curve.is_budget:
+        on_top = ", all of it the allocator's: a CUDA context comes on top" if curve.target.device == "cuda" else ""
+        return f"{exact_bytes(curve.room_bytes)}, the budget on {curve.target.name}{on_top}"
+    return f"{curve.target.name}, {explain_room(curve.target) or exact_bytes(curve.room_bytes)}"
 
 
 def _label(curve: SizeCurve) -> str:
@@ -289,7 +290,7 @@ def _points(curve: SizeCurve, width: int) -> Table:
         TableColumn("Fits"),
         TableColumn(is_plotted=True),
     ]
-    top = max([curve.memory_bytes, *(point.counted_bytes or 0 for point in curve.points)])
+    top = max([curve.room_bytes, *(point.counted_bytes or 0 for point in curve.points)])
     bar = max(min(_BAR, width - (54 if on_card else 42) - 11 * is_timed - 8 * is_counted), 8)
 
     def cells(point: SizePoint) -> Iterator[str | Cell]:
@@ -298,20 +299,20 @@ def _points(curve: SizeCurve, width: int) -> Table:
         yield "cannot run" if counted is None else format_bytes(counted)
         if on_card:
             yield "" if counted is None else format_bytes(point.reserved_bytes)
-        yield "" if counted is None else percent(counted, curve.memory_bytes)
+        yield "" if counted is None else percent(counted, curve.room_bytes)
         if is_timed:
             yield "" if point.per_second is None else per_second(point.per_second)
         if is_counted:
             yield "" if point.alloc_retries is None or not point.fits else str(point.alloc_retries)
-        yield _verdict_cell(describe_room(point, curve.memory_bytes), "over")
-        yield "" if counted is None else _bar(counted, curve.memory_bytes, top, bar)
+        yield _verdict_cell(describe_verdict(point, curve.room_bytes), "over")
+        yield "" if counted is None else _bar(counted, curve.room_bytes, top, bar)
 
     return make_table("Sizes that were analysed", columns, map(cells, curve.points))
 
 
-def _bar(nbytes: int, memory: int, top: int, width: int) -> str:
-    """A bar with a mark where the memory ends."""
-    filled, end = round(nbytes * width / top), round(memory * width / top)
+def _bar(nbytes: int, room: int, top: int, width: int) -> str:
+    """A bar with a mark where the room ends."""
+    filled, end = round(nbytes * width / top), round(room * width / top)
     return f"{'#' * min(filled, end)}{' ' * (end - filled)}|{'#' * (filled - end)}"
 
 
@@ -329,4 +330,4 @@ def _plan_headroom(card: CardFit) -> int:
         return card.headroom_bytes
     peak = card.plan.after
     used = peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes
-    return (card.target.memory_bytes or 0) - used
+    return card.room_bytes - used

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxmem.hardware.context import describe_uncounted
+from fxmem.hardware.context import explain_room
 from fxmem.records.sizes import Sweep, SweepPoint
 from fxmem.records.units import format_bytes, format_seconds
 from fxmem.show.export.markdown_parts import code_span, write_table
 from fxmem.show.sections import Cell, Fact, Section, Table, TableColumn, make_table, numbers
-from fxmem.show.text.sizes import describe_room, describe_step, explain_tight, per_second, subject_facts
+from fxmem.show.text.sizes import (
+    ROOM_OF_CARDS,
+    describe_step,
+    describe_verdict,
+    explain_tight,
+    per_second,
+    subject_facts,
+)
 from fxmem.show.text.tables import render_sections
 
 _VARIED = ("length", "precision", "checkpoints", "mesh")
@@ -40,7 +47,7 @@ def sweep_sections(sweep: Sweep, full: bool) -> Iterator[Section]:
         facts.append(Fact("Cheapest", f"{_words(best, sweep)}: {_cost(best)} for a million {sweep.item}s"))
     cards = {each.card for each in sweep.points}
     if sweep.target.device == "cuda":
-        facts.append(Fact("Without", describe_uncounted([sweep.target]) if len(cards) == 1 else "CUDA contexts"))
+        facts.append(Fact("Room", explain_room(sweep.target) if len(cards) == 1 else ROOM_OF_CARDS))
     yield Section(facts=facts)
     table = sweep_rows(sweep, full=full)
     yield Section(table)
@@ -87,7 +94,7 @@ def sweep_rows(sweep: Sweep, *, full: bool) -> Table:
             yield _rate(point)
         if is_priced:
             yield _cost(point)
-        verdict = describe_room(point, point.memory_bytes)
+        verdict = describe_verdict(point, point.room_bytes)
         yield Cell(verdict, tone="bad" if verdict == "no" else "good")
 
     title = "Every point" if full else "The largest batch that fits, else the smallest"

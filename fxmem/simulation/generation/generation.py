@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from fxmem.errors import UsageError
-from fxmem.hardware.context import process_range
+from fxmem.hardware.context import give_room, process_range, room_bytes
 from fxmem.memory import allocator, liveness
 from fxmem.memory.budget import MemoryFit
 from fxmem.memory.generation import Events, TokenReplay, replay_tokens, requested_by_token
@@ -105,11 +105,11 @@ class Generation(AnalysedModel[GenerationRequest]):
         """The same generation with other settings of the allocator; the profile is its own."""
         return self.move(self.profile.target, environ)
 
-    def within(self, memory_bytes: int, card: Target | None = None) -> MemoryFit:
-        """Whether it runs to its last token in so much memory."""
+    def within(self, room: int, card: Target | None = None) -> MemoryFit:
+        """Whether it runs to its last token where the allocator has so many bytes."""
         if self.peak.reserved_bytes is None:
-            return super().within(memory_bytes, card)
-        moved = self.move((card or self.profile.target).model_copy(update={"memory_bytes": memory_bytes}))
+            return super().within(room, card)
+        moved = self.move(give_room(card or self.profile.target, room))
         return MemoryFit(moved.peak, moved.run.alloc_retries)
 
 
@@ -168,13 +168,14 @@ class TokenAccount:
         if bounded is None:
             return {}
         reserved = _most_reserved(self._tokens)
-        fits = None if target.memory_bytes is None else bounded.is_whole
+        room = room_bytes(target)
         run_out = f"It runs out at token {len(bounded.tokens) + 1} of {len(self.events.begins)}"
         return {
             "allocated_bytes": max((each.allocated_bytes or 0 for each in self._tokens), default=0),
             "reserved_bytes": reserved,
-            "process_bytes": process_range(target, reserved, fits=fits),
-            "fits": fits,
+            "process_bytes": process_range(target, reserved),
+            "room_bytes": room,
+            "fits": None if room is None else bounded.is_whole,
             "shortage": "" if bounded.is_whole else run_out,
         }
 
@@ -195,13 +196,13 @@ class TokenAccount:
 
     @functools.cached_property
     def _bounded(self) -> TokenReplay | None:
-        """The replay in the card's memory; None where no allocator is modelled."""
-        memory = self.recorded.target.memory_bytes
+        """The replay in the card's room; None where no allocator is modelled."""
+        room = room_bytes(self.recorded.target)
         if self.recorded.target.device != "cuda":
             return None
-        if memory is None or _most_reserved(self._unbounded.tokens) <= memory:
+        if room is None or _most_reserved(self._unbounded.tokens) <= room:
             return self._unbounded
-        return replay_tokens(self.recorded, self.events, self._settings, memory)
+        return replay_tokens(self.recorded, self.events, self._settings, room)
 
 
 def _most_reserved(tokens: Sequence[TokenBytes]) -> int:

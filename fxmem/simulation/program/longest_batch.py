@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from fxmem.hardware.context import room_bytes
 from fxmem.hardware.hidden_memory import HiddenMemory
 from fxmem.hardware.workspaces import Collector, CpuCollector, Signature
 from fxmem.memory.acts import Act
@@ -182,9 +183,9 @@ class _Study:
             yield from epoch
 
     def _run_long(self) -> dict[str, object]:
-        memory = self._recorded.target.memory_bytes
+        room = room_bytes(self._recorded.target)
         steps = [*itertools.islice(self._steps(), LONG_RUN - self._first)]
-        whole = self._replay(steps, self._settings(), MOST_REQUESTS, memory)
+        whole = self._replay(steps, self._settings(), MOST_REQUESTS, room)
         found: dict[str, object] = {
             "steps": whole.steps,
             "reserved_bytes": max(whole.reserved_bytes),
@@ -221,15 +222,15 @@ class _Study:
         most: int | None = None,
         capacity: int | None = None,
     ) -> LongRun:
-        memory, first = self._recorded.target.memory_bytes, self._first
+        target, first = self._recorded.target, self._first
         if settings.garbage_collection_threshold is not None and settings.per_process_memory_fraction == 1:
-            capacity = memory
+            capacity = room_bytes(target)
         return replay_lengths(
             self._forms,
             steps,
             settings,
             capacity_bytes=capacity,
-            device_bytes=memory,
+            device_bytes=target.memory_bytes,
             most_requests=most,
             recorded=first,
         )

@@ -13,6 +13,7 @@ import torch
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
+from fxmem.hardware.context import room_bytes
 from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
 from fxmem.records.parts import CompileRecord, CompileSettings, HostUse
@@ -133,9 +134,9 @@ class RecordedProgram(ProfiledStep):
 
     def _find_full_evaluation(self) -> str:
         """The evaluation in which the card is full, in words; empty for none."""
-        memory_bytes = self._code.recording.target.memory_bytes
+        room = room_bytes(self._code.recording.target)
         for each in self._code.rounds.evaluations.passes:
-            batch = None if memory_bytes is None else each.find_full(memory_bytes)
+            batch = None if room is None else each.find_full(room)
             if batch is not None:
                 return f"It runs out in the evaluation at {each.place}, at about batch {batch:,} of {each.batches:,}"
         return ""

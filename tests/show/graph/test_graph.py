@@ -142,7 +142,7 @@ def test_the_head_names_model_inputs_target_and_the_split_of_the_peak() -> None:
     for part in (
         "Small: memory of one training step",
         "x 8x16x64x64 float32",
-        "tiny (Tiny card, sm_90, 1.00 GiB)",
+        "tiny (Tiny card, sm_90, 1.48 GiB)",
         "optimizer: AdamW",
         "requested at once, in backward",
     ):

@@ -7,12 +7,13 @@ import re
 import pytest
 from rich.cells import cell_len
 
+from fxmem.hardware.context import give_room
 from fxmem.memory.liveness import timeline
 from fxmem.records.profile import ProcessBytes, Profile, Target
 from fxmem.show.text import overview, table
 from tests.profiles import deep_profile, small_profile
 
-CARD = Target(name="card", device="cuda", memory_bytes=8 << 30, capability=(8, 0))
+CARD = give_room(Target(name="card", device="cuda", capability=(8, 0)), 8 << 30)
 PROCESS = ProcessBytes(low=3 << 30, high=4 << 30, grounds="a guess")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from fxmem.hardware.context import give_room
 from fxmem.memory.figures import Figures, Flops
 from fxmem.memory.liveness import timeline
 from fxmem.memory.module_rows import Row, fold_small, module_rows, select_rows, step_rows, total_row
@@ -282,13 +283,15 @@ def test_fits() -> None:
     fitting, sentence = fits(tight, peak)
     assert fitting is False
     assert sentence.startswith(
-        "does NOT fit: 2.00 GiB of 1.00 GiB on tiny, 200.0 %. Counted: requested bytes; not counted: the allocator"
+        "does NOT fit: 2.00 GiB of 1.00 GiB on tiny, 200.0 %. Counted: requested bytes, without the allocator"
     )
-    roomy = profile.model_copy(update={"target": TINY_CARD.model_copy(update={"memory_bytes": 3 << 30})})
+    roomy = profile.model_copy(update={"target": give_room(TINY_CARD, 3 << 30)})
     assert fits(roomy, peak)[0] is True
     replayed = peak.model_copy(update={"fits": False, "reserved_bytes": 4 << 30, "shortage": "It runs out at op 3"})
-    context = "the CUDA context (495.0 MiB to 766.8 MiB), other processes"  # of any card with compute capability 9.0
-    counted = f"Counted: what the allocator reserves; not counted: {context}"
+    counted = (
+        "Counted: what the allocator reserves; room: 3.00 GiB of 3.48 GiB: a CUDA context takes 495.0 MiB or more; "
+        "other processes are not counted"
+    )
     assert fits(roomy, replayed) == (
         False,
         f"does NOT fit: 4.00 GiB of 3.00 GiB on tiny, 133.3 %. It runs out at op 3. {counted}",
@@ -296,7 +299,7 @@ def test_fits() -> None:
     # More is reserved than there is only as long as nobody asks for it back.
     giving_back = replayed.model_copy(update={"fits": True, "shortage": ""})
     assert fits(roomy, giving_back) == (True, f"fits: 3.00 GiB of 3.00 GiB on tiny, 100.0 %. {counted}")
-    exactly = profile.model_copy(update={"target": TINY_CARD.model_copy(update={"memory_bytes": 2 << 30})})
+    exactly = profile.model_copy(update={"target": give_room(TINY_CARD, 2 << 30)})
     assert fits(exactly, peak)[0] is True
 
 

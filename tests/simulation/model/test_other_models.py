@@ -3,7 +3,6 @@ one line that says what to do."""
 
 import typing
 
-import peft
 import pytest
 import torch
 import transformers
@@ -406,6 +405,7 @@ def test_adapters_beside_quantised_weights():
 @pytest.mark.filterwarnings("ignore:TorchaoLoraLinear was instantiated without")
 @pytest.mark.parametrize("loss", [None, squares])
 def test_peft_over_torchao(loss):
+    import peft  # seconds, of which other processes that collect this module are spared
 
     def build():
         return peft.get_peft_model(quantised("Int8WeightOnlyConfig"), peft.LoraConfig(r=4, target_modules=["0", "2"]))
@@ -414,6 +414,8 @@ def test_peft_over_torchao(loss):
 
 
 def test_lora_trains_the_adapters_only():
+    import peft
+
     base = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
     model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["0", "2"]))
     assert_as_measured(model, batch(64, 256))

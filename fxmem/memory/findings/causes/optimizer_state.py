@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from fxmem.hardware.context import room_bytes
 from fxmem.memory.findings import Finding, register
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
@@ -13,8 +14,8 @@ _LESS: Final = "an optimizer of less state (8 bits, Adafactor)"
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     """A finding where a step does not fit, and would without them."""
-    peak, memory = timeline.peak, profile.target.memory_bytes
-    if peak.fits is not False or memory is None or profile.step.mode != "train":
+    peak, room = timeline.peak, room_bytes(profile.target)
+    if peak.fits is not False or room is None or profile.step.mode != "train":
         return
     alive = [profile.storages[index] for index in timeline.alive]
     state = sum(each.nbytes for each in alive if each.kind is Kind.OPTIMIZER_STATE)
@@ -26,7 +27,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             yield _describe(text, made, "fused=True, which has none")
         else:
             yield _describe("the first optimizer.step() makes its state, until the card is full", made, _LESS)
-    elif state and (peak.reserved_bytes or 0) - state <= memory:
+    elif state and (peak.reserved_bytes or 0) - state <= room:
         text = "the state that the first optimizer.step() makes is too much from the second step on"
         yield _describe(text, state, _LESS)
 
