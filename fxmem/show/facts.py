@@ -260,8 +260,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     is_failed = program is not None and (program.failed or program.is_cut)
     is_fitting, verdict = _compare_with_target(profile, peak)
     if is_fitting is not None:
-        open_ended = growth or (program is not None and any(each.is_carried_on for each in program.evaluations))
-        until = " until then" if is_failed else " so far" if open_ended else ""
+        until = " until then" if is_failed else " so far" if growth or _is_carried_on(profile) else ""
         verdict = f"{f'fits{until}' if is_fitting else 'does NOT fit'}: {verdict}"
     if growth:
         verdict = f"{growth}; {verdict}"
@@ -293,8 +292,14 @@ def _compare_with_target(profile: Profile, peak: Peak) -> tuple[bool | None, str
     nbytes = min(nbytes, memory) if is_fitting else nbytes  # cached blocks go back to the driver where it asks for them
     if peak.at_least and peak.process_bytes is not None:  # where it ran out, a context had its share
         nbytes = peak.process_bytes.low
-    least = "at least " if peak.at_least else ""
+    least = "at least " if peak.at_least or (not is_fitting and _is_carried_on(profile)) else ""
     return is_fitting, f"{least}{format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}"
+
+
+def _is_carried_on(profile: Profile) -> bool:
+    """Whether an evaluation keeps something of batches that did not run: what is made of it is not known."""
+    program = profile.step.program
+    return program is not None and any(each.is_carried_on for each in program.evaluations)
 
 
 def _describe_budget(peak: Peak, budget: Budget, *, keeps: bool) -> str:
