@@ -271,7 +271,9 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
         verdict = f"{_describe_budget(peak, budget, keeps=keeps)}; {verdict}"
     host = None if program is None else program.host
     if program is not None and host is not None and host.limit_bytes is not None:
-        verdict = "; ".join(filter(None, [compare_with_host(host), describe_host_growth(program), verdict]))
+        of_host = [compare_with_host(host), describe_host_growth(program)]
+        of_host = of_host if host.fits is False else of_host[::-1]
+        verdict = "; ".join(filter(None, [*of_host, verdict]))
     counted = ""
     if profile.target.memory_bytes is not None and not peak.at_least:
         requested = "requested bytes; not counted: the allocator's rounding and fragmentation,"
