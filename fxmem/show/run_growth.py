@@ -29,7 +29,9 @@ def describe_growth(profile: Profile) -> str:
         return words
     step, alive = ahead.points[-1]
     if ahead.is_full:
-        return f"{words}, out of memory at about step {step:,}"
+        sooner = [each for each in program.schedules if each.every < step]
+        by = f", or sooner in what {sooner[0].place} does every {sooner[0].every:,}" if sooner else ""
+        return f"{words}, out of memory at about step {step:,}{by}"
     return f"{words} until step {step:,}, to {format_bytes(alive)}"
 
 
