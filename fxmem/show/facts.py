@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fxmem.hardware.context import describe_uncounted, format_range
+from fxmem.hardware.links import NCCL_PUBLISHED
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
@@ -150,6 +151,12 @@ def peak_counts(peak: Peak) -> tuple[PeakCount, ...]:
     )
 
 
+def sends_by_nccl(profile: Profile) -> bool:
+    """Whether the process has NCCL's communicators beside its context, whose size is not known."""
+    ranks = profile.step.ranks
+    return ranks is not None and bool(ranks.groups) and profile.target.device == "cuda"
+
+
 def peak_facts(profile: Profile, peak: Peak) -> Facts:
     """How high the peak is, in every count that is known, and where it falls."""
     _, *counts, process = peak_counts(peak)
@@ -165,6 +172,7 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
     if peak.process_bytes is not None:
         size = format_range(peak.process_bytes.low, peak.process_bytes.high)
         words = f"{size} {process.meaning} ({process.call}), a range: {peak.process_bytes.grounds}"
+        words += f"; without NCCL's communicators: {NCCL_PUBLISHED}" if sends_by_nccl(profile) else ""
         facts.append(Fact(process.label, words, "process"))
     if peak.op is None:
         return [*facts, Fact("Where", "before the first operator", "where")]
