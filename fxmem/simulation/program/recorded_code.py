@@ -373,7 +373,7 @@ class RecordedCode(Subject):
             shown=0 if shown is None else shown.number,
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
             **self.rounds.growth.describe(),
-            schedules=tuple(each for each in self.rounds.schedules if each.every > len(whole)),
+            schedules=tuple(each for each in self.rounds.growth.schedules if each.every > len(whole)),
             longest=self.longest,
             evaluations=tuple(self.rounds.evaluations.passes),
             optimizers=tuple(self.rounds.stepped_names),

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +20,6 @@ import torch
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.hardware.workspaces import Seen
-from fxmem.records.names import STEPS
-from fxmem.records.parts import Schedule
 from fxmem.records.profile import Kind, PartOfRound, Phase, Profile, Round, SourceLine
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
@@ -36,7 +33,6 @@ from fxmem.simulation.program.loader_watch import LoaderWatch
 from fxmem.simulation.program.repeated_calls import RepeatedCalls
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.program.round_tracer import is_within_module
-from fxmem.simulation.program.schedules import find_schedules
 from fxmem.simulation.recording import Recording
 from fxmem.simulation.residents import Holders, Place, find_variables, name_modules, name_optimizer_state
 from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
@@ -128,8 +124,6 @@ class Rounds(RoundRule):
         self.setup: Round | None = None
         self.finished: list[FinishedRound] = []
         self.shown: ShownRound | None = None
-        self.schedules: tuple[Schedule, ...] = ()
-        """What the program's loop does every so many steps."""
         self.stepped_names: dict[str, None] = {}
         self.is_cut = False
         """Whether the program was ended within a round of too many operators."""
@@ -377,8 +371,6 @@ class Rounds(RoundRule):
             self.evaluations.note_step()
             self._end_after()
         self._loaders.end_round()
-        if len(self.finished) < STEPS:
-            self.schedules = find_schedules(sys._getframe(1))
         self.finished.append(self._close(len(self.finished) + 1))
         self._trace.end_round(keeps=self._loaders.keeps_steps)
         is_enough = self._enough(self.finished)
