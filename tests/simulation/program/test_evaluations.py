@@ -87,6 +87,22 @@ def test_what_is_made_of_all_batches_is_of_all_of_them(kind: str) -> None:
     assert find_fit(recorded.profile, recorded.peak).verdict.startswith("fits: ")
 
 
+@pytest.mark.truth
+@pytest.mark.parametrize(("program", "steps", "batch"), [("glue_like", 64, 16), ("detr_like", 24, 8)])
+def test_evaluations_as_libraries_write_them(program: str, steps: int, batch: int) -> None:
+    """Accelerate fetches a batch ahead, and has one step more; the last batch has fewer rows."""
+    pytest.importorskip("accelerate")
+    file = str(Path(__file__).with_name("programs") / f"{program}.py")
+    ended, whole = (
+        launch(Launch(file, (str(rows), "500")), catalogue.target("h100"), RunSettings(until=until)).recorded
+        for rows, until in ((100 * batch, None), (steps, "end"))
+    )
+    part = found(ended)
+    assert part.ran == part.batches
+    assert most(ended) == most(whole)
+    assert len(ended.program.steps) == len(whole.program.steps)
+
+
 def test_a_model_that_does_more_than_return_its_result_runs_each_time() -> None:
     for kind in ("remembers", "hooked"):
         assert found(run(kind)).ran == 16
