@@ -43,7 +43,7 @@ _major, _minor = torch.__version__.split(".")[:2]
 TORCH_VERSION: Final = int(_major), int(_minor)
 
 tree_iter, tree_leaves, tree_map = _pytree.tree_iter, _pytree.tree_leaves, _pytree.tree_map
-tree_map_only = _pytree.tree_map_only
+tree_map_only, tree_flatten, tree_unflatten = _pytree.tree_map_only, _pytree.tree_flatten, _pytree.tree_unflatten
 """torch's own nested-structure walk (since 1.8)."""
 
 no_modes = _python_dispatch._disable_current_modes

@@ -28,6 +28,7 @@ from fxmem.records.parts import (
     HostUse,
     LongestBatch,
     RankedStep,
+    Schedule,
 )
 from fxmem.records.parts.base import Bytes, Flops, FlopsChange, Many, Mapped, Record, Tick
 from fxmem.records.registry import Viewed, print_record
@@ -436,6 +437,8 @@ class ProgramRun(Record):
     fewer than two steps, or steps that differ."""
     grown: Many[Growth] = ()
     """Who keeps more after each step, the most first; empty where nothing grows, or not enough steps are known."""
+    schedules: Many[Schedule] = Field(default=(), exclude_if=lambda value: not value)
+    """What its loop does every so many steps, more than ran: of these at most one did it."""
     longest: LongestBatch | None = Field(default=None, exclude_if=lambda value: value is None)
     """Where the batches of its loader have different lengths; None where they do not, or it has none."""
     evaluations: Many[EvaluationPass] = Field(default=(), exclude_if=lambda value: not value)

@@ -84,6 +84,8 @@ class SnapshotReport(Record):
     peak_event: Count
     reserved_peak_bytes: Bytes
     """The most reserved, in the history."""
+    reserved_at_peak_bytes: Bytes | None = None
+    """Reserved where the most was requested; None in reports of older versions."""
     older_bytes: Bytes
     """Of the peak, in blocks that are older than the history."""
     waiting_bytes: Bytes

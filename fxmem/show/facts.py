@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fxmem.hardware.context import explain_room, format_range, room_bytes
+from fxmem.hardware.links import NCCL_PUBLISHED
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
@@ -150,6 +151,12 @@ def peak_counts(peak: Peak) -> tuple[PeakCount, ...]:
     )
 
 
+def sends_by_nccl(profile: Profile) -> bool:
+    """Whether the process has NCCL's communicators beside its context, whose size is not known."""
+    ranks = profile.step.ranks
+    return ranks is not None and bool(ranks.groups) and profile.target.device == "cuda"
+
+
 def peak_facts(profile: Profile, peak: Peak) -> Facts:
     """How high the peak is, in every count that is known, and where it falls."""
     _, *counts, process = peak_counts(peak)
@@ -165,6 +172,7 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
     if peak.process_bytes is not None:
         size = format_range(peak.process_bytes.low, peak.process_bytes.high)
         words = f"{size} {process.meaning} ({process.call}), a range: {peak.process_bytes.grounds}"
+        words += f"; without NCCL's communicators: {NCCL_PUBLISHED}" if sends_by_nccl(profile) else ""
         facts.append(Fact(process.label, words, "process"))
     if peak.op is None:
         return [*facts, Fact("Where", "before the first operator", "where")]
@@ -260,8 +268,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     is_failed = program is not None and (program.failed or program.is_cut)
     is_fitting, verdict = _compare_with_target(profile, peak)
     if is_fitting is not None:
-        open_ended = growth or (program is not None and any(each.is_carried_on for each in program.evaluations))
-        until = " until then" if is_failed else " so far" if open_ended else ""
+        until = " until then" if is_failed else " so far" if growth or _is_carried_on(profile) else ""
         verdict = f"{f'fits{until}' if is_fitting else 'does NOT fit'}: {verdict}"
     if growth:
         verdict = f"{growth}; {verdict}"
@@ -272,7 +279,9 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
         verdict = f"{_describe_budget(peak, budget, keeps=keeps)}; {verdict}"
     host = None if program is None else program.host
     if program is not None and host is not None and host.limit_bytes is not None:
-        verdict = "; ".join(filter(None, [compare_with_host(host), describe_host_growth(program), verdict]))
+        of_host = [compare_with_host(host), describe_host_growth(program)]
+        of_host = of_host if host.fits is False else of_host[::-1]
+        verdict = "; ".join(filter(None, [*of_host, verdict]))
     counted = ""
     if profile.target.memory_bytes is not None and not peak.at_least:
         requested = "requested bytes, without the allocator's rounding and fragmentation"
@@ -292,8 +301,14 @@ def _compare_with_target(profile: Profile, peak: Peak) -> tuple[bool | None, str
     nbytes = peak.requested_bytes if peak.fits is None or peak.reserved_bytes is None else peak.reserved_bytes
     is_fitting = nbytes <= room if peak.fits is None else peak.fits
     nbytes = min(nbytes, room) if is_fitting else nbytes  # cached blocks go back to the driver where it asks for them
-    least = "at least " if peak.at_least else ""
+    least = "at least " if peak.at_least or (not is_fitting and _is_carried_on(profile)) else ""
     return is_fitting, f"{least}{format_bytes(nbytes)} of {format_bytes(room)} on {name}, {percent(nbytes, room)}"
+
+
+def _is_carried_on(profile: Profile) -> bool:
+    """Whether an evaluation keeps something of batches that did not run: what is made of it is not known."""
+    program = profile.step.program
+    return program is not None and any(each.is_carried_on for each in program.evaluations)
 
 
 def _describe_budget(peak: Peak, budget: Budget, *, keeps: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fxmem.memory.forecast import forecast
 from fxmem.records.parts import EvaluationPass, Growth, HostUse, find_large
 from fxmem.records.profile import Profile, ProgramRun, Step
-from fxmem.records.units import format_bytes, format_shape, printable
+from fxmem.records.units import format_bytes, format_shape, percent, printable
 from fxmem.show.sections import Fact, Facts, make_printable
 
 _MOST_GROWING = 3
@@ -29,7 +29,9 @@ def describe_growth(profile: Profile) -> str:
         return words
     step, alive = ahead.points[-1]
     if ahead.is_full:
-        return f"{words}, out of memory at about step {step:,}"
+        sooner = [each for each in program.schedules if each.every < step]
+        by = f", or sooner in what {sooner[0].place} does every {sooner[0].every:,}" if sooner else ""
+        return f"{words}, out of memory at about step {step:,}{by}"
     return f"{words} until step {step:,}, to {format_bytes(alive)}"
 
 
@@ -99,7 +101,8 @@ def describe_host(host: HostUse) -> str:
     parts = [f"{format_bytes(host.peak_bytes)}{limit}{f' at {place}' if place else ''}"]
     if host.workers:
         size = format_bytes(host.workers_bytes // host.workers)
-        parts.append(f"{host.workers} worker{'s' * (host.workers > 1)} x {size}")
+        each = f": {size}" if host.workers == 1 else f"s: {format_bytes(host.workers_bytes)}, {size} each"
+        parts.append(f"{host.workers} worker{each}")
     if host.worker_adds_bytes is not None:
         parts.append(f"one more adds {format_bytes(host.worker_adds_bytes)}")
     counted = {"pinned": host.pinned_bytes, "batches in shared memory": host.batches_bytes}
@@ -124,9 +127,11 @@ def describe_host_growth(program: ProgramRun) -> str:
 
 
 def compare_with_host(host: HostUse) -> str:
-    """Where the host is too small, or what it has to hold is not known."""
-    if host.fits is None:
+    """Whether the host is too small, or what it has to hold is not known."""
+    if host.fits is None or host.peak_bytes is None or host.limit_bytes is None:
         return "what it takes of the host is not known: this system does not say"
-    if host.fits:
-        return ""
-    return f"does NOT fit the host: {describe_host(host)}"
+    if not host.fits:
+        return f"does NOT fit the host: {describe_host(host)}"
+    share = percent(host.peak_bytes, host.limit_bytes)
+    so_far = " so far" if host.growth_bytes else ""
+    return f"fits the host{so_far}: {format_bytes(host.peak_bytes)} of {format_bytes(host.limit_bytes)}, {share}"

@@ -17,7 +17,7 @@ _ROUNDED: Final = "Sizes are the message's, which rounds them; what it does not 
 _CAUSES: Final[dict[Cause, str]] = {
     "request": "the request alone is larger than the card",
     "size": "the program is too large for the card",
-    "fragmentation": "the allocator has the bytes, in pieces that are too small",
+    "fragmentation": "fragmentation: the allocator has the bytes, in pieces that are too small",
     "other-process": "other processes hold the card",
     "context": "the process holds the card outside PyTorch's allocator",
     "limit": "the process may take no more of the card",
@@ -78,8 +78,8 @@ def _describe_size(message: OutOfMemoryMessage, allocated: str) -> str:
         return f": {allocated} are allocated, and the driver gives no {asked} of the last {free}"
     if packed is not None and packed <= 0:
         return (
-            f": {allocated} are allocated; in one piece, the {format_bytes(message.cached_bytes)} that are unused "
-            f"would do for this request and leave {format_bytes(-packed)}"
+            f", or all but: {allocated} are allocated. What is unused, {format_bytes(message.cached_bytes)}, would be "
+            f"enough for this request in one piece, and leave {format_bytes(-packed)} for later ones"
         )
     return f": {allocated} are allocated, and {format_bytes(packed if packed is not None else missing)} are missing"
 
@@ -116,10 +116,14 @@ def shortage_sections(messages: Sequence[OutOfMemoryMessage], width: int = 100) 
     notes = []
     if len(messages) > 1:
         causes = dict.fromkeys(each.cause for each in messages)
+        beside = [each for each in messages if each.others and each.cause != "other-process"]
         same = "all for the same cause" if len(causes) == 1 else f"of {len(causes)} causes"
+        if beside and len(causes) == 1:
+            same = f"all for the same cause, and in {len(beside)} another process takes memory, too"
         ranks = {each.rank for each in messages} - {None}
         of = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
         notes = [Fact("Messages", f"{len(messages)}{of}, {same}; this is the first, in line {first.line}")]
+        notes += [Fact("", _describe_others(each)) for each in beside[:_MOST]]
     yield Section(facts=[*notes, *shortage_facts(first)])
     parts = list(card_parts(first))
     if parts:
@@ -131,6 +135,14 @@ def shortage_sections(messages: Sequence[OutOfMemoryMessage], width: int = 100) 
         rows = map(_message_row, messages[:_MOST])
         more = [f"and {len(messages) - _MOST} more in --json"] if len(messages) > _MOST else []
         yield Section(make_table("Every message", [*heads, TableColumn("Cause")], rows), notes=more)
+
+
+def _describe_others(message: OutOfMemoryMessage) -> str:
+    """The processes that a message names beside its own."""
+    named = " and ".join(f"process {each.pid} has {format_bytes(each.nbytes)}" for each in message.others)
+    rank = "" if message.rank is None else f" of rank {message.rank}"
+    card = "the card" if message.device is None else f"GPU {message.device}"
+    return f"line {message.line}: {named} on {card}{rank}"
 
 
 def _message_row(message: OutOfMemoryMessage) -> list[str]:

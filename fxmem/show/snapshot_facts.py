@@ -30,7 +30,8 @@ def snapshot_facts(report: SnapshotReport) -> Facts:
     peak = f"{exact_bytes(report.peak_bytes)} requested at once, at event {report.peak_event:,} of {report.events:,}"
     facts.append(Fact("Peak", peak, "peak"))
     above = report.reserved_peak_bytes - report.peak_bytes
-    beside = f", {format_bytes(above)} more than was ever requested" if above * 4 > report.peak_bytes else ""
+    more = f", {format_bytes(above)} more than was ever requested: kept in cache, or in pieces (fragmentation)"
+    beside = more if above * 4 > report.peak_bytes else ""
     facts.append(Fact("Reserved", f"{exact_bytes(report.reserved_peak_bytes)} at most{beside}", "reserved"))
     if (most := next((each for each in report.lines if each.place), None)) is not None:
         facts.append(Fact("Most", f"{format_bytes(most.nbytes)} of the peak by {most.place}", "most"))
@@ -69,7 +70,7 @@ def _describe_pieces(report: SnapshotReport) -> Iterator[Fact]:
         f"segments, the largest piece {format_bytes(report.largest_free_bytes)}"
     )
     in_pieces = (cached - report.releasable_bytes) * _IN_PIECES > report.reserved_bytes
-    yield Fact("Unused", words, "unused", "bad" if in_pieces else "")
+    yield Fact("Unused", f"{words}{': fragmentation' if in_pieces else ''}", "unused", "bad" if in_pieces else "")
     for each in report.in_the_way[: _MOST // 2] if in_pieces else ():
         yield Fact(
             "", f"{each.place or UNKNOWN}: {count_blocks(each.count)} of {format_bytes(each.nbytes)} keep "
@@ -81,10 +82,10 @@ def snapshot_sections(report: SnapshotReport, width: int = 100) -> Iterator[Sect
     """Everything a table or a page has of a snapshot; tables in text of this width."""
     yield Section(facts=snapshot_facts(report))
     yield Section(hold_table(report, report.lines[:_LINES], width), label="")
-    shown = [(number, each) for number, each in enumerate(report.stacks[:_STACKS], 1) if each.frames]
+    shown = [each for each in report.stacks[:_STACKS] if each.frames]
     notes = [
         f"{number}. {format_bytes(each.nbytes)} in {count_blocks(each.count)}: {' < '.join(each.frames[:_FRAMES])}"
-        for number, each in shown
+        for number, each in enumerate(shown, 1)
     ]
     if notes:
         yield Section(facts=[Fact("Stacks", "innermost first"), *(Fact("", note) for note in notes)])
@@ -106,4 +107,6 @@ def hold_table(report: SnapshotReport, holders: Sequence[Holder], width: int = 1
     if rest:
         nbytes = sum(each.nbytes for each in rest)
         rows.append([f"{len(rest)} more lines", format_bytes(nbytes), percent(nbytes, report.peak_bytes), ""])
+    if (unused := (report.reserved_at_peak_bytes or 0) - report.peak_bytes) > 0:
+        rows.append(["unused: reserved by the allocator beside them", format_bytes(unused), "", ""])
     return make_table("Alive at the peak", [*heads, *numbers("Bytes", "Share", "Blocks")], rows)

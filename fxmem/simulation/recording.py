@@ -473,6 +473,10 @@ class Recording(Observer):
         self.stop_rule.install()
         self.subject.on_module_call(module, args, kwargs)
 
+    def run_module(self, module: torch.nn.Module, *call: Any) -> Any:
+        """Let the subject run it."""
+        return self.subject.run_module(module, *call)
+
     def on_torch_call(self) -> None:
         """Pass it on to the subject."""
         self.subject.on_torch_call()

@@ -252,6 +252,6 @@ def test_a_host_that_is_too_small_is_the_first_answer(capsys: pytest.CaptureFixt
     assert program.host is not None
     assert program.host.limit_bytes == 10 << 20
     said, _ = run(capsys, "--host 1000GiB --steps 2 grow steady", 0)
-    assert said.startswith("fits: ")
+    assert re.match(r"fits the host: [\d.]+ [MG]iB of 0\.98 TiB, .* %; fits: ", said)
     assert main(["run", "--host", "60%", PROGRAM]) == 2
     assert "--host" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 
 from fxmem.memory.shortage import read_messages
 from fxmem.records.shortage import OutOfMemoryMessage
-from fxmem.show.shortage_facts import card_parts, describe_cause
+from fxmem.show.shortage_facts import card_parts, describe_cause, shortage_sections
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PUBLISHED: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data/oom_messages.json").read_text())
@@ -205,6 +205,25 @@ def test_the_log_of_a_job_has_a_message_of_each_rank_once() -> None:
         (0, "/data/train.py:20", 11, 1),
         (1, "/data/train.py:30", 12, 2),
     ]
+
+
+def test_a_process_beside_one_of_several_ranks_is_named() -> None:
+    """Every message is of the same cause by its numbers, and yet one card has something else on it."""
+    numbers = {
+        rank: f"GPU {rank} has a total capacity of 79.11 GiB of which {free} GiB is free. {other}Including non-PyTorch "
+        "memory, this process has 73.90 GiB memory in use. Of the allocated memory 67.62 GiB is allocated by PyTorch, "
+        "and 4.41 GiB is reserved by PyTorch but unallocated."
+        for rank, free, other in ((0, 5.21, ""), (1, 2.05, "Process 901223 has 3.16 GiB memory in use. "))
+    }
+    head = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB."
+    found = read_messages("\n".join(f"[rank{rank}]: {head} {each}" for rank, each in numbers.items()))
+    assert [each.cause for each in found] == ["size", "size"]
+    said = [each.text for each in next(shortage_sections(found)).facts]
+    assert said[0].startswith("2 of 2 ranks, all for the same cause, and in 1 another process takes memory, too; ")
+    assert said[1] == "line 2: process 901223 has 3.16 GiB on GPU 1 of rank 1"
+    assert "or all but: 67.6 GiB are allocated. What is unused, 4.41 GiB, would be enough" in said[2]
+    alone = [each.text for each in next(shortage_sections(found[:1])).facts]
+    assert not any("process 901223" in each for each in alone)
 
 
 WRAPPED = """\

@@ -15,7 +15,7 @@ from fxmem.memory.snapshots import is_pickle, read_dump, report_dump
 from fxmem.memory.snapshots.reader import StackFrame, find_place
 from fxmem.records.plain_pickle import PlainPickleError, References, stream
 from fxmem.records.snapshot import GrownLine, SnapshotReport
-from fxmem.show.snapshot_facts import snapshot_facts
+from fxmem.show.snapshot_facts import hold_table, snapshot_facts, snapshot_sections
 
 Content = dict[str, Any]
 MIB = 1 << 20
@@ -253,7 +253,11 @@ def test_a_snapshot_of_an_h200_says_what_the_card_said(tmp_path: Path) -> None:
     assert found.peak_bytes == 4_600_036_360
     assert found.reserved_peak_bytes == 21_634_220_032
     said = {each.label: each.text for each in snapshot_facts(found)}
-    assert said["Reserved"] == "20.1 GiB (21,634,220,032 bytes) at most, 15.9 GiB more than was ever requested"
+    above = "15.9 GiB more than was ever requested: kept in cache, or in pieces (fragmentation)"
+    assert said["Reserved"] == f"20.1 GiB (21,634,220,032 bytes) at most, {above}"
+    *_, stacks = snapshot_sections(found)
+    assert [each.text[:3] for each in stacks.facts[1:]] == ["1. ", "2. ", "3. "]
+    assert hold_table(found, found.lines).rows[-1].cells[1].text == "14.9 GiB"
     (refused,) = found.shortages
     assert (refused.requested_bytes, refused.place.rpartition("/")[2]) == (18_556_716_032, "fragmented.py:37")
     assert [(each.place.rpartition("/")[2], each.nbytes) for each in found.grown] == [("fragmented.py:24", 264 << 20)]

@@ -23,7 +23,9 @@ from pydantic import ValidationError
 from fxmem import __version__
 from fxmem.cli.tools.requests import TOOLS, Compare, ExplainError, program_words
 from fxmem.errors import UsageError
+from fxmem.memory.report_reader import load_report
 from fxmem.records import schemas
+from fxmem.show.facts import find_fit
 
 _PATIENCE_S: Final = 10.0
 """Seconds that a command has to end in when it is cancelled."""
@@ -107,13 +109,17 @@ class ToolServer:
         if not answer.exists():
             return _refusal(code, said)
         found = json.loads(answer.read_text(encoding="utf-8"))
+        meaning = _MEANINGS.get(code, "")
+        if tool.keeps_report and code in (0, 4) and not getattr(asked, "budget", None):
+            report = load_report(answer)
+            meaning = find_fit(report, report.peak).verdict
         result = {key: value for key, value in found.items() if key not in tool.leaves_out}
         if tool.keeps_report:
             result["report"] = answer.stem
         else:
             answer.unlink()
         said = said if code else ""  # else it is where the work was
-        return _result({"exit_code": code, "meaning": _MEANINGS.get(code, ""), "said": said, "answer": result})
+        return _result({"exit_code": code, "meaning": meaning, "said": said, "answer": result})
 
     def _find(self, name: str) -> str:
         """The file of an earlier report."""

@@ -24,6 +24,7 @@ from fxmem.hardware.workspaces.collector import Seen as Seen
 from fxmem.hardware.workspaces.collector import SeenOp as SeenOp
 from fxmem.hardware.workspaces.copy_in import copy_in_memory as copy_in_memory
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory as cache_directory
+from fxmem.hardware.workspaces.cudnn_client import ASKING as ASKING
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary as CudnnLibrary
 from fxmem.hardware.workspaces.cudnn_client import conv_workspaces as conv_workspaces
 from fxmem.hardware.workspaces.cudnn_client import find_cudnn as find_cudnn

@@ -35,6 +35,8 @@ OLDEST = (9, 8)
 _CUDA_MAJORS = (13, 12)
 _LIBRARY = "libcudnn.so.9"
 _TIMEOUT_S = 60.0
+ASKING: set[int] = set()
+"""The processes that ask cuDNN now: ours, and none of the program that is looked at."""
 _NEWEST_CAPABILITY = (12, 1)
 _TURING = (7, 5)
 _LAST_FOR_OLD_CARDS = (9, 10)
@@ -274,6 +276,7 @@ def _run(command: Sequence[str], requests: Sequence[object], timeout: float) -> 
     except OSError as error:
         return [], f"the process that asks cuDNN did not start: {error}"
     text = "".join(json.dumps(request) + "\n" for request in requests)
+    ASKING.add(process.pid)
     try:
         answered, complaint = process.communicate(text, timeout=timeout)
         ending = f"the process that asks cuDNN ended with code {process.returncode}"
@@ -281,6 +284,8 @@ def _run(command: Sequence[str], requests: Sequence[object], timeout: float) -> 
         process.kill()
         answered, complaint = process.communicate()
         ending = f"no answer from cuDNN within {timeout:g} s"
+    finally:
+        ASKING.discard(process.pid)
     last = complaint.strip().splitlines()[-1:] if complaint else []
     return list(_parse(answered)), ": ".join((ending, *last))
 

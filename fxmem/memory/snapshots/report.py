@@ -73,6 +73,7 @@ def report_dump(dump: Dump) -> SnapshotReport:
         peak_bytes=int(live[peak]),
         peak_event=peak,
         reserved_peak_bytes=int(reserved.max()),
+        reserved_at_peak_bytes=int(reserved[peak]),
         older_bytes=max(int(live[peak]) - known, 0),
         waiting_bytes=int(pending[(actions == ALLOC) | (actions == GROW)].max(initial=0)),
         lines=tuple(_hold_by_line(dump, held, older, place)[:_LINES]),

@@ -12,6 +12,7 @@ from fxmem.records.parts.generation import GenerationPeak as GenerationPeak
 from fxmem.records.parts.generation import GenerationRun as GenerationRun
 from fxmem.records.parts.generation import TokenBytes as TokenBytes
 from fxmem.records.parts.growth import Growth as Growth
+from fxmem.records.parts.growth import Schedule as Schedule
 from fxmem.records.parts.growth import find_large as find_large
 from fxmem.records.parts.host import HostUse as HostUse
 from fxmem.records.parts.longest_batch import LengthChange as LengthChange

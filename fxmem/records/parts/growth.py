@@ -1,4 +1,4 @@
-"""What a program keeps more of after each step."""
+"""What a program keeps more of after each step, and what it does every so many."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ class Growth(Record):
     """The first step that kept more than the one before."""
     until: int | None = None
     """The step from which on it keeps no more, for the owner has a bound (`deque(maxlen=10)`); None: none is known."""
+
+
+class Schedule(Record):
+    """What a program does every so many steps, by a condition like `if step % 1000 == 0:`."""
+
+    place: str
+    """`file:line` of the condition."""
+    every: int
 
 
 def find_large(grown: Sequence[Growth]) -> list[Growth]:

@@ -13,7 +13,7 @@ from fxmem.records.names import AS_IS, COMPILED_AS_EAGER
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable
 from fxmem.show import facts as findings
-from fxmem.show.facts import Fit, find_fit
+from fxmem.show.facts import Fit, find_fit, sends_by_nccl
 from fxmem.show.finding_facts import finding_facts
 from fxmem.show.longest_batch import longest_facts
 from fxmem.show.run_facts import made_up, run_facts
@@ -73,6 +73,8 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
         what = " reserved" if peak.fits and peak.reserved_bytes is not None else ""  # which bytes the verdict is of
         most = f"; nvidia-smi: {format_bytes(process.high)}"
         words = [f"{what}; {format_range(process.low, process.high)} in nvidia-smi", what + most, most]
+        if sends_by_nccl(profile):
+            words = [f"{each} + NCCL" for each in words]
         memory.append(_pick_fitting(words, room - memory.cell_len), "default not bold")
     where = _pick_fitting(findings.describe_peak(profile, peak), room)
     loop = findings.loop_facts(profile) if profile.step.outputs_bytes * _WORTH_SAYING >= peak.requested_bytes else ()

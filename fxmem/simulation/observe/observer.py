@@ -71,6 +71,17 @@ class Observer:
     def on_module_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module of the program is about to be called, within no other."""
 
+    def run_module(
+        self,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run: Callable[[], Any],
+        as_node: Callable[[Callable[[], Any]], Any],
+    ) -> Any:
+        """The result of such a call: `run` runs it, `as_node` runs what is given in its place as one node."""
+        return run()
+
     def on_torch_call(self) -> None:
         """The program is about to call a torch function or method."""
 

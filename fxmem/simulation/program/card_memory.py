@@ -89,7 +89,8 @@ class CardMemory(Observer):
         self.environ = environ
         """As it was when the program first initialised CUDA: it may set it until then."""
         self._settings = read_settings(environ)
-        self._raises = raises
+        self.raises = raises
+        """Whether what the card does not have is refused."""
         self._is_untouched = True
         self.on_block: Callable[[str, int, int, int], None] | None = None
         """Called with what becomes of a block (`alloc`, `free`) or a segment, its address, bytes and stream."""
@@ -206,7 +207,7 @@ class CardMemory(Observer):
         """Refuse so many bytes that a library asks the driver for, as the card refuses what it does not have."""
         allocator = self._allocator
         if allocator.capacity_bytes is not None:
-            if self._raises:
+            if self.raises:
                 self.wanted = allocator.allocated_bytes + nbytes, allocator.reserved_bytes + nbytes
             self._run_out(self._complaint(nbytes), sys._getframe(1))
 
@@ -247,18 +248,18 @@ class CardMemory(Observer):
         """
         if self._history is None:
             return
-        before, raises = dict(vars(self)), self._raises
+        before, raises = dict(vars(self)), self.raises
         if self._origin is None:
             self._start(self._allocator.capacity_bytes)
         else:
             vars(self).update(self._origin)
-        self._raises, self.on_block = True, None
+        self.raises, self.on_block = True, None
         try:
             for act in self._history:
                 act()
         except torch.cuda.OutOfMemoryError:
             vars(self).update(before)
-        self._raises, self.on_block = raises, before["on_block"]
+        self.raises, self.on_block = raises, before["on_block"]
 
     # --- the blocks ---------------------------------------------------------------------------------------------------
 
@@ -299,7 +300,7 @@ class CardMemory(Observer):
         self.run_operator()
         before = dict(vars(self))
         vars(self).update(copy.deepcopy({name: before[name] for name in _STATE}), _history=None, on_block=None)
-        self._raises = True
+        self.raises = True
         try:
             with contextlib.suppress(torch.cuda.OutOfMemoryError):
                 self._repeat(steps)
@@ -439,7 +440,7 @@ class CardMemory(Observer):
                     self.on_block("segment_alloc", address, allocator.reserved_bytes - before, stream)
                 self.on_block("alloc", address, nbytes, stream)
         except OutOfMemory as error:
-            if self._raises:
+            if self.raises:
                 self.wanted = error.allocated_bytes + error.asked_bytes, error.reserved_bytes + error.segment_bytes
             complaint = self._complaint(error.segment_bytes)
         if complaint:  # what is raised here has no other error behind it, as on the card
@@ -456,7 +457,7 @@ class CardMemory(Observer):
 
     def _run_out(self, complaint: str, frame: types.FrameType) -> None:
         """Raise what the card raises, or note it and have as much as is asked for from here on."""
-        if self._raises:
+        if self.raises:
             raise torch.cuda.OutOfMemoryError(complaint)
         self.shortage = describe_shortage(complaint, program_place(frame))
         self._allocator.capacity_bytes = None

@@ -31,6 +31,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
+from fxmem.hardware.workspaces import ASKING
 from fxmem.memory.pinned import PinnedPool
 from fxmem.records.parts import HostUse
 from fxmem.records.pause_gc import pause_gc
@@ -240,7 +241,7 @@ class _Workers:
         shares: dict[int, int] = {}
         beyond = []
         for process in find_children():
-            if (resident := _read_resident(str(process))) is None:
+            if process in ASKING or (resident := _read_resident(str(process))) is None:
                 continue
             known = self._shares.get(process)
             if (known is None or is_due) and (private := _read_private(process)) is not None:

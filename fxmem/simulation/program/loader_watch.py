@@ -31,12 +31,6 @@ from fxmem.simulation.source_lines import program_place
 MOST_SECONDS: Final = 10.0
 """Time that reading an epoch may take."""
 MOST_BATCHES: Final = 20_000
-EVALUATED: Final = 5
-"""Batches of its own that a pass gets after the epoch was ended: three show what a batch leaves, a fourth that it is
-so, and one may be fetched ahead."""
-MOST_EVALUATED: Final = 9
-"""The same, where those do not yet show how the next one differs: what the first ones do takes a few more to be
-over."""
 _VALIDATING_LOOPS: Final = tuple(
     f"{name}.loops.training_epoch_loop" for name in ("lightning.pytorch", "pytorch_lightning")
 )
@@ -109,9 +103,9 @@ class LoaderWatch:
         """Whether what follows that pass runs."""
         self.has_begun_again = False
         """Whether the program goes through that loader once more."""
-        self.on_evaluated: Callable[[LoaderPass, int], bool] = lambda of, batches: True
+        self.on_evaluated: Callable[[LoaderPass, int], bool] = lambda of, batches: False
         """Called with a pass that began after that, and the batches it has had, when it asks for the next. Says whether
-        they tell what further ones are like."""
+        it gets it."""
 
     def patches(self) -> torch_common.Patches:
         """Watch each pass over a loader, and each batch."""
@@ -155,10 +149,10 @@ class LoaderWatch:
             return True
         batches = self._evaluated.get(iterator, 0)
         self._evaluated[iterator] = batches + 1
-        is_known = self.on_evaluated(found, batches)
+        goes_on = self.on_evaluated(found, batches)
         if iterator in self._shown:
             return bool(self._waiting)
-        if batches < EVALUATED or (not is_known and batches < MOST_EVALUATED):
+        if goes_on:
             return True
         self._shown.add(iterator)
         if self._reads and (chosen := choose_batches(epoch := read_epoch(found))):

@@ -208,6 +208,7 @@ class RecordedCode(Subject):
         yield self._reads.patch()
         yield from loader_patches(self._border, on_card=on_card)
         yield from self.loaders.patches()
+        yield torch_common.wrap(torch, "clear_autocast_cache", lambda own: self.rounds.repeats.clear_casts(own))
         yield from trace_patches(self.notes)
         yield from self._thread.patches()
         yield torch_programs.observe_moves(self._move)
@@ -277,6 +278,10 @@ class RecordedCode(Subject):
         self.loops.install()
         with self.rounds.holding(module, args, kwargs):
             self.rounds.module_called(module)
+
+    def run_module(self, *call: Any) -> Any:
+        """Run it, or what stands for it."""
+        return self.rounds.run_module(*call)
 
     def on_torch_call(self) -> None:
         """The program calls torch, as an evaluation may without end."""
@@ -376,6 +381,7 @@ class RecordedCode(Subject):
             shown=0 if shown is None else shown.number,
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
             **self.rounds.growth.describe(),
+            schedules=tuple(each for each in self.rounds.growth.schedules if each.every > len(whole)),
             longest=self.longest,
             evaluations=tuple(self.rounds.evaluations.passes),
             optimizers=tuple(self.rounds.stepped_names),

@@ -176,6 +176,12 @@ class RecordedProgram(ProfiledStep):
         profile = self._largest()
         longest, passes = self._code.longest, self._code.rounds.evaluations.passes
         taken = [Assumption(topic="evaluation", text=text) for text in explain_evaluations(passes)]
+        taken += [
+            Assumption(
+                topic="schedules", text=f"at most one of the steps did what {each.place} does every {each.every:,}"
+            )
+            for each in self.program.schedules
+        ]
         if longest is not None:
             taken += [Assumption(topic="lengths", text=text) for text in explain_longest(longest)]
         profile = profile.model_copy(update={"assumptions": (*profile.assumptions, *taken)})

@@ -95,16 +95,33 @@ class RoundTracer(ProgramTracer):
             name = self._find_path(module, args, kwargs)
             if name is None:
                 return original(module, *args, **kwargs)
-            if self._state in ("tracing", "after") and not self.writer.stack:
-                self._program.on_module_call(module, args, kwargs)
-            if self._state not in ("tracing", "recomputing"):
-                return original(module, *args, **kwargs)
-            compiled = torch_wrappers.wrapped_module(module)
-            if compiled is not None or not self.is_leaf_module(module, name):
-                return self._call_inner(name, compiled or module, lambda: original(module, *args, **kwargs))
-            return self._call("call_module", name, args, kwargs, lambda: original(module, *args, **kwargs))
+            if self._state not in ("tracing", "after") or self.writer.stack:
+                return self._run_module(original, module, name, args, kwargs)
+            self._program.on_module_call(module, args, kwargs)
+            return self._program.run_module(
+                module,
+                args,
+                kwargs,
+                lambda: self._run_module(original, module, name, args, kwargs),
+                lambda run: self._call("call_module", name, args, kwargs, run),
+            )
 
         return call_module
+
+    def _run_module(
+        self,
+        original: Callable[..., Any],
+        module: torch.nn.Module,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if self._state not in ("tracing", "recomputing"):
+            return original(module, *args, **kwargs)
+        compiled = torch_wrappers.wrapped_module(module)
+        if compiled is not None or not self.is_leaf_module(module, name):
+            return self._call_inner(name, compiled or module, lambda: original(module, *args, **kwargs))
+        return self._call("call_module", name, args, kwargs, lambda: original(module, *args, **kwargs))
 
     def _find_path(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         path = self._roots.find_path(module)

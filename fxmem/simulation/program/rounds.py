@@ -19,7 +19,8 @@ import torch
 
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
-from fxmem.records.profile import Kind, PartOfRound, Phase, Profile, Round
+from fxmem.hardware.workspaces import Seen
+from fxmem.records.profile import Kind, PartOfRound, Phase, Profile, Round, SourceLine
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profile_builder import build_profile
@@ -29,6 +30,7 @@ from fxmem.simulation.program.evaluations import Evaluations
 from fxmem.simulation.program.growth import GrowthLog
 from fxmem.simulation.program.host_memory import HostMeter
 from fxmem.simulation.program.loader_watch import LoaderWatch
+from fxmem.simulation.program.repeated_calls import RepeatedCalls
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.program.round_tracer import is_within_module
 from fxmem.simulation.recording import Recording
@@ -144,15 +146,15 @@ class Rounds(RoundRule):
         self._recording, self._log = recording, recording.log
         self._holders = Holders(recording.log)
         self.growth = GrowthLog(recording.log, self._holders)
+        self.repeats = RepeatedCalls(recording.log, self._memory, self._trace, recording.fakes, self._note_hidden)
         self.evaluations = Evaluations(
             recording.log,
             lambda: self._live.now if self._memory is None else self._memory.stats().requested_bytes.current,
             lambda: self._find_peak()[0],
             self._holders,
             self._name_held,
-            lambda: recording.tracer.sources,
-            self._trace,
-            self._memory,
+            self.repeats,
+            self._max_operators,
         )
         self._loaders.on_evaluated = self.evaluations.note_batch
 
@@ -179,6 +181,25 @@ class Rounds(RoundRule):
         if self._log.phase in (Phase.EVALUATION, Phase.FORWARD):
             self._begin_part(self._log.phase, self._roots.find_path(module) or "", is_forward=True)
 
+    def run_module(
+        self,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run: Callable[[], Any],
+        as_node: Callable[[Callable[[], Any]], Any],
+    ) -> Any:
+        """The result of a call of a root. Where other ranks wait for what it sends, it runs."""
+        if not self.repeats.is_on or self._recording.collectives.world is not None:
+            return run()
+        return self.repeats.run(module, args, kwargs, run, as_node)
+
+    def _note_hidden(self, op: int, most: Seen, whole: Seen) -> None:
+        """A call was made of one like it: the profile has the most of its memory, the card all."""
+        recording, logged = self._recording, self._log.ops[op]
+        recording.collector.saw(op, most, logged.phase, logged.stream)
+        recording.subject.on_hidden(op, whole, logged.phase)
+
     def _describe_calls(self) -> str:
         """The calls of one model at one line that made most of the round, in words; empty where none did."""
         tracer, calls, nodes = self._recording.tracer, Counter[str](), Counter[str]()
@@ -196,8 +217,9 @@ class Rounds(RoundRule):
     def end_long_evaluation(self) -> None:
         """End the program where what follows its epoch has taken long."""
         if self._loaders.is_after and self.finished:
-            most = max(_MOST_AFTER, 4 * self.finished[-1].record.operators)
-            if len(self._log.ops) > most or self._loaders.seconds_after > _MOST_SECONDS_AFTER:
+            most = max(_MOST_AFTER, 4 * self.finished[-1].record.operators) + self.evaluations.whole_operators
+            seconds = _MOST_SECONDS_AFTER + self.evaluations.whole_seconds
+            if len(self._log.ops) > most or self._loaders.seconds_after > seconds:
                 self.is_cut_after = True
                 self._end()
 
@@ -382,7 +404,7 @@ class Rounds(RoundRule):
         log = self._log
         log.end_phase()
         self._name_residents()
-        self._name_held()
+        sources = self._name_held()
         if all(span.phase is not Phase.BACKWARD for span in log.phases):
             self._recording.nodes.end_without_backward(self._live.tick)
         for index, place in self._live.made_at.items():
@@ -397,7 +419,7 @@ class Rounds(RoundRule):
         gc.collect()
         self._host_holders.search([(find_variables, None)], {})
         for growth, of in ((self.growth, log), (self.host_growth, self._host_log)):
-            growth.note_made(self._recording.tracer.sources)
+            growth.note_made(sources)
             if is_whole:
                 growth.note_round(Counter(each.nbytes for each in of.storages if each.birth > 0))
         self._host.note_round(number)
@@ -454,14 +476,17 @@ class Rounds(RoundRule):
         self._roots.adopt_moved()
         name_optimizer_state(self._log, list(self.optimizers), name_modules(self._log, self._roots))
 
-    def _name_held(self) -> None:
-        """Name what else the program keeps: what it calls it, or the line that made it."""
+    def _name_held(self) -> Sequence[SourceLine | None]:
+        """Name what else the program keeps: what it calls it, or the line that made it. Return the lines of the round's
+        nodes."""
         recording, log = self._recording, self._log
         places = ((self._arguments, Kind.INPUT), (find_variables, None))
         for index in self._holders.search(places, self._find_saved()):
             node = log.storages[index].node
             if node is not None and node >= 0:
                 log.storages[index].holder = recording.tracer.describe_node(node)
+        sources: Sequence[SourceLine | None] = recording.tracer.sources
+        return sources
 
     def _mark_kept_results(self) -> None:
         """What a module returned and the program keeps is an output in the next round, too."""

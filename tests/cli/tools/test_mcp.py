@@ -181,6 +181,7 @@ def test_an_agent_does_ten_tasks(folder: Path) -> None:
             # 1: does it fit, and by how much?
             small = await agent.ask("predict", program=["train.py", "64"], target="rtx3080")
             assert (small["exit_code"], small["answer"]["peak"]["fits"]) == (0, True)
+            assert small["meaning"].startswith("fits: ")
             # 2: a batch that is too large is refused with where it runs out
             large = await agent.ask("predict", program=["train.py", "400000"], target="rtx3080")
             assert (large["exit_code"], large["answer"]["peak"]["fits"]) == (4, False)
@@ -196,6 +197,8 @@ def test_an_agent_does_ten_tasks(folder: Path) -> None:
             leak = await agent.ask("predict", program=["leak.py", "64"], target="rtx3080", until_steady=True)
             program = leak["answer"]["step"]["program"]
             assert program["growth_bytes"] > 0
+            assert leak["meaning"].startswith("grows by ")
+            assert "out of memory at about step " in leak["meaning"]
             assert any("leak.py" in each["place"] for each in leak["answer"]["findings"])
             # 6: mended as it says, it grows no more
             (folder / "leak.py").write_text(

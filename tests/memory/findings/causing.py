@@ -101,6 +101,16 @@ def weights_twice() -> None:
     kept.clear()
 
 
+def flat_buffer() -> None:
+    """As a rank of ZeRO-3 has its shard of the weights, and a buffer for its gradients."""
+    shard = nn.Parameter(torch.randn(1 << 22, device="cuda"))
+    optimizer, buffer = torch.optim.SGD([shard]), torch.zeros(1 << 22, device="cuda")
+    for _ in range(3):
+        (shard * 2).sum().backward()
+        buffer.copy_(shard.grad)
+        step(optimizer)
+
+
 def late_zero_grad() -> None:
     net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 50_000)).cuda()
     optimizer = torch.optim.SGD(net.parameters())

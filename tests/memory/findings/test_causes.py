@@ -55,6 +55,10 @@ def test_a_cause_is_found_and_its_twin_is_silent(case: str) -> None:
         assert (found, of_twin) == ({cause}, set())
 
 
+def test_a_flat_buffer_as_long_as_flat_weights_is_no_copy_of_them() -> None:
+    assert "weights-twice" not in {each.cause for each in run("flat-buffer", "on").findings}
+
+
 def find_less(case: str) -> int:
     return run(case, "on").peak.requested_bytes - run(case, "off").peak.requested_bytes
 

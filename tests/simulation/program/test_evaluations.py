@@ -13,24 +13,36 @@ from fxmem.records.parts import EvaluationPass
 from fxmem.records.profile import Phase
 from fxmem.show.facts import find_fit
 from fxmem.show.run_growth import evaluation_facts
-from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunSettings, launch, rounds
+from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunSettings, evaluations, launch, rounds
 
 PROGRAM = str(Path(__file__).with_name("evaluating.py"))
 KEEPING = ("outputs", "graphs", "joined", "ahead")
 
 
 @functools.cache
-def start(kind: str, card: str = "h100", memory_bytes: int = 0, *, to_end: bool = False) -> LaunchResult:
+def start(
+    kind: str, card: str = "h100", memory_bytes: int = 0, *, to_end: bool = False, cut: bool = False
+) -> LaunchResult:
     target = catalogue.target(card)
     if memory_bytes:
         target = target.model_copy(update={"memory_bytes": memory_bytes})
     device = "cpu" if card == "cpu" else "cuda"
     settings = RunSettings(until="end" if to_end else None, reads_epoch=True)
-    return launch(Launch(PROGRAM, (device, kind)), target, settings)
+    with pytest.MonkeyPatch.context() as patch:
+        if cut:
+            patch.setattr(evaluations, "MOST_SECONDS", -1)
+        return launch(Launch(PROGRAM, (device, kind)), target, settings)
 
 
-def run(kind: str, card: str = "h100", memory_bytes: int = 0, *, to_end: bool = False) -> RecordedProgram:
-    return start(kind, card, memory_bytes, to_end=to_end).recorded
+def run(
+    kind: str, card: str = "h100", memory_bytes: int = 0, *, to_end: bool = False, cut: bool = False
+) -> RecordedProgram:
+    return start(kind, card, memory_bytes, to_end=to_end, cut=cut).recorded
+
+
+def most(recorded: RecordedProgram) -> tuple[int, int | None, int | None]:
+    counts = [(each.requested_bytes, each.allocated_bytes, each.reserved_bytes) for each in recorded.rounds]
+    return max(each for each, *_ in counts), max(each[1] or 0 for each in counts), max(each[2] or 0 for each in counts)
 
 
 def found(recorded: RecordedProgram) -> EvaluationPass:
@@ -46,18 +58,56 @@ def found(recorded: RecordedProgram) -> EvaluationPass:
     ],
 )
 def test_what_an_evaluation_keeps_is_known_to_its_end(kind: str, card: str) -> None:
-    """Five batches of sixteen show what both epochs of the program take from the first step to its end."""
+    """Six of sixteen batches show what both epochs of the program take from the first step to its end; so do all."""
     whole = max(each.requested_bytes for each in run(kind, card, to_end=True).rounds)
-    part = found(run(kind, card))
-    assert (part.batches, part.ran) == (16, 5)
+    part = found(run(kind, card, cut=True))
+    assert (part.batches, part.ran) == (16, 6)
+    assert part.is_carried_on
     assert part.growth_bytes
     assert part.requested_bytes < whole
     assert part.end_bytes == whole
-    assert run(kind, card).peak.requested_bytes <= whole
+    assert run(kind, card, cut=True).peak.requested_bytes <= whole
+    assert most(run(kind, card)) == most(run(kind, card, to_end=True))
     if card == "cpu":
         assert part.reserved_bytes is None
     else:  # the batches that did not run are replayed on the card
         assert part.reserved_bytes == max(each.reserved_bytes or 0 for each in run(kind, card, to_end=True).rounds)
+
+
+@pytest.mark.parametrize("kind", ["collected", "named", "halves", "cast"])
+def test_what_is_made_of_all_batches_is_of_all_of_them(kind: str) -> None:
+    """Logits that are joined, their softmax and what is compared with it: to the byte what a run to the end takes."""
+    recorded, whole = run(kind), run(kind, to_end=True)
+    part = found(recorded)
+    assert part.ran == part.batches == 16
+    assert not part.is_carried_on
+    assert most(recorded) == most(whole)
+    assert recorded.peak.requested_bytes == most(whole)[0] > (part.end_bytes or 0)
+    assert recorded.rounds[-1].operators < run("remembers").rounds[-1].operators  # of the model's calls few ran
+    assert find_fit(recorded.profile, recorded.peak).verdict.startswith("fits: ")
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize(("program", "steps", "batch"), [("glue_like", 64, 16), ("detr_like", 24, 8)])
+def test_evaluations_as_libraries_write_them(program: str, steps: int, batch: int) -> None:
+    """Accelerate fetches a batch ahead, and has one step more; the last batch has fewer rows."""
+    pytest.importorskip("accelerate")
+    file = str(Path(__file__).with_name("programs") / f"{program}.py")
+    ended, whole = (
+        launch(Launch(file, (str(rows), "500")), catalogue.target("h100"), RunSettings(until=until)).recorded
+        for rows, until in ((100 * batch, None), (steps, "end"))
+    )
+    part = found(ended)
+    assert part.ran == part.batches
+    assert most(ended) == most(whole)
+    assert len(ended.program.steps) == len(whole.program.steps)
+
+
+def test_a_model_that_does_more_than_return_its_result_runs_each_time() -> None:
+    for kind in ("remembers", "hooked"):
+        assert found(run(kind)).ran == 16
+        assert most(run(kind)) == most(run(kind, to_end=True))
+        assert run(kind).rounds[-1].operators > run("collected").rounds[-1].operators
 
 
 @pytest.mark.truth
@@ -71,7 +121,7 @@ def test_lightning_validates_after_the_pass_that_is_ended() -> None:
         return launch(Launch(program, (str(every),)), catalogue.target("h100"), RunSettings(until=until)).recorded
 
     part = found(ended := fit(1))
-    assert (part.batches, part.ran, part.growth_bytes) == (16, 5, 128 * 2000 * 4)
+    assert (part.batches, part.ran, part.growth_bytes) == (16, 16, 128 * 2000 * 4)
     assert "keeps model.preds" in evaluation_facts(ended.program)[0].text
     assert part.end_bytes == max(each.requested_bytes for each in fit(1, "end").rounds)
     assert not fit(2).program.evaluations  # not after its first epoch
@@ -79,12 +129,12 @@ def test_lightning_validates_after_the_pass_that_is_ended() -> None:
 
 
 def test_its_owner_and_its_line_are_named() -> None:
-    (fact,) = evaluation_facts(run("outputs").program)
+    (fact,) = evaluation_facts(run("outputs", cut=True).program)
     assert fact.label == "Evaluation"
-    assert "5 of 16 batches ran; 1,024,000 bytes more a batch" in fact.text
+    assert "6 of 16 batches ran; 1,024,000 bytes more a batch" in fact.text
     assert "keeps preds" in fact.text
     assert fact.text.endswith("; --until end runs what is made of them, too")
-    recorded = run("outputs")
+    recorded = run("outputs", cut=True)
     assert find_fit(recorded.profile, recorded.peak).verdict.startswith("fits so far: ")
     other = run("nothing")
     assert find_fit(other.profile, other.peak).verdict.startswith("fits: ")
@@ -129,12 +179,13 @@ def test_an_error_after_the_epoch_is_said_and_the_steps_stand(capsys: pytest.Cap
 
 
 def test_a_card_that_is_too_small_for_the_whole_evaluation_does_not_fit() -> None:
-    part = found(run("long"))
-    ran, end = run("long").rounds[-1].reserved_bytes or 0, part.end_bytes or 0
+    part = found(run("long", cut=True))
+    ran, end = run("long", cut=True).rounds[-1].reserved_bytes or 0, part.end_bytes or 0
     assert ran < 200 << 20 < end  # what ran fits
     small = run("long", memory_bytes=200 << 20)
     fit = find_fit(small.profile, small.peak)
     assert fit.exit_code == 4
+    assert fit.verdict.startswith("does NOT fit: at least ")
     assert fit.shortage.startswith("It runs out in the evaluation at ")
     assert found(small).full_at == found(small).find_full(200 << 20)
     assert found(small).full_at == 101
@@ -142,7 +193,7 @@ def test_a_card_that_is_too_small_for_the_whole_evaluation_does_not_fit() -> Non
 
 
 def test_the_batch_at_which_a_card_is_full() -> None:
-    part = found(run("outputs"))
+    part = found(run("outputs", cut=True))
     assert part.growth_bytes
     assert part.find_full(part.requested_bytes + 4 * part.growth_bytes) == part.ran + 1 + 4
     assert part.find_full(part.end_bytes or 0) is None

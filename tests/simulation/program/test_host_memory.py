@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import re
+import subprocess
 import sys
 import textwrap
 import threading
@@ -25,8 +26,8 @@ from fxmem.records.profile import ProgramRun
 from fxmem.show.facts import find_fit
 from fxmem.show.run_growth import describe_host, describe_host_growth, growth_facts
 from fxmem.simulation.descendants import find_children
-from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
-from fxmem.simulation.program.host_memory import _read_private, _read_resident
+from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, host_memory, launch
+from fxmem.simulation.program.host_memory import _read_private, _read_resident, _Workers
 
 MIB = 1 << 20
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process has")
@@ -195,6 +196,20 @@ def test_pinned_batches_are_what_an_h200_had() -> None:
             said.append(torch.cuda.host_memory_stats()["allocated_bytes.current"] // block)
     assert said == [2, 5, 9]
     assert found.host.pinned_bytes == 9 * block
+
+
+@on_linux
+def test_the_process_that_asks_cudnn_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        counts = []
+        for asking in (set[int](), {child.pid}):
+            monkeypatch.setattr(host_memory, "ASKING", asking)
+            workers = _Workers()
+            workers.are_there = True
+            workers.look()
+            counts.append(workers.count)
+        child.communicate(b"\n")
+    assert counts[0] - counts[1] == 1
 
 
 @on_linux

@@ -21,9 +21,10 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     for each in _find_endless(program.grown):
         yield _describe(each, "step", "after each step")
     for evaluation in program.evaluations:
-        end = "" if evaluation.end_bytes is None else f", {format_bytes(evaluation.end_bytes)} at its end"
+        batches, when = evaluation.batches, f"after each batch of the evaluation at {evaluation.place}"
         for each in _find_endless(evaluation.grown):
-            yield _describe(each, "batch", f"after each batch of the evaluation at {evaluation.place}{end}")
+            sum_of_all = "" if batches is None else f", about {format_bytes(batches * each.nbytes)} of {batches:,}"
+            yield _describe(each, "batch", f"{when}{sum_of_all}")
 
 
 def _find_endless(grown: Sequence[Growth]) -> list[Growth]:

@@ -14,7 +14,10 @@ _MOST = 0.9
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding for each thing that a program keeps such a copy in."""
+    """A finding for each thing that a program keeps such a copy in.
+
+    Flat ones alone, as a rank's shard is, say no more than a length, which buffers of gradients have as well.
+    """
     if profile.step.program is None:
         return
     alive = [profile.storages[index] for index in timeline.alive]
@@ -28,8 +31,9 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     for owner, indices in held.items():
         copies = [profile.storages[index] for index in indices]
         tensors = Counter((each.shape, each.nbytes) for each in copies)
-        nbytes = sum(nbytes * count for (_, nbytes), count in (tensors & weights).items())
-        if whole and nbytes >= _MOST * whole:
+        alike = tensors & weights
+        nbytes = sum(nbytes * count for (_, nbytes), count in alike.items())
+        if whole and nbytes >= _MOST * whole and any(len(shape) > 1 for shape, _ in alike):
             yield Finding(
                 cause="weights-twice",
                 text=f"{owner} has tensors of all shapes of the weights: they are on the card twice",
