@@ -284,7 +284,16 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     )
 
 
-def _compare_with_target(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
+def target_facts(about: Headed, peak: Peak) -> Facts:
+    """Whether a peak fits the target's memory; nothing where that is not known."""
+    is_fitting, verdict = _compare_with_target(about, peak)
+    if is_fitting is None:
+        return []
+    words = f"{'fits' if is_fitting else 'does NOT fit'}: {verdict}"
+    return [Fact("Memory", printable(words), "memory", "good" if is_fitting else "bad")]
+
+
+def _compare_with_target(profile: Headed, peak: Peak) -> tuple[bool | None, str]:
     memory, name = profile.target.memory_bytes, profile.target.name
     if memory is None:
         return None, f"not compared, because the memory of target {name} is not known"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
@@ -204,6 +205,19 @@ def test_what_is_found_and_the_best_change_that_is_no_other_task_stand_at_the_to
     told = "all of it is kept, 2.00 KiB at the peak. To do: del of it (tried: 1.00 KiB less at the peak)"
     assert f"Found       {told}" in head
     assert "Next        change 2: mild" in head
+
+
+def test_a_step_that_does_not_fit_says_so_and_which_changes_do(advice: Advice) -> None:
+    first, second, *_ = advice.suggestions
+    small = advice.target.model_copy(update={"name": "small", "memory_bytes": advice.before.counted_bytes - 1})
+    fitting = first.model_copy(update={"peak": first.peak.model_copy(update={"fits": True})})
+    changed = {"target": small, "suggestions": (fitting, second), "budget_bytes": None}
+    shown = advice.model_copy(update={**changed, "before": advice.before.model_copy(update={"fits": False})})
+    text = advice_reporting.table(shown, width=140)
+    assert "Memory      does NOT fit: " in text.partition("\n\n")[0]
+    assert [line[-3:].strip() for line in text.splitlines() if re.match(r"[12]\. ", line)] == ["yes", "no"]
+    fits = advice_reporting.table(advice.model_copy(update={"target": small}), width=140)
+    assert "Fits" not in fits
 
 
 def test_advice_has_what_is_found_in_the_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
