@@ -157,7 +157,7 @@ def _mesh_rows(fits: MeshFits) -> Table:
     columns = [TableColumn("Mesh", is_head=True), *figures, TableColumn("Fits")]
 
     def cells(each: MeshFit) -> Iterator[str | Cell]:
-        yield ",".join(f"{name}={size}" for name, size in each.mesh.items())
+        yield ",".join(f"{name}={size}" for name, size in each.mesh.items()) if fits.cards > 1 else "none"
         yield f"{each.accumulate} x {each.micro_batch}"
         yield _counted(each)
         yield format_bytes(each.reserved_bytes)
