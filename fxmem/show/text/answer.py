@@ -108,4 +108,6 @@ def _ending(profile: Profile) -> Facts:
     found = {"made-up value": made_up(profile), "assumption": profile.assumptions, "unknown": profile.unknowns}
     for word, each in found.items():
         more += f", {len(each)} {word}{'s' * (len(each) != 1)}" if each else ""
-    return [Fact("Of", "; ".join([*([of["inputs"]] if profile.inputs else []), of["step"]])), Fact("More", more)]
+    weights = findings.describe_weights(profile)
+    about = [of["inputs"] if profile.inputs else "", weights, of["step"]]
+    return [Fact("Of", "; ".join(filter(None, about))), Fact("More", more)]
