@@ -41,7 +41,8 @@ INPUTS = grouped(
         "--input",
         metavar="SPEC",
         help="32x3x224x224[:dtype], name:8x1024:int64, batch.item:8x16 or pkg.mod:make_batch, which may be or "
-        "return a DataLoader; repeatable; default: what the model's family takes",
+        "return a DataLoader; repeatable; default: what the model's family takes. A head of transformers that trains "
+        "gets its labels, too, unless --loss is given",
     ),
     argument("--batch", type=int, metavar="N", help=f"batch size of the default inputs (default {DEFAULT_BATCH})"),
     repeatable(

@@ -444,7 +444,7 @@ def build_step(
     options: argparse.Namespace, progress: Callable[[str], None]
 ) -> tuple[BuiltModel, tuple[Any, ...], dict[str, Any]]:
     """Build the model on meta, and the arguments of its forward."""
-    from fxmem.cli.specs.inputs import default_inputs, make_batch, name_main_input, parse_input
+    from fxmem.cli.specs.inputs import add_labels, default_inputs, make_batch, name_main_input, parse_input
 
     specs = [parse_input(text) for text in options.input]
     if specs and options.batch is not None:
@@ -452,6 +452,8 @@ def build_step(
     built = build_changed_module(options, progress, mode=options.mode)
     given = name_main_input(specs, built.module)
     chosen = given or default_inputs(built, DEFAULT_BATCH if options.batch is None else options.batch)
+    if options.loss is None:
+        chosen = add_labels(chosen, built)
     batch = make_batch(chosen, weights_dtype=built.weights_dtype, channels_last=options.channels_last)
     return replace(built, notes=(*built.notes, *batch.notes)), batch.args, dict(batch.kwargs)
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from fxmem.hardware.cards import CATALOGUE, Rates, Reached
 from fxmem.hardware.links import FETCHED_AHEAD, SENT_AHEAD, host_bytes_per_second
+from fxmem.hardware.op_classes import is_product
 from fxmem.records.profile import Op, Phase, Profile, Step, StepTime, Target
 
 _QUICKER = 0.5
@@ -23,11 +24,16 @@ that wait for each other. Not measured."""
 _TAPE, _CHECKPOINT = 4, 7
 """What Python takes beside issuing an operator, in multiples of that: where the tape of a plan of operators notes it,
 and where a checkpointed region recomputes it. Fitted to nine planned steps on an H100, of which Python bounds six."""
+COMPARED = (
+    "times are estimates by the rates that vendors publish; float32 matrix products run without TF32, torch's default, "
+    "so that a card with more CUDA cores can be ahead of a larger one"
+)
+"""What to know of times of several cards."""
 
 
 def estimate(profile: Profile, *, taped: bool = False) -> StepTime | None:
-    """The time of the step on its target, as an interval; None where the card's rates or an op's bytes are not known,
-    and for a compiled step, of which none was fitted.
+    """The time of the step on its target, as an interval; None where `op_seconds` is None, and for a compiled step, of
+    which none was fitted.
 
     The interval holds eight of ten measured step times. A step of several micro-batches is the last of them. `taped` as
     for `step_seconds`.
@@ -158,13 +164,16 @@ def node_seconds(profile: Profile) -> list[float] | None:
 
 
 def op_seconds(profile: Profile) -> list[float] | None:
-    """What the card takes for each operator; None where its rates or an op's bytes are not known."""
+    """What the card takes for each operator; None where its rates or an op's bytes are not known.
+
+    No rate is known of bfloat16 products on cards from before compute capability 8.0.
+    """
     card = CATALOGUE.get(profile.target.name)
     if card is None or card.rates is None or not profile.ops:
         return None
     reached, seconds = card.reached[profile.step.mode], []
     for op in profile.ops:
-        if op.moved_bytes is None:
+        if op.moved_bytes is None or _lacks_rate(profile, op):
             return None
         seconds.append(_op_seconds(op, op.moved_bytes, is_half(profile, op), reached, card.rates))
     return seconds
@@ -191,6 +200,14 @@ def is_half(profile: Profile, op: Op) -> bool:
     """Whether an op computes in half precision: whether its node returns that."""
     outputs = profile.nodes[op.node].outputs
     return bool(outputs) and outputs[0].dtype in ("float16", "bfloat16")
+
+
+def _lacks_rate(profile: Profile, op: Op) -> bool:
+    """Whether an op multiplies bfloat16 on a card from before 8.0: its tensor cores have none, and no rate is published
+    of what cuBLAS runs instead."""
+    before = profile.target.capability is not None and profile.target.capability < (8, 0)
+    outputs = profile.nodes[op.node].outputs if before and is_product(op.name) else ()
+    return bool(outputs) and outputs[0].dtype == "bfloat16"
 
 
 def _op_seconds(op: Op, moved: int, half: bool, reached: Reached, rates: Rates) -> float:

@@ -95,3 +95,5 @@ class Application(StrEnum):
 
 COMPILED_AS_EAGER: Final = "torch.compile'd code is analysed as the eager code it was made from"
 """What an assumption of topic "model" begins with where a compiler was left out."""
+REAL_VALUES: Final = "what hangs on data is decided by one real run on the CPU"
+"""What an assumption of topic "values" begins with where a real run decided."""

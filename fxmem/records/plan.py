@@ -127,12 +127,12 @@ class Region(Record):
         return self.nodes[0] if len(self.nodes) == 1 else f"{self.nodes[0]} to {self.nodes[-1]}"
 
 
-_CODE: Final = """# This plan is about single results of operators, for which no line of your source stands.
-# Save it (fxmem plan ... --json plan.json); then, before training:
-import fxmem
+_CODE: Final = """{about}
+{saved}import fxmem
 
-fxmem.checkpoint(model, fxmem.load_plan("plan.json"))
+model = fxmem.checkpoint(model, fxmem.load_plan("{file}"))  # before training
 """
+_NO_LINES: Final = "# This plan is about single results of operators, for which no line of your source stands."
 
 
 class CurvePoint(Record):
@@ -299,16 +299,18 @@ class Plan(Viewed, Headed, Versioned):
             write_text(Path(path), text + "\n")
         return text
 
-    def to_code(self) -> str:
+    def to_code(self, file: str | None = None) -> str:
         """The edits that make the user's own source do this: each line as it is and as it becomes, by file.
 
-        A region that no single line stands for is named in a comment; `fxmem.checkpoint(model, plan)` carries out those
-        too.
+        A region that no single line stands for is named in a comment, before the code that carries out the whole plan;
+        `file` is where it is saved.
         """
         if not self.regions:
             return "# nothing to change\n"
+        saved = "" if file else "# Save it (fxmem plan ... --json plan.json), then:\n"
+        names = {"saved": saved, "file": file or "plan.json"}
         if self.application is Application.OPERATORS:
-            return _CODE
+            return _CODE.format(about=_NO_LINES, **names)
         edits: dict[tuple[str, int, str], tuple[Edit, list[Region]]] = {}
         others: list[Region] = []
         for region in self.all_regions():
@@ -328,9 +330,11 @@ class Plan(Viewed, Headed, Versioned):
             lines += [f"- {line}" for line in edit.source.code.splitlines()]
             lines += [*(f"+ {line}" for line in edit.after.splitlines()), ""]
         if others:
-            lines += ["# No single line stands for these; fxmem.checkpoint(model, plan) carries them out:"]
             titles = ", ".join(region.title for region in others)
-            lines += [f"#   {line}" for line in textwrap.wrap(titles, 96, break_long_words=False)]
+            wrapped = textwrap.wrap(titles, 96, break_long_words=False)
+            about = ["# No single line stands for these:", *(f"#   {line}" for line in wrapped)]
+            about += ["# This carries out the whole plan, instead of the edits above:"] if edits else []
+            lines.append(_CODE.format(about="\n".join(about), **names))
         return "\n".join(lines).rstrip("\n") + "\n"
 
 

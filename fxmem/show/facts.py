@@ -6,6 +6,7 @@ for a markup language is the layout's business.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -267,15 +268,17 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     program, growth, keeps = profile.step.program, describe_growth(profile), None
     is_failed = program is not None and (program.failed or program.is_cut)
     is_fitting, verdict = _compare_with_target(profile, peak)
+    if budget is not None:
+        keeps = budget.keeps(profile, peak)
     if is_fitting is not None:
         until = " until then" if is_failed else " so far" if growth or _is_carried_on(profile) else ""
-        verdict = f"{f'fits{until}' if is_fitting else 'does NOT fit'}: {verdict}"
+        fits = f"but fits the card{until}" if keeps is False else f"fits{until}"
+        verdict = f"{fits if is_fitting else 'does NOT fit'}: {verdict}"
     if growth:
         verdict = f"{growth}; {verdict}"
     if program is not None and is_failed:
         is_fitting, verdict = None, f"not known: the program {program.ending}; {verdict}"
-    if budget is not None:
-        keeps = budget.keeps(profile, peak)
+    if budget is not None and keeps is not None:
         verdict = f"{_describe_budget(peak, budget, keeps=keeps)}; {verdict}"
     host = None if program is None else program.host
     if program is not None and host is not None and host.limit_bytes is not None:
@@ -294,7 +297,16 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     )
 
 
-def _compare_with_target(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
+def target_facts(about: Headed, peak: Peak) -> Facts:
+    """Whether a peak fits the target's memory; nothing where that is not known."""
+    is_fitting, verdict = _compare_with_target(about, peak)
+    if is_fitting is None:
+        return []
+    words = f"{'fits' if is_fitting else 'does NOT fit'}: {verdict}"
+    return [Fact("Memory", printable(words), "memory", "good" if is_fitting else "bad")]
+
+
+def _compare_with_target(profile: Headed, peak: Peak) -> tuple[bool | None, str]:
     room, name = room_bytes(profile.target), profile.target.name
     if room is None:
         return None, f"not compared, because the memory of target {name} is not known"
@@ -305,7 +317,7 @@ def _compare_with_target(profile: Profile, peak: Peak) -> tuple[bool | None, str
     return is_fitting, f"{least}{format_bytes(nbytes)} of {format_bytes(room)} on {name}, {percent(nbytes, room)}"
 
 
-def _is_carried_on(profile: Profile) -> bool:
+def _is_carried_on(profile: Headed) -> bool:
     """Whether an evaluation keeps something of batches that did not run: what is made of it is not known."""
     program = profile.step.program
     return program is not None and any(each.is_carried_on for each in program.evaluations)
@@ -417,6 +429,16 @@ def _describe_owner(storage: Storage, node: Node | None) -> str:
 def describe_source(source: SourceLine) -> str:
     """A line of code with its place."""
     return source.place + (f": {source.code}" if source.code else "")
+
+
+def describe_weights(profile: Profile) -> str:
+    """The dtypes of the parameters, those of less than a hundredth of them aside; empty where all are float32."""
+    sizes: Counter[str] = Counter()
+    for each in profile.storages:
+        if each.kind is Kind.PARAMETER:
+            sizes[each.dtype] += each.nbytes
+    dtypes = [dtype for dtype, nbytes in sizes.most_common() if dtype and 100 * nbytes >= sizes.total()]
+    return "" if dtypes in ([], ["float32"]) else f"weights: {' and '.join(dtypes)}"
 
 
 def describe_outputs(nodes: Iterable[Node]) -> str:

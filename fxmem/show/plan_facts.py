@@ -8,7 +8,7 @@ from typing import Any
 from fxmem.errors import UsageError
 from fxmem.records.plan import Certificate, Plan
 from fxmem.records.profile import Headed, Kind, Peak, Profile, Record
-from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, printable, to_words
+from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, percent, printable, to_words
 from fxmem.show.facts import describe_inputs
 from fxmem.show.sections import Cell, Fact, Table, TableColumn, make_table, numbers
 
@@ -85,6 +85,18 @@ def summarize(plan: Plan) -> str:
         return "none needed: the step keeps the budget as it is" if plan.budget_bytes is not None else "no checkpoints"
     strategy = plan.chosen if plan.chosen == plan.strategy else f"{plan.strategy}: {plan.chosen}"
     return f"{strategy}, {plan.extent}"
+
+
+def describe_saving(plan: Plan) -> str:
+    """What a plan saves and costs."""
+    before, after = plan.before.counted_bytes, plan.after.counted_bytes
+    if not plan.analysed:
+        before, after = plan.before.requested_bytes, plan.after.requested_bytes
+    time = ""
+    if plan.before_seconds and plan.after_seconds:
+        time = f", {format_change(plan.before_seconds, plan.after_seconds)} time"
+    about = "" if plan.analysed else "; an estimate, which fxmem plan checks"
+    return f"saves {format_bytes(before - after)}, {percent(before - after, before)}{time}; the same results{about}"
 
 
 def effect_facts(plan: Plan) -> Iterator[Fact]:

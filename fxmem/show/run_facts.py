@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from fxmem.hardware.context import format_range
 from fxmem.hardware.links import bytes_per_second
-from fxmem.records.names import TimedQuestion
+from fxmem.records.names import REAL_VALUES, TimedQuestion
 from fxmem.records.parts import EngineUse, GenerationPeak, GenerationRun, RankClass, RankedStep, TimedChoice
 from fxmem.records.profile import FileChange, Headed, PartOfRound, Profile, ProgramFiles, ProgramRun, Round
 from fxmem.records.units import exact_bytes, format_bytes, printable
@@ -20,7 +20,7 @@ from fxmem.show.sections import Fact, Facts, make_printable
 
 def run_facts(profile: Profile) -> Facts:
     """How the step ran; nothing for an eager step with a loss on one card."""
-    return [*rank_facts(profile), *compile_facts(profile), *program_facts(profile), *loss_facts(profile)]
+    return [*rank_facts(profile), *compile_facts(profile), *program_facts(profile), *_notes(profile)]
 
 
 def rank_facts(about: Headed) -> Facts:
@@ -87,9 +87,10 @@ def _describe_timed(group: list[TimedChoice]) -> str:
     return f"{one if count == 1 else more.format(count)} ({taken} here)"
 
 
-def loss_facts(profile: Profile) -> Facts:
-    """What a loss would add to a step without one."""
-    return make_printable([Fact("Note", each.text) for each in profile.missing_loss])
+def _notes(profile: Profile) -> Facts:
+    """What a loss would add to a step without one, and on which values the step hangs."""
+    values = [each for each in profile.assumptions if each.text.startswith(REAL_VALUES)]
+    return make_printable([Fact("Note", each.text) for each in (*profile.missing_loss, *values)])
 
 
 def program_facts(profile: Profile) -> Facts:

@@ -12,6 +12,7 @@ from fxmem.hardware.context import HOST_BYTES, context_range, format_range
 from fxmem.hardware.links import NCCL_PUBLISHED
 from fxmem.hardware.releases import release_assumption
 from fxmem.hardware.step_time import time_assumption
+from fxmem.records.names import REAL_VALUES
 from fxmem.records.parts import CompileRecord
 from fxmem.records.profile import Assumption, Kind, Step, Target, Unknown
 from fxmem.simulation.asked import stop_rule
@@ -63,7 +64,8 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
         yield "generation", stop_rule.DRAFTS_ASSUMED
     if values.reads is not None:
         inputs = ", ".join(f"{label} {'x'.join(map(str, tensor.shape))}" for label, tensor in run.inputs)
-        yield "values", f"what hangs on data is decided by one real run on the CPU, for this batch alone ({inputs})"
+        made_up = "weights and inputs without data are made up for it, and others may decide otherwise"
+        yield "values", f"{REAL_VALUES}, for this batch alone ({inputs}); {made_up}"
     for what, place in values.bounded:
         at = f" at {place}" if place else ""
         yield "values", f"a shape that hangs on data is taken at its largest{at}: {what}"

@@ -44,6 +44,8 @@ CONTEXT = "context"
 Goal = Literal["memory", "throughput"]
 """What is looked for: the largest size that fits, or also the smallest that is as fast, sample for sample."""
 
+_POSITION_TABLES = ("wpe", "position_embeddings", "embed_positions")
+"""Endings of what transformers calls a table of positions."""
 _CURVE_QUARTERS = (1, 2, 3)
 """Quarters of the largest size that are analysed beside what the search tried, so that the curve is known where people
 read it."""
@@ -346,14 +348,17 @@ def _point_without_run(size: int, error: AnalysisError) -> SizePoint:
 
 def _note_positions(model: torch.nn.Module, varied: Resizing, points: Sequence[SizePoint]) -> Iterator[Assumption]:
     """What an analysis without data cannot see of a size."""
-    largest = _find_largest(points)
-    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if isinstance(positions, int) and largest is not None and largest > positions and "input_ids:1" in varied.names:
-        text = (
-            f"the model's configuration has {positions} positions; if they are looked up in a table, a real run "
-            f"fails beyond them, and no analysis sees it"
-        )
-        yield Assumption(topic="size", text=text)
+    largest, config = _find_largest(points), getattr(model, "config", None)
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or largest is None or largest <= positions or "input_ids:1" not in varied.names:
+        return
+    tables = [name for name, _ in model.named_modules() if name.endswith(_POSITION_TABLES)]
+    field = getattr(config, "attribute_map", {}).get("max_position_embeddings", "max_position_embeddings")
+    limit = f"the model's configuration has {positions} positions; if they are looked up in a table, a"
+    if tables:
+        limit = f"{tables[0]} is a table of {positions} positions: a"
+    text = f"{limit} real run fails beyond them, and no analysis sees it; --set {field}={largest} has more of them"
+    yield Assumption(topic="size", text=text)
 
 
 def _note_standstill(points: Sequence[SizePoint]) -> Iterator[Assumption]:

@@ -35,7 +35,13 @@ SHOWN = 3
 """Meshes that fit and are looked for, unless more are asked for."""
 _MOST_ANALYSES: Final = 12
 """Whole analyses before the search ends."""
-_CARDS: Final = re.compile(r"(\d+)x(.+)")
+_CARDS: Final = re.compile(r"(?:(\d+)x)?(.+)")
+_MOST_CARDS: Final = 1024
+"""Where the search for a number of cards ends."""
+
+
+class _NoMesh(AnalysisError):
+    """A lower bound rules out every mesh of so many cards."""
 
 
 def shard(
@@ -55,7 +61,8 @@ def shard(
     Args:
         model: as for `fxmem.analyze`.
         inputs: as for `fxmem.analyze`; their batch is resized to what a rank takes at a time.
-        cards: how many of which card, e.g. "64xh100", or a target of your own after the x.
+        cards: how many of which card, e.g. "64xh100", or a target of your own after the x; "h100" alone is the fewest
+            of 1, 2, 4, ... that it fits.
         batch: sequences (images, ...) of one optimizer step on all cards. A rank's share is split into micro-batches
             where it does not fit at once.
         shown: how many meshes that fit to look for, the cheapest communication first.
@@ -75,34 +82,69 @@ def shard(
     return find_meshes(build_module(model, tell), request, count, batch, plan, shown=shown, progress=tell)
 
 
-def read_cards(cards: str) -> tuple[int, Target]:
-    """How many of which card `64xh100` means.
+def read_cards(cards: str) -> tuple[int | None, Target]:
+    """How many of which card `64xh100` means; None: as few as fit.
 
     Raises:
         UsageError: it has another form, or the card's memory is not known.
     """
     match = _CARDS.fullmatch(cards) if isinstance(cards, str) else None
-    if match is None or int(match[1]) < 1:
-        raise UsageError(f"expected cards as COUNTxCARD, e.g. 64xh100, got {cards!r}")
+    if match is None or match[1] == "0":
+        raise UsageError(f"expected cards as COUNTxCARD, e.g. 64xh100, or CARD for as few as fit, got {cards!r}")
     target = catalogue.target(match[2])
     if target.memory_bytes is None:
         raise UsageError(f"expected cards whose memory is known, got {match[2]!r}")
-    return int(match[1]), target
+    return None if match[1] is None else int(match[1]), target
 
 
 def find_meshes(
     model: nn.Module,
     request: StepRequest,
-    count: int,
+    count: int | None,
     batch: int,
     plan: MeshPlan,
     *,
     shown: int = SHOWN,
     progress: Callable[[str], None] = lambda _: None,
 ) -> MeshFits:
-    """`shard` for a step on `count` cards; `plan` has the settings of FSDP."""
+    """`shard` for a step on `count` cards, None for as few as fit; `plan` has the settings of FSDP."""
     if batch < 1 or shown < 1:
         raise UsageError(f"expected a batch and a number of meshes of at least 1, got {batch} and {shown}")
+    find = functools.partial(_find_meshes, model, request, batch=batch, plan=plan, shown=shown, progress=progress)
+    return find(count) if count is not None else _find_fewest(find)
+
+
+def _find_fewest(find: Callable[[int], MeshFits]) -> MeshFits:
+    """The meshes of the fewest cards that the step fits."""
+    found: MeshFits | _NoMesh | None = None
+    count = 1
+    while count <= _MOST_CARDS and not (isinstance(found, MeshFits) and found.best):
+        try:
+            found = find(count)
+        except _NoMesh as error:
+            found = error
+        except UsageError:  # more cards than there are sequences for
+            if found is None:
+                raise
+            break
+        count *= 2
+    if not isinstance(found, MeshFits):
+        raise found or AssertionError
+    fewer = f"; it does not fit {found.cards // 2}" if found.cards > 1 else ""
+    note = Assumption(topic="cards", text=f"as few of 1, 2, 4, ... cards as it fits{fewer}")
+    return found.model_copy(update={"assumptions": (note, *found.assumptions)}) if found.best else found
+
+
+def _find_meshes(
+    model: nn.Module,
+    request: StepRequest,
+    count: int,
+    *,
+    batch: int,
+    plan: MeshPlan,
+    shown: int,
+    progress: Callable[[str], None],
+) -> MeshFits:
     search = _Search(model, request, count, plan, progress)
     candidates = list(list_candidates(count, batch, [tp for tp in divisors(count) if search.takes(tp)]))
     if plan.offload:
@@ -111,7 +153,7 @@ def find_meshes(
         raise UsageError(f"expected a batch that ranks can share, got {batch} on {count} cards: no mesh divides it")
     search.run(candidates, shown)
     if not search.analysed:
-        raise AnalysisError(f"expected a mesh that may fit; {search.explain_bound(candidates)}")
+        raise _NoMesh(f"expected a mesh that may fit; {search.explain_bound(candidates)}")
     best = search.analysed[0][0]
     return MeshFits(
         **best.heading(),
@@ -219,19 +261,12 @@ class _Search:
     def _analyse(self, model: nn.Module, one: Candidate) -> Analysis:
         self.analyses += 1
         args, kwargs = self._varied.resize(self._request.args, self._request.kwargs, one.micro)
-        plan = self._plan if "fsdp" in one.mesh.dimensions else MeshPlan(Mesh())
-        return analyze_step(
-            model,
-            dataclasses.replace(
-                self._request,
-                args=args,
-                kwargs=kwargs,
-                accumulate=one.accumulate,
-                ranks=one.mesh.size,
-                rank=0,
-                parallelize=dataclasses.replace(plan, mesh=one.mesh),
-            ),
-        )
+        request = dataclasses.replace(self._request, args=args, kwargs=kwargs, accumulate=one.accumulate)
+        if one.mesh.size > 1:
+            plan = self._plan if "fsdp" in one.mesh.dimensions else MeshPlan(Mesh())
+            sharded = dataclasses.replace(plan, mesh=one.mesh)
+            request = dataclasses.replace(request, ranks=one.mesh.size, rank=0, parallelize=sharded)
+        return analyze_step(model, request)
 
     @functools.cache  # noqa: B019 - a search lives no longer than its sketches
     def _sketch(self, tp: int) -> Sketch:

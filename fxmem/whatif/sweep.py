@@ -422,6 +422,12 @@ class _ModelCases:
     def assume(self) -> Iterator[Assumption]:
         """What is taken for granted beside the assumptions of the step itself."""
         yield from self._base.profile.missing_loss
+        if any(step_time.has_rates(card) for card in self._cards):
+            yield Assumption(topic="time", text=step_time.COMPARED)
+        old = [card.name for card in self._cards if card.capability is not None and card.capability < (8, 0)]
+        if old and any(precision == "bf16" for precision, *_ in self._settings):
+            text = f"of bfloat16 products on {', '.join(old)} no rate is published: their time is unknown"
+            yield Assumption(topic="time", text=text)
         yield Assumption(
             topic="sweep",
             text="where a point was not analysed itself, its operators are those of the analysed ones, whose sizes are "

@@ -48,6 +48,7 @@ def plan(
     *,
     application: Application | str | None = None,
     regions_only: bool = False,
+    edits_only: bool = False,
     host_memory: int | str | None = None,
     progress: Callable[[str], None] | None = None,
     **options: Any,
@@ -67,6 +68,7 @@ def plan(
             modules run again), "graph" (regions may begin and end anywhere; needs a model that
             `torch.fx.symbolic_trace` accepts), or None for whichever is cheapest.
         regions_only: leaves "operators" out: certificates are about regions.
+        edits_only: leaves out all but modules that an edit of your own source checkpoints (`Plan.to_code`).
         host_memory: pinned memory of the host, in bytes or as "64GiB", where results of single operators may wait
             between forward and backward instead of being recomputed; they are copied while the card computes. None:
             nothing leaves the card.
@@ -90,6 +92,7 @@ def plan(
         application=application,
         tell=tell,
         regions_only=regions_only,
+        edits_only=edits_only,
         host_memory=host_memory,
         surveyed=functools.cache(functools.partial(survey, analysis)) if isinstance(analysis, Analysis) else None,
     )
@@ -155,6 +158,7 @@ def _open_search(
     tell: Callable[[str], None],
     *,
     regions_only: bool = False,
+    edits_only: bool = False,
     host_memory: int | str | None = None,
     surveyed: Callable[[], Survey] | None = None,
 ) -> PlanSearch:
@@ -164,13 +168,15 @@ def _open_search(
             raise UsageError("expected no host_memory: plans of a program are about its modules")
         wanted = allowed_applications(strategy, estimate.check_program_application(application))
         check_training(step)
-        planned = (PlannedWay(way, Planner(step.profile, way)) for way in wanted)
+        planned = (PlannedWay(way, Planner(step.profile, way, edits_only=edits_only)) for way in wanted)
         return PlanSearch(step, functools.partial(_run_planned, step), None, strategy, None, tuple(planned), tell)
     check_training(step)
     if not isinstance(step, Analysis):
         raise UsageError("expected a model or a program to plan: what there is of the step is a record")
+    if edits_only:
+        application = Application.MODULES
     link = _find_host_link(step, strategy, application, host_memory, regions_only)
-    ways = tuple(_ways(step, strategy, application, regions_only, link, surveyed))
+    ways = tuple(_ways(step, strategy, application, regions_only, link, surveyed, edits_only=edits_only))
     parameters = sum(parameter.numel() for parameter in step.model.parameters())
     return PlanSearch(step, functools.partial(apply_regions, step), parameters, strategy, None, ways, tell)
 
@@ -220,6 +226,8 @@ def _ways(
     regions_only: bool = False,
     link: HostLink | None = None,
     surveyed: Callable[[], Survey] | None = None,
+    *,
+    edits_only: bool = False,
 ) -> Iterator[PlannedWay]:
     """The ways of applying plans to a step; `surveyed` is the survey of one with the same forward."""
     wanted = allowed_applications(strategy, application, regions_only=regions_only)
@@ -250,7 +258,8 @@ def _ways(
                 # modules are seldom a norm with its convolution: their plan is the cheaper one because it does less
                 return
     if Application.MODULES in wanted:
-        yield PlannedWay(Application.MODULES, Planner(analysis.profile, Application.MODULES), note=note)
+        planner_of_modules = Planner(analysis.profile, Application.MODULES, edits_only=edits_only)
+        yield PlannedWay(Application.MODULES, planner_of_modules, note=note)
 
 
 def survey(analysis: Analysis) -> Survey:

@@ -233,15 +233,15 @@ def test_flops_of_a_plan_are_those_of_its_analysis() -> None:
 
 def test_the_code_of_a_plan_does_what_the_plan_does(model: nn.Module) -> None:
     plan = fxmem.plan(
-        analyze(nn.Sequential(Named(), Named(), Named()), X.repeat(8, 1), target="cpu", optimizer=None),
+        analyze(Named(), X.repeat(8, 1), target="cpu", optimizer=None),
         budget=0.8,
-        application="modules",
+        edits_only=True,
     )
     code = plan.to_code()
     assert "\nimport fxmem\n" in code
     region = next(region for region in plan.regions if region.keeps)
     numbers = ", ".join(map(str, region.keeps))
-    assert f"checkpoint(self.block, x, use_reentrant=False, context_fn=fxmem.keep({numbers}))" in code
+    assert f"checkpoint(self.{region.modules[0]}, x, use_reentrant=False, context_fn=fxmem.keep({numbers}))" in code
     block = copy.deepcopy(model.blocks[0])
     plain, _ = stepped(block)
     block.zero_grad()
@@ -254,10 +254,12 @@ def test_the_code_of_a_plan_does_what_the_plan_does(model: nn.Module) -> None:
 class Named(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.block = Block()
+        self.first, self.second, self.third = Block(), Block(), Block()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.block(x)
+        x = self.first(x)
+        x = self.second(x)
+        x = self.third(x)
         return x.sin()
 
 

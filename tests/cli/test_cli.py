@@ -707,7 +707,9 @@ def test_a_program_runs_on_a_card_that_is_not_there_and_for_real(tmp_path, monke
     assert "torch.OutOfMemoryError" in err
     assert "does NOT fit" in out
     assert main(["validate", "--steps", "2", "--run", "small.py", "512"]) == 0
-    assert "Verdict     within tolerance" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "Verdict     within tolerance" in out
+    assert "Judged      requested, workspaces aside (*): what kernels" in out
     for wrong in (["run", "no.py"], ["run", "--steps", "0", "small.py"], ["validate", "m:f", "--run", "small.py"]):
         assert main(wrong) == 2
 

@@ -554,11 +554,19 @@ MISTAKES: dict[str, tuple[int, str]] = {
 }
 
 
-def test_an_optimizer_of_a_library_that_is_not_there(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    words = "analyze mine.py:net --input 2x8 --target cpu --quiet --optimizer bitsandbytes:AdamW8bit".split()
-    assert main(words) == 3
-    assert "pip install bitsandbytes" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("module", "words", "install"),
+    [
+        ("bitsandbytes.optim", "--optimizer bitsandbytes:AdamW8bit", "pip install bitsandbytes"),
+        ("peft", "--lora r=8", "pip install 'fxmem[zoo]'"),
+    ],
+)
+def test_a_library_that_is_not_there(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, module: str, words: str, install: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["analyze", *f"mine.py:net --input 2x8 --target cpu --quiet {words}".split()]) == 3
+    assert install in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", MISTAKES)

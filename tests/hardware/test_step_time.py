@@ -47,6 +47,14 @@ def log_of(name: str, *ops: tuple[str, int, int | None], dtype: str = "float32")
     return log.profile()
 
 
+def test_bfloat16_products_have_no_rate_where_tensor_cores_have_none() -> None:
+    products, sums = ("aten.mm.default", 10**9, 10**6), ("aten.add.Tensor", 10**6, 10**6)
+    assert estimate(log_of("t4", products, dtype="bfloat16")) is None
+    assert estimate(log_of("t4", products, dtype="float16")) is not None
+    assert estimate(log_of("t4", sums, dtype="bfloat16")) is not None
+    assert estimate(log_of("l4", products, dtype="bfloat16")) is not None
+
+
 @pytest.mark.parametrize(
     ("op", "dtype", "share", "rate"),
     [

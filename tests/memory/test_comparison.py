@@ -242,6 +242,7 @@ def test_text() -> None:
     # A block's weight takes 256 KiB and its activations 16, and the last gradient 4.
     assert re.search(r"^Peak requested +1\.07 MiB +1\.86 MiB +\+816\.0 KiB +\+74\.7 %$", text, re.MULTILINE)
     assert re.search(r"^Peak allocated +3\.00 MiB +unknown$", text, re.MULTILINE)
+    assert text.startswith("Change      +816.0 KiB, +74.7 %: 1.07 MiB -> 1.86 MiB requested\nMost        layers.")
     assert "Peak reserved" not in text
     assert re.search(r"^    \+ 4-5 x2 \(Block\) ", text, re.MULTILINE)
     assert "+ before a name: added. xN: N equal siblings" in " ".join(text.split())

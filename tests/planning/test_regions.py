@@ -17,13 +17,14 @@ from torch import nn
 from fxmem import analyze
 from fxmem.errors import ExceededError, UsageError
 from fxmem.planning import STRATEGIES, Planner, register, tuning
+from fxmem.planning.regions.candidates import Span
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.kept_products import Selection
-from fxmem.planning.regions.plan_text import describe_regions, write_edit, write_loop_edits
+from fxmem.planning.regions.plan_text import describe_regions, has_edit, write_edit, write_edits
 from fxmem.records.names import Application
 from fxmem.records.plan import Region
-from fxmem.records.profile import ModuleCall, Profile, SourceLine
+from fxmem.records.profile import Profile, SourceLine
 from fxmem.simulation.analysis import Analysis
 from fxmem.whatif.plans.proposals import apply_regions
 from tests.planning.legality import is_legal
@@ -307,8 +308,8 @@ def test_the_edit_of_a_line(code: str, module: str, expected: str | None) -> Non
 def test_the_edit_of_a_loop_over_layers(code: str, called: str | None) -> None:
     source = SourceLine(file="net.py", line=3, function="forward", code=code)
     regions = tuple(Region(first_node=n, last_node=n + 1, modules=(f"layers.{n}",), source=source) for n in (0, 2))
-    calls = [ModuleCall(module=f"layers.{n}", first_node=n, last_node=n + 1, source=source) for n in range(3)]
-    edits = {region.edit for region in write_loop_edits(regions, calls)}
+    called_there = {f"layers.{n}" for n in range(3)}
+    edits = {region.edit for region in write_edits(regions, {source: called_there})}
     if called is None:
         assert edits == {None}
         return
@@ -320,8 +321,30 @@ def test_the_edit_of_a_loop_over_layers(code: str, called: str | None) -> None:
         "    run_layer = functools.partial(checkpoint, layer, use_reentrant=False)",
         called,
     ]
-    elsewhere = ModuleCall(module="others.0", first_node=3, last_node=4, source=source)
-    assert {region.edit for region in write_loop_edits(regions, [*calls, elsewhere])} == {None}
+    keeping = regions[1].model_copy(update={"keeps": (1,)})
+    edit = write_edits((regions[0], keeping), {source: called_there})[0].edit
+    assert edit is not None
+    assert edit.after.splitlines()[3:] == [
+        "if layer is self.layers[2]:",
+        "    run_layer = functools.partial(checkpoint, layer, use_reentrant=False, context_fn=fxmem.keep(1))",
+        called,
+    ]
+    assert {region.edit for region in write_edits(regions, {source: {*called_there, "others.0"}})} == {None}
+
+
+def test_a_line_of_a_block_is_edited_where_the_plan_is_the_same_in_every_block() -> None:
+    source = SourceLine(file="net.py", line=3, function="forward", code="x = x + self.attn(self.norm(x))")
+    edit = write_edit(source, "attn")
+    regions = tuple(
+        Region(first_node=n, last_node=n + 1, modules=(f"layers.{n}.attn",), source=source, edit=edit) for n in (0, 1)
+    )
+    two = {source: {f"layers.{n}.{name}" for n in (0, 1) for name in ("attn", "norm")}}
+    assert {region.edit for region in write_edits(regions, two)} == {edit}
+    assert {region.edit for region in write_edits(regions[:1], two)} == {None}
+    within = Region(first_node=0, last_node=2, modules=("layers",), regions=regions[:1])
+    assert write_edits((within,), two)[0].regions[0].edit is None
+    assert not has_edit(Span(0, 1, ("layers.0.attn",), source), two)
+    assert has_edit(Span(0, 1, ("layers.0.attn",), source), {source: {"layers.0.attn", "layers.0.norm"}})
 
 
 def test_a_region_that_would_keep_more_than_it_frees_is_none() -> None:

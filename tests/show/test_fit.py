@@ -107,7 +107,7 @@ def test_a_budget_is_answered_first() -> None:
     profile = growing(1 << 20)
     peak = peak_of(profile)
     for nbytes, verdict, code in (
-        (45 * MIB, "does NOT keep the budget of 45.0 MiB: 90.0 MiB allocated, 200.0 %; fits: 130.0 MiB of", 4),
+        (45 * MIB, "does NOT keep the budget of 45.0 MiB: 90.0 MiB allocated, 200.0 %; but fits the card: 130.0", 4),
         (180 * MIB, "keeps the budget of 180.0 MiB: 90.0 MiB allocated, 50.0 %; fits: 130.0 MiB of", 0),
     ):
         fit = find_fit(profile, peak, Budget(nbytes))

@@ -366,7 +366,9 @@ def test_a_sequence_beyond_the_positions_of_a_model_is_pointed_out() -> None:
     # 10 x 250 x 4 of weight; per token 8 of input and 250 x 4 of output.
     assert curve.largest == 10
     assert [assumption.topic for assumption in curve.assumptions] == ["size"]
-    assert "has 8 positions" in size_reporting.curve_table(curve, width=200)
+    text = size_reporting.curve_table(curve, width=300)
+    assert "has 8 positions; if" in text
+    assert "--set max_position_embeddings=10 has more" in text
 
 
 # --- a program --------------------------------------------------------------------------------------------------------

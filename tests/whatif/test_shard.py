@@ -14,8 +14,10 @@ from fxmem.cli.verbs import shard as shard_verb
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.sizes import MeshFits
+from fxmem.show.text.sizes import meshes_table
 from fxmem.simulation.ranks import Mesh, MeshPlan, find_blocks
 from fxmem.simulation.request import StepRequest
+from fxmem.whatif import shard
 from fxmem.whatif.mesh_bound import list_candidates, shorten
 from fxmem.whatif.shard import find_meshes
 from tests.sharded_models import Llama, loss, tokens
@@ -99,8 +101,39 @@ def test_every_mesh_of_the_cards_is_a_candidate() -> None:
     assert {(each.micro, each.accumulate) for each in list_candidates(2, 12, [1])} == {(1, 6), (2, 3), (3, 2), (6, 1)}
 
 
+def test_cards_without_a_number_are_the_fewest_that_it_fits() -> None:
+    def plain() -> nn.Module:
+        return nn.Linear(4, 4)
+
+    one = fxmem.shard(plain, torch.empty(2, 4), cards="h100", batch=8)
+    assert (one.cards, one.assumptions[0].text) == (1, "as few of 1, 2, 4, ... cards as it fits")
+    assert "\nnone " in meshes_table(one)
+    too_few = one.meshes[0].model_copy(update={"fits": False})
+    tried: list[int] = []
+
+    def find_from(least: int | None, ruled_out: int = 0) -> MeshFits:
+        def find(count: int) -> MeshFits:
+            tried.append(count)
+            if count <= ruled_out:
+                raise shard._NoMesh(f"{count} are too few")
+            if count > 8:
+                raise UsageError("no mesh divides it")
+            meshes = one.meshes if least is not None and count >= least else (too_few,)
+            return one.model_copy(update={"cards": count, "meshes": meshes})
+
+        return shard._find_fewest(find)
+
+    found = find_from(3, ruled_out=1)
+    assert (found.cards, found.assumptions[0].text[-17:]) == (4, "it does not fit 2")
+    assert tried == [1, 2, 4]
+    assert (find_from(None).cards, find_from(None).best) == (8, None)
+    with pytest.raises(AnalysisError, match="8 are too few"):
+        find_from(None, ruled_out=8)
+
+
 REFUSED = [
-    ({"cards": "h100"}, "COUNTxCARD, e.g. 64xh100"),
+    ({"cards": "0xh100"}, "COUNTxCARD, e.g. 64xh100"),
+    ({"cards": "h10"}, "h100"),
     ({"cards": "8xh10"}, "h100"),
     ({"cards": "8xcpu"}, "cards whose memory is known"),
     ({"cards": "8xh100", "batch": 0}, "at least 1, got 0"),

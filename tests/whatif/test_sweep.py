@@ -22,6 +22,7 @@ from fxmem.memory.lengths.forms import find_mixed_form
 from fxmem.records.profile import StepTime
 from fxmem.records.sizes import Sweep, SweepGrid, SweepPoint
 from fxmem.show.plots import sweep_svg
+from fxmem.show.text.sweep import sweep_table
 from fxmem.whatif.sweep import choose_samples
 from tests.verbs import called
 
@@ -193,6 +194,27 @@ def test_the_front_is_what_none_beats_in_both() -> None:
     assert sweep_svg(found).count('class="dot"') == 3
 
 
+def test_prices_are_of_a_million_samples_and_of_a_thousand_steps() -> None:
+    text = sweep_table(swept(point(10, 9.0, cost=0.002, batch=4), point(20, 1.0, cost=0.001, batch=1)), full=True)
+    assert "batch 4: 500 for a million samples, 2 for 1,000 steps" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("l4")]
+    assert [row[-3:-1] for row in rows] == [["500", "2"], ["1e+03", "1"]]
+    unsized = point(10, 9.0).model_copy(update={"batch": None})
+    assert "Batch" not in sweep_table(swept(unsized))
+
+
+@pytest.mark.parametrize(
+    ("words", "meshes"),
+    [
+        ("none,fsdp=2,fsdp=8", ["none", "fsdp=2", "fsdp=8"]),
+        ("fsdp=8,tp=2,fsdp=4,tp=4,none", ["fsdp=8,tp=2", "fsdp=4,tp=4", "none"]),
+        ("replicate=2,fsdp=4", ["replicate=2,fsdp=4"]),
+    ],
+)
+def test_a_mesh_of_a_list_begins_where_a_dimension_comes_again(words: str, meshes: list[str]) -> None:
+    assert [*verb._read_values("mesh", words)] == meshes
+
+
 def test_the_verb_writes_goes_on_and_says_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own, written, grid = tmp_path / "own.py", tmp_path / "sweep.json", tmp_path / "grid.toml"
     own.write_text("from tests.whatif.test_sweep import Model\n")
@@ -201,6 +223,7 @@ def test_the_verb_writes_goes_on_and_says_no(tmp_path: Path, capsys: pytest.Capt
     code, text = called(verb, *words, "--over", "batch=2..4", "--full", "--svg", str(tmp_path / "front.svg"))
     assert code == 0
     assert "4 of 4 fit" in text
+    assert "ids 4x16 int64; batch varies\n" in text
     first = Sweep.model_validate_json(written.read_text())
     assert [each.batch for each in first.points] == [2, 4, 2, 4]
     assert all(
@@ -232,12 +255,14 @@ def test_a_table_for_a_readme_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
         assert before == "Before\n"
         assert table
         assert after.count("\n| `l4` |") == after.count("\n| `t4` |") == 1
-        assert after.endswith(f"with torch {torch.__version__}.\n\n<!-- /fxmem -->\nAfter\n")
+        assert after.endswith(f"with torch {torch.__version__}. Times are estimates.\n\n<!-- /fxmem -->\nAfter\n")
         assert "autocast: off" in after
     assert not text.startswith("|")
+    assert "times are estimates" in text
     varied = called(verb, *words, "-", "--over", "precision=none,bf16")[1]
     assert varied.startswith("| Card | Precision |")
     assert "autocast" not in varied
+    assert [line.split("|")[4].strip() for line in varied.splitlines() if "`t4` | `bf16`" in line] == ["unknown"]
     with pytest.raises(UsageError, match="the lines <!-- fxmem --> and <!-- /fxmem --> once"):
         called(verb, *words, str(other))
     assert other.read_text() == "no such lines\n"

@@ -103,6 +103,26 @@ def name_main_input(specs: Sequence[InputSpec], module: torch.nn.Module) -> tupl
     return tuple(replace(each, name=main) if each is lone[0] else each for each in specs)
 
 
+def add_labels(specs: Sequence[InputSpec], built: BuiltModel) -> tuple[InputSpec, ...]:
+    """The same specs, with the labels of a head of transformers in training.
+
+    None are added where the class's name does not say what they are, where the specs have them, and to what a function
+    makes.
+    """
+    module, tensors = built.module, [each for each in specs if isinstance(each, TensorSpec) and each.shape]
+    if built.mode != "train" or not hasattr(module, "main_input_name") or not tensors or len(tensors) < len(specs):
+        return tuple(specs)
+    takes = [*inspect.signature(module.forward).parameters]
+    places = iter(takes)
+    by_name = {each.name or next(places, ""): each for each in tensors}
+    text = [by_name[name].shape for name in _TEXT if name in by_name and len(by_name[name].shape) > 1]
+    length = text[0][1] if text else _sequence_length(module.config, module)
+    added = _labels(built, (tensors[0].shape[0], length), tensors[:1])
+    if any(each.name in by_name or each.name not in takes for each in added):
+        return tuple(specs)
+    return (*specs, *added)
+
+
 def make_batch(
     specs: Sequence[InputSpec], *, weights_dtype: torch.dtype | None = None, channels_last: bool = False
 ) -> Batch:
@@ -142,7 +162,7 @@ def make_batch(
 
 
 def default_inputs(built: BuiltModel, batch_size: int) -> tuple[TensorSpec, ...]:
-    """The inputs of a step when none are given.
+    """The inputs of a step when none are given, without labels.
 
     - timm: one image of the pretrained config's `input_size`; the settings `img_size` and `in_chans` count.
     - torchvision: by family: classification 224x224 (inception_v3 299x299; the model's `image_size` if it has one),
@@ -152,7 +172,6 @@ def default_inputs(built: BuiltModel, batch_size: int) -> tuple[TensorSpec, ...]
       encoder-decoder.
     - transformers, images, video and audio features: what the config says; text and image together for CLIP and its
       kin.
-    - transformers in training: `labels` where the class's name says what they are.
 
     Raises:
         UsageError: the inputs cannot be known from the model; the message shows what to write.
@@ -310,8 +329,6 @@ def _transformers(built: BuiltModel, batch: int) -> tuple[TensorSpec, ...]:
     main, takes = str(module.main_input_name), inspect.signature(module.forward).parameters
     tokens = batch, _sequence_length(module.config, module)
     given = _inputs_without_labels(module, takes.keys(), tokens)
-    if built.mode == "train":
-        given += [label for label in _labels(built, tokens, given) if label.name in takes]
     # Not every encoder-decoder derives them from labels without a start token in its config.
     if "decoder_input_ids" in takes:
         given.append(TensorSpec(tokens, "int64", "decoder_input_ids"))
@@ -381,6 +398,8 @@ def _audio(config: Any, main: str, batch: int) -> list[TensorSpec]:
     return []
 
 
+_TEXT = ("decoder_input_ids", "input_ids", "inputs_embeds")
+"""Inputs whose dimension 1 is the sequence that labels follow; the decoder's where there is one."""
 _LABEL_EACH_TOKEN = (
     "ForCausalLM LMHeadModel MTModel ForMaskedLM ForTokenClassification ForConditionalGeneration".split()
 )
@@ -392,7 +411,7 @@ _LABEL_EACH_SAMPLE = """
 
 
 def _labels(built: BuiltModel, tokens: tuple[int, int], given: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The labels of a transformers head, by the ending of its class's name."""
+    """The labels of a transformers head, by the ending of its class's name; `tokens` are batch and length."""
     found = re.search(r"(LMHeadModel|MTModel|For[A-Z]\w*)$", type(built.module).__name__)
     each = tokens[:1]
     match found[1] if found else None:

@@ -75,7 +75,11 @@ ARGUMENTS = (
         help="also prove how few FLOPs any plan within the same peak runs again; the search ends after so much work "
         f"(default {EFFORT:g}; needs fxmem[opt])",
     ),
-    flag("--code", help="print the edits of your own source instead of the table"),
+    flag(
+        "--code",
+        "print the edits of your own source instead of the table; without --application the plan is of modules that "
+        "an edit of a line checkpoints",
+    ),
     *text_output("plan"),
     argument("--svg", metavar="FILE.svg", help="also write the annotated graph, the plan's regions boxed"),
     STEPS_OF_PROGRAM,
@@ -105,8 +109,21 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         plan = plan.model_copy(update={"certificate": certificate.certify(profile, plan, options.certificate)})
     if options.svg is not None:
         write_drawing(options, options.svg, graph.render(profile, timeline, graph.DrawingOptions(plan=plan)).svg)
-    show = plan.to_code if options.code else lambda: plan_reporting.table(plan, **layout(options))
-    return 0, write_json(options, plan.to_json, show)
+    return 0, write_json(
+        options,
+        plan.to_json,
+        lambda: _write_code(options, plan) if options.code else plan_reporting.table(plan, **layout(options)),
+    )
+
+
+def _write_code(options: argparse.Namespace, plan: Plan) -> str:
+    """The edits, after what they are worth."""
+    from fxmem.show.plan_facts import describe_saving, effect_facts, summarize
+
+    worth = f"; {describe_saving(plan)}" if plan.regions else ""
+    facts = (f"{fact.label}: {fact.text}" for fact in effect_facts(plan))
+    head = "".join(f"# {line}\n" for line in (summarize(plan) + worth, *facts))
+    return f"{head}\n{plan.to_code(None if options.json in (None, '-') else options.json)}"
 
 
 def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[int, str]:
@@ -144,6 +161,7 @@ def _plan_step(
             application=options.application,
             progress=progress,
             regions_only=options.certificate is not None,  # what it speaks of
+            edits_only=options.code and options.application is None,
             host_memory=options.host_memory,
         )
     return plan, step.profile, step.timeline
@@ -155,5 +173,6 @@ def _plan_report(options: argparse.Namespace, budget: Budget | BudgetShare | Non
 
     report = report_reader.load_report(Path(options.model))
     timeline = report_reader.timeline(report)  # refuses a peak that is not the report's, before a share of it is taken
-    plan = estimate.estimate(report, report.peak, options.strategy, budget, options.application)
+    application = Application.MODULES.value if options.code and not options.application else options.application
+    plan = estimate.estimate(report, report.peak, options.strategy, budget, application)
     return plan, report, timeline

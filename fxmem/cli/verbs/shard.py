@@ -16,14 +16,15 @@ from fxmem.records.units import format_bytes
 if TYPE_CHECKING:
     from fxmem.records.sizes import MeshFits
 
-BRIEF = "in which mesh does it fit so many cards?"
+BRIEF = "how many cards, and in which mesh?"
 DESCRIPTION = (
-    "Find the meshes of FSDP2, tensor parallel and replicas in which a training step fits so many cards, the cheapest "
-    "communication first, each with its micro-batch. What is shown was analysed whole; a lower bound from two and "
-    "three of the model's blocks rules out the others. Exit code 4 if nothing fits."
+    "Find the meshes of FSDP2, tensor parallel and replicas in which a training step fits so many cards, or the fewest "
+    "cards that it fits, the cheapest communication first, each with its micro-batch. What is shown was analysed "
+    "whole; a lower bound from two and three of the model's blocks rules out the others. Exit code 4 if nothing fits."
 )
 
 EXAMPLES = (
+    "fxmem shard hf:meta-llama/Llama-3.1-8B --cards h100 --seq 4096 --batch 64",
     "fxmem shard hf:LlamaForCausalLM --cards 64xh100 --seq 8192 --batch 512",
     "fxmem shard model.py:build --input 1x3x224x224 --cards 8xrtx4090 --batch 256",
 )
@@ -31,7 +32,7 @@ EXAMPLES = (
 ARGUMENTS = (
     MODEL,
     *(each for each in STEP if each.names[0] not in ("--batch", "--mode", "--inference-mode")),
-    argument("--cards", metavar="64xh100", help="how many of which card"),
+    argument("--cards", metavar="64xh100|h100", help="how many of which card, or as few of 1, 2, 4, ... as it fits"),
     argument(
         "--batch",
         dest="global_batch",

@@ -59,7 +59,7 @@ ARGUMENTS = (
         "--over",
         metavar="NAME=VALUE[,VALUE]",
         help="values of batch, length, precision (none, bf16, fp16), checkpoints (none, blocks, PLAN.json), mesh "
-        "(none, fsdp=8) or card; 1..64 doubles; repeatable",
+        "(none,fsdp=8,fsdp=4,tp=2 are three) or card; 1..64 doubles; repeatable",
     ),
     argument("--grid", metavar="FILE.toml", help="the same as lists by name, and a table [prices] by card"),
     repeatable("--price", metavar="CARD=N", help="of an hour of a card, for the cost of a step; repeatable"),
@@ -182,7 +182,7 @@ def _describe(error: Any) -> str:
 
 def _read_values(name: str, words: str) -> Iterator[str | int]:
     if name == "mesh":
-        yield words  # which has commas and equal signs of its own
+        yield from _read_meshes(words)
         return
     for word in words.split(","):
         first, dots, last = word.partition("..")
@@ -195,6 +195,18 @@ def _read_values(name: str, words: str) -> Iterator[str | int]:
             while size <= most:
                 yield size
                 size *= 2
+
+
+def _read_meshes(words: str) -> Iterator[str]:
+    """Meshes, which have commas of their own: one begins where a dimension comes again, and around `none`."""
+    mesh: list[str] = []
+    for word in words.split(","):
+        named = {each.partition("=")[0] for each in mesh}
+        if mesh and (word.partition("=")[0] in named or "none" in (word, *mesh)):
+            yield ",".join(mesh)
+            mesh = []
+        mesh.append(word)
+    yield ",".join(mesh)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import linecache
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from fxmem.planning import tuning
 from fxmem.planning.regions.candidates import Span
 from fxmem.planning.regions.dynamic_programs import Stretch
 from fxmem.planning.regions.kept_products import Selection
 from fxmem.records.plan import Edit, Region
-from fxmem.records.profile import ModuleCall, SourceLine
+from fxmem.records.profile import Profile, SourceLine
 
 
 def describe_regions(
@@ -23,41 +23,84 @@ def describe_regions(
     return tuple(region for region in regions if region.freed_bytes)
 
 
-def write_loop_edits(regions: tuple[Region, ...], calls: Iterable[ModuleCall]) -> tuple[Region, ...]:
-    """Give regions that a loop over a list calls the edit of its one call.
+Lines = Mapping[SourceLine, Set[str]]
+"""The modules that each line of the source calls."""
+
+
+def find_lines(profile: Profile) -> Lines:
+    """Find the modules that each line calls, in any of their calls."""
+    found: dict[SourceLine, set[str]] = {}
+    leaves = ((node.source, node.module) for node in profile.nodes if node.op == "call_module")
+    for source, module in (*((call.source, call.module) for call in profile.calls), *leaves):
+        if source is not None:
+            found.setdefault(source, set()).add(module)
+    return found
+
+
+def has_edit(span: Span, lines: Lines) -> bool:
+    """Whether an edit of one line checkpoints the span and nothing else, whatever else is checkpointed."""
+    if len(span.modules) > 1 or span.source is None:
+        return False
+    path, _, name = span.modules[0].rpartition(".")
+    if _names_one_list(span.source, path, name, lines):
+        return _write_loop_edit(span.source, path.rpartition(".")[2], {(): [int(name)]}) is not None
+    return _find_alike(span.source, name, lines) == {*span.modules} and write_edit(span.source, name) is not None
+
+
+def write_edits(regions: tuple[Region, ...], lines: Lines) -> tuple[Region, ...]:
+    """The regions of a plan, each with an edit only where the edits of all do what the plan does.
 
     `for block in self.blocks: x = block(x)` is one line for all blocks; its edit says which of them are checkpointed.
-    A line that also calls the items of another list has none.
-
-    Args:
-        regions: of one plan.
-        calls: of the profile, by which the lists that a line calls the items of are known.
+    A line that also calls the items of another list has none, and neither has a line of a block that calls a module
+    which the plan leaves alone in another block.
     """
-    lists: dict[SourceLine, set[str]] = {}
-    for call in calls:
-        if call.source is not None:
-            lists.setdefault(call.source, set()).add(call.module.rpartition(".")[0])
-    groups: dict[tuple[SourceLine, str], list[tuple[int, Region]]] = {}
-    for region in regions:
-        path, _, item = region.modules[0].rpartition(".") if len(region.modules) == 1 else ("", "", "")
-        if region.edit is None and region.source is not None and path and item.isdecimal():
-            groups.setdefault((region.source, path), []).append((int(item), region))
+    groups: dict[tuple[SourceLine, str], list[Region]] = {}
+    chosen: dict[Edit, set[str]] = {}
+    for region in _walk(regions):
+        if region.edit is not None:
+            chosen.setdefault(region.edit, set()).add(region.modules[0])
+        elif region in regions and region.source is not None and len(region.modules) == 1:
+            path, _, item = region.modules[0].rpartition(".")
+            if _names_one_list(region.source, path, item, lines):
+                groups.setdefault((region.source, path), []).append(region)
     edits: dict[Region, Edit | None] = {}
     for (source, path), group in groups.items():
-        keeps = {region.keeps for _, region in group}
-        if lists.get(source) == {path} and len(keeps) == 1:
-            items = sorted(item for item, _ in group)
-            edits |= dict.fromkeys(
-                (region for _, region in group), _write_loop_edit(source, path.rpartition(".")[2], items, keeps.pop())
-            )
-    return tuple(region.model_copy(update={"edit": edits.get(region, region.edit)}) for region in regions)
+        items: dict[tuple[int, ...], list[int]] = {}
+        for region in group:
+            items.setdefault(region.keeps, []).append(int(region.modules[0].rpartition(".")[2]))
+        edits |= dict.fromkeys(group, _write_loop_edit(source, path.rpartition(".")[2], items))
+
+    def finish(region: Region) -> Region:
+        edit = region.edit or edits.get(region)
+        if region.edit is not None:
+            alike = _find_alike(region.edit.source, region.modules[0].rpartition(".")[2], lines)
+            edit = region.edit if alike <= chosen[region.edit] else None
+        return region.model_copy(update={"edit": edit, "regions": tuple(map(finish, region.regions))})
+
+    return tuple(map(finish, regions))
 
 
-def _write_loop_edit(source: SourceLine, name: str, items: list[int], keeps: tuple[int, ...]) -> Edit | None:
+def _walk(regions: Iterable[Region]) -> Iterator[Region]:
+    for region in regions:
+        yield region
+        yield from _walk(region.regions)
+
+
+def _names_one_list(source: SourceLine, path: str, item: str, lines: Lines) -> bool:
+    """Whether all that a line calls are items of one list."""
+    return bool(path) and item.isdecimal() and {each.rpartition(".")[0] for each in lines.get(source, ())} == {path}
+
+
+def _find_alike(source: SourceLine, name: str, lines: Lines) -> set[str]:
+    """The modules of this name that a line calls."""
+    return {each for each in lines.get(source, ()) if each.rpartition(".")[2] == name}
+
+
+def _write_loop_edit(source: SourceLine, name: str, chosen: Mapping[tuple[int, ...], list[int]]) -> Edit | None:
     """Return the statement with its call of a list's item checkpointed.
 
-    Which items they are is decided where it runs. None where the statement calls other variables, or what no name
-    stands for, and where it binds the variable itself.
+    Which items they are, by the products that they keep, is decided where it runs. None where the statement calls other
+    variables, or what no name stands for, and where it binds the variable itself.
     """
     statement = _read_statement(source)
     if statement is None:
@@ -71,15 +114,17 @@ def _write_loop_edit(source: SourceLine, name: str, items: list[int], keeps: tup
     if others or len(names) != 1 or names[0].id in bound:
         return None
     item = names[0]
-    options = ", ".join(ast.unparse(keyword) for keyword in _checkpoint_options(keeps))
-    which = f"range({len(items)})" if items == list(range(len(items))) else f"({', '.join(map(str, items))})"
-    several = f"any({item.id} is self.{name}[i] for i in {which})"
-    condition = several if len(items) > 1 else f"{item.id} is self.{name}[{items[0]}]"
+    choice = [f"run_{item.id} = {item.id}"]
+    for keeps, numbers in chosen.items():
+        items = sorted(numbers)
+        options = ", ".join(ast.unparse(keyword) for keyword in _checkpoint_options(keeps))
+        which = f"range({len(items)})" if items == list(range(len(items))) else f"({', '.join(map(str, items))})"
+        several = f"any({item.id} is self.{name}[i] for i in {which})"
+        choice.append(f"if {several if len(items) > 1 else f'{item.id} is self.{name}[{items[0]}]'}:")
+        choice.append(f"    run_{item.id} = functools.partial(checkpoint, {item.id}, {options})")
     lines = code.splitlines()
     line = lines[item.lineno - 1].encode()
     lines[item.lineno - 1] = (line[: item.col_offset] + b"run_" + line[item.col_offset :]).decode()
-    call = f"functools.partial(checkpoint, {item.id}, {options})"
-    choice = [f"run_{item.id} = {item.id}", f"if {condition}:", f"    run_{item.id} = {call}"]
     return Edit(source=source.model_copy(update={"code": code}), after="\n".join([*choice, *lines]))
 
 

@@ -21,7 +21,7 @@ from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.legality import writes_in_place
 from fxmem.planning.regions.op_costs import OpCosts
-from fxmem.planning.regions.plan_text import describe_regions, write_loop_edits
+from fxmem.planning.regions.plan_text import Lines, describe_regions, find_lines, has_edit, write_edits
 from fxmem.planning.regions.strategies import STRATEGIES, Strategy
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
@@ -30,12 +30,20 @@ from fxmem.records.units import sum_known
 
 
 class Planner(PlanFinder):
-    """Plans of regions for one profile and one way of applying them: a `PlanFinder`."""
+    """Plans of regions for one profile and one way of applying them: a `PlanFinder`.
+
+    With `edits_only`, regions are modules that an edit of a line checkpoints, each by itself.
+    """
 
     is_quick = True
 
-    def __init__(self, profile: Profile, application: Application) -> None:
-        self.profile, self.application = profile, application
+    def __init__(self, profile: Profile, application: Application, *, edits_only: bool = False) -> None:
+        self.profile, self.application, self._edits_only = profile, application, edits_only
+
+    @cached_property
+    def lines(self) -> Lines:
+        """The modules that each line of the source calls."""
+        return find_lines(self.profile)
 
     @cached_property
     def spans(self) -> dict[tuple[int, int], Span]:
@@ -44,7 +52,7 @@ class Planner(PlanFinder):
         found: dict[tuple[int, int], Span] = {}
         needed = last_needed(self.profile, find_reads(self.profile))
         for span in module_spans(self.profile):
-            if frees(self.profile, span, needed):
+            if frees(self.profile, span, needed) and (not self._edits_only or has_edit(span, self.lines)):
                 found.setdefault((span.first, span.last), span)
         return limit_spans(found)
 
@@ -190,7 +198,7 @@ class Planner(PlanFinder):
         most: float = math.inf,
     ) -> Plan:
         """Make the plan of these stretches. `most` is an upper bound on its peak."""
-        regions = write_loop_edits(describe_regions(tables.selection, stretches, self.spans), self.profile.calls)
+        regions = write_edits(describe_regions(tables.selection, stretches, self.spans), self.lines)
         estimated = round(min(tables.estimate(stretches), most))
         return self.make_plan(
             regions,

@@ -11,7 +11,7 @@ from fxmem.records.plan import Edit, Plan
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, percent
 from fxmem.show.finding_facts import describe_worth
-from fxmem.show.plan_facts import format_change
+from fxmem.show.plan_facts import describe_saving
 
 _MOST = 3
 _WORTH = 100
@@ -64,19 +64,12 @@ def _from_advice(advice: Advice) -> Iterator[Change]:
 
 
 def _from_plan(plan: Plan) -> Change:
-    before, after = plan.before.counted_bytes, plan.after.counted_bytes
-    if not plan.analysed:
-        before, after = plan.before.requested_bytes, plan.after.requested_bytes
-    time = ""
-    if plan.before_seconds and plan.after_seconds:
-        time = f", {format_change(plan.before_seconds, plan.after_seconds)} time"
-    about = "" if plan.analysed else "; an estimate, which fxmem plan checks"
-    worth = f"saves {format_bytes(before - after)}, {percent(before - after, before)}{time}; the same results{about}"
     edits = dict.fromkeys(region.edit for region in plan.all_regions() if region.edit is not None)
     code = "\n".join(line for edit in edits for line in _list_lines(edit)) or "\n".join(
         line for line in plan.to_code().splitlines() if line and not line.startswith("#")
     )
-    return Change(f"checkpoints: {plan.extent}", worth, code, True, (True, False, after - before))
+    freed = plan.before.counted_bytes - plan.after.counted_bytes
+    return Change(f"checkpoints: {plan.extent}", describe_saving(plan), code, True, (True, False, -freed))
 
 
 def _list_lines(edit: Edit) -> Iterator[str]:

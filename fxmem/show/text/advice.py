@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
-from fxmem.show.facts import header_facts
+from fxmem.show.facts import header_facts, target_facts
 from fxmem.show.finding_facts import list_findings
 from fxmem.show.run_growth import growth_facts
 from fxmem.show.sections import Fact, Section, Table, TableColumn, make_table
@@ -39,6 +39,7 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
     """What each change is worth, and several together; in text of this width."""
     peak, together, budget = advice.before, advice.together, advice.budget_bytes
     head = [*header_facts(advice), Fact("Peak", f"{exact_bytes(peak.counted_bytes)} in {peak.phase.value}")]
+    head += target_facts(advice, peak)
     head += [*growth_facts(advice.step), *list_findings(advice.findings)]
     over = 0 if budget is None else peak.counted_bytes - budget
     if budget is not None:
@@ -105,8 +106,10 @@ def _ranking(advice: Advice, suggestions: Sequence[Suggestion], width: int) -> T
         Column("Reserved", 9, lambda each: format_bytes(each.peak.reserved_bytes)),
         Column("FLOPs", 8, lambda each: format_extra(advice, each)),
         Column("Numbers", 8, lambda each: each.effect, "left"),
+        Column("Fits", 4, lambda each: "yes" if each.peak.fits else "no", "left"),
     ]
     left_out = {"of"} if width < 72 else set()
+    left_out |= set() if advice.before.fits is False else {"Fits"}
     left_out |= {"Reserved"} if advice.before.reserved_bytes is None or width < 90 else set()
     shown = [each for each in figures if each.heading not in left_out]
     room = width - sum(each.width + 2 for each in shown) - 1

@@ -110,9 +110,10 @@ def _ending(profile: Profile) -> Facts:
     found = {"made-up value": made_up(profile), "assumption": profile.assumptions, "unknown": profile.unknowns}
     for word, each in found.items():
         more += f", {len(each)} {word}{'s' * (len(each) != 1)}" if each else ""
-    room = explain_room(profile.target)
+    room, weights = explain_room(profile.target), findings.describe_weights(profile)
+    about = [of["inputs"] if profile.inputs else "", weights, of["step"]]
     return [
         *([Fact("Room", room)] if room else []),
-        Fact("Of", "; ".join([*([of["inputs"]] if profile.inputs else []), of["step"]])),
+        Fact("Of", "; ".join(filter(None, about))),
         Fact("More", more),
     ]

@@ -21,6 +21,8 @@ from fxmem.show.text.tables import GAP, facts, fit_left, note, render, ruled
 _SHARE = 100
 """A module is shown if it changed by this part of the larger peak."""
 _NARROWEST_NAMES = 34
+_MOST = 3
+"""Modules that are named at the top."""
 _WIDE_TOTALS = 64
 """Columns from which the shares have room."""
 
@@ -56,7 +58,8 @@ def table(
 
 
 def _heads(comparison: StepComparison) -> Iterator[Fact]:
-    """What was compared; where the two differ, both."""
+    """What changed most, then what was compared; where the two differ, both."""
+    yield from _answer(comparison)
     one, other = comparison.before, comparison.after
     for fact, their in zip(header_facts(one), header_facts(other), strict=True):
         yield Fact(fact.label, _join_sides(fact, their))
@@ -65,6 +68,29 @@ def _heads(comparison: StepComparison) -> Iterator[Fact]:
         for side in (one, other)
     )
     yield Fact("Peak", _join_sides(Fact("", ours), Fact("", theirs)))
+
+
+def _answer(comparison: StepComparison) -> Iterator[Fact]:
+    """How much the peak changed, and the modules whose share of it did."""
+    is_known = comparison.allocated_bytes.delta is not None
+    peak, counted = (comparison.allocated_bytes, "allocated") if is_known else (comparison.requested_bytes, "requested")
+    if peak.delta is not None and peak.before:
+        share = f", {_share(peak.delta, peak.before)}" if peak.delta else ""
+        sizes = f"{format_bytes(peak.before)} -> {format_bytes(peak.after)} {counted}"
+        yield Fact("Change", f"{format_delta(peak.delta, format_bytes)}{share}: {sizes}")
+    levels: dict[int, list[ModuleChange]] = {}
+    for each in comparison.modules:
+        if each.at_peak.delta:
+            levels.setdefault(each.depth, []).append(each)
+    # The first level below the model at which several changed.
+    rows = next((rows for depth, rows in sorted(levels.items()) if depth and len(rows) > 1), levels.get(1, []))
+    rows = sorted(rows, key=lambda each: -abs(each.at_peak.delta or 0))[:_MOST]
+    if rows:
+        words = (
+            f"{each.after_path or each.before_path} {format_delta(each.at_peak.delta or 0, format_bytes)}"
+            for each in rows
+        )
+        yield Fact("Most", printable(f"{', '.join(words)} at the peak"))
 
 
 def _join_sides(ours: Fact, theirs: Fact) -> str:

@@ -158,7 +158,7 @@ def _mesh_rows(fits: MeshFits) -> Table:
     columns = [TableColumn("Mesh", is_head=True), *figures, TableColumn("Fits")]
 
     def cells(each: MeshFit) -> Iterator[str | Cell]:
-        yield ",".join(f"{name}={size}" for name, size in each.mesh.items())
+        yield ",".join(f"{name}={size}" for name, size in each.mesh.items()) if fits.cards > 1 else "none"
         yield f"{each.accumulate} x {each.micro_batch}"
         yield _counted(each)
         yield format_bytes(each.reserved_bytes)
@@ -182,16 +182,15 @@ def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> 
     """The terms and what is left, no line wider than `width` columns (at least 60)."""
     share = f"{100 * size.utilization:g} % of {format_bytes(size.memory_bytes)}"
     batch = f"{size.max_batched_tokens:,} tokens, then a sample for each of {size.max_seqs:,} sequences"
-    head = [
-        Fact("Model", size.model),
-        Fact("Engine", f"{size.engine} {size.release}, on one {size.target.name}"),
+    head = [Fact("Model", size.model), Fact("Engine", f"{size.engine} {size.release}, on one {size.target.name}")]
+    terms = [
         Fact("May use", f"{format_bytes(int(size.memory_bytes * size.utilization))}: {share}"),
         Fact("Weights", exact_bytes(size.weights_bytes)),
         Fact("Profile run", f"{exact_bytes(size.profile_peak_bytes)} at its peak, in {size.profile_peak_at}: {batch}"),
     ]
     for each in size.uncounted:
         span = f"{format_bytes(each.low_bytes)} to {format_bytes(each.high_bytes)}"
-        head.append(Fact("Uncounted", f"{each.name}: {span} ({each.source})"))
+        terms.append(Fact("Uncounted", f"{each.name}: {span} ({each.source})"))
     block = f"{size.block_size} tokens, {format_bytes(size.block_bytes)}"
     shared = f"; {size.groups} groups of layers share the blocks" if size.groups > 1 else ""
     low, high = format_bytes(max(size.kv_low_bytes, 0)), format_bytes(size.kv_high_bytes)
@@ -200,14 +199,16 @@ def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> 
         left = Fact("Left", "nothing for keys and values: the engine does not start", tone="bad")
     tokens = f"{size.low_tokens:,} to {size.high_tokens:,}; {format_bytes(size.token_bytes)} each in all layers"
     found = [
-        left,
-        Fact("Blocks", f"{size.low_blocks:,} to {size.high_blocks:,} of {block}{shared}"),
-        Fact("Tokens", tokens),
+        Fact("Sequences", f"{each.low:,.1f} to {each.high:,.1f} of {each.context:,} tokens at once")
+        for each in size.sequences
     ]
-    for seq in size.sequences:
-        found.append(Fact("Sequences", f"{seq.low:,.1f} to {seq.high:,.1f} of {seq.context:,} tokens at once"))
-    notes = [Fact("Assumed", each.text) for each in size.assumptions if each.topic == "engine"]
-    return render_sections([Section(facts=each) for each in (head, found, notes)], width, color)
+    found += [
+        left,
+        Fact("Tokens", tokens),
+        Fact("Blocks", f"{size.low_blocks:,} to {size.high_blocks:,} of {block}{shared}"),
+    ]
+    notes = [Fact("Assumed", each.text) for each in size.assumptions if each.topic in ("model", "engine")]
+    return render_sections([Section(facts=each) for each in (head, found, terms, notes)], width, color)
 
 
 def describe_fit(card: CardFit) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fxmem.hardware.context import explain_room
 from fxmem.records.sizes import Sweep, SweepPoint
@@ -34,8 +35,10 @@ def sweep_sections(sweep: Sweep, full: bool) -> Iterator[Section]:
     """What fits, point by point or case by case."""
     fitting, whole = sweep.fitting, sum(each.is_analysed for each in sweep.points)
     kept = f", {sweep.kept} points kept" if sweep.kept else ""
+    sizes = [name for name in ("batch", "length") if getattr(sweep.grid, name)]
+    varies = f"; {' and '.join(sizes)} {'vary' if len(sizes) > 1 else 'varies'}" if sizes else ""
     facts = [
-        *subject_facts(sweep),
+        *(replace(each, text=each.text + varies) if each.key == "inputs" else each for each in subject_facts(sweep)),
         Fact("Points", f"{len(fitting)} of {len(sweep.points)} fit"),
         Fact("Analysed", f"{sweep.analyses} steps now{kept}; {whole} points themselves, the others by forms of sizes"),
     ]
@@ -44,7 +47,8 @@ def sweep_sections(sweep: Sweep, full: bool) -> Iterator[Section]:
         facts.append(Fact("Fastest", f"{_words(best, sweep)}: {_rate(best)} {sweep.item}s per second, estimated"))
     if priced := [each for each in timed if each.cost is not None]:
         best = min(priced, key=lambda each: (each.cost or 0.0) / (each.items or 1))
-        facts.append(Fact("Cheapest", f"{_words(best, sweep)}: {_cost(best)} for a million {sweep.item}s"))
+        cost = f"{_cost(best)} for a million {sweep.item}s, {_cost_of_steps(best)} for 1,000 steps"
+        facts.append(Fact("Cheapest", f"{_words(best, sweep)}: {cost}"))
     cards = {each.card for each in sweep.points}
     if sweep.target.device == "cuda":
         facts.append(Fact("Room", explain_room(sweep.target) if len(cards) == 1 else ROOM_OF_CARDS))
@@ -67,7 +71,8 @@ def markdown(sweep: Sweep, *, full: bool = False) -> str:
     is_varied = len({each.precision for each in sweep.points}) > 1
     step = describe_step(sweep.step, with_autocast=not is_varied)
     by = f"of {code_span(sweep.model)}, {step}; by fxmem {sweep.fxmem_version}"
-    return f"{write_table(made)}\n\nPredicted {by} with torch {sweep.torch_version}.\n"
+    times = " Times are estimates." if any(each.time is not None for each in sweep.points) else ""
+    return f"{write_table(made)}\n\nPredicted {by} with torch {sweep.torch_version}.{times}\n"
 
 
 def sweep_rows(sweep: Sweep, *, full: bool) -> Table:
@@ -76,24 +81,27 @@ def sweep_rows(sweep: Sweep, *, full: bool) -> Table:
     is_timed = any(each.item_seconds is not None for each in sweep.fitting)
     is_priced = any(each.cost is not None for each in sweep.fitting)
     varied = [name for name in _VARIED if len({getattr(each, name) for each in sweep.points}) > 1]
+    is_sized = any(each.batch is not None for each in sweep.points)
     columns = [
         TableColumn("Card", is_head=True),
         *(TableColumn(name.capitalize()) for name in varied),
-        *numbers("Batch", "Peak", *(["Time", "Per second"] if is_timed else [])),
-        *(numbers("Cost/million") if is_priced else []),
+        *numbers(*(["Batch"] if is_sized else []), "Peak", *(["Time", "Per second"] if is_timed else [])),
+        *(numbers("Cost/million", "1,000 steps") if is_priced else []),
         TableColumn("Fits"),
     ]
 
     def cells(point: SweepPoint) -> Iterator[str | Cell]:
         yield point.card
         yield from (str(getattr(point, name)) for name in varied)
-        yield "" if point.batch is None else str(point.batch)
+        if is_sized:
+            yield str(point.batch)
         yield "cannot run" if point.counted_bytes is None else format_bytes(point.counted_bytes)
         if is_timed:
-            yield "" if point.time is None else format_seconds(point.time.seconds)
+            yield "unknown" if point.time is None else format_seconds(point.time.seconds)
             yield _rate(point)
         if is_priced:
             yield _cost(point)
+            yield _cost_of_steps(point)
         verdict = describe_verdict(point, point.room_bytes)
         yield Cell(verdict, tone="bad" if verdict == "no" else "good")
 
@@ -110,6 +118,10 @@ def _words(point: SweepPoint, sweep: Sweep) -> str:
 
 def _rate(point: SweepPoint) -> str:
     return "" if not point.item_seconds else per_second(1 / point.item_seconds)
+
+
+def _cost_of_steps(point: SweepPoint) -> str:
+    return "" if point.cost is None else f"{1e3 * point.cost:.3g}"
 
 
 def _cost(point: SweepPoint) -> str:

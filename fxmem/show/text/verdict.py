@@ -32,6 +32,10 @@ _LABELS = {quantity: quantity.value for quantity in Quantity} | {
     Quantity.REQUESTED_WITHOUT_SCRATCH: "requested, all scratch aside",
 }
 """What each quantity is called."""
+_JUDGED_AS = {
+    Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH: ": what kernels of this CPU's libraries (oneDNN, MKL) allocate and free "
+    "within an operator depends on the machine, is measured here, and is in no prediction"
+}
 
 
 def table(verdict: Verdict, *, width: int = 80, color: bool = False) -> str:
@@ -205,6 +209,7 @@ def _program_parts(verdict: ProgramVerdict) -> Iterator[RenderableType]:
             error, sizes = f"{each.error:+.4%}", (each.predicted_bytes, each.measured_bytes)
             rows.add_row(f"{mark} {found.number} {_LABELS[each.quantity]}", *map(format_bytes, sizes), error)
     yield rows
+    yield facts([Fact("Judged", f"{_LABELS[verdict.judged]} (*){_JUDGED_AS.get(verdict.judged, '')}")])
     yield from _not_shown(measured)
 
 

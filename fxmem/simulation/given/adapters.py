@@ -140,4 +140,5 @@ def _import(module: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise EnvironmentLacksError(f"{what} needs {package}: pip install {package}") from error
+        wanted = "'fxmem[zoo]'" if package == "peft" else package
+        raise EnvironmentLacksError(f"{what} needs {package}: pip install {wanted}") from error

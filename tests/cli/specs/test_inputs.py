@@ -18,6 +18,7 @@ from fxmem.cli.specs.inputs import (
     FactorySpec,
     InputSpec,
     TensorSpec,
+    add_labels,
     default_inputs,
     name_main_input,
     parse_input,
@@ -280,14 +281,14 @@ def test_a_factory_that_lacks_a_package_says_which(write: Any) -> None:
         (
             "hf:T5ForConditionalGeneration",
             {},
-            ["input_ids:2x1024:int64", "labels:2x1024:int64", "decoder_input_ids:2x1024:int64"],
+            ["input_ids:2x1024:int64", "decoder_input_ids:2x1024:int64", "labels:2x1024:int64"],
         ),
         ("hf:T5EncoderModel", {}, ["input_ids:2x1024:int64"]),
-        ("hf:MarianMTModel", {}, ["input_ids:2x1024:int64", "labels:2x1024:int64", "decoder_input_ids:2x1024:int64"]),
+        ("hf:MarianMTModel", {}, ["input_ids:2x1024:int64", "decoder_input_ids:2x1024:int64", "labels:2x1024:int64"]),
         (
             "hf:WhisperForConditionalGeneration",
             {},
-            ["input_features:2x80x3000", "labels:2x448:int64", "decoder_input_ids:2x448:int64"],
+            ["input_features:2x80x3000", "decoder_input_ids:2x448:int64", "labels:2x448:int64"],
         ),
         ("hf:ASTForAudioClassification", {}, ["input_values:2x1024x128", "labels:2:int64"]),
         (
@@ -306,7 +307,7 @@ def test_a_factory_that_lacks_a_package_says_which(write: Any) -> None:
 )
 def test_a_known_model_gets_inputs_it_runs_on(spec: str, settings: dict[str, Any], inputs: list[str]) -> None:
     built = build_model(spec, settings)
-    specs = default_inputs(built, 2)
+    specs = add_labels(default_inputs(built, 2), built)
     assert [str(spec) for spec in specs] == inputs
     assert [parse_input(text) for text in inputs] == list(specs)
 
@@ -323,15 +324,34 @@ def test_a_known_model_gets_inputs_it_runs_on(spec: str, settings: dict[str, Any
 )
 def test_a_model_runs_on_its_default_inputs(spec: str, weights_dtype: Any) -> None:
     built = build_model(spec, weights_dtype=weights_dtype)
-    args, kwargs = make_inputs(default_inputs(built, 2), weights_dtype=built.weights_dtype)
+    args, kwargs = make_inputs(add_labels(default_inputs(built, 2), built), weights_dtype=built.weights_dtype)
     with torch.device("meta"), torch.no_grad():
         made = built.module(*args, **kwargs)
     assert tree_leaves(made)[0].is_meta
 
 
+@pytest.mark.parametrize(
+    ("spec", "given", "added"),
+    [
+        ("hf:GPT2LMHeadModel", ["input_ids:2x96"], ["labels:2x96:int64"]),
+        ("hf:GPT2LMHeadModel", ["inputs_embeds:2x96x768"], ["labels:2x96:int64"]),
+        ("hf:GPT2LMHeadModel", ["input_ids:2x96", "labels:2x96"], []),
+        ("hf:GPT2LMHeadModel", ["pkg.mod:make_batch"], []),
+        ("hf:BertForMaskedLM", ["2x96"] * 8, []),  # the eighth is labels
+        ("hf:BertModel", ["input_ids:2x96"], []),
+        ("hf:T5ForConditionalGeneration", ["input_ids:2x96", "decoder_input_ids:2x8"], ["labels:2x8:int64"]),
+        ("hf:ViTForImageClassification", ["2x3x224x224"], ["labels:2:int64"]),
+        ("torchvision:resnet18", ["2x3x224x224"], []),
+    ],
+)
+def test_a_head_that_trains_gets_labels_of_the_inputs_given(spec: str, given: list[str], added: list[str]) -> None:
+    inputs = [parse_input(text) for text in given]
+    assert [str(each) for each in add_labels(inputs, build_model(spec))[len(given) :]] == added
+
+
 def test_inference_has_no_labels() -> None:
     built = build_model("hf:T5ForConditionalGeneration", mode="infer")
-    assert [str(spec) for spec in default_inputs(built, 3)] == [
+    assert [str(spec) for spec in add_labels(default_inputs(built, 3), built)] == [
         "input_ids:3x1024:int64",
         "decoder_input_ids:3x1024:int64",
     ]

@@ -11,6 +11,7 @@ from torch import nn
 import fxmem
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.validation import Quantity
+from fxmem.show import text
 
 
 class Experts(nn.Module):
@@ -105,7 +106,9 @@ def test_values_say_what_they_are_of() -> None:
     before = [parameter.clone() for parameter in model.parameters()], torch.random.get_rng_state()
     analysis = fxmem.analyze(model, rows(), target="h100", values="real")
     said = [each.text for each in analysis.profile.assumptions if each.topic == "values"]
-    assert said[0] == "what hangs on data is decided by one real run on the CPU, for this batch alone (x 200x64)"
+    said_first, _, _ = said[0].partition(";")
+    assert said_first == "what hangs on data is decided by one real run on the CPU, for this batch alone (x 200x64)"
+    assert f"Note        {said_first}" in text.overview(analysis.profile, analysis.timeline, width=200)
     assert all(map(torch.equal, before[0], model.parameters()))
     assert torch.equal(before[1], torch.random.get_rng_state())
     assert all(parameter.grad is None for parameter in model.parameters())

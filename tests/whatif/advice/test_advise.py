@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
@@ -206,6 +207,19 @@ def test_what_is_found_and_the_best_change_that_is_no_other_task_stand_at_the_to
     assert "Next        change 2: mild" in head
 
 
+def test_a_step_that_does_not_fit_says_so_and_which_changes_do(advice: Advice) -> None:
+    first, second, *_ = advice.suggestions
+    small = advice.target.model_copy(update={"name": "small", "memory_bytes": advice.before.counted_bytes - 1})
+    fitting = first.model_copy(update={"peak": first.peak.model_copy(update={"fits": True})})
+    changed = {"target": small, "suggestions": (fitting, second), "budget_bytes": None}
+    shown = advice.model_copy(update={**changed, "before": advice.before.model_copy(update={"fits": False})})
+    text = advice_reporting.table(shown, width=140)
+    assert "Memory      does NOT fit: " in text.partition("\n\n")[0]
+    assert [line[-3:].strip() for line in text.splitlines() if re.match(r"[12]\. ", line)] == ["yes", "no"]
+    fits = advice_reporting.table(advice.model_copy(update={"target": small}), width=140)
+    assert "Fits" not in fits
+
+
 def test_advice_has_what_is_found_in_the_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Finding(cause="own", text="all of it is kept", nbytes=2048, change="del of it")
     monkeypatch.setattr(suggestions, "QUICK", ())
@@ -255,10 +269,8 @@ def test_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str], mon
     assert sizes[1] > 1.2 * sizes[0]
     assert main(["max-batch", *common, "--budget", "20MB", "--plan", "sizes.json"]) == 2
     capsys.readouterr()
-    assert main(["plan", *common, "--budget", "70%", "--code"]) == 0
+    assert main(["plan", *common, "--budget", "70%", "--application", "operators", "--code"]) == 0
     assert 'fxmem.checkpoint(model, fxmem.load_plan("plan.json"))' in capsys.readouterr().out
-    assert main(["plan", *common, "--budget", "70%", "--application", "modules", "--code"]) == 0
-    assert "checkpoint(" in capsys.readouterr().out
     assert main(["plan", *common, "--budget", "1KiB"]) == 4
     assert "no plan can free" in capsys.readouterr().err
     assert main(["analyze", *common, "--json", "report.json"]) == 0
