@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from fxmem.cli.step import (
     read_budget,
     read_program,
 )
-from fxmem.errors import UsageError
+from fxmem.errors import ExceededError, UsageError
 from fxmem.records.names import EFFORT, Application
 from fxmem.records.registry import STRATEGIES
 
@@ -154,16 +155,22 @@ def _plan_step(
         step = analyze_subject(options, program, progress)
         from fxmem.whatif import verified_plan
 
-        plan = verified_plan.plan(
+        find = functools.partial(
+            verified_plan.plan,
             step,
             options.strategy,
             budget,
-            application=options.application,
             progress=progress,
             regions_only=options.certificate is not None,  # what it speaks of
-            edits_only=options.code and options.application is None,
             host_memory=options.host_memory,
         )
+        if not options.code or options.application is not None:
+            plan = find(application=options.application)
+        else:
+            try:
+                plan = find(edits_only=True)
+            except ExceededError:
+                plan = find(application=Application.MODULES)
     return plan, step.profile, step.timeline
 
 
