@@ -6,7 +6,7 @@ after.
     python -m benchmarks.programs.card_runs [FILE]        anywhere: predict what the file has, print where it differs;
       --only operator/sort script/lengths                 of KIND/NAME, what contains one of these
 
-Three kinds, each in worker processes side by side:
+Four kinds, each in worker processes side by side:
 
 - `operator`: every operator of torch's own list (`benchmarks.programs.operators`), forward and backward.
 - `program`: every program of `benchmarks.programs.program_cases`.
@@ -14,6 +14,8 @@ Three kinds, each in worker processes side by side:
   What it prints is kept, and the log of the card's allocator, each entry with the line of the script that it comes
   from. In the prediction the same happens under `fxmem run`: both print what `torch.cuda` says of the memory, and both
   dump the log.
+- `public`: the programs of `make scripts`, untouched, for `STEPS` steps of their optimizers, without a compiler
+  (`compiled`: with it). Repositories that are checked out lie in FXMEM_SCRIPTS_WORK; data is made up there.
 
 The result is one file under `benchmarks/results/gpu`, named after the card and the day; what is in it is not measured
 again.
@@ -43,18 +45,28 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import RESULTS
+from benchmarks.programs.scripts import run
 from fxmem.records.profile import Phase, Target
 from fxmem.records.validation import Difference
 from fxmem.show.text.verdict import describe_difference
 
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "card_programs"
-RUN = ("-m", "benchmarks.programs.card_runs")
+RUN = (str(Path(__file__).resolve()),)
+"""By its path: some of the programs, and some packages, have a module `benchmarks` of their own."""
 ALONE = "alone_"
 """Scripts of such a name want the whole card."""
 CHUNK = 24
 """Operators or programs that one process measures."""
 LIMIT_S = 300
 MOST_EVENTS = 1_000_000
+STEPS = 6
+"""Of a public program's optimizers, unless it ends before."""
+COMPILED = "nanoGPT, GPT-2 124M", "nanochat, base_train", "llama2.c, compiled", "modded-nanogpt, first Muon"
+"""Public programs that are run with their compiler as well."""
+WHOLE = "compiled", "public", "script"
+"""Kinds that run in a process of their own."""
+WORK = Path(os.environ.get("FXMEM_SCRIPTS_WORK", "build/scripts")).resolve()
 LOGGED = {"alloc", "free_requested", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom"}
 """Entries of the allocator's log that are kept."""
 
@@ -145,30 +157,68 @@ def _operators() -> dict[str, Any]:
     return {full_name(info): info for info in operators()}
 
 
-def record_script(script: str, dump: str) -> None:
-    """Run a script as a program with the allocator's log kept; on a card, and as well on a pretended one."""
+def record_script(command: Sequence[str], dump: str, steps: int = 0) -> None:
+    """Run a script as a program with the allocator's log kept; on a card, and as well on a pretended one.
+
+    `command` is what follows `python`. It ends after so many steps of its optimizers; 0: it runs to its end. Each
+    step's counts, and what ended it, are kept.
+    """
     import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     begin = functools.partial(
         torch.cuda.memory._record_memory_history, "all", context="alloc", stacks="python", max_entries=MOST_EVENTS
     )
     # a card that is not in use yet reads its allocator's settings when it comes into use: the script may make some
     begin() if torch.cuda.is_initialized() else torch.cuda._lazy_call(begin)
-    sys.argv = [script]
+    counts: list[tuple[int, int, int]] = []
+    if steps:
+
+        def count(*_: Any) -> None:
+            counts.append(_counts())
+            if len(counts) == steps:
+                raise SystemExit(0)
+
+        register_optimizer_step_post_hook(count)
+    is_module = command[0] == "-m"
+    script = "" if is_module else str(Path(command[0]).resolve())
+    sys.argv = list(command[is_module:])
+    sys.path[0] = os.getcwd() if is_module else str(Path(script).parent)
+    home = "" if is_module else script
     try:
-        runpy.run_path(script, run_name="__main__")
+        if is_module:
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(command[0], run_name="__main__")
     finally:
         print("end", *(f"{each:,}" for each in _counts()))
         found = torch.cuda.memory._snapshot()
         events = []
         for entry in found["device_traces"][0]:
             if entry["action"] in LOGGED:
-                lines = [each["line"] for each in entry.get("frames", ()) if each["filename"] == script]
+                lines = [each["line"] for each in entry.get("frames", ()) if is_own(each["filename"], home)]
                 events.append([entry["action"], entry["size"], lines[0] if lines else 0])
         statistics = {key: value for key, value in torch.cuda.memory_stats().items() if value}
         host = getattr(torch.cuda, "host_memory_stats", dict)() if torch.cuda.is_available() else {}
+        kept = {"events": events, "statistics": dict(statistics), "host": dict(host), "process_bytes": _process_bytes()}
         with open(dump, "wb") as file:
-            pickle.dump({"events": events, "statistics": dict(statistics), "host": dict(host)}, file)
+            pickle.dump(kept | ({"steps": counts} if steps else {}), file)
+
+
+def is_own(file: str, script: str) -> bool:
+    """Whether a file is the script; of a module, whether it lies where the program was started."""
+    return file == script if script else file.startswith(os.getcwd())
+
+
+def _process_bytes() -> int | None:
+    """What the driver says that this process has of the card. None where it does not say."""
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(0))
+        return next(each.usedGpuMemory for each in running if each.pid == os.getpid())
+    return None
 
 
 def _counts() -> tuple[int, int, int]:
@@ -181,18 +231,29 @@ def _counts() -> tuple[int, int, int]:
 # --- all of them, on a card -------------------------------------------------------------------------------------------
 
 
-def _child(arguments: Sequence[str], limit_s: float) -> tuple[int | None, str, str]:
+def _child(
+    arguments: Sequence[str],
+    limit_s: float,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[int | None, str, str]:
     """Exit code (None if it took too long), standard output, standard error."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), *sys.path)))
+    environ |= environment or {}
+    environ["PYTHONPATH"] = _python_path(environment or {}, *sys.path)
     command = [sys.executable, *RUN, *arguments]
-    try:
-        done = subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False
-        )
-    except subprocess.TimeoutExpired as late:
-        return None, _text(late.stdout), _text(late.stderr)
+    with run.terminal() as keyboard:
+        settings: Any = {"cwd": folder, "env": environ, "stdin": keyboard, "capture_output": True}
+        try:
+            done = subprocess.run(command, **settings, timeout=limit_s, check=False)
+        except subprocess.TimeoutExpired as late:
+            return None, _text(late.stdout), _text(late.stderr)
     return done.returncode, _text(done.stdout), _text(done.stderr)
+
+
+def _python_path(environment: Mapping[str, str], *more: str) -> str:
+    """Where Python looks: this repository first."""
+    return os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"), *more)))
 
 
 def _text(said: bytes | None) -> str:
@@ -206,7 +267,7 @@ def _measure_chunk(kind: str, names: Sequence[str], end: float, dry_run: bool) -
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder, "rows")
             limit = min(LIMIT_S, end - time.monotonic())
-            said = _child(["--one", kind, "--names", *left, "--answer", str(out), *["--dry-run"] * dry_run], limit)
+            said = _child(["--one", kind, "--answer", str(out), *["--dry-run"] * dry_run, "--names", *left], limit)
             new = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
         rows += new
         done = {row["name"] for row in new}
@@ -217,20 +278,44 @@ def _measure_chunk(kind: str, names: Sequence[str], end: float, dry_run: bool) -
     return rows
 
 
-def _measure_script(name: str, end: float) -> list[dict[str, Any]]:
+def _measure_script(kind: str, name: str, end: float) -> list[dict[str, Any]]:
     if time.monotonic() > end - 20:
         return []
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder, "dump.pickle")
-        arguments = ["--one", "script", "--names", str(SCRIPTS / f"{name}.py"), "--answer", str(dump)]
-        code, out, err = _child(arguments, min(LIMIT_S, end - began))
-        row: dict[str, Any] = {"kind": "script", "name": name, "mode": "", "exit_code": code, "printed": out}
+        row: dict[str, Any] = {"kind": kind, "name": name, "mode": ""}
+        if kind != "script":
+            prepared = _child(["--one", "prepare", "--names", name], min(LIMIT_S, end - time.monotonic()))
+            if prepared[0] != 0:
+                return [{**row, "error": prepared[2][-1500:]}]
+        command, start, environment, steps = command_of(kind, name)
+        arguments = ["--one", "script", "--answer", str(dump), "--steps", str(steps), "--names", *command]
+        code, out, err = _child(arguments, max(1, min(LIMIT_S, end - time.monotonic())), start, environment)
+        row |= {"exit_code": code, **({"printed": out} if kind == "script" else {})}
         if code != 0:
             row["error"] = err[-1500:]
         if dump.exists():
             row |= pickle.loads(dump.read_bytes())
     return [{**row, "seconds": round(time.monotonic() - began, 1)}]
+
+
+def command_of(kind: str, name: str) -> tuple[list[str], Path | None, dict[str, str], int]:
+    """What follows `python`, the folder it is started in, its environment and for how many steps it runs (0: all).
+
+    A public program is made ready.
+    """
+    if kind == "script":
+        return [str(SCRIPTS / f"{name}.py")], None, {}, 0
+    script = _public()[name]
+    start = run.prepare(script, run.folder_of(script, WORK), sys.executable)
+    environment = {**run.environment(script, start), "TORCHDYNAMO_DISABLE": "0" if kind == "compiled" else "1"}
+    return script["command"], start, environment, 0 if script.get("until") == "end" else STEPS
+
+
+@functools.cache
+def _public() -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in run.read_scripts()}
 
 
 def measure_all(asked: argparse.Namespace) -> int:
@@ -249,11 +334,13 @@ def measure_all(asked: argparse.Namespace) -> int:
     done = {(row["kind"], row["name"]) for row in rows}
     everything = {
         "script": sorted(each.stem for each in SCRIPTS.glob("*.py")),
+        "public": list(_public()),
+        "compiled": list(COMPILED),
         "program": list(PROGRAMS),
         "operator": list(_operators()),
     }
     if asked.dry_run:
-        everything = {"script": [], **{kind: names[:6] for kind, names in everything.items() if kind != "script"}}
+        everything = {kind: names[: 0 if kind in WHOLE else 6] for kind, names in everything.items()}
     todo = {
         kind: [name for name in names if _is_asked(asked, kind, name) and (kind, name) not in done]
         for kind, names in everything.items()
@@ -278,9 +365,10 @@ def measure_all(asked: argparse.Namespace) -> int:
         part.replace(path)
 
     for name in [name for name in todo["script"] if name.startswith(ALONE)]:
-        keep(_measure_script(name, end))
+        keep(_measure_script("script", name, end))
     with ThreadPoolExecutor(asked.jobs) as pool:
-        futures = [pool.submit(_measure_script, name, end) for name in todo["script"] if not name.startswith(ALONE)]
+        whole = [(kind, name) for kind in WHOLE for name in todo[kind] if not name.startswith(ALONE)]
+        futures = [pool.submit(_measure_script, kind, name, end) for kind, name in whole]
         for kind in ("program", "operator"):
             for begin in range(0, len(todo[kind]), CHUNK):
                 names = todo[kind][begin : begin + CHUNK]
@@ -385,7 +473,7 @@ class HeldScript:
 
     name: str
     lines: int
-    """How many lines with a number it printed on the card."""
+    """How many lines with a number it printed on the card, and steps of a public program."""
     missing: tuple[str, ...]
     """Those of them that the prediction does not print."""
     ending: str
@@ -394,16 +482,19 @@ class HeldScript:
     """Of `PEAKS`, predicted and measured, since the script last reset them; empty where one of both is not known."""
 
 
-def run_script(name: str, card: Target) -> tuple[list[str], str, dict[str, Any]]:
+def run_script(kind: str, name: str, card: Target) -> tuple[list[str], str, dict[str, Any]]:
     """The lines that a script prints under `fxmem run`, how it ended, and what `record_script` kept there."""
-    compiles = ["--compile", "as-is"] if name.startswith("compile_") else []
-    with tempfile.TemporaryDirectory() as folder:
+    compiles = ["--compile", "as-is"] if kind == "compiled" or name.startswith("compile_") else []
+    command, start, environment, steps = command_of(kind, name)
+    environ = {**os.environ, **environment, "PYTHONPATH": _python_path(environment)}
+    with tempfile.TemporaryDirectory() as folder, run.terminal() as keyboard:
         target = Path(folder, "card.json")
         target.write_text(card.model_dump_json())
         dump = Path(folder, "dump")
-        arguments = ["--one", "script", "--names", str(SCRIPTS / f"{name}.py"), "--answer", str(dump)]
-        command = ["run", "--target", str(target), "--until", "end", "--write", *compiles, *RUN, *arguments]
-        done = subprocess.run([sys.executable, "-m", "fxmem", *command], capture_output=True, text=True, check=False)
+        ours = ["--one", "script", "--answer", str(dump), "--steps", str(steps), "--names", *command]
+        verb = ["run", "--target", str(target), "--until", "end", "--write", *compiles, "--", *RUN]
+        settings: Any = {"cwd": start, "env": environ, "stdin": keyboard, "capture_output": True, "text": True}
+        done = subprocess.run([sys.executable, "-m", "fxmem", *verb, *ours], **settings, check=False)
         kept = pickle.loads(dump.read_bytes()) if dump.exists() else {}
     last = done.stderr.strip().splitlines()[-1:]
     return done.stderr.splitlines(), "" if done.returncode == 0 else " ".join(last), kept
@@ -411,9 +502,10 @@ def run_script(name: str, card: Target) -> tuple[list[str], str, dict[str, Any]]
 
 def hold_script(row: Mapping[str, Any], card: Target) -> HeldScript:
     """Predict a measured script for the card."""
-    wanted = [line for line in row["printed"].splitlines() if any(word.isdigit() for word in line.split())]
-    printed, ending, kept = run_script(row["name"], card)
-    left = Counter(printed)
+    wanted = [line for line in row.get("printed", "").splitlines() if any(word.isdigit() for word in line.split())]
+    wanted += _step_lines(row)
+    printed, ending, kept = run_script(row["kind"], row["name"], card)
+    left = Counter([*printed, *_step_lines(kept)])
     missing = []
     for line in wanted:
         if left[line]:
@@ -424,6 +516,11 @@ def hold_script(row: Mapping[str, Any], card: Target) -> HeldScript:
     peaks = [tuple(each.get(f"{what}_bytes.all.peak", 0) for each in found) for what in PEAKS]
     known = tuple(peaks) if all(map(all, peaks)) else ()
     return HeldScript(row["name"], len(wanted), tuple(missing), ending, known)
+
+
+def _step_lines(row: Mapping[str, Any]) -> list[str]:
+    """What is allocated after each step, and the most that was allocated and reserved."""
+    return [f"step {number} {' '.join(map(str, counts))}" for number, counts in enumerate(row.get("steps", ()))]
 
 
 def card_of(document: Mapping[str, Any]) -> Target:
@@ -493,9 +590,10 @@ def hold_all(asked: argparse.Namespace) -> int:
     document = read(path)
     card = card_of(document)
     rows = [row for row in document["rows"] if _is_asked(asked, row["kind"], row["name"]) and "error" not in row]
+    rows = [row for row in rows if row["kind"] not in WHOLE or "events" in row or "printed" in row]
     held, scripts = [], []
     for row in rows:
-        if row["kind"] == "script":
+        if row["kind"] in WHOLE:
             scripts.append(hold_script(row, card))
             print(scripts[-1].name, scripts[-1].lines, len(scripts[-1].missing), file=sys.stderr, flush=True)
         else:
@@ -503,7 +601,8 @@ def hold_all(asked: argparse.Namespace) -> int:
     lines = list(report(held, scripts, path.name.removesuffix(".json.gz")))
     print("\n".join(lines))
     if not asked.only:
-        (RESULTS / f"card-runs-{datetime.date.today()}.md").write_text("\n".join(lines) + "\n")
+        kind = "card-public" if "public" in path.name else "card-runs"
+        (RESULTS / f"{kind}-{datetime.date.today()}.md").write_text("\n".join(lines) + "\n")
     return 0
 
 
@@ -511,7 +610,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, or predict."""
     asked = _parse(arguments)
     if asked.one == "script":
-        record_script(asked.names[0], str(asked.answer))
+        record_script(asked.names, str(asked.answer), asked.steps)
+        return 0
+    if asked.one == "prepare":
+        command_of("public", asked.names[0])
         return 0
     if asked.one:
         measure(asked.one, asked.names, asked.answer, dry_run=asked.dry_run)
@@ -531,7 +633,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu", metavar="DIR", help="where the file goes")
     parser.add_argument("--dry-run", action="store_true", help="a few operators and programs on the CPU")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--names", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--names", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

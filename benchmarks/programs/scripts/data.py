@@ -317,6 +317,19 @@ def graphs(folder: Path, *, name: str, count: int = 188, nodes: int = 18, kinds:
         (folder / f"{name}_{kind}.txt").write_text("".join(f"{value}\n" for value in values))
 
 
+def documents(folder: Path, *, files: list[str], count: int = 1000, words: int = 60_000) -> None:
+    """Write documents of 50 to 2,500 made-up words, a column `text` of Parquet in groups of 50."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    known = np.array(["".join(RANDOM.choice(letters, length)) for length in RANDOM.integers(2, 10, words)])
+    for file in files:
+        texts = [" ".join(RANDOM.choice(known, length)) for length in RANDOM.integers(50, 2500, count)]
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / file, row_group_size=50)
+
+
 def interactions(folder: Path, *, file: str, users: int = 1000, items: int = 3000, each: int = 60) -> None:
     """Write which items a user took, a pair a line, in order of time."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -464,7 +477,7 @@ MAKERS: Final[dict[str, Callable[..., None]]] = {
     for maker in (
         *(mnist, cifar, pictures, tokens, text, records, boxes),
         *(names, labelled_pictures, hub_weights, font, speech, citations, graphs, interactions, molecules, views),
-        *(archive, flows, clouds, picture_table, text_to_image),
+        *(archive, flows, clouds, picture_table, text_to_image, documents),
         *(language_model, picture_classifier, picture_encoder, picture_model, checkpoint, byte_tokenizer, metric),
     )
 }

@@ -43,6 +43,8 @@ STEPS = 3
 SECONDS = 600
 """After which a program is ended; 60 seconds of processor time is the aim."""
 MIB = 1 << 20
+CHECKED_OUT = ".checked-out"
+"""A file beside a repository that is there; what is copied to a machine without a network has it."""
 
 
 def check_out(script: dict[str, Any], folder: Path) -> None:
@@ -77,8 +79,10 @@ def prepare(script: dict[str, Any], folder: Path, python: str) -> Path:
     start = folder / script.get("folder", "")
     if (folder / ".ready").exists():
         return start
-    shutil.rmtree(folder, ignore_errors=True)
-    check_out(script, folder)
+    if not (folder / CHECKED_OUT).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        check_out(script, folder)
+        (folder / CHECKED_OUT).touch()
     if "repository" not in script or script.get("loop"):
         shutil.copy(HERE / "loops" / script["command"][0], start)
     for each in script.get("data", ()):
@@ -88,6 +92,16 @@ def prepare(script: dict[str, Any], folder: Path, python: str) -> Path:
         subprocess.run([python, *command], cwd=start, env=environment(script, start), check=True)
     (folder / ".ready").touch()
     return start
+
+
+def folder_of(script: dict[str, Any], work: Path) -> Path:
+    """Where a script is checked out."""
+    return work / re.sub(r"\W", "_", script["name"])
+
+
+def read_scripts() -> list[dict[str, Any]]:
+    """All of `scripts.toml`."""
+    return tomllib.loads((HERE / "scripts.toml").read_text())["script"]
 
 
 def run(script: dict[str, Any], folder: Path, python: str) -> dict[str, Any]:
@@ -233,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the result")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that runs them")
     options = parser.parse_args(arguments)
-    scripts = tomllib.loads((HERE / "scripts.toml").read_text())["script"]
+    scripts = read_scripts()
     path = options.results / f"scripts-{datetime.date.today():%Y-%m-%d}"
     known = path.with_suffix(".json")
     rows = {row["name"]: row for row in json.loads(known.read_text())} if known.exists() else {}
@@ -241,8 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = script["name"]
         if options.only and not any(fnmatch.fnmatch(name, pattern) for pattern in options.only):
             continue
-        folder = (options.work / "".join(each if each.isalnum() else "_" for each in name)).resolve()
-        rows[name] = run(script, folder, options.python)
+        rows[name] = run(script, folder_of(script, options.work).resolve(), options.python)
         row = rows[name]
         print(f"{name}: {row.get('failed') or mib(row['requested_bytes'])} in {row.get('seconds')} s", flush=True)
         write([rows[each["name"]] for each in scripts if each["name"] in rows], path)
