@@ -250,8 +250,8 @@ def swap_moved(original: Callable[[Any, Any], None], t1: torch.Tensor, t2: torch
     """`torch.utils.swap_tensors` that moves tensors to a pretended card or to meta; `original` swaps two fakes."""
     # `original` refuses tensors that others refer to, and takes one that is used twice for one with a gradient
     # (`_use_count`, since 2.3): a module under `weight_norm` has computed its weight from them.
-    both: list[Any] = [t1, t2]
-    if all(type(t) is FakeTensor and not weakref.getweakrefs(t) and t._use_count() == 1 for t in both):
+    uses, both = torch.Tensor._use_count, (t1, t2)  # type: ignore[attr-defined]
+    if all(type(t) is FakeTensor and not weakref.getweakrefs(t) and uses(t) == 1 for t in both):
         own = _find_attributes(t1)
         original(t1, t2)
         vars(t1).update(own)
