@@ -97,6 +97,20 @@ def sdpa_order() -> tuple[int, ...]:
     return tuple(torch._C._get_sdp_priority_order())
 
 
+def kernel_flags() -> tuple[Any, ...]:
+    """The flags that kernels of convolutions and recurrent layers, and those that are not deterministic, look at.
+
+    What `torch.backends.cudnn` and `torch.use_deterministic_algorithms` set, read at once: it is asked before each such
+    operator (`torch._C._get_cudnn_enabled` and its kind since 1.0, `_get_fp32_precision_getter` since 2.9).
+    """
+    core = torch._C
+    return (
+        *(core._get_cudnn_enabled(), core._get_cudnn_benchmark(), core._get_cudnn_deterministic()),
+        *(core._get_deterministic_algorithms(), core._get_deterministic_algorithms_warn_only()),
+        *(core._get_fp32_precision_getter("cuda", "conv"), core._get_fp32_precision_getter("cuda", "rnn")),
+    )
+
+
 def without_autocast() -> contextlib.AbstractContextManager[Any]:
     """Run what an autocast wrapper calls: no op inside is cast again (`torch._C._DisableAutocast`, since 1.13)."""
     return torch._C._DisableAutocast()

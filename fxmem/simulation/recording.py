@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TextIO
 
 import torch
@@ -276,7 +276,6 @@ class Recording(Observer):
         subject.recording = compilation.recording = self
         self.device = device_of(target)
         self.fakes = subject.make_mode()
-        convolutions, deterministic = convolution_settings(target), is_deterministic()
         self.collector: Collector | CpuCollector = CpuCollector()
         """Of the target's hidden memory."""
         if target.device == "cuda":
@@ -284,8 +283,8 @@ class Recording(Observer):
                 target,
                 target.release(torch.__version__),
                 os.environ,
-                convolutions,
-                deterministic=deterministic,
+                convolution_settings(target),
+                deterministic=is_deterministic(),
                 cudnns=asked_cudnns(target),
                 ranges=subject.compares_cudnns,
             )
@@ -293,16 +292,7 @@ class Recording(Observer):
         self.nodes = NodeLedger(self.log)
         """For which node of the graph the program works."""
         self.collectives = Collectives(self.log, world)
-        context = (
-            target,
-            torch.__version__,
-            convolutions,
-            torch.are_deterministic_algorithms_enabled(),
-            deterministic,
-            tuple(map(os.environ.get, CUBLAS_VARIABLES)),
-            frozenset(flops.torch_formulas().items()),
-        )
-        cache = OpCache(self.fakes, os.environ.get(CHECK, ""), context)
+        cache = OpCache(self.fakes, os.environ.get(CHECK, ""), self._follow_flags)
         inspector = OpInspector(self.collector, self.collectives, self.fakes, self.device.type)
         self.recorder = self.compilation.make_recorder(
             self.log, self.fakes, inspector.inspect, self, cache, subject.values, subject.route
@@ -317,6 +307,20 @@ class Recording(Observer):
         """Kernels of other packages that it calls."""
         self.ran_scripted = False
         """Whether the program called a function that TorchScript has compiled."""
+
+    def _follow_flags(self) -> Hashable:
+        """What operators look at beside their arguments, as the program has set it by now; the collector is told."""
+        convolutions, deterministic = convolution_settings(self.target), is_deterministic()
+        self.collector.follow(convolutions, deterministic=deterministic)
+        return (
+            self.target,
+            torch.__version__,
+            convolutions,
+            torch.are_deterministic_algorithms_enabled(),
+            deterministic,
+            tuple(map(os.environ.get, CUBLAS_VARIABLES)),
+            frozenset(flops.torch_formulas().items()),
+        )
 
     def attach(self, root: torch.nn.Module) -> None:
         """Trace the calls and the backward of this module."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fxmem
 from fxmem.__main__ import main
 from fxmem.errors import AnalysisError
 from fxmem.hardware.catalogue import target
@@ -252,3 +253,41 @@ def test_another_release_of_torch_has_its_own_workspaces_rules_and_cudnn(monkeyp
         assert asked_of_it == (64 * 320 * 1280 * 4 if held else 64 << 20)
     plain = analyze(model, inputs, mode="infer", target="cpu")
     assert (plain.profile.cudnns, plain.profile.target.torch) == ((), "")
+
+
+def convolve(*, inside: bool, **cudnn_flags: bool) -> fxmem.RecordedProgram:
+    """Two steps of a program that sets cuDNN's flags itself, or that is recorded with them set."""
+
+    def set_flags() -> None:
+        for name, value in cudnn_flags.items():
+            setattr(torch.backends.cudnn, name, value)
+
+    before = {name: getattr(torch.backends.cudnn, name) for name in cudnn_flags}
+    try:
+        if not inside:
+            set_flags()
+        with fxmem.record("h100") as recorded:
+            if inside:
+                set_flags()
+            layer = nn.Conv2d(64, 64, 3, padding=1).cuda()
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+            for _ in range(2):
+                layer(torch.randn(32, 64, 56, 56).cuda()).sum().backward()
+                optimizer.step()
+        return recorded
+    finally:
+        for name, value in before.items():
+            setattr(torch.backends.cudnn, name, value)
+
+
+def test_flags_that_a_program_sets_count_from_there_on() -> None:
+    """A seed function sets `deterministic`; the plan, its workspace and what the report says of it follow."""
+    plain = convolve(inside=False)
+    given, own = (convolve(inside=inside, deterministic=True, allow_tf32=False) for inside in (False, True))
+    assert [each.requested_bytes for each in own.rounds] == [each.requested_bytes for each in given.rounds]
+    assert own.rounds[0].requested_bytes > 1.5 * plain.rounds[0].requested_bytes
+    assert any("deterministic plans only" in each.text for each in own.profile.assumptions)
+
+
+def test_a_program_that_lets_cudnn_choose_by_timing_is_told_what_that_leaves_unknown() -> None:
+    assert any("cudnn.benchmark" in each.what for each in convolve(inside=True, benchmark=True).profile.unknowns)

@@ -66,6 +66,9 @@ class CpuCollector:
         self._known: dict[Any, Seen | None] = {}
         self.begin()
 
+    def follow(self, settings: ConvSettings, *, deterministic: bool) -> None:
+        """Nothing on the CPU looks at the flags of torch that a program may set."""
+
     def begin(self) -> None:
         """Forget everything; a new step begins."""
         self._memory: dict[int, tuple[str, HiddenMemory]] = {}
@@ -151,15 +154,26 @@ class Collector(CpuCollector):
     ) -> None:
         self._target = target
         self._torch_version = torch_version
-        self._lacks_config = deterministic and environ.get("CUBLAS_WORKSPACE_CONFIG") not in _DETERMINISTIC_CUBLAS
-        taken = {"CUBLAS_WORKSPACE_CONFIG": _DETERMINISTIC_CUBLAS[0]}
-        self._environ = {**environ, **taken} if self._lacks_config else environ
-        self._settings = settings
+        self._given_environ = environ
         self._cudnns = cudnns if ranges else cudnns[:1]
+        self._settings = settings
         self._guesses = GUESSES if ranges and self._stands_for_another and target.capability != ASKED else {}
         self._seen = seen_rule(target, torch_version) if self._stands_for_another else None
-        self._cublas = cublas_workspaces(target, torch_version, self._environ)
-        super().__init__(Platform(target, torch_version, self._environ, settings, deterministic, self._cublas))
+        super().__init__()
+        self.follow(settings, deterministic=deterministic)
+
+    def follow(self, settings: ConvSettings, *, deterministic: bool) -> None:
+        """Let operators from here on look at these flags."""
+        self._settings = settings
+        given = self._given_environ
+        self._lacks_config = deterministic and given.get("CUBLAS_WORKSPACE_CONFIG") not in _DETERMINISTIC_CUBLAS
+        taken = {"CUBLAS_WORKSPACE_CONFIG": _DETERMINISTIC_CUBLAS[0]}
+        self._environ = {**given, **taken} if self._lacks_config else given
+        self._cublas = cublas_workspaces(self._target, self._torch_version, self._environ)
+        self._platform = Platform(
+            self._target, self._torch_version, self._environ, settings, deterministic, self._cublas
+        )
+        self._known = {}
 
     def begin(self) -> None:
         """Forget everything; a new step begins."""

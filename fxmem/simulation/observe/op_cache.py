@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import kernels as torch_kernels
 from fxmem.errors import AnalysisError
 from fxmem.simulation.asked.known_values import VALUE
 
@@ -128,19 +129,28 @@ class OpCache:
     Args:
         mode: whose tensors these are.
         check: the value of `FXMEM_CHECK`.
-        context: what else results and facts depend on: the target, torch's flags. Calls of another context are kept
-            apart.
+        context: says what else results and facts depend on: the target, torch's flags. Calls of another context are
+            kept apart.
     """
 
-    def __init__(self, mode: torch_common.FakeTensorMode, check: str = "", context: Hashable = None) -> None:
+    def __init__(
+        self, mode: torch_common.FakeTensorMode, check: str = "", context: Callable[[], Hashable] | None = None
+    ) -> None:
         self._mode = mode
         self._maker = torch_fakes.Maker(mode)
+        self._context = context
+        self._flags = torch_kernels.kernel_flags()
         self._tables: dict[Any, dict[tuple[Any, ...], OpReplay | None] | None] = (
-            {} if context is None else torch_fakes.shared_tables(context)
+            {} if context is None else torch_fakes.shared_tables(context())
         )
         self._on = check != "0"
         self.compares = check == "1"
         """Whether calls are to be run as well as replayed."""
+
+    def follow_flags(self) -> None:
+        """Take the calls of another context where the program has set a flag of torch since the last time."""
+        if (flags := torch_kernels.kernel_flags()) != self._flags and self._context is not None:
+            self._flags, self._tables = flags, torch_fakes.shared_tables(self._context())
 
     def call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], unless: str | None = VALUE

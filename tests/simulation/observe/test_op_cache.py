@@ -266,13 +266,13 @@ def test_views_in_inference_mode_are_others(fakes: torch_common.FakeTensorMode) 
 
 
 def test_calls_of_another_context_or_of_another_kernel_are_others(fakes: torch_common.FakeTensorMode) -> None:
-    learn(OpCache(fakes, context="a"), aten.add.Tensor, x(), x())
-    for context, known in (("a", True), ("b", False), (None, False)):
+    learn(OpCache(fakes, context=lambda: "a"), aten.add.Tensor, x(), x())
+    for context, known in ((lambda: "a", True), (lambda: "b", False), (None, False)):
         call = OpCache(fakes, context=context).call(aten.add.Tensor, (x(), x()), {})
         assert call is not None
         assert (call.replay is not None) == known
     with override_fake_kernels({aten.add.Tensor: lambda *_: NotImplemented}):
-        call = OpCache(fakes, context="a").call(aten.add.Tensor, (x(), x()), {})
+        call = OpCache(fakes, context=lambda: "a").call(aten.add.Tensor, (x(), x()), {})
         assert call is not None
         assert call.replay is None
 
