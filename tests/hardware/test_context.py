@@ -40,7 +40,7 @@ def test_every_context_size_has_a_source_and_its_cards_capability() -> None:
 def test_every_card_of_the_catalogue_has_a_range(name: str) -> None:
     found = context_range(target(name))
     assert found is not None
-    assert 100 * MIB <= found.low < found.high < 800 * MIB
+    assert 100 * MIB <= found.low < found.high < 900 * MIB  # 858 of a program on an H200, the most that was seen
 
 
 @pytest.mark.parametrize(
