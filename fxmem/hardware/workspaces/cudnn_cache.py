@@ -17,7 +17,7 @@ from pathlib import Path
 from fxmem.errors import UsageError
 from fxmem.records.files import read_kept, write_kept
 
-_FORMAT = 3
+_FORMAT = 4
 """One more where `driverless` changes: answers are kept as it corrects them."""
 _MAX_ENTRIES = 10_000
 """Per file, the newest kept: about 2 MB."""
