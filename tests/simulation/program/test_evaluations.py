@@ -92,7 +92,7 @@ def test_what_is_made_of_all_batches_is_of_all_of_them(kind: str) -> None:
 def test_evaluations_as_libraries_write_them(program: str, steps: int, batch: int) -> None:
     """Accelerate fetches a batch ahead, and has one step more; the last batch has fewer rows."""
     pytest.importorskip("accelerate")
-    file = str(Path(__file__).with_name("programs") / f"{program}.py")
+    file = str(Path(__file__).with_name("collecting") / f"{program}.py")
     ended, whole = (
         launch(Launch(file, (str(rows), "500")), catalogue.target("h100"), RunSettings(until=until)).recorded
         for rows, until in ((100 * batch, None), (steps, "end"))
