@@ -633,7 +633,8 @@ def test_what_is_no_file_in_the_cache_is_replaced(what: str, cache_in_tmp: Path,
     conv_workspaces(FIVE[1:2], H100, library=LIBRARY, child=answering)
     assert elsewhere.read_text() == before
     assert file.is_dir() or (file.is_file() and not file.is_symlink())
-    assert list(cudnn_cache.load(cache_in_tmp, file.stem.partition("-3-")[2])) == [FIVE[1].key] * (not file.is_dir())
+    name = file.stem.partition(f"-{cudnn_cache._FORMAT}-")[2]
+    assert list(cudnn_cache.load(cache_in_tmp, name)) == [FIVE[1].key] * (not file.is_dir())
 
 
 def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
