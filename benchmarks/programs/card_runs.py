@@ -6,7 +6,7 @@ after.
     python -m benchmarks.programs.card_runs [FILE]        anywhere: predict what the file has, print where it differs;
       --only operator/sort script/lengths                 of KIND/NAME, what contains one of these
 
-Four kinds, each in worker processes side by side:
+Kinds, each in worker processes side by side:
 
 - `operator`: every operator of torch's own list (`benchmarks.programs.operators`), forward and backward.
 - `program`: every program of `benchmarks.programs.program_cases`.
@@ -160,8 +160,8 @@ def _operators() -> dict[str, Any]:
 def record_script(command: Sequence[str], dump: str, steps: int = 0) -> None:
     """Run a script as a program with the allocator's log kept; on a card, and as well on a pretended one.
 
-    `command` is what follows `python`. It ends after so many steps of its optimizers; 0: it runs to its end. Each
-    step's counts, and what ended it, are kept.
+    `command` is what follows `python`. It ends after so many steps of its optimizers; 0: it runs to its end. What
+    `_counts` says after each of these steps is kept.
     """
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -184,7 +184,6 @@ def record_script(command: Sequence[str], dump: str, steps: int = 0) -> None:
     script = "" if is_module else str(Path(command[0]).resolve())
     sys.argv = list(command[is_module:])
     sys.path[0] = os.getcwd() if is_module else str(Path(script).parent)
-    home = "" if is_module else script
     try:
         if is_module:
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
@@ -196,7 +195,7 @@ def record_script(command: Sequence[str], dump: str, steps: int = 0) -> None:
         events = []
         for entry in found["device_traces"][0]:
             if entry["action"] in LOGGED:
-                lines = [each["line"] for each in entry.get("frames", ()) if is_own(each["filename"], home)]
+                lines = [each["line"] for each in entry.get("frames", ()) if _is_own(each["filename"], script)]
                 events.append([entry["action"], entry["size"], lines[0] if lines else 0])
         statistics = {key: value for key, value in torch.cuda.memory_stats().items() if value}
         host = getattr(torch.cuda, "host_memory_stats", dict)() if torch.cuda.is_available() else {}
@@ -205,20 +204,21 @@ def record_script(command: Sequence[str], dump: str, steps: int = 0) -> None:
             pickle.dump(kept | ({"steps": counts} if steps else {}), file)
 
 
-def is_own(file: str, script: str) -> bool:
-    """Whether a file is the script; of a module, whether it lies where the program was started."""
+def _is_own(file: str, script: str) -> bool:
+    """Whether a file is the script; without one, whether it lies where the program was started."""
     return file == script if script else file.startswith(os.getcwd())
 
 
 def _process_bytes() -> int | None:
-    """What the driver says that this process has of the card. None where it does not say."""
-    with contextlib.suppress(Exception):
-        import pynvml
+    """What the driver says that this process has of the card. None where it does not say, or none is there."""
+    import pynvml
 
+    try:
         pynvml.nvmlInit()
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(0))
-        return next(each.usedGpuMemory for each in running if each.pid == os.getpid())
-    return None
+    except pynvml.NVMLError:
+        return None
+    return next((each.usedGpuMemory for each in running if each.pid == os.getpid()), None)
 
 
 def _counts() -> tuple[int, int, int]:
@@ -515,7 +515,8 @@ def hold_script(row: Mapping[str, Any], card: Target) -> HeldScript:
     found = kept.get("statistics", {}), row.get("statistics", {})
     peaks = [tuple(each.get(f"{what}_bytes.all.peak", 0) for each in found) for what in PEAKS]
     known = tuple(peaks) if all(map(all, peaks)) else ()
-    return HeldScript(row["name"], len(wanted), tuple(missing), ending, known)
+    name = f"compiled: {row['name']}" if row["kind"] == "compiled" else row["name"]
+    return HeldScript(name, len(wanted), tuple(missing), ending, known)
 
 
 def _step_lines(row: Mapping[str, Any]) -> list[str]:

@@ -98,10 +98,10 @@ def sdpa_order() -> tuple[int, ...]:
 
 
 def kernel_flags() -> tuple[Any, ...]:
-    """The flags that kernels of convolutions and recurrent layers, and those that are not deterministic, look at.
+    """What `torch.backends.cudnn` and `torch.use_deterministic_algorithms` set, by which kernels are chosen.
 
-    What `torch.backends.cudnn` and `torch.use_deterministic_algorithms` set, read at once: it is asked before each such
-    operator (`torch._C._get_cudnn_enabled` and its kind since 1.0, `_get_fp32_precision_getter` since 2.9).
+    Read past their properties, since it is asked before each operator, in less than a microsecond
+    (`torch._C._get_cudnn_enabled` and its kind since 1.0, `_get_fp32_precision_getter` since 2.9).
     """
     core = torch._C
     return (

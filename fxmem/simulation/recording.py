@@ -44,7 +44,7 @@ from fxmem.simulation.observe.autograd_engine import AutogradEngine
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, StepLog
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
 from fxmem.simulation.observe.node_ledger import NodeLedger
-from fxmem.simulation.observe.observer import Observer
+from fxmem.simulation.observe.observer import Observer, PendingCall
 from fxmem.simulation.observe.op_cache import CHECK, OpCache
 from fxmem.simulation.observe.op_recorder import OpRecorder, Route
 from fxmem.simulation.op_inspector import OpInspector
@@ -477,9 +477,9 @@ class Recording(Observer):
         self.stop_rule.install()
         self.subject.on_module_call(module, args, kwargs)
 
-    def run_module(self, module: torch.nn.Module, *call: Any) -> Any:
+    def run_module(self, call: PendingCall) -> Any:
         """Let the subject run it."""
-        return self.subject.run_module(module, *call)
+        return self.subject.run_module(call)
 
     def on_torch_call(self) -> None:
         """Pass it on to the subject."""

@@ -129,7 +129,8 @@ def _find_fewest(find: Callable[[int], MeshFits]) -> MeshFits:
             break
         count *= 2
     if not isinstance(found, MeshFits):
-        raise found or AssertionError
+        assert found is not None
+        raise found
     fewer = f"; it does not fit {found.cards // 2}" if found.cards > 1 else ""
     note = Assumption(topic="cards", text=f"as few of 1, 2, 4, ... cards as it fits{fewer}")
     return found.model_copy(update={"assumptions": (note, *found.assumptions)}) if found.best else found

@@ -291,3 +291,24 @@ def test_flags_that_a_program_sets_count_from_there_on() -> None:
 
 def test_a_program_that_lets_cudnn_choose_by_timing_is_told_what_that_leaves_unknown() -> None:
     assert any("cudnn.benchmark" in each.what for each in convolve(inside=True, benchmark=True).profile.unknowns)
+
+
+def multiply(*, inside: bool) -> int:
+    """What a product takes where a program asks for deterministic algorithms itself, or is recorded so."""
+    try:
+        if not inside:
+            torch.use_deterministic_algorithms(True)
+        with fxmem.record("a100") as recorded:
+            torch.use_deterministic_algorithms(True)
+            layer = nn.Linear(8, 8).cuda()
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+            layer(torch.randn(4, 8).cuda()).sum().backward()
+            optimizer.step()
+        return recorded.rounds[0].requested_bytes
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_flags_count_where_no_convolution_asks_for_them() -> None:
+    """cuBLAS has other workspaces for deterministic algorithms."""
+    assert multiply(inside=True) == multiply(inside=False)

@@ -156,11 +156,10 @@ class Collector(CpuCollector):
         self._torch_version = torch_version
         self._given_environ = environ
         self._cudnns = cudnns if ranges else cudnns[:1]
-        self._settings = settings
-        self._guesses = GUESSES if ranges and self._stands_for_another and target.capability != ASKED else {}
-        self._seen = seen_rule(target, torch_version) if self._stands_for_another else None
         super().__init__()
         self.follow(settings, deterministic=deterministic)
+        self._guesses = GUESSES if ranges and self._stands_for_another and target.capability != ASKED else {}
+        self._seen = seen_rule(target, torch_version) if self._stands_for_another else None
 
     def follow(self, settings: ConvSettings, *, deterministic: bool) -> None:
         """Let operators from here on look at these flags."""

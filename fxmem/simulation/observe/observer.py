@@ -5,11 +5,23 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fxmem.records.profile import Phase
+
+
+class PendingCall(NamedTuple):
+    """A call of a module of the program, within no other, that is about to run."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    run: Callable[[], Any]
+    """Runs it."""
+    as_node: Callable[[Callable[[], Any]], Any]
+    """Runs what is given in its place, as one node of the graph."""
 
 
 class Observer:
@@ -71,16 +83,9 @@ class Observer:
     def on_module_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module of the program is about to be called, within no other."""
 
-    def run_module(
-        self,
-        module: torch.nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        run: Callable[[], Any],
-        as_node: Callable[[Callable[[], Any]], Any],
-    ) -> Any:
-        """The result of such a call: `run` runs it, `as_node` runs what is given in its place as one node."""
-        return run()
+    def run_module(self, call: PendingCall) -> Any:
+        """The result of such a call."""
+        return call.run()
 
     def on_torch_call(self) -> None:
         """The program is about to call a torch function or method."""

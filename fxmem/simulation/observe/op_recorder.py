@@ -39,11 +39,6 @@ from fxmem.simulation.source_lines import variables
 
 _SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
 _SUM, _SUM_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
-_ASK_FLAGS = tuple(
-    f"aten.{name}"
-    for name in """convolution cudnn_conv _cudnn_rnn index_put _index_put _scaled_dot _flash_attention
-    _efficient_attention _cudnn_attention""".split()
-)
 _SILENT_NAMESPACES = frozenset({"prim", "profiler"})
 
 
@@ -78,8 +73,6 @@ class OpTraits:
             or bool(getattr(func, "is_view", False))
         )
         """Whether a call that allocates nothing need not be noted: it computes nothing either."""
-        self.asks_flags = name.startswith(_ASK_FLAGS)
-        """Whether its kernel hangs on flags of torch, which a program may set at any time."""
         self.is_in_place_foreach = name.startswith("aten._foreach_") and name.split(".")[1].endswith("_")
         """Whether it writes to lists of tensors, returns nothing and allocates nothing: then fake tensors need not run
         it.
@@ -197,8 +190,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, OpReplay | None]:
         """The result of a call, with its storages noted; equal calls are replayed from here on."""
-        if op.asks_flags:
-            self._cache.follow_flags()
+        self._cache.follow_flags()
         fresh = op.is_in_place_foreach or op.may_grow or picks_by_mask(op.func, args)
         call = None if fresh else self._cache.call(op.func, args, kwargs, op.unless)
         replay = None if call is None else call.replay

@@ -24,6 +24,7 @@ from fxmem.simulation.asked.routing import BALANCED, Rule
 from fxmem.simulation.asked.values import MadeUpValues
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.observe.observer import PendingCall
 from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.border import Border, CardMode
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
@@ -279,9 +280,9 @@ class RecordedCode(Subject):
         with self.rounds.holding(module, args, kwargs):
             self.rounds.module_called(module)
 
-    def run_module(self, *call: Any) -> Any:
+    def run_module(self, call: PendingCall) -> Any:
         """Run it, or what stands for it."""
-        return self.rounds.run_module(*call)
+        return self.rounds.run_module(call)
 
     def on_torch_call(self) -> None:
         """The program calls torch, as an evaluation may without end."""

@@ -22,6 +22,7 @@ from fxmem.hardware.hidden_memory import Events, HiddenEvent, HiddenMemory, allo
 from fxmem.hardware.workspaces import Seen
 from fxmem.memory.generation import LoopEvent, find_events
 from fxmem.simulation.observe.event_log import LoggedStorage, StepLog
+from fxmem.simulation.observe.observer import PendingCall
 from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.card_memory import CardMemory
 from fxmem.simulation.source_lines import is_own_code
@@ -69,6 +70,7 @@ class RepeatedCalls:
         memory: of its card; None for the CPU, where each call runs.
         trace: what the round asks of the allocator.
         mode: of its tensors.
+        device: of these.
         note_hidden: told of an operator with memory for itself: the most of that, and all of it in order.
     """
 
@@ -78,10 +80,11 @@ class RepeatedCalls:
         memory: CardMemory | None,
         trace: BlockTrace,
         mode: torch_common.FakeTensorMode,
+        device: torch.device,
         note_hidden: Callable[[int, Seen, Seen], None],
     ) -> None:
         self._log, self.memory, self.trace = log, memory, trace
-        self._mode, self._maker = mode, torch_fakes.Maker(mode)
+        self._mode, self._maker, self._device = mode, torch_fakes.Maker(mode), device
         self._note_hidden = note_hidden
         self.is_on = False
         """Whether calls that are alike are made of the first."""
@@ -102,42 +105,36 @@ class RepeatedCalls:
         """From here on, until `is_on` is no longer, calls are made of the first like them."""
         self.is_on, self._known = self.memory is not None, weakref.WeakKeyDictionary()
 
-    def run(
-        self,
-        module: torch.nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        call: Callable[[], Any],
-        as_node: Callable[[Callable[[], Any]], Any],
-    ) -> Any:
+    def run(self, call: PendingCall) -> Any:
         """What a call of a model returns, which ran or was made, as one node of the graph."""
-        leaves, structure = torch_common.tree_flatten((args, kwargs))
+        module = call.module
+        leaves, structure = torch_common.tree_flatten((call.args, call.kwargs))
         key: list[Any] = [repr(structure), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")]
         key += torch.is_inference_mode_enabled(), module.training, self._has_cast
         self._has_cast = torch.is_autocast_enabled("cuda")
         tensors: list[torch.Tensor] = []
         if torch.is_grad_enabled() or not torch_fakes.describe(leaves, self._mode, None, key, tensors):
-            return call()
+            return call.run()
         known = self._known.setdefault(module, {})
         looks = tuple(key)
         if looks not in known:
             known[looks] = None
             if _has_own_hooks(module):
-                return call()
-            result, known[looks] = self._watch(type(module).__name__, call, tensors)
+                return call.run()
+            result, known[looks] = self._watch(type(module).__name__, call.run, tensors)
             return result
-        found_call = known[looks]
-        if found_call is not None and any(found_call.storages[each].death is None for each in found_call.casts):
-            found_call = known[looks] = None
-        return call() if found_call is None else as_node(lambda: self._make(found_call, tensors))
+        like = known[looks]
+        if like is not None and any(like.storages[each].death is None for each in like.casts):
+            like = known[looks] = None
+        return call.run() if like is None else call.as_node(lambda: self._make(like, tensors))
 
-    def _watch(self, name: str, call: Callable[[], Any], tensors: list[torch.Tensor]) -> tuple[Any, _Call | None]:
+    def _watch(self, name: str, run: Callable[[], Any], tensors: list[torch.Tensor]) -> tuple[Any, _Call | None]:
         """Run a call; its result, and how to make one like it, None where that cannot be said."""
         log, ops, memory = self._log, self._log.ops, self.memory
         assert memory is not None
         _, acts = self.trace.since(0)
         first, stream = len(ops), log.streams.current
-        result = call()
+        result = run()
         memory.ask_cudnn()
         events = find_events(self.trace.since(acts)[0], memory.asked)
         if events is None or ops is not log.ops or any(each.stream != stream for each in events if each.nbytes):
@@ -172,7 +169,6 @@ class RepeatedCalls:
         index = self._log.find_storage(leaf) if type(leaf) is torch_common.FakeTensor else None
         if index is None or leaf.requires_grad:
             return NotImplemented
-        self._device = leaf.device
         return _Made(index, tuple(leaf.shape), tuple(leaf.stride()), int(leaf.storage_offset()), leaf.dtype)
 
     def _make(self, call: _Call, tensors: list[torch.Tensor]) -> Any:

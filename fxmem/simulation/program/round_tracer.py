@@ -18,7 +18,7 @@ from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
 from fxmem.simulation.observe.node_ledger import NodeLedger
-from fxmem.simulation.observe.observer import Observer
+from fxmem.simulation.observe.observer import Observer, PendingCall
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 
 
@@ -98,13 +98,12 @@ class RoundTracer(ProgramTracer):
             if self._state not in ("tracing", "after") or self.writer.stack:
                 return self._run_module(original, module, name, args, kwargs)
             self._program.on_module_call(module, args, kwargs)
-            return self._program.run_module(
-                module,
-                args,
-                kwargs,
-                lambda: self._run_module(original, module, name, args, kwargs),
-                lambda run: self._call("call_module", name, args, kwargs, run),
+            call = PendingCall(
+                *(module, args, kwargs),
+                run=lambda: self._run_module(original, module, name, args, kwargs),
+                as_node=lambda run: self._call("call_module", name, args, kwargs, run),
             )
+            return self._program.run_module(call)
 
         return call_module
 

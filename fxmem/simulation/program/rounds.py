@@ -23,6 +23,7 @@ from fxmem.hardware.workspaces import Seen
 from fxmem.records.profile import Kind, PartOfRound, Phase, Profile, Round, SourceLine
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
+from fxmem.simulation.observe.observer import PendingCall
 from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes, Part, PartPeak
@@ -146,7 +147,9 @@ class Rounds(RoundRule):
         self._recording, self._log = recording, recording.log
         self._holders = Holders(recording.log)
         self.growth = GrowthLog(recording.log, self._holders)
-        self.repeats = RepeatedCalls(recording.log, self._memory, self._trace, recording.fakes, self._note_hidden)
+        self.repeats = RepeatedCalls(
+            *(recording.log, self._memory, self._trace, recording.fakes, recording.device, self._note_hidden)
+        )
         self.evaluations = Evaluations(
             recording.log,
             lambda: self._live.now if self._memory is None else self._memory.stats().requested_bytes.current,
@@ -181,18 +184,11 @@ class Rounds(RoundRule):
         if self._log.phase in (Phase.EVALUATION, Phase.FORWARD):
             self._begin_part(self._log.phase, self._roots.find_path(module) or "", is_forward=True)
 
-    def run_module(
-        self,
-        module: torch.nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        run: Callable[[], Any],
-        as_node: Callable[[Callable[[], Any]], Any],
-    ) -> Any:
+    def run_module(self, call: PendingCall) -> Any:
         """The result of a call of a root. Where other ranks wait for what it sends, it runs."""
         if not self.repeats.is_on or self._recording.collectives.world is not None:
-            return run()
-        return self.repeats.run(module, args, kwargs, run, as_node)
+            return call.run()
+        return self.repeats.run(call)
 
     def _note_hidden(self, op: int, most: Seen, whole: Seen) -> None:
         """A call was made of one like it: the profile has the most of its memory, the card all."""
