@@ -18,7 +18,7 @@ from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import describe
 from fxmem.memory.user_code import find_place
-from fxmem.records.names import OWN_LOSS
+from fxmem.records.names import OWN_LOSS, PLANS_BY_TIMING
 from fxmem.records.profile import (
     Headed,
     InputTensor,
@@ -169,7 +169,7 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
     if peak.reserved_high_bytes is not None:
         most = exact_bytes(peak.reserved_high_bytes)
         facts.append(Fact("", f"{most} where blocks wait for a stream as long as they can", "reserved most"))
-    facts += plans_facts(peak)
+    facts += plans_facts(profile, peak)
     if peak.process_bytes is not None:
         size = format_range(peak.process_bytes.low, peak.process_bytes.high)
         words = f"{size} {process.meaning} ({process.call}), a range: {peak.process_bytes.grounds}"
@@ -186,8 +186,21 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
     return make_printable(facts)
 
 
-def plans_facts(peak: Peak) -> Facts:
-    """Between which bytes the peak is with the plans of the cuDNNs that stand for the target's; nothing for one."""
+def plans_facts(profile: Profile, peak: Peak) -> Facts:
+    """Between which bytes the peak is with the plans of the cuDNNs that stand for the target's; nothing for one.
+
+    Where cuDNN finds its plans by timing, how far from the peak others were: dcgan, pytorch-cifar,
+    pytorch_resnet_cifar10 and cifar10-airbench (benchmarks/results/card-public-2026-11-28.md).
+    """
+    if any(each.what.startswith(PLANS_BY_TIMING) for each in profile.unknowns):
+        words = "cudnn.benchmark tries them all in the first step, whose peak is not known by that: four programs took "
+        return [
+            Fact(
+                "Plans",
+                words + "1.0, 1.5, 3 and 12 times what is predicted. A trial that finds no room is left out",
+                "plans",
+            )
+        ]
     if (between := peak.plans_range) is None:
         return []
     versions = ", ".join(each.cudnn for each in peak.by_cudnn)

@@ -181,7 +181,7 @@ def test_the_plans_of_each_cudnn_that_stands_for_the_targets_are_replayed() -> N
     assert (peak.reserved_bytes, peak.fits) == (90 * MIB, True)
     found = [(each.cudnn, each.reserved_bytes, each.fits) for each in peak.by_cudnn]
     assert found == [("9.8.0", 90 * MIB, True), ("9.10.2", 110 * MIB, False), ("9.19.0", 50 * MIB, True)]
-    (fact,) = plans_facts(peak)
+    (fact,) = plans_facts(profile, peak)
     assert fact.text == (
         "50.0 MiB to 170.0 MiB reserved with the plans of cuDNN 9.8.0, 9.10.2, 9.19.0: fits with 9.8.0, 9.19.0 only"
     )

@@ -17,7 +17,9 @@ from fxmem.hardware.catalogue import target
 from fxmem.hardware.workspaces import CudnnLibrary, collector
 from fxmem.hardware.workspaces.cudnn_client import Workspace
 from fxmem.hardware.workspaces.driverless import GUESSES
+from fxmem.memory import liveness
 from fxmem.records.profile import Profile, Target
+from fxmem.show.facts import plans_facts
 from fxmem.simulation import kernel_settings
 from fxmem.simulation.analysis import analyze
 from fxmem.simulation.kernel_settings import (
@@ -290,7 +292,12 @@ def test_flags_that_a_program_sets_count_from_there_on() -> None:
 
 
 def test_a_program_that_lets_cudnn_choose_by_timing_is_told_what_that_leaves_unknown() -> None:
-    assert any("cudnn.benchmark" in each.what for each in convolve(inside=True, benchmark=True).profile.unknowns)
+    chosen, plain = (convolve(inside=True, benchmark=each).profile for each in (True, False))
+    assert any("cudnn.benchmark" in each.what for each in chosen.unknowns)
+    peak = liveness.timeline(chosen).peak
+    (fact,) = plans_facts(chosen, peak)
+    assert "first step, whose peak is not known" in fact.text
+    assert plans_facts(plain, liveness.timeline(plain).peak) == []
 
 
 def multiply(*, inside: bool) -> int:

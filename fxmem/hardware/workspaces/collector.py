@@ -23,7 +23,7 @@ from fxmem.hardware.releases import find_release
 from fxmem.hardware.tensor_layouts import is_tensor, read_layout
 from fxmem.hardware.workspaces.cudnn_client import OLDEST, CudnnLibrary, conv_workspaces, version_number
 from fxmem.hardware.workspaces.driverless import ASKED, GUESSES, HOW, SEEN_HOW, apply_rule, seen_rule
-from fxmem.records.names import GRAPH_POOL
+from fxmem.records.names import GRAPH_POOL, PLANS_BY_TIMING
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
 
 
@@ -333,9 +333,9 @@ class Collector(CpuCollector):
             yield from self._unknown_plans(convolutions)
         if self._settings.benchmark and convolutions:
             what = (
-                "workspaces of the convolutions that torch.backends.cudnn.benchmark chooses by timing; counted "
-                "are those of the choice without it. The first step tries every algorithm, with the largest workspace "
-                "that there is room for: its peak may be far higher, but does not run out of memory by that"
+                f"{PLANS_BY_TIMING}; counted are those of the choice without it. The first step tries every algorithm, "
+                "with the largest workspace that there is room for: its peak may be far higher, but does not run out "
+                "of memory by that"
             )
             yield Unknown(topic="memory", what=what, count=convolutions)
         yield from super().unknowns()

@@ -86,7 +86,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
     }
     alive, unlisted_bytes = alive_table(profile, timeline)
     peak = timeline.peak
-    where = [fact for fact in facts.peak_facts(profile, peak) if fact.key in ("reserved most", "where")]
+    where = [fact for fact in facts.peak_facts(profile, peak) if fact.key in ("reserved most", "plans", "where")]
     return fill_page(
         "report",
         profile,

@@ -80,7 +80,7 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
     loop = findings.loop_facts(profile) if profile.step.outputs_bytes * _WORTH_SAYING >= peak.requested_bytes else ()
     below = [
         Fact("Peak", where),
-        *findings.plans_facts(peak),
+        *findings.plans_facts(profile, peak),
         *longest_facts(profile)[:1],
         *loop,
         *_eager_facts(profile),
