@@ -25,8 +25,9 @@ static int multiprocessors(void) { return (int)setting("CARD_SMS", 132); }
 static size_t memory(void) { return (size_t)setting("CARD_BYTES", 85520809984); }
 static size_t shared_optin(void) { return capability() == 80 ? 166912 : capability() / 10 == 9 || capability() / 10 == 10 ? 232448 : 101376; }
 
-static const uintptr_t FIRST = 0x700000000000;
-static uintptr_t next_address = 0x700000000000;
+/* The driver hands out addresses downwards. */
+static const uintptr_t END = 0x7fffffe00000;
+static uintptr_t lowest_address = 0x7fffffe00000;
 static size_t taken;
 
 /* What is allocated, so that it can be freed: address and size. */
@@ -35,9 +36,7 @@ static struct { uintptr_t address; size_t size; } slots[SLOTS];
 static unsigned slot(uintptr_t address) { return (unsigned)(address >> 21) % SLOTS; }
 
 static uintptr_t place(size_t size) {
-  uintptr_t address = next_address;
-  next_address += (size + 0x1fffff) & ~(size_t)0x1fffff;
-  return address;
+  return lowest_address -= (size + 0x1fffff) & ~(size_t)0x1fffff;
 }
 
 EXPORT int cudaGetDeviceCount(int *count) { *count = 1; return 0; }
@@ -128,7 +127,7 @@ EXPORT int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, vo
 
 EXPORT int cudaPointerGetAttributes(struct cudaPointerAttributes *found, const void *address) {
   memset(found, 0, sizeof *found);
-  int on_card = (uintptr_t)address >= FIRST && (uintptr_t)address < next_address;
+  int on_card = (uintptr_t)address >= lowest_address && (uintptr_t)address < END;
   found->type = on_card ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
   found->devicePointer = found->hostPointer = (void *)address;
   return 0;
@@ -166,7 +165,7 @@ EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, c
   *blocks = threads > 0 ? 2048 / threads : 1;
   return 0;
 }
-EXPORT int cudaGetSymbolAddress(void **address, const void *symbol) { *address = (void *)FIRST; return 0; }
+EXPORT int cudaGetSymbolAddress(void **address, const void *symbol) { *address = (void *)END; return 0; }
 EXPORT void **__cudaRegisterFatBinary(void *binary) { static void *kept; return &kept; }
 EXPORT int __cudaGetKernel(void **kernel, const void *function) { *kernel = (void *)function; return 0; }
 

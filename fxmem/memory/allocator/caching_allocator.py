@@ -9,9 +9,10 @@ Assumptions
   another stream when it is freed (`record_stream`), so active bytes equal allocated bytes.
 - No CUDA graph, no private pool, no memory shared between processes, settings fixed for the allocator's life.
 - The driver is a counter: it refuses a request exactly when the sum of what it gave would exceed `capacity_bytes`.
-- Addresses. Where cudaMalloc places a segment is undocumented. Here each segment and each reserved range begins at the
-  next multiple of 2 MiB above all earlier ones, and a range given back is never used again. Only the order of addresses
-  matters: among free blocks of equal size the lowest address wins, and expandable segments grow at the lowest.
+- Addresses. Where cudaMalloc places a segment is undocumented. Here each segment and each reserved range ends where the
+  one before began, in multiples of 2 MiB, as an H200's logs want it (docs/measuring.md), and a range given back is
+  never used again. Only the order of addresses matters: among free blocks of equal size the lowest address wins, and
+  expandable segments grow at the lowest.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fxmem.memory.allocator.stats import BlockView, OutOfMemory, PoolCounts, Seg
 from fxmem.records.units import round_up
 
 _ALIGNMENT: Final = 2 << 20
-_FIRST_ADDRESS: Final = 1 << 40
+_END_OF_ADDRESSES: Final = (1 << 47) - _ALIGNMENT  # of a process; no sum of large ranges reaches 0
 _UNBOUNDED_RANGE: Final = 1 << 42
 
 
@@ -85,7 +86,7 @@ class CachingAllocator:
         """How often all cached segments were given back."""
         self.counts: PoolCounts | None = None
         """What else is counted, where somebody asks; it takes time."""
-        self._next_address = _FIRST_ADDRESS
+        self._lowest_address = _END_OF_ADDRESSES
         self._round_size = functools.lru_cache(maxsize=1 << 12)(settings.round_size)
         self._takes_first = not settings.expandable_segments and settings.max_split_bytes is None
         """Whether the smallest free block that serves a request is always the one that it gets."""
@@ -322,9 +323,8 @@ class CachingAllocator:
         return True
 
     def _new_addresses(self, nbytes: int) -> int:
-        address = self._next_address
-        self._next_address += round_up(nbytes, _ALIGNMENT)
-        return address
+        self._lowest_address -= round_up(nbytes, _ALIGNMENT)
+        return self._lowest_address
 
     def _grow_range(self, pool: Pool, size: int) -> Block | None:
         """Map pages until a free block has `size`. Source: `try_allocate_expandable_block`."""

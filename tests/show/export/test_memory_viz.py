@@ -190,14 +190,14 @@ def test_of_steps_that_differ_the_one_with_the_most_allocated_is_shown() -> None
     storages = [Storage(nbytes=nbytes, kind=Kind.TEMPORARY, birth=birth, death=death) for nbytes, birth, death in sizes]
     profile = on_a_card(make_profile(ticks=3, storages=storages))
     replay, loop = allocator.replay(profile), recorder(profile, DEFAULT)
-    # From the fifth step on, four steps take turns; of them the eighth has the most.
-    peaks = [max(peak.allocated_bytes for peak in loop.run_step()) for _ in range(8)]
-    assert (replay.steps, replay.warmup_steps) == (8, 4)
-    assert [index for index, peak in enumerate(peaks) if peak == replay.allocated_bytes and index >= 4] == [7]
-    eighth = recorder(profile, DEFAULT)
-    for _ in range(7):
-        eighth.run_step()
-    assert trace_step(profile, DEFAULT) == eighth.record_step(steady=True)
+    # From the fourth step on, four steps take turns; of them the seventh has the most.
+    peaks = [max(peak.allocated_bytes for peak in loop.run_step()) for _ in range(7)]
+    assert (replay.steps, replay.warmup_steps) == (7, 3)
+    assert [index for index, peak in enumerate(peaks) if peak == replay.allocated_bytes and index >= 3] == [6]
+    seventh = recorder(profile, DEFAULT)
+    for _ in range(6):
+        seventh.run_step()
+    assert trace_step(profile, DEFAULT) == seventh.record_step(steady=True)
 
 
 def test_a_step_that_does_not_repeat_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
