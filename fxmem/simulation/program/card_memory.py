@@ -13,6 +13,7 @@ import functools
 import re
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -35,8 +36,43 @@ _Request = tuple[int, int, int]
 
 
 _STATE: Final = """_allocator _counts highest_requested highest_allocated highest_reserved _part _parts _address _held
-    _of_graphs _is_shared most_shared""".split()
+    _of_graphs _is_shared most_shared blocks""".split()
 """What the history of a card leads to."""
+
+
+class BlockEvent(NamedTuple):
+    """What became of a block (`alloc`, `free`) or a segment (`segment_alloc`), and where the program was."""
+
+    action: str
+    address: int
+    nbytes: int
+    stream: int
+    place: Any
+
+
+class BlockHistory:
+    """What became of blocks while a program had it recorded.
+
+    Args:
+        most: how many events are kept, the latest.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.events: deque[BlockEvent] = deque(maxlen=most)
+        self.places: dict[int, Any] = {}
+        """By address of what was allocated meanwhile, where that was."""
+        self.is_on = True
+
+    def __deepcopy__(self, memo: object) -> BlockHistory:
+        copied = copy.copy(self)
+        copied.events, copied.places = self.events.copy(), dict(self.places)
+        return copied
+
+    def note(self, event: BlockEvent) -> None:
+        """Keep an event."""
+        if event.action == "alloc":
+            self.places[event.address] = event.place
+        self.events.append(event)
 
 
 class PartPeak(NamedTuple):
@@ -92,8 +128,10 @@ class CardMemory(Observer):
         self.raises = raises
         """Whether what the card does not have is refused."""
         self._is_untouched = True
-        self.on_block: Callable[[str, int, int, int], None] | None = None
-        """Called with what becomes of a block (`alloc`, `free`) or a segment, its address, bytes and stream."""
+        self.blocks: BlockHistory | None = None
+        """What became of blocks since the program asked for it; None before."""
+        self._locate: Callable[[], Any] | None = None
+        self._place: Any = None
         self._asked: dict[Signature, int | None] = {}
         self._met: set[Signature] = set()
         self._waiting: list[_Request] = []
@@ -193,6 +231,12 @@ class CardMemory(Observer):
         """Let the highest levels begin anew at what is there now."""
         self._do(self._clear_highest)
 
+    def record_blocks(self, most: int, locate: Callable[[], Any] | None) -> None:
+        """Note what becomes of blocks from now on, with what `locate` says of where the program is; None: no longer."""
+        self.run_operator()
+        self._locate = locate
+        self._do(functools.partial(self._record_blocks, most, is_on=locate is not None))
+
     def begin_part(self, part: Part) -> None:
         """Let the highest levels from here on be those of this part as well."""
         self.run_operator()
@@ -251,22 +295,39 @@ class CardMemory(Observer):
         before, raises = dict(vars(self)), self.raises
         if self._origin is None:
             self._start(self._allocator.capacity_bytes)
+            self.blocks = None
         else:
             vars(self).update(self._origin)
-        self.raises, self.on_block = True, None
+        self.raises = True
         try:
             for act in self._history:
                 act()
         except torch.cuda.OutOfMemoryError:
             vars(self).update(before)
-        self.raises, self.on_block = raises, before["on_block"]
+        self.raises = raises
 
     # --- the blocks ---------------------------------------------------------------------------------------------------
 
     def _do(self, act: Callable[[], None]) -> None:
+        if self._locate is not None:  # where the program is now, also when this is done anew
+            act = functools.partial(self._do_at, self._locate(), act)
         act()
         if self._history is not None:
             self._history.append(act)
+
+    def _do_at(self, place: Any, act: Callable[[], None]) -> None:
+        self._place = place
+        act()
+
+    def _record_blocks(self, most: int, *, is_on: bool) -> None:
+        if is_on:
+            self.blocks = BlockHistory(most)
+        elif self.blocks is not None:
+            self.blocks.is_on = False
+
+    def _note(self, action: str, address: int, nbytes: int, stream: int) -> None:
+        if self.blocks is not None and self.blocks.is_on:
+            self.blocks.note(BlockEvent(action, address, nbytes, stream, self._place))
 
     def _run(self, requested: Sequence[_Request], hidden: HiddenMemory | None, stream: int) -> None:
         own: dict[int, int] = {}
@@ -299,7 +360,7 @@ class CardMemory(Observer):
         """The highest levels of further steps that are not done; where the card has no room, up to there."""
         self.run_operator()
         before = dict(vars(self))
-        vars(self).update(copy.deepcopy({name: before[name] for name in _STATE}), _history=None, on_block=None)
+        vars(self).update(copy.deepcopy({name: before[name] for name in _STATE}), _history=None, blocks=None)
         self.raises = True
         try:
             with contextlib.suppress(torch.cuda.OutOfMemoryError):
@@ -420,8 +481,8 @@ class CardMemory(Observer):
             self._start(self._allocator.capacity_bytes)
 
     def _give_back(self, address: int) -> None:
-        if self.on_block is not None and address:
-            self.on_block("free", address, *self._allocator.find_live(address))
+        if self.blocks is not None and address:
+            self._note("free", address, *self._allocator.find_live(address))
         self._allocator.free(address)
 
     def segments(self) -> tuple[Segment, ...]:
@@ -435,10 +496,10 @@ class CardMemory(Observer):
         before, complaint = allocator.reserved_bytes, ""
         try:
             address = allocator.malloc(nbytes, stream)
-            if self.on_block is not None:
+            if self.blocks is not None:
                 if allocator.reserved_bytes > before:
-                    self.on_block("segment_alloc", address, allocator.reserved_bytes - before, stream)
-                self.on_block("alloc", address, nbytes, stream)
+                    self._note("segment_alloc", address, allocator.reserved_bytes - before, stream)
+                self._note("alloc", address, nbytes, stream)
         except OutOfMemory as error:
             if self.raises:
                 self.wanted = error.allocated_bytes + error.asked_bytes, error.reserved_bytes + error.segment_bytes

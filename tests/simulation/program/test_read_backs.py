@@ -397,18 +397,22 @@ def test_known_results_of_several_tensors_are_on_the_card() -> None:
 
 
 def test_a_history_is_written_once() -> None:
-    """cuDNN is asked when the first round is over, and all is allocated anew with its workspaces."""
+    """cuDNN is asked when the first round is over, and all is allocated anew with its workspaces: the history too."""
     with fxmem.record("rtx3080"):
-        net = nn.Conv2d(3, 8, 3).cuda()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net = nn.Conv2d(64, 64, 3).cuda()
         torch.cuda.memory._record_memory_history()
         for _ in range(2):
-            net(torch.randn(4, 3, 33, 33, device="cuda")).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            net(torch.randn(32, 64, 56, 56, device="cuda")).sum().backward()
+            net.zero_grad()
         [trace] = torch.cuda.memory._snapshot()["device_traces"]
-    batch = 4 * 4 * 3 * 33 * 33
-    assert sum(each["size"] == batch and each["action"] == "alloc" for each in trace) == 2
+    rounds = [each["size"] for each in trace if each["action"] in {"alloc", "free_requested"}]
+    half = len(rounds) // 2
+    assert rounds[:half] == rounds[half:]
+    batch = 4 * 32 * 64 * 56 * 56
+    assert rounds.count(batch) == 4  # allocated and freed, twice
+    tensors = {batch, 4 * 32 * 64 * 54 * 54, 4 * 64 * 64 * 9, 4 * 64, 4, 8}
+    assert max(set(rounds) - tensors) > 32 << 20  # a workspace
+    assert len({each["frames"][0]["line"] for each in trace}) == 2
 
 
 def test_a_program_writes_a_snapshot(tmp_path: Path) -> None:
