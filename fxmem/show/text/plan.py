@@ -79,7 +79,7 @@ def _format_extra(point: CurvePoint, forward: int | None) -> str:
 
 
 class _Line(NamedTuple):
-    """Equal regions, one after another."""
+    """Equal regions, one after another, and their sums."""
 
     name: str
     freed: int
@@ -125,11 +125,18 @@ def _lines(regions: Iterable[Region], level: int = 0) -> Iterator[_Line]:
 
 
 def _fold_lines(lines: Sequence[_Line]) -> Iterator[_Line]:
-    """Make one line of lines that differ only in the numbers of their names."""
+    """Make one line of lines that differ only in the numbers of their names, with their sums."""
     keys = [line._replace(name=re.sub(r"\d+", "#", line.name)) for line in lines]
     for start, _, count in find_runs(keys):
         first, last = lines[start], lines[start + count - 1]
-        yield first if count == 1 else first._replace(name=_span(first.name, last.name), times=count)
+        yield first._replace(
+            name=_span(first.name, last.name),
+            times=count,
+            freed=count * first.freed,
+            flops=None if first.flops is None else count * first.flops,
+            keeps=count * first.keeps,
+            sent=count * first.sent,
+        )
 
 
 def _span(first: str, last: str) -> str:
