@@ -33,7 +33,9 @@ def estimate(
             "expected the report of a training step: at inference nothing is saved for backward, so there is nothing "
             "to checkpoint"
         )
-    limit = None if budget is None else parse_budget(budget).resolve(peak.counted_bytes).bound(room_bytes(profile.target))
+    limit = (
+        None if budget is None else parse_budget(budget).resolve(peak.counted_bytes).bound(room_bytes(profile.target))
+    )
     overhead = peak.counted_bytes - peak.requested_bytes
     if profile.step.program is not None:
         application = check_program_application(application)

@@ -304,7 +304,7 @@ class Plan(Viewed, Headed, Versioned):
         return text
 
     def to_code(self, file: str | None = None) -> str:
-        """The edits that make the user's own source do this, by file: the line as it is in a comment, what takes its place.
+        """The edits that make the user's own source do this, by file: in a comment the line as it is, then its edit.
 
         A region that no single line stands for is named in a comment, before the code that carries out the whole plan;
         `file` is where it is saved.

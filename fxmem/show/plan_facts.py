@@ -10,7 +10,7 @@ from fxmem.hardware.step_time import has_rates
 from fxmem.records.plan import Certificate, Plan
 from fxmem.records.profile import Headed, Kind, Peak, Profile, Record
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, percent, printable, to_words
-from fxmem.show.facts import describe_inputs, target_facts
+from fxmem.show.facts import compare_with_target, describe_inputs, target_facts
 from fxmem.show.sections import Cell, Fact, Table, TableColumn, make_table, numbers
 
 
@@ -108,7 +108,8 @@ def effect_facts(plan: Plan) -> Iterator[Fact]:
         spare = plan.budget_bytes - plan.after.counted_bytes
         kept = f"kept, {format_bytes(spare)} to spare" if spare >= 0 else "exceeded"
         yield Fact("Budget", f"{exact_bytes(plan.budget_bytes)}: {kept}", tone="good" if spare >= 0 else "bad")
-    yield from target_facts(plan, plan.after)
+    if plan.analysed or compare_with_target(plan, plan.after)[0] is False:  # an estimate lacks what is reserved
+        yield from target_facts(plan, plan.after)
     if plan.certificate is not None:
         yield Fact("Proof", _proof(plan, plan.certificate))
     if not plan.analysed:

@@ -100,7 +100,8 @@ def plan(
     )
     search = open_search(analysis)
     if asked is not None:
-        search = replace(search, budget=asked.resolve(analysis.peak.counted_bytes).bound(room_bytes(analysis.profile.target)))
+        limit = asked.resolve(analysis.peak.counted_bytes)
+        search = replace(search, budget=limit.bound(room_bytes(analysis.profile.target)))
     if isinstance(analysis, Analysis):
         return search.run(functools.partial(remedies.describe, analysis, search, open_search))
     return estimate.name_in_model(search.run())

@@ -51,8 +51,8 @@ ARGUMENTS = (
     argument(
         "--budget",
         metavar="BYTES|8GiB|60%",
-        help="what the step may take, in bytes at most what a CUDA context leaves of the target; a share is of its peak "
-        "without a plan; exit code 4 if no plan keeps it, or the planned step does not fit the target",
+        help="what the step may take; in bytes, at most what a CUDA context leaves of the target; a share is of its "
+        "peak without a plan; exit code 4 if no plan keeps it, or the planned step does not fit the target",
     ),
     argument(
         "--strategy",
