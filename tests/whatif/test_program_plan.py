@@ -117,7 +117,9 @@ def test_a_budget_beyond_the_card_is_bounded_by_what_a_context_leaves() -> None:
     assert (plan.budget_bytes, plan.before.fits, plan.after.fits) == (1 << 30, False, True)
     assert plan.after.reserved_bytes == room
     assert "Memory      does NOT fit" in str(plan_on(room, "95%"))
-    with pytest.raises(ExceededError, match=r"within 40\.0 MiB .*, the room on small beside a CUDA context; .*has less"):
+    with pytest.raises(
+        ExceededError, match=r"within 40\.0 MiB .*, the room on small beside a CUDA context; .*has less"
+    ):
         plan_on(40 << 20, "1GiB")
 
 

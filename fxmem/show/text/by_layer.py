@@ -61,7 +61,12 @@ def table(report: LayerReport, *, width: int = 100, depth: int | None = None, co
         name = name_cell(title, layer.type if layer.type != layer.name else "", layer.depth, names)
         tree.add_row(name, *(Text(fit(printable(column.cell(layer)), column.width)) for column in columns))
     return render(
-        [facts([*_most_kept(report), *header_facts(report)]), tree, facts(_sums(report)), note(_legend(columns))],
+        [
+            facts([*_most_kept(report, depth), *header_facts(report)]),
+            tree,
+            facts(_sums(report)),
+            note(_legend(columns)),
+        ],
         width,
         color,
     )
@@ -109,10 +114,11 @@ def _is_shown(layer: Layer) -> bool:
     return bool(layer.forward_flops or layer.forward_flops_unknown or layer.output_bytes or layer.saved_bytes)
 
 
-def _most_kept(report: LayerReport) -> Iterator[Fact]:
-    """The layer without layers of its own that keeps most for backward; those alike are named with it."""
-    following = [*(each.depth for each in report.layers[1:]), 0]
-    leaves = [each for each, depth in zip(report.layers, following, strict=True) if depth <= each.depth]
+def _most_kept(report: LayerReport, depth: int | None) -> Iterator[Fact]:
+    """The layer with none below it, down to a depth, that keeps most for backward; those alike are named with it."""
+    near = [each for each in report.layers if depth is None or each.depth <= depth]
+    below = [*(each.depth for each in near[1:]), 0]
+    leaves = [each for each, following in zip(near, below, strict=True) if following <= each.depth]
     most = max(leaves, key=lambda each: each.saved_bytes)
     if not most.saved_bytes:
         return
