@@ -83,7 +83,8 @@ def format_change(before: float, after: float) -> str:
 def summarize(plan: Plan) -> str:
     """Which plan it is, and how much it recomputes."""
     if not plan.regions:
-        return "none needed: the step keeps the budget as it is" if plan.budget_bytes is not None else "no checkpoints"
+        is_kept = plan.budget_bytes is not None and plan.after.counted_bytes <= plan.budget_bytes
+        return "none needed: the step keeps the budget as it is" if is_kept else "no checkpoints"
     strategy = plan.chosen if plan.chosen == plan.strategy else f"{plan.strategy}: {plan.chosen}"
     return f"{strategy}, {plan.extent}"
 

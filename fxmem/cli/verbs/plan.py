@@ -119,10 +119,11 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def _exit_code(plan: Plan | CompilePlan) -> int:
-    """4 where the planned step does not fit the target, whatever its budget."""
+    """4 where the planned step does not fit the target, or an estimate exceeds the budget."""
     from fxmem.show.facts import compare_with_target
 
-    return 4 if compare_with_target(plan, plan.after)[0] is False else 0
+    is_exceeded = plan.budget_bytes is not None and plan.after.counted_bytes > plan.budget_bytes
+    return 4 if is_exceeded or compare_with_target(plan, plan.after)[0] is False else 0
 
 
 def _write_code(options: argparse.Namespace, plan: Plan) -> str:
