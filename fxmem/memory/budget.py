@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -35,6 +35,14 @@ class Budget:
     nbytes: int
     bounds_allocator: bool = True
     """Whether the reserved bytes are bounded as well, not the allocated ones alone."""
+    asked_bytes: int | None = None
+    """What was asked for, where a card has room for less; None: `nbytes` itself."""
+
+    def bound(self, room_bytes: int | None) -> Budget:
+        """Bound what bounds the allocator by the room of a card as well; None: its room is not known."""
+        if not self.bounds_allocator or room_bytes is None or room_bytes >= self.nbytes:
+            return self
+        return replace(self, nbytes=room_bytes, asked_bytes=self.nbytes)
 
     def resolve(self, counted_bytes: int) -> Budget:
         """Return the budget itself: it does not depend on the peak."""

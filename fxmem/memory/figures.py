@@ -165,3 +165,12 @@ def alive_by_node(profile: Profile, timeline: Timeline) -> dict[int, int]:
         if storage.node is not None:
             nbytes[storage.node] = nbytes.get(storage.node, 0) + storage.nbytes
     return nbytes
+
+
+def find_dtypes(profile: Profile, kinds: Iterable[Kind]) -> dict[Kind, str]:
+    """The dtype that most bytes of each kind have; without the kinds of which there is nothing."""
+    sizes: dict[Kind, Counter[str]] = {kind: Counter() for kind in kinds}
+    for each in profile.storages:
+        if each.kind in sizes and each.dtype:
+            sizes[each.kind][each.dtype] += each.nbytes
+    return {kind: found.most_common(1)[0][0] for kind, found in sizes.items() if found}

@@ -7,6 +7,7 @@ made from this tree: each adds the nodes it shows, then reads rows or parts from
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
@@ -148,6 +149,23 @@ def find_runs(
                 best, most = (length, times), length * (times - 1)
         yield (start, *best)
         start += best[0] * best[1]
+
+
+def mask_numbers(name: str) -> str:
+    """The same for names that differ in their numbers only: `layers.#.mlp`."""
+    return re.sub(r"\d+", "#", name)
+
+
+def name_alike(names: Sequence[str]) -> str:
+    """Names that differ in their numbers only as one: `layers.0-31.mlp`; `layers.0.mlp and 2 alike` with gaps."""
+    first, last = (re.split(r"(\d+)", name) for name in (names[0], names[-1]))
+    differ = [index for index, (one, other) in enumerate(zip(first, last, strict=True)) if one != other]
+    if not differ:
+        return names[0]
+    if len(differ) > 1 or int(last[differ[0]]) - int(first[differ[0]]) != len(names) - 1:
+        return f"{names[0]} and {len(names) - 1} alike"
+    first[differ[0]] += f"-{last[differ[0]]}"
+    return "".join(first)
 
 
 class HasDepth(Protocol):

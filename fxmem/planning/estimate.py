@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fxmem.errors import ExceededError, UsageError
+from fxmem.hardware.context import room_bytes
 from fxmem.memory.budget import BudgetLike, parse_budget
 from fxmem.planning import STRATEGIES, Planner, allowed_applications
 from fxmem.records.names import Application
@@ -32,11 +33,13 @@ def estimate(
             "expected the report of a training step: at inference nothing is saved for backward, so there is nothing "
             "to checkpoint"
         )
-    limit = None if budget is None else parse_budget(budget).resolve(peak.counted_bytes).nbytes
+    limit = (
+        None if budget is None else parse_budget(budget).resolve(peak.counted_bytes).bound(room_bytes(profile.target))
+    )
     overhead = peak.counted_bytes - peak.requested_bytes
     if profile.step.program is not None:
         application = check_program_application(application)
-    plans = list(_plans(profile, strategy, None if limit is None else limit - overhead, application))
+    plans = list(_plans(profile, strategy, None if limit is None else limit.nbytes - overhead, application))
     chosen = min(plans, key=lambda plan: (plan.after_seconds or 0, plan.extra_flops or 0))
     note = "the plan has not been applied and analysed again; give fxmem the model for a peak that is a promise"
     if profile.step.program is not None:
@@ -45,8 +48,9 @@ def estimate(
     if chosen.application is Application.GRAPH:
         note += ". It presumes a model that torch.fx.symbolic_trace accepts; --application modules does not"
     assumptions = (Assumption(topic="plan", text=note), *chosen.assumptions)
+    asked = None if limit is None else limit.asked_bytes or limit.nbytes
     return chosen.model_copy(
-        update={"strategy": strategy, "budget_bytes": limit, "before": peak, "assumptions": assumptions}
+        update={"strategy": strategy, "budget_bytes": asked, "before": peak, "assumptions": assumptions}
     )
 
 

@@ -132,6 +132,10 @@ _CODE: Final = """{about}
 
 model = fxmem.checkpoint(model, fxmem.load_plan("{file}"))  # before training
 """
+_KEEP: Final = (
+    "# fxmem.keep: of the region's products (matrix products, convolutions, attention), counted from 0 in the",
+    "# order they run, the results of these stay in memory and are not computed again.",
+)
 _NO_LINES: Final = "# This plan is about single results of operators, for which no line of your source stands."
 
 
@@ -300,7 +304,7 @@ class Plan(Viewed, Headed, Versioned):
         return text
 
     def to_code(self, file: str | None = None) -> str:
-        """The edits that make the user's own source do this: each line as it is and as it becomes, by file.
+        """The edits that make the user's own source do this, by file: in a comment the line as it is, then its edit.
 
         A region that no single line stands for is named in a comment, before the code that carries out the whole plan;
         `file` is where it is saved.
@@ -319,16 +323,18 @@ class Plan(Viewed, Headed, Versioned):
             else:
                 source = region.edit.source
                 edits.setdefault((source.file, source.line, region.edit.after), (region.edit, []))[1].append(region)
-        lines = ["import functools", ""] if any("functools." in edit.after for edit, _ in edits.values()) else []
+        lines = ["# Imports that the lines below need:"] if edits else []
+        lines += ["import functools", ""] if any("functools." in edit.after for edit, _ in edits.values()) else []
         lines += ["from torch.utils.checkpoint import checkpoint"] if edits else []
-        if any(region.keeps for _, regions in edits.values() for region in regions):
-            lines.append("import fxmem")
+        if any("fxmem." in edit.after for edit, _ in edits.values()):
+            lines += ["", "import fxmem"]
         lines += [""] if edits else []
         for edit, regions in sorted(edits.values(), key=lambda pair: (pair[0].source.file, pair[0].source.line)):
             titles = ", ".join(region.title for region in regions)
-            lines.append(f"# {edit.source.place}, in {edit.source.function}: {titles}")
-            lines += [f"- {line}" for line in edit.source.code.splitlines()]
-            lines += [*(f"+ {line}" for line in edit.after.splitlines()), ""]
+            lines.append(f"# {edit.source.place}, in {edit.source.function}: {titles}, in place of")
+            lines += [f"#     {line}" for line in edit.source.code.splitlines()]
+            lines += _KEEP if "fxmem.keep(" in edit.after else []
+            lines += [*edit.after.splitlines(), ""]
         if others:
             titles = ", ".join(region.title for region in others)
             wrapped = textwrap.wrap(titles, 96, break_long_words=False)

@@ -93,6 +93,9 @@ class SizeCurve(Viewed, Headed, Versioned):
     """The largest size found to fit; the next one was analysed, too, and does not (unless it is `limit`). Some larger
     one, up to `last_possible`, may fit all the same: it depends on how the allocator's pieces fall. None: nothing that
     was tried fits."""
+    positions: Size | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Rows of the model's table of positions, which varies with the size: beyond them a real run fails, which no
+    analysis sees. None: it has no such table, or none that is known."""
     per_sample_bytes: int | None
     """Counted bytes that one more element along the dimension adds: slope of the least-squares line through the points
     from half of `largest` to twice of it (of the smallest that ran, if none fits). None: fewer than two points ran."""
@@ -232,6 +235,8 @@ class MeshFits(Headed, Versioned):
     """Meshes and micro-batches on the way that a lower bound or one that does not fit rules out."""
     analyses: Count
     """How many analyses were made, of small models, too."""
+    dtypes: Mapped[Kind, str] = {}  # noqa: RUF012 - a record's default, which pydantic copies
+    """Of most bytes of the weights, of their gradients and of the optimizer's state, in the cheapest."""
     assumptions: Many[Assumption] = ()
 
     @property
@@ -310,6 +315,8 @@ class SweepPoint(Record):
 class Sweep(Headed, Versioned):
     """A step over a grid of settings; its own inputs, step and target are those it was first analysed with."""
 
+    dtype: str = ""
+    """Of most bytes of the parameters; empty where there are none."""
     question: str
     """A digest of that first analysis and of the plans: points of another question are not taken over."""
     grid: SweepGrid

@@ -280,7 +280,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     """
     program, growth, keeps = profile.step.program, describe_growth(profile), None
     is_failed = program is not None and (program.failed or program.is_cut)
-    is_fitting, verdict = _compare_with_target(profile, peak)
+    is_fitting, verdict = compare_with_target(profile, peak)
     if budget is not None:
         keeps = budget.keeps(profile, peak)
     if is_fitting is not None:
@@ -312,14 +312,18 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
 
 def target_facts(about: Headed, peak: Peak) -> Facts:
     """Whether a peak fits the target's memory; nothing where that is not known."""
-    is_fitting, verdict = _compare_with_target(about, peak)
+    is_fitting, verdict = compare_with_target(about, peak)
     if is_fitting is None:
         return []
     words = f"{'fits' if is_fitting else 'does NOT fit'}: {verdict}"
     return [Fact("Memory", printable(words), "memory", "good" if is_fitting else "bad")]
 
 
-def _compare_with_target(profile: Headed, peak: Peak) -> tuple[bool | None, str]:
+def compare_with_target(profile: Headed, peak: Peak) -> tuple[bool | None, str]:
+    """Whether a peak fits what a CUDA context leaves of the target's memory (None: not known), and the bytes of both.
+
+    Where the allocator is not modelled, requested bytes are compared, a lower bound.
+    """
     room, name = room_bytes(profile.target), profile.target.name
     if room is None:
         return None, f"not compared, because the memory of target {name} is not known"

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fxmem.errors import UsageError
+from fxmem.hardware.step_time import has_rates
 from fxmem.records.plan import Certificate, Plan
 from fxmem.records.profile import Headed, Kind, Peak, Profile, Record
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, percent, printable, to_words
-from fxmem.show.facts import describe_inputs
+from fxmem.show.facts import compare_with_target, describe_inputs, target_facts
 from fxmem.show.sections import Cell, Fact, Table, TableColumn, make_table, numbers
 
 
@@ -82,7 +83,8 @@ def format_change(before: float, after: float) -> str:
 def summarize(plan: Plan) -> str:
     """Which plan it is, and how much it recomputes."""
     if not plan.regions:
-        return "none needed: the step keeps the budget as it is" if plan.budget_bytes is not None else "no checkpoints"
+        is_kept = plan.budget_bytes is not None and plan.after.counted_bytes <= plan.budget_bytes
+        return "none needed: the step keeps the budget as it is" if is_kept else "no checkpoints"
     strategy = plan.chosen if plan.chosen == plan.strategy else f"{plan.strategy}: {plan.chosen}"
     return f"{strategy}, {plan.extent}"
 
@@ -92,7 +94,7 @@ def describe_saving(plan: Plan) -> str:
     before, after = plan.before.counted_bytes, plan.after.counted_bytes
     if not plan.analysed:
         before, after = plan.before.requested_bytes, plan.after.requested_bytes
-    time = ""
+    time = "" if has_rates(plan.target) else f", time not known, as {plan.target.name} has no known rates"
     if plan.before_seconds and plan.after_seconds:
         time = f", {format_change(plan.before_seconds, plan.after_seconds)} time"
     about = "" if plan.analysed else "; an estimate, which fxmem plan checks"
@@ -107,6 +109,8 @@ def effect_facts(plan: Plan) -> Iterator[Fact]:
         spare = plan.budget_bytes - plan.after.counted_bytes
         kept = f"kept, {format_bytes(spare)} to spare" if spare >= 0 else "exceeded"
         yield Fact("Budget", f"{exact_bytes(plan.budget_bytes)}: {kept}", tone="good" if spare >= 0 else "bad")
+    if plan.analysed or compare_with_target(plan, plan.after)[0] is False:  # an estimate lacks what is reserved
+        yield from target_facts(plan, plan.after)
     if plan.certificate is not None:
         yield Fact("Proof", _proof(plan, plan.certificate))
     if not plan.analysed:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fxmem.errors import ExceededError, UsageError
+from fxmem.hardware.context import room_bytes
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.records.plan import BudgetPoint, CompilePlan, Plan
 from fxmem.records.units import exact_bytes
@@ -42,7 +43,7 @@ def plan_compiled(
     settings = analysis.request.compile
     if settings is None or settings.as_is or analysis.profile.step.mode != "train":
         raise UsageError("expected a training step that is compiled as a whole: --compile, with --mode train")
-    limit = parse_budget(budget).resolve(analysis.peak.counted_bytes)
+    limit = parse_budget(budget).resolve(analysis.peak.counted_bytes).bound(room_bytes(analysis.profile.target))
     analyses = {_PARTS: analysis}
 
     def keeps(share: int) -> bool:
@@ -73,7 +74,7 @@ def plan_compiled(
     ]
     return CompilePlan(
         **analysis.profile.heading(),
-        budget_bytes=limit.nbytes,
+        budget_bytes=limit.asked_bytes or limit.nbytes,
         eager=eager.peak,
         plan=_plan_eager(eager, limit, progress),
         chosen=chosen / _PARTS,

@@ -131,6 +131,8 @@ class SizedStep(NamedTuple):
     """What the points do not say."""
     resized: tuple[str, ...] = ()
     """As `SizeCurve.resized`."""
+    positions: int | None = None
+    """As `SizeCurve.positions`."""
 
 
 def measure_curve(
@@ -183,6 +185,7 @@ def measure_curve(
         monotone=all(one <= other for one, other in pairwise(counted)) if len(counted) > 1 else None,
         dim=sizes.dim,
         resized=sizes.resized,
+        positions=sizes.positions,
         room_bytes=room,
         is_budget=budget is not None,
         limit=limit,
@@ -201,8 +204,10 @@ def _vary_model(analysis: AnyAnalysis, dim: str | int, change: Change | None) ->
         sized = analysis if size == varied.size + new else _analyse_size(analysis, varied, size - new)
         return sized if change is None else change(sized)
 
-    note = functools.partial(_note_positions, analysis.model, varied)
-    return SizedStep(str(dim), varied.size + new, run, lambda: analysis.profile, note, varied.names)
+    table, positions = _find_positions(analysis.model, varied)
+    note = functools.partial(_note_positions, analysis.model, table, positions)
+    known = positions if table else None
+    return SizedStep(str(dim), varied.size + new, run, lambda: analysis.profile, note, varied.names, known)
 
 
 def _vary_program(step: ProgramStep, target: Target, room: int, start: int) -> SizedStep:
@@ -346,17 +351,25 @@ def _point_without_run(size: int, error: AnalysisError) -> SizePoint:
     return SizePoint(size=size, fits=False, obstacle=f"The model cannot be analysed at this size: {error}")
 
 
-def _note_positions(model: torch.nn.Module, varied: Resizing, points: Sequence[SizePoint]) -> Iterator[Assumption]:
+def _find_positions(model: torch.nn.Module, varied: Resizing) -> tuple[str, int | None]:
+    """The table of positions of a model of transformers whose sequences vary, if any, and how many it has."""
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if not isinstance(positions, int) or "input_ids:1" not in varied.names:
+        return "", None
+    return next((name for name, _ in model.named_modules() if name.endswith(_POSITION_TABLES)), ""), positions
+
+
+def _note_positions(
+    model: torch.nn.Module, table: str, positions: int | None, points: Sequence[SizePoint]
+) -> Iterator[Assumption]:
     """What an analysis without data cannot see of a size."""
-    largest, config = _find_largest(points), getattr(model, "config", None)
-    positions = getattr(config, "max_position_embeddings", None)
-    if not isinstance(positions, int) or largest is None or largest <= positions or "input_ids:1" not in varied.names:
+    largest = _find_largest(points)
+    if positions is None or largest is None or largest <= positions:
         return
-    tables = [name for name, _ in model.named_modules() if name.endswith(_POSITION_TABLES)]
-    field = getattr(config, "attribute_map", {}).get("max_position_embeddings", "max_position_embeddings")
+    field = getattr(model.config, "attribute_map", {}).get("max_position_embeddings", "max_position_embeddings")
     limit = f"the model's configuration has {positions} positions; if they are looked up in a table, a"
-    if tables:
-        limit = f"{tables[0]} is a table of {positions} positions: a"
+    if table:
+        limit = f"{table} is a table of {positions} positions: a"
     text = f"{limit} real run fails beyond them, and no analysis sees it; --set {field}={largest} has more of them"
     yield Assumption(topic="size", text=text)
 

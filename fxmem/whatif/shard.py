@@ -19,8 +19,9 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.context import room_bytes
 from fxmem.hardware.links import PER_MACHINE, bytes_per_second
+from fxmem.memory.figures import find_dtypes
 from fxmem.records.parts import RankGroup
-from fxmem.records.profile import Assumption, Profile, Target
+from fxmem.records.profile import Assumption, Kind, Profile, Target
 from fxmem.records.sizes import MeshFit, MeshFits
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis, analyze_step, build_module, read_request
@@ -35,6 +36,8 @@ SHOWN = 3
 """Meshes that fit and are looked for, unless more are asked for."""
 _MOST_ANALYSES: Final = 12
 """Whole analyses before the search ends."""
+_STATE: Final = (Kind.PARAMETER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
+"""What is there whatever the mesh and the batch."""
 _CARDS: Final = re.compile(r"(?:(\d+)x)?(.+)")
 _MOST_CARDS: Final = 1024
 """Where the search for a number of cards ends."""
@@ -164,6 +167,7 @@ def _find_meshes(
         meshes=tuple(sorted((fit for _, fit in search.analysed), key=_rank)),
         ruled_out=search.ruled_out,
         analyses=search.analyses,
+        dtypes=find_dtypes(min(search.analysed, key=lambda each: _rank(each[1]))[0], _STATE),
         assumptions=tuple(search.assume()),
     )
 

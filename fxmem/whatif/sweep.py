@@ -23,10 +23,11 @@ from fxmem import checkpointing
 from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
 from fxmem.hardware import step_time
 from fxmem.hardware.context import room_bytes
+from fxmem.memory.figures import find_dtypes
 from fxmem.memory.lengths import POWERS, Features, LengthsUnproved, LoggedStep, ProfileForms
 from fxmem.records.names import PRECISIONS, Application
 from fxmem.records.plan import Plan, Region
-from fxmem.records.profile import Assumption, Many, Profile, Record, Target
+from fxmem.records.profile import Assumption, Kind, Many, Profile, Record, Target
 from fxmem.records.sizes import Sweep, SweepGrid, SweepPoint
 from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.simulation.executor import run_forked
@@ -135,6 +136,7 @@ def measure(
         return Sweep(
             **source.profile().heading(),
             question=question,
+            dtype=find_dtypes(source.profile(), [Kind.PARAMETER]).get(Kind.PARAMETER, ""),
             grid=grid,
             points=tuple(found[key] for key in keys if key in found),
             analyses=analyses,

@@ -14,6 +14,7 @@ from typing import Any
 
 from fxmem import checkpointing
 from fxmem.errors import AnalysisError, UsageError
+from fxmem.hardware.context import room_bytes
 from fxmem.hardware.links import host_bytes_per_second
 from fxmem.hardware.step_time import has_rates
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget, parse_bytes
@@ -61,9 +62,10 @@ def plan(
         strategy: a name of `fxmem.planning.STRATEGIES`.
         budget: bytes, "8GiB", a share of the unplanned peak (0.6, "60%"), or None. It bounds the peak of allocated
             bytes (`torch.cuda.max_memory_allocated()`; requested bytes for the CPU). A budget given in bytes for a card
-            bounds the allocator, too: a loop over the step has to run where the driver gives it no more than that.
-            None: `sqrt`, `chen` and `norms` give their one plan; the others the whole curve of peak against extra
-            FLOPs, and the plan on it with the smallest product of peak and FLOPs of the step.
+            bounds the allocator, too: a loop over the step has to run where the driver gives it no more than that, and
+            no more than a CUDA context leaves of the card. None: `sqrt`, `chen` and `norms` give their one plan; the
+            others the whole curve of peak against extra FLOPs, and the plan on it with the smallest product of peak and
+            FLOPs of the step, of those that fit the card if any does.
         application: "operators" (the program runs once; results of single operators are recomputed), "modules" (whole
             modules run again), "graph" (regions may begin and end anywhere; needs a model that
             `torch.fx.symbolic_trace` accepts), or None for whichever is cheapest.
@@ -98,7 +100,8 @@ def plan(
     )
     search = open_search(analysis)
     if asked is not None:
-        search = replace(search, budget=asked.resolve(analysis.peak.counted_bytes))
+        limit = asked.resolve(analysis.peak.counted_bytes)
+        search = replace(search, budget=limit.bound(room_bytes(analysis.profile.target)))
     if isinstance(analysis, Analysis):
         return search.run(functools.partial(remedies.describe, analysis, search, open_search))
     return estimate.name_in_model(search.run())

@@ -84,6 +84,12 @@ def test_a_share_is_of_what_the_allocator_hands_out_where_it_is_modelled() -> No
     assert parse_budget("7").resolve(peak.counted_bytes) == Budget(7)
 
 
+def test_a_card_bounds_a_budget_in_bytes_and_no_share() -> None:
+    assert Budget(11).bound(7) == Budget(7, asked_bytes=11)
+    assert Budget(7).bound(11) == Budget(7).bound(None) == Budget(7)
+    assert Budget(11, bounds_allocator=False).bound(7) == Budget(11, bounds_allocator=False)
+
+
 def test_a_share_is_refused_where_bytes_are_needed() -> None:
     assert parse_bytes("7") == Budget(7)
     with pytest.raises(UsageError, match=r"expected --budget in bytes or with a unit \(16GiB\), got '60%'"):

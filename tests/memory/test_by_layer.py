@@ -172,6 +172,7 @@ def test_equal_siblings_fold_in_tables_and_stand_one_by_one_in_csv() -> None:
     text = layer_reporting.table(report, width=100)
     assert re.search(r"^    0-5 x6 \(Block\) ", text, re.MULTILINE)
     assert text.count("linear (Linear)") == 1
+    assert text.startswith("Most kept   layers.0-5.norm (LayerNorm): 4.00 KiB each\n")
     rows = list(csv.DictReader(io.StringIO(layer_reporting.csv_text(report))))
     assert [row["path"] for row in rows if row["type"] == "Linear"] == [f"layers.{i}.linear" for i in range(6)]
     (first,) = (row for row in rows if row["path"] == "layers.0.linear")

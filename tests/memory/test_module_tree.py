@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fxmem.memory.module_tree import FoldedRow, ModuleTree, find_runs, fold
+import pytest
+
+from fxmem.memory.module_tree import FoldedRow, ModuleTree, find_runs, fold, name_alike
 from fxmem.records.profile import Kind, Node, Storage
 from tests.profiles import make_profile
 
@@ -52,6 +54,19 @@ def test_runs() -> None:
     assert list(find_runs("aaa", is_worth=lambda start, length, times: times > 3)) == [(at, 1, 1) for at in range(3)]
     assert list(find_runs("aaa", is_same=lambda first, other, length: other < 2)) == [(0, 1, 2), (2, 1, 1)]
     assert list(find_runs("")) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "one"),
+    [
+        (["a.0.b"], "a.0.b"),
+        (["a.7.b", "a.8.b", "a.9.b"], "a.7-9.b"),
+        (["a.0", "a.2"], "a.0 and 1 alike"),
+        (["a.0.0", "a.1.1"], "a.0.0 and 1 alike"),
+    ],
+)
+def test_names_that_differ_in_numbers_are_one(names: list[str], one: str) -> None:
+    assert name_alike(names) == one
 
 
 def test_the_tree_of_a_profile() -> None:

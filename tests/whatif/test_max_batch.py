@@ -369,6 +369,8 @@ def test_a_sequence_beyond_the_positions_of_a_model_is_pointed_out() -> None:
     text = size_reporting.curve_table(curve, width=300)
     assert "has 8 positions; if" in text
     assert "--set max_position_embeddings=10 has more" in text
+    table = size_reporting.curve_table(curve.model_copy(update={"positions": 7}), width=300)
+    assert table.startswith("Largest     seq 7, the model's positions; memory allows 10\n")
 
 
 # --- a program --------------------------------------------------------------------------------------------------------

@@ -106,6 +106,23 @@ def test_what_no_plan_reaches() -> None:
         fxmem.plan(train, budget="5%", target="rtx4090", steps=1)
 
 
+def test_a_budget_beyond_the_card_is_bounded_by_what_a_context_leaves() -> None:
+    def plan_on(room: int, budget: str) -> Plan:
+        card = give_room(Target(name="small", device="cuda", capability=(8, 9)), room)
+        step = fxmem.analyze(scope["Net"](), torch.zeros(1 << 14, 64), target=card)
+        return fxmem.plan(step, budget=budget, application="modules")
+
+    room = plan_on(1 << 30, "60%").after.reserved_bytes or 0
+    plan = plan_on(room, "1GiB")
+    assert (plan.budget_bytes, plan.before.fits, plan.after.fits) == (1 << 30, False, True)
+    assert plan.after.reserved_bytes == room
+    assert "Memory      does NOT fit" in str(plan_on(room, "95%"))
+    with pytest.raises(
+        ExceededError, match=r"within 40\.0 MiB .*, the room on small beside a CUDA context; .*has less"
+    ):
+        plan_on(40 << 20, "1GiB")
+
+
 def evaluate() -> None:
     with torch.no_grad():
         nn.Linear(64, 64).cuda()(torch.zeros(1, 64, device="cuda"))

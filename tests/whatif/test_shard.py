@@ -41,6 +41,8 @@ def test_what_is_found_is_what_analyses_say(tmp_path: Path) -> None:
     assert [each.mesh for each in fits.meshes] != []
     assert {tuple(each.mesh.items()) for each in fits.meshes} == {(("fsdp", 2),), (("replicate", 2),), (("tp", 2),)}
     assert all(each.fits for each in fits.meshes)
+    assert {*fits.dtypes.values()} == {"float32"}
+    assert len(fits.dtypes) == 3
     seconds = [each.link_seconds or 0.0 for each in fits.meshes]
     assert seconds == sorted(seconds)
     for each in fits.meshes:

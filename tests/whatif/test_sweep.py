@@ -255,14 +255,20 @@ def test_a_table_for_a_readme_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
         assert before == "Before\n"
         assert table
         assert after.count("\n| `l4` |") == after.count("\n| `t4` |") == 1
-        assert after.endswith(f"with torch {torch.__version__}. Times are estimates.\n\n<!-- /fxmem -->\nAfter\n")
+        assert after.endswith("within the room. Times are estimates.\n\n<!-- /fxmem -->\nAfter\n")
+        assert f"with torch {torch.__version__}. " in after
+        assert " 4x16 int64`, train" in after
         assert "autocast: off" in after
     assert not text.startswith("|")
     assert "times are estimates" in text
     varied = called(verb, *words, "-", "--over", "precision=none,bf16")[1]
-    assert varied.startswith("| Card | Precision |")
+    assert varied.startswith("| Card | Room | Precision |")
     assert "autocast" not in varied
-    assert [line.split("|")[4].strip() for line in varied.splitlines() if "`t4` | `bf16`" in line] == ["unknown"]
+    assert varied.count("`float32`") == 2  # without autocast
+    assert called(verb, *words, "-", "--over", "card=NVIDIA L4")[1].count("\n| `NVIDIA L4` |") == 1
+    assert [line.split("|")[5].strip() for line in varied.splitlines() if "`t4`" in line and "`bf16`" in line] == [
+        "unknown"
+    ]
     with pytest.raises(UsageError, match="the lines <!-- fxmem --> and <!-- /fxmem --> once"):
         called(verb, *words, str(other))
     assert other.read_text() == "no such lines\n"

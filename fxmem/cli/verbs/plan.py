@@ -26,7 +26,7 @@ from fxmem.records.registry import STRATEGIES
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, BudgetShare
-    from fxmem.records.plan import Plan
+    from fxmem.records.plan import CompilePlan, Plan
     from fxmem.records.profile import Profile, Timeline
 
 BRIEF = "where do activation checkpoints go?"
@@ -51,7 +51,8 @@ ARGUMENTS = (
     argument(
         "--budget",
         metavar="BYTES|8GiB|60%",
-        help="what the step may take; a share is of its peak without a plan; exit code 4 if no plan keeps it",
+        help="what the step may take; in bytes, at most what a CUDA context leaves of the target; a share is of its "
+        "peak without a plan; exit code 4 if no plan keeps it, or the planned step does not fit the target",
     ),
     argument(
         "--strategy",
@@ -110,20 +111,30 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         plan = plan.model_copy(update={"certificate": certificate.certify(profile, plan, options.certificate)})
     if options.svg is not None:
         write_drawing(options, options.svg, graph.render(profile, timeline, graph.DrawingOptions(plan=plan)).svg)
-    return 0, write_json(
+    return _exit_code(plan), write_json(
         options,
         plan.to_json,
         lambda: _write_code(options, plan) if options.code else plan_reporting.table(plan, **layout(options)),
     )
 
 
+def _exit_code(plan: Plan | CompilePlan) -> int:
+    """4 where the planned step does not fit the target, or an estimate exceeds the budget."""
+    from fxmem.show.facts import compare_with_target
+
+    is_exceeded = plan.budget_bytes is not None and plan.after.counted_bytes > plan.budget_bytes
+    return 4 if is_exceeded or compare_with_target(plan, plan.after)[0] is False else 0
+
+
 def _write_code(options: argparse.Namespace, plan: Plan) -> str:
     """The edits, after what they are worth."""
+    from fxmem.records.units import format_bytes
     from fxmem.show.plan_facts import describe_saving, effect_facts, summarize
 
     worth = f"; {describe_saving(plan)}" if plan.regions else ""
+    peak = f"Peak: {format_bytes(plan.before.counted_bytes)} -> {format_bytes(plan.after.counted_bytes)}"
     facts = (f"{fact.label}: {fact.text}" for fact in effect_facts(plan))
-    head = "".join(f"# {line}\n" for line in (summarize(plan) + worth, *facts))
+    head = "".join(f"# {line}\n" for line in (summarize(plan) + worth, peak, *facts))
     return f"{head}\n{plan.to_code(None if options.json in (None, '-') else options.json)}"
 
 
@@ -145,7 +156,7 @@ def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | N
         from fxmem.whatif.compile_plan import plan_compiled
 
         plan = plan_compiled(analysis, budget, progress)
-    return 0, write_json(options, plan.model_dump_json, lambda: reporting.table(plan, **layout(options)))
+    return _exit_code(plan), write_json(options, plan.model_dump_json, lambda: reporting.table(plan, **layout(options)))
 
 
 def _plan_step(

@@ -11,9 +11,6 @@ from fxmem.show.html.page import fill_page
 from fxmem.show.text.by_line import MEANINGS, first_facts, format_group, pick_shown, short_file, source_text, sum_facts
 
 _MEANINGS = dict(MEANINGS) | {
-    "Kept": "of that, what is alive when the run is over",
-    "Freed": "what was there before a run and is gone after it",
-    "Saved": "what it is the first to keep for backward",
     "Most": "most bytes alive during its runs, everything counted",
 }
 _HEADS = [(head, _MEANINGS[head]) for head in "Calls Allocated Kept Freed Saved Most Alive Backward".split()]

@@ -27,7 +27,8 @@ def sizes_svg(curve: SizeCurve, *, width: float = 720.0, height: float = 300.0, 
     measure = "allocated" if any(point.allocated_bytes is not None for point in ran) else "requested"
     highest = [max(point.counted_bytes or 0, point.reserved_bytes or 0) for point in ran]
     dim = curve.dim if curve.dim in ("batch", "seq") else "size"
-    answer = f"largest {dim}: {curve.largest}" if curve.largest is not None else f"no {dim} fits"
+    usable = min(curve.largest or 0, curve.positions or curve.largest or 0)
+    answer = f"largest {dim}: {usable}" if curve.largest is not None else f"no {dim} fits"
     title = f"{curve.model}: {answer} on {curve.target.name}"
     most, scale = max((point.size for point in ran), default=1) * 1.03, max([curve.room_bytes, *highest]) * 1.05
     area, head = lay_out(width, height, _RIGHT, title, _line(curve, measure), most=most, scale=scale)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fxmem.memory.by_layer import layer_likeness
 from fxmem.memory.figures import Flops
-from fxmem.memory.module_tree import fold
+from fxmem.memory.module_tree import fold, mask_numbers, name_alike
 from fxmem.records.breakdown import Layer, LayerReport
 from fxmem.records.units import (
     exact_bytes,
@@ -60,7 +60,16 @@ def table(report: LayerReport, *, width: int = 100, depth: int | None = None, co
     for layer, title in _select_rows(report, depth):
         name = name_cell(title, layer.type if layer.type != layer.name else "", layer.depth, names)
         tree.add_row(name, *(Text(fit(printable(column.cell(layer)), column.width)) for column in columns))
-    return render([facts(header_facts(report)), tree, facts(_sums(report)), note(_legend(columns))], width, color)
+    return render(
+        [
+            facts([*_most_kept(report, depth), *header_facts(report)]),
+            tree,
+            facts(_sums(report)),
+            note(_legend(columns)),
+        ],
+        width,
+        color,
+    )
 
 
 def markdown(report: LayerReport, *, depth: int | None = None) -> str:
@@ -103,6 +112,26 @@ def _select_rows(report: LayerReport, depth: int | None) -> Iterator[tuple[Layer
 
 def _is_shown(layer: Layer) -> bool:
     return bool(layer.forward_flops or layer.forward_flops_unknown or layer.output_bytes or layer.saved_bytes)
+
+
+def _most_kept(report: LayerReport, depth: int | None) -> Iterator[Fact]:
+    """The layer with none below it, down to a depth, that keeps most for backward; those alike are named with it."""
+    near = [each for each in report.layers if depth is None or each.depth <= depth]
+    below = [*(each.depth for each in near[1:]), 0]
+    leaves = [each for each, following in zip(near, below, strict=True) if following <= each.depth]
+    most = max(leaves, key=lambda each: each.saved_bytes)
+    if not most.saved_bytes:
+        return
+    name, alike = mask_numbers(_full_name(most)), [each for each in leaves if each.saved_bytes == most.saved_bytes]
+    names = [_full_name(each) for each in alike if mask_numbers(_full_name(each)) == name]
+    each = " each" if len(names) > 1 else ""
+    yield Fact("Most kept", printable(f"{name_alike(names)}: {format_bytes(most.saved_bytes)}{each}"))
+
+
+def _full_name(layer: Layer) -> str:
+    if layer.kind == "call":
+        return f"{layer.name} of {layer.path}" if layer.path else layer.name
+    return f"{layer.path or layer.name} ({layer.type})"
 
 
 def _sums(report: LayerReport) -> Iterator[Fact]:

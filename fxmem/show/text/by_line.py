@@ -21,8 +21,9 @@ from fxmem.show.text.tables import facts, fit, note, render
 MEANINGS = (
     ("Calls", "nodes of the graph: a line in a loop has one for each call and turn"),
     ("Allocated", "all that the line allocates in forward, its runs added up"),
-    ("Kept", "of that, what is alive when the run is over; Freed: what else a run frees"),
-    ("Saved", "what it keeps for backward"),
+    ("Kept", "of that, what is alive when the run is over"),
+    ("Freed", "what was there before a run and is gone after it"),
+    ("Saved", "what it is the first to keep for backward, by whatever line it was allocated"),
     ("Alive", "everything alive when its last run is over"),
     ("Backward", "what is allocated while its gradients are computed"),
 )
@@ -68,7 +69,7 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
     """
     width = max(width, 60)
     columns, _ = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width - _NUMBER - 2, narrowest=_NARROWEST_CODE, gap=1)
-    parts: list[RenderableType] = [facts(first_facts(report))]
+    parts: list[RenderableType] = [facts([*_most_saved(report), *first_facts(report)])]
     if tensors and report.resident:
         parts.append(Text("\n".join(_tensors(report.resident, (), tensors, width))))
     parts += [_file(report, file, columns, tensors, width) for file in report.files]
@@ -78,6 +79,14 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
     shown = {column.heading for column in columns}
     parts.append(note("; ".join(f"{heading}: {meaning}" for heading, meaning in MEANINGS if heading in shown) + "."))
     return render(parts, width, color)
+
+
+def _most_saved(report: LineReport) -> Iterator[Fact]:
+    """The line that keeps most for backward."""
+    most = max(report.lines, key=lambda line: line.saved_bytes, default=None)
+    if most is not None and most.saved_bytes:
+        place = f"{short_file(most.file)}:{most.line}"
+        yield Fact("Most saved", printable(f"{place}: {format_bytes(most.saved_bytes)}, {most.code}"))
 
 
 def first_facts(report: LineReport) -> Facts:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fxmem.memory.module_tree import fold
+from fxmem.memory.module_tree import find_runs, fold, mask_numbers, name_alike
 from fxmem.records.comparison import ModuleChange, NodeChange, QuantityChange, StepComparison
 from fxmem.records.profile import Phase
 from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable, to_words
@@ -84,11 +84,14 @@ def _answer(comparison: StepComparison) -> Iterator[Fact]:
             levels.setdefault(each.depth, []).append(each)
     # The first level below the model at which several changed.
     rows = next((rows for depth, rows in sorted(levels.items()) if depth and len(rows) > 1), levels.get(1, []))
-    rows = sorted(rows, key=lambda each: -abs(each.at_peak.delta or 0))[:_MOST]
-    if rows:
+    changes = [(each.after_path or each.before_path or "", each.at_peak.delta or 0) for each in rows]
+    runs = list(find_runs([(mask_numbers(name), delta) for name, delta in changes]))
+    runs = sorted(runs, key=lambda run: -abs(changes[run[0]][1] * run[2]))[:_MOST]
+    if runs:
         words = (
-            f"{each.after_path or each.before_path} {format_delta(each.at_peak.delta or 0, format_bytes)}"
-            for each in rows
+            f"{name_alike([name for name, _ in changes[start : start + count]])} "
+            f"{format_delta(changes[start][1], format_bytes)}{' each' if count > 1 else ''}"
+            for start, _, count in runs
         )
         yield Fact("Most", printable(f"{', '.join(words)} at the peak"))
 

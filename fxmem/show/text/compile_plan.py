@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fxmem.records.plan import CompilePlan
 from fxmem.records.profile import Peak
 from fxmem.records.units import exact_bytes, format_bytes, percent
-from fxmem.show.facts import header_facts
+from fxmem.show.facts import header_facts, target_facts
 from fxmem.show.sections import Fact
 from fxmem.show.text.tables import facts, label_content, render, ruled
 
@@ -20,6 +20,7 @@ def table(plan: CompilePlan, *, width: int = 100, color: bool = False) -> str:
     left = format_bytes(plan.budget_bytes - plan.after.counted_bytes)
     found = [
         Fact("Budget", f"{exact_bytes(plan.budget_bytes)}: kept, {left} to spare"),
+        *target_facts(plan, plan.after),
         Fact("Code", "from torch._functorch import config"),
         Fact("", f"config.activation_memory_budget = {plan.chosen:g}"),
     ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rich.table import Table
 from rich.text import Text
 
-from fxmem.memory.module_tree import find_runs
+from fxmem.memory.module_tree import find_runs, mask_numbers, name_alike
 from fxmem.records.plan import CurvePoint, Plan, Region
 from fxmem.records.profile import SourceLine
 from fxmem.records.units import format_bytes, format_flops, percent, printable
@@ -79,7 +78,7 @@ def _format_extra(point: CurvePoint, forward: int | None) -> str:
 
 
 class _Line(NamedTuple):
-    """Equal regions, one after another."""
+    """Equal regions, one after another, and their sums."""
 
     name: str
     freed: int
@@ -125,14 +124,15 @@ def _lines(regions: Iterable[Region], level: int = 0) -> Iterator[_Line]:
 
 
 def _fold_lines(lines: Sequence[_Line]) -> Iterator[_Line]:
-    """Make one line of lines that differ only in the numbers of their names."""
-    keys = [line._replace(name=re.sub(r"\d+", "#", line.name)) for line in lines]
+    """Make one line of lines that differ only in the numbers of their names, with their sums."""
+    keys = [line._replace(name=mask_numbers(line.name)) for line in lines]
     for start, _, count in find_runs(keys):
-        first, last = lines[start], lines[start + count - 1]
-        yield first if count == 1 else first._replace(name=_span(first.name, last.name), times=count)
-
-
-def _span(first: str, last: str) -> str:
-    """`layers.0.mlp` and `layers.31.mlp` are `layers.0-31.mlp`."""
-    pairs = zip(re.split(r"(\d+)", first), re.split(r"(\d+)", last), strict=True)
-    return "".join(one if one == other else f"{one}-{other}" for one, other in pairs)
+        first = lines[start]
+        yield first._replace(
+            name=name_alike([line.name for line in lines[start : start + count]]),
+            times=count,
+            freed=count * first.freed,
+            flops=None if first.flops is None else count * first.flops,
+            keeps=count * first.keeps,
+            sent=count * first.sent,
+        )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fxmem.hardware.context import explain_room
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Step
+from fxmem.records.profile import Kind, Step
 from fxmem.records.sizes import (
     NEAR_BEST,
     CardFit,
@@ -19,7 +19,7 @@ from fxmem.records.sizes import (
     Sweep,
     SweepPoint,
 )
-from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent
+from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent, to_words
 from fxmem.show.facts import autocast_parts, describe_inputs, rank_parts
 from fxmem.show.plan_facts import format_change
 from fxmem.show.run_facts import describe_generation
@@ -40,6 +40,7 @@ def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> s
 
 def curve_sections(curve: SizeCurve, width: int = 100) -> Iterator[Section]:
     """The largest size, and the peak of each that was analysed; `width` has room for the table."""
+    yield Section(facts=_findings(curve))
     yield Section(
         facts=[
             *subject_facts(curve),
@@ -47,7 +48,6 @@ def curve_sections(curve: SizeCurve, width: int = 100) -> Iterator[Section]:
             Fact("Room", _describe_room(curve)),
         ]
     )
-    yield Section(facts=_findings(curve))
     points = _points(curve, width)
     yield Section(points, label="Curve")
     yield from explain_tight(points)
@@ -140,25 +140,32 @@ def meshes_table(fits: MeshFits, *, width: int = 100, color: bool = False) -> st
     """The meshes as text whose lines are at most `width` columns wide (at least 60)."""
     fitting = sum(each.fits for each in fits.meshes)
     tried = f"{len(fits.meshes)} whole, {fits.analyses} analyses in all; {fits.ruled_out} more on the way ruled out"
+    best = fits.best
+    which = "no mesh fits" if best is None else f"fits as {_mesh_words(fits, best)}"
+    words = {Kind.PARAMETER: "weights", Kind.GRADIENT: "gradients"}
+    dtypes = ", ".join(f"{words.get(kind, to_words(kind))} {dtype}" for kind, dtype in fits.dtypes.items())
+    answer = [
+        Fact("Cards", f"{fits.cards} x {fits.target.name}: {which}", tone="bad" if best is None else "good"),
+        *([Fact("Precision", dtypes)] if dtypes else []),
+    ]
     head = [
         *subject_facts(fits),
-        Fact("Cards", f"{fits.cards} x {fits.target.name}"),
         Fact("Room", f"of each, {explain_room(fits.target) or format_bytes(fits.room_bytes)}"),
         Fact("Batch", f"{fits.batch} to an optimizer step, on all cards"),
         Fact("Meshes", f"{fitting} that fit; {tried}"),
     ]
     rows = _mesh_rows(fits)
-    found = lay_out_sections([Section(facts=head), Section(rows), *explain_tight(rows)])
+    found = lay_out_sections([Section(facts=answer), Section(facts=head), Section(rows), *explain_tight(rows)])
     return render([*found, numbered("Assumed", [each.text for each in fits.assumptions])], max(width, 60), color)
 
 
 def _mesh_rows(fits: MeshFits) -> Table:
     with_host = any(each.host_bytes for each in fits.meshes)
-    figures = numbers("Batches", "Allocated", "Reserved", *(["Host"] if with_host else []), "Sends", "Links")
+    figures = numbers("Batches", "Allocated", "Reserved", *(["Host"] if with_host else []), "Sends/step", "Links")
     columns = [TableColumn("Mesh", is_head=True), *figures, TableColumn("Fits")]
 
     def cells(each: MeshFit) -> Iterator[str | Cell]:
-        yield ",".join(f"{name}={size}" for name, size in each.mesh.items()) if fits.cards > 1 else "none"
+        yield _mesh_words(fits, each)
         yield f"{each.accumulate} x {each.micro_batch}"
         yield _counted(each)
         yield format_bytes(each.reserved_bytes)
@@ -169,6 +176,10 @@ def _mesh_rows(fits: MeshFits) -> Table:
         yield _verdict_cell(describe_verdict(each, fits.room_bytes))
 
     return make_table("Meshes", columns, map(cells, fits.meshes))
+
+
+def _mesh_words(fits: MeshFits, each: MeshFit) -> str:
+    return ",".join(f"{name}={size}" for name, size in each.mesh.items()) if fits.cards > 1 else "none"
 
 
 def describe_verdict(each: MeshFit | SizePoint | SweepPoint, room: int) -> str:
@@ -188,9 +199,11 @@ def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> 
         Fact("Weights", exact_bytes(size.weights_bytes)),
         Fact("Profile run", f"{exact_bytes(size.profile_peak_bytes)} at its peak, in {size.profile_peak_at}: {batch}"),
     ]
-    for each in size.uncounted:
-        span = f"{format_bytes(each.low_bytes)} to {format_bytes(each.high_bytes)}"
-        terms.append(Fact("Uncounted", f"{each.name}: {span} ({each.source})"))
+    spans = (
+        f"{each.name}: {format_bytes(each.low_bytes)} to {format_bytes(each.high_bytes)} ({each.source})"
+        for each in size.uncounted
+    )
+    terms.append(Fact("Uncounted", "; ".join(spans)))
     block = f"{size.block_size} tokens, {format_bytes(size.block_bytes)}"
     shared = f"; {size.groups} groups of layers share the blocks" if size.groups > 1 else ""
     low, high = format_bytes(max(size.kv_low_bytes, 0)), format_bytes(size.kv_high_bytes)
@@ -199,7 +212,7 @@ def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> 
         left = Fact("Left", "nothing for keys and values: the engine does not start", tone="bad")
     tokens = f"{size.low_tokens:,} to {size.high_tokens:,}; {format_bytes(size.token_bytes)} each in all layers"
     found = [
-        Fact("Sequences", f"{each.low:,.1f} to {each.high:,.1f} of {each.context:,} tokens at once")
+        Fact("Requests", f"{format_whole(each.low, each.high)} of {each.context:,} tokens at once")
         for each in size.sequences
     ]
     found += [
@@ -209,6 +222,12 @@ def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> 
     ]
     notes = [Fact("Assumed", each.text) for each in size.assumptions if each.topic in ("model", "engine")]
     return render_sections([Section(facts=each) for each in (head, found, terms, notes)], width, color)
+
+
+def format_whole(low: float, high: float) -> str:
+    """How many whole ones there are between both, `124 to 126`."""
+    least, most = int(low), int(high)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def describe_fit(card: CardFit) -> str:
@@ -223,8 +242,8 @@ def describe_step(step: Step, *, with_autocast: bool = True) -> str:
     autocast = autocast_parts(step) if with_autocast else []
     if step.generation is not None:
         return join_parts([("generate", describe_generation(step.generation)), *autocast])
-    optimizer = [("optimizer", step.optimizer or "none")] if step.mode == "train" else []
-    return join_parts([("", step.mode), *optimizer, *autocast, *rank_parts(step)])
+    trained = [("loss", step.loss or "none"), ("optimizer", step.optimizer or "none")] if step.mode == "train" else []
+    return join_parts([("", step.mode), *trained, *autocast, *rank_parts(step)])
 
 
 def _describe_room(curve: SizeCurve) -> str:
@@ -242,15 +261,17 @@ def _label(curve: SizeCurve) -> str:
 def _findings(curve: SizeCurve) -> list[Fact]:
     dim = _label(curve)
     found = [Fact("Largest", f"{dim} {curve.largest}", tone="best")]
+    if curve.positions is not None and (curve.largest or 0) > curve.positions:
+        found = [Fact("Largest", f"{dim} {curve.positions}, the model's positions; memory allows {curve.largest}")]
     if curve.largest is None:
         found = [Fact("Largest", f"none: {dim} {curve.points[0].size}, the smallest tried, does not fit", tone="bad")]
     above = curve.next_above
     if above is not None and curve.largest is None:
         found.append(Fact("Why", above.obstacle))
     elif above is not None:
-        found.append(Fact("Next", f"{dim} {above.size} does not fit. {above.obstacle}"))
+        found.append(Fact("Above", f"{dim} {above.size} does not fit. {above.obstacle}"))
     elif curve.largest == curve.limit:
-        found.append(Fact("Next", f"not tried: {curve.limit} is the limit of the search"))
+        found.append(Fact("Above", f"not tried: {curve.limit} is the limit of the search"))
     if curve.per_sample_bytes is not None and curve.constant_bytes is not None:
         sign = "-" if curve.constant_bytes < 0 else "+"
         one_more = {"batch": "sample", "seq": "position", "context": "token"}.get(curve.dim, "1 of size")

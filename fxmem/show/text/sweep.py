@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from fxmem.hardware import catalogue
 from fxmem.hardware.context import explain_room
 from fxmem.records.sizes import Sweep, SweepPoint
 from fxmem.records.units import format_bytes, format_seconds
 from fxmem.show.export.markdown_parts import code_span, write_table
+from fxmem.show.facts import describe_inputs
 from fxmem.show.sections import Cell, Fact, Section, Table, TableColumn, make_table, numbers
 from fxmem.show.text.sizes import (
     ROOM_OF_CARDS,
@@ -20,6 +22,7 @@ from fxmem.show.text.sizes import (
 )
 from fxmem.show.text.tables import render_sections
 
+_FITS = "Peak: allocated bytes; a step fits where what the allocator reserves is within the room."
 _VARIED = ("length", "precision", "checkpoints", "mesh")
 
 
@@ -37,10 +40,11 @@ def sweep_sections(sweep: Sweep, full: bool) -> Iterator[Section]:
     kept = f", {sweep.kept} points kept" if sweep.kept else ""
     sizes = [name for name in ("batch", "length") if getattr(sweep.grid, name)]
     varies = f"; {' and '.join(sizes)} {'vary' if len(sizes) > 1 else 'varies'}" if sizes else ""
+    by_forms = f"; {whole} points themselves, the others by forms of sizes" if whole < len(sweep.points) else ""
     facts = [
         *(replace(each, text=each.text + varies) if each.key == "inputs" else each for each in subject_facts(sweep)),
         Fact("Points", f"{len(fitting)} of {len(sweep.points)} fit"),
-        Fact("Analysed", f"{sweep.analyses} steps now{kept}; {whole} points themselves, the others by forms of sizes"),
+        Fact("Analysed", f"{sweep.analyses} steps now{kept}{by_forms}"),
     ]
     if timed := [each for each in fitting if each.item_seconds is not None]:
         best = min(timed, key=lambda each: each.item_seconds or 0.0)
@@ -70,9 +74,12 @@ def markdown(sweep: Sweep, *, full: bool = False) -> str:
     made = make_table(table.label, table.columns, rows)
     is_varied = len({each.precision for each in sweep.points}) > 1
     step = describe_step(sweep.step, with_autocast=not is_varied)
-    by = f"of {code_span(sweep.model)}, {step}; by fxmem {sweep.fxmem_version}"
+    inputs = describe_inputs(sweep.inputs)
+    of = ", ".join([*map(code_span, filter(None, (sweep.model, inputs))), step])
     times = " Times are estimates." if any(each.time is not None for each in sweep.points) else ""
-    return f"{write_table(made)}\n\nPredicted {by} with torch {sweep.torch_version}.{times}\n"
+    room = f" {_FITS}" if sweep.target.device == "cuda" else ""
+    by = f"by fxmem {sweep.fxmem_version} with torch {sweep.torch_version}"
+    return f"{write_table(made)}\n\nPredicted of {of}; {by}.{room}{times}\n"
 
 
 def sweep_rows(sweep: Sweep, *, full: bool) -> Table:
@@ -81,9 +88,11 @@ def sweep_rows(sweep: Sweep, *, full: bool) -> Table:
     is_timed = any(each.item_seconds is not None for each in sweep.fitting)
     is_priced = any(each.cost is not None for each in sweep.fitting)
     varied = [name for name in _VARIED if len({getattr(each, name) for each in sweep.points}) > 1]
+    names, is_card = _asked_names(sweep), sweep.target.device == "cuda"
     is_sized = any(each.batch is not None for each in sweep.points)
     columns = [
         TableColumn("Card", is_head=True),
+        *numbers(*(["Room"] if is_card else [])),
         *(TableColumn(name.capitalize()) for name in varied),
         *numbers(*(["Batch"] if is_sized else []), "Peak", *(["Time", "Per second"] if is_timed else [])),
         *(numbers("Cost/million", "1,000 steps") if is_priced else []),
@@ -91,8 +100,10 @@ def sweep_rows(sweep: Sweep, *, full: bool) -> Table:
     ]
 
     def cells(point: SweepPoint) -> Iterator[str | Cell]:
-        yield point.card
-        yield from (str(getattr(point, name)) for name in varied)
+        yield names.get(point.card, point.card)
+        if is_card:
+            yield format_bytes(point.room_bytes)
+        yield from (_setting(point, name, sweep) for name in varied)
         if is_sized:
             yield str(point.batch)
         yield "cannot run" if point.counted_bytes is None else format_bytes(point.counted_bytes)
@@ -113,7 +124,20 @@ def _words(point: SweepPoint, sweep: Sweep) -> str:
     """What tells a point from the others."""
     names = [name for name in _VARIED if len({getattr(each, name) for each in sweep.points}) > 1]
     batch = [] if point.batch is None else [f"batch {point.batch}"]
-    return ", ".join([point.card, *batch, *(f"{name} {getattr(point, name)}" for name in names)])
+    card = _asked_names(sweep).get(point.card, point.card)
+    return ", ".join([card, *batch, *(f"{name} {_setting(point, name, sweep)}" for name in names)])
+
+
+def _setting(point: SweepPoint, name: str, sweep: Sweep) -> str:
+    """A point's value of a setting; without autocast, the dtype that the model has."""
+    value = str(getattr(point, name))
+    return sweep.dtype if name == "precision" and value == "none" and sweep.dtype else value
+
+
+def _asked_names(sweep: Sweep) -> dict[str, str]:
+    """What the cards were asked for as, by the names that the catalogue has for them."""
+    asked = (name for name in sweep.grid.card if not name.lower().endswith(".json"))
+    return {catalogue.target(name).name: name for name in asked}
 
 
 def _rate(point: SweepPoint) -> str:

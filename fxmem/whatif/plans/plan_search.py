@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fxmem.errors import ExceededError, FxmemError
+from fxmem.hardware.context import room_bytes
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.memory.budget import Budget, find_least_budget
@@ -298,10 +299,13 @@ class PlanSearch:
     def _describe(self, shortfall: Shortfall) -> str:
         """Describe the smallest peak that was reached or may be, and what bounds it."""
         peak, budget = shortfall.peak, 0 if self.budget is None else self.budget.nbytes
+        target = self.analysis.profile.target
+        is_room = self.budget is not None and self.budget.asked_bytes is not None
+        whose = f", the room on {target.name} beside a CUDA context" if is_room else ""
         least = exact_bytes(peak.counted_bytes)
         kept = [f"{to_words(kind)} {format_bytes(peak.by_kind[kind])}" for kind in _FIXED if peak.by_kind.get(kind)]
         message = (
-            f"expected a plan that keeps the step within {exact_bytes(budget)}; "
+            f"expected a plan that keeps the step within {exact_bytes(budget)}{whose}; "
             + (
                 f"no plan takes less than {least}"
                 if shortfall.reached is None
@@ -318,9 +322,9 @@ class PlanSearch:
         if shortfall.least_bytes is not None:
             least = exact_bytes(shortfall.least_bytes)
             why = ", as the allocator's segments for it take more" if shortfall.least_bytes > peak.counted_bytes else ""
-            message += (
-                f"; the least budget that a plan keeps is {least}{why}: --budget {shortfall.least_bytes} gives it"
-            )
+            message += f"; the least budget that a plan keeps is {least}{why}"
+            fits = shortfall.least_bytes <= (room_bytes(target) or math.inf)
+            message += f": --budget {shortfall.least_bytes} gives it" if fits else f", and {target.name} has less"
         return message
 
     # --- without a budget ---------------------------------------------------------------------------------------------
@@ -347,7 +351,7 @@ class PlanSearch:
         for proposal in sorted(proposals, key=lambda each: (each.cost, each.peak_bytes)):
             if not front or front[-1].peak_bytes > proposal.peak_bytes:
                 front.append(proposal)
-        best = min(front, key=_product)
+        best = min(front, key=lambda each: (each.analysis.peak.fits is False, _product(each)))
         return self.finish(best).model_copy(update={"curve": tuple(map(self._point, front))})
 
     def _list_points(self, way: PlannedWay) -> list[Plan]:
@@ -398,7 +402,7 @@ class PlanSearch:
             strategy=self.strategy,
             chosen=proposal.chosen,
             application=proposal.way.application,
-            budget_bytes=None if self.budget is None else self.budget.nbytes,
+            budget_bytes=None if self.budget is None else self.budget.asked_bytes or self.budget.nbytes,
             regions=proposal.regions,
             before=self.analysis.peak,
             after=proposal.analysis.peak,

@@ -14,9 +14,9 @@ from fxmem.show.text.sizes import curve_sections
 def view(curve: SizeCurve) -> str:
     """Show the largest size that fits."""
     plot = sizes_svg(curve, name=f"fxmem-sizes-{cell_id(curve)}")
-    head, *rest = curve_sections(curve)
+    answer, head, *rest = curve_sections(curve)
     own = [fact for fact in head.facts if not fact.key]
-    return fragment(Section(facts=[*header_facts(curve), *own]), *rest, plot=plot)
+    return fragment(answer, Section(facts=[*header_facts(curve), *own]), *rest, plot=plot)
 
 
 VIEWS.register("size-curve", view)
