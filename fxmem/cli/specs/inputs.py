@@ -140,7 +140,8 @@ def make_batch(
             factory makes keeps the dtype and layout it has.
         keep_values: What a factory makes stays as it is, values and all.
 
-    Else a factory runs under `torch.device("meta")`; if it reads values, it runs for real and what it made is moved to meta.
+    Else a factory runs under `torch.device("meta")`; if it reads values, it runs for real and what it made is moved to
+    meta.
 
     Raises:
         UsageError: two inputs of one name, or a factory that cannot be found, takes arguments or returns something
