@@ -289,7 +289,7 @@ def _read_made(spec: FactorySpec, made: object, is_or_returned: str, expected: s
 
 def _move_to_meta(batch: Batch) -> Batch:
     args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (batch.args, dict(batch.kwargs)))
-    return replace(batch, args=args, kwargs=kwargs)
+    return batch._replace(args=args, kwargs=kwargs)
 
 
 # --- what models take -------------------------------------------------------------------------------------------------
