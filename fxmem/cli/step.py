@@ -454,7 +454,12 @@ def build_step(
     chosen = given or default_inputs(built, DEFAULT_BATCH if options.batch is None else options.batch)
     if options.loss is None:
         chosen = add_labels(chosen, built)
-    batch = make_batch(chosen, weights_dtype=built.weights_dtype, channels_last=options.channels_last)
+    batch = make_batch(
+        chosen,
+        weights_dtype=built.weights_dtype,
+        channels_last=options.channels_last,
+        keep_values=options.values == "real",
+    )
     return replace(built, notes=(*built.notes, *batch.notes)), batch.args, dict(batch.kwargs)
 
 

@@ -20,7 +20,10 @@ class Forecast(NamedTuple):
 
 def forecast(profile: Profile) -> Forecast | None:
     """Go on with a program that grows, until it has all of the card that a context leaves at most; None where it does
-    not grow, or the card's memory or allocator is not known."""
+    not grow, or the card's memory or allocator is not known.
+
+    Where the steps to come were replayed, the last step is what the replay found.
+    """
     program, memory = profile.step.program, room_bytes(profile.target)
     if program is None or not program.growth_bytes or memory is None:
         return None
@@ -35,5 +38,5 @@ def forecast(profile: Profile) -> Forecast | None:
         points.append((step, alive))
     if rate <= 0:
         return Forecast(tuple(points), is_full=False)
-    full = step + 1 + (memory - alive) // DEFAULT_SETTINGS.round_size(rate)
+    full = program.full_at or step + 1 + (memory - alive) // DEFAULT_SETTINGS.round_size(rate)
     return Forecast((*points, (full, memory)), is_full=True)

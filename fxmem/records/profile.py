@@ -437,6 +437,8 @@ class ProgramRun(Record):
     fewer than two steps, or steps that differ."""
     grown: Many[Growth] = ()
     """Who keeps more after each step, the most first; empty where nothing grows, or not enough steps are known."""
+    full_at: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The step within which the card has no more memory, where the steps to come are replayed; None: not known."""
     schedules: Many[Schedule] = Field(default=(), exclude_if=lambda value: not value)
     """What its loop does every so many steps, more than ran: of these at most one did it."""
     longest: LongestBatch | None = Field(default=None, exclude_if=lambda value: value is None)

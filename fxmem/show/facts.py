@@ -278,7 +278,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     Where the allocator was replayed, its answer; else requested bytes are compared, a lower bound: not fitting is then
     certain, fitting is not.
     """
-    program, growth, keeps = profile.step.program, describe_growth(profile), None
+    program, growth, keeps = profile.step.program, describe_growth(profile, has_run_out=peak.at_least), None
     is_failed = program is not None and (program.failed or program.is_cut)
     is_fitting, verdict = compare_with_target(profile, peak)
     if budget is not None:

@@ -17,14 +17,21 @@ _MOST_GROWING = 3
 # --- growth ---------------------------------------------------------------------------------------------------------
 
 
-def describe_growth(profile: Profile) -> str:
-    """By how much a program grows with each step, and until when; empty where it does not."""
+def describe_growth(profile: Profile, *, has_run_out: bool = False) -> str:
+    """By how much a program grows with each step, and until when; empty where it does not.
+
+    Args:
+        profile: of the program.
+        has_run_out: whether it has run out of memory.
+    """
     program = profile.step.program
     if program is None or not program.growth_bytes:
         return ""
     words, ahead = f"grows by {program.growth_bytes:,} bytes a step", forecast(profile)
     if program.grown:
         words += f" ({_describe_keeper(program.grown[0])})"
+    if has_run_out:
+        return f"{words}, out of memory in step {len(program.rounds):,}"
     if ahead is None:
         return words
     step, alive = ahead.points[-1]
@@ -104,7 +111,7 @@ def describe_host(host: HostUse) -> str:
         each = f": {size}" if host.workers == 1 else f"s: {format_bytes(host.workers_bytes)}, {size} each"
         parts.append(f"{host.workers} worker{each}")
     if host.worker_adds_bytes is not None:
-        parts.append(f"one more adds {format_bytes(host.worker_adds_bytes)}")
+        parts.append(f"one more worker adds {format_bytes(host.worker_adds_bytes)}")
     counted = {"pinned": host.pinned_bytes, "batches in shared memory": host.batches_bytes}
     parts += [f"{name} {format_bytes(nbytes)}" for name, nbytes in counted.items() if nbytes]
     if host.pretended_bytes:

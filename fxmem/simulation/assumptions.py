@@ -64,7 +64,7 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
         yield "generation", stop_rule.DRAFTS_ASSUMED
     if values.reads is not None:
         inputs = ", ".join(f"{label} {'x'.join(map(str, tensor.shape))}" for label, tensor in run.inputs)
-        made_up = "weights and inputs without data are made up for it, and others may decide otherwise"
+        made_up = "weights and inputs without data are made up (ids are all 0), and others may decide otherwise"
         yield "values", f"{REAL_VALUES}, for this batch alone ({inputs}); {made_up}"
     for what, place in values.bounded:
         at = f" at {place}" if place else ""

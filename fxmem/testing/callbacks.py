@@ -20,7 +20,7 @@ from fxmem.memory.budget import peak_in_room
 from fxmem.memory.report_reader import load_report
 from fxmem.planning.estimate import estimate
 from fxmem.records.profile import Kind, Peak, Report, Round
-from fxmem.records.units import format_bytes
+from fxmem.records.units import format_bytes, printable
 from fxmem.show.finding_facts import list_findings
 from fxmem.show.text.verdict import round_line
 from fxmem.simulation.profiled_step import ProfiledStep
@@ -45,7 +45,8 @@ def guard(report: Prediction) -> None:
     Assumptions: the current card is the one that trains, and nothing else will take of what is free there. Settings of
     the allocator are those of this process's environment. Where there is no card, the room is what a CUDA context
     leaves of the report's. A recording that ran out of memory is known up to there only: a larger room is then taken as
-    enough. In a program that fxmem records, to make that report, nothing happens where there is none yet.
+    enough. In a program that fxmem records nothing is refused: the report may be the one that is to be renewed.
+    A report of other arguments of the script is said to be one.
 
     Args:
         report: what `fxmem run train.py --json FILE` or `fxmem analyze ... --json FILE` wrote, or an analysis or a
@@ -55,7 +56,7 @@ def guard(report: Prediction) -> None:
         ExceededError: it does not fit: how much room there is, where it runs out, and what would make it fit.
         UsageError: the report cannot be read, or is of the CPU.
     """
-    if _is_to_come(report):
+    if is_recording():
         return
     found = _load(report)
     room, whose = room_bytes(found.target), found.target.name
@@ -68,11 +69,26 @@ def guard(report: Prediction) -> None:
         return
     ended = found.peak.at_least and room <= (room_bytes(found.target) or 0)
     peak = found.peak if ended else peak_in_room(found, found.peak, room)
+    other = _describe_other_arguments(found)
     if peak.fits is False and (ended or not found.peak.at_least):
         raise ExceededError(
             f"expected a step that runs in the {format_bytes(room)} that {whose} has for it; the predicted one does "
-            f"not: {peak.shortage.rstrip('.')}. {_describe_way_out(found, room)}"
+            f"not: {peak.shortage.rstrip('.')}. {_describe_way_out(found, room)}{f'. {other}' if other else ''}"
         )
+    if other:
+        print(f"fxmem: {other}")
+
+
+def _describe_other_arguments(report: Report) -> str:
+    """That the report is of other arguments of this script, in words; empty where it is of the same, or of another
+    program."""
+    script, own = Path(sys.argv[0]).name, " ".join(sys.argv[1:]).split()
+    told = report.model.split()
+    place = next((index for index, each in enumerate(told) if script and Path(each).name == script), None)
+    if report.step.program is None or place is None or told[place + 1 :] == own:
+        return ""
+    now = " ".join([script, *own])
+    return f"The report is of {printable(report.model)}, this run of {now}: renew it (fxmem run --json FILE {now})"
 
 
 def _describe_way_out(report: Report, room: int) -> str:

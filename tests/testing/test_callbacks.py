@@ -158,6 +158,7 @@ def test_a_run_that_cannot_fit_is_refused_before_its_first_step(
     analysis = fxmem.analyze(Wide(), {"x": torch.zeros(65536, 8)}, target="rtx4090")
     path = tmp_path / "run.json"
     analysis.to_json(path)
+    monkeypatch.setattr("fxmem.testing.callbacks.is_recording", lambda: False)  # the card stands for a real one
     with fxmem.record("rtx4090", steps=2):
         train(tmp_path, [make(path, refuse=True)])
     assert "fxmem: step 1: " in capsys.readouterr().out
@@ -191,14 +192,34 @@ def test_a_guard_says_what_would_make_it_fit() -> None:
         guard(report.model_copy(update={"target": nothing}))
 
 
-def test_a_recording_that_ran_out_is_known_up_to_there_only() -> None:
+def test_a_recording_that_ran_out_is_known_up_to_there_only(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(torch.cuda.OutOfMemoryError), fxmem.record("rtx4090", steps=1) as ended:
         torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
     with pytest.raises(ExceededError, match=r"expected a step that runs in the 23\.1 GiB that rtx4090 has for it"):
         guard(ended)
     report = ended.report()
+    monkeypatch.setattr("fxmem.testing.callbacks.is_recording", lambda: False)  # the card stands for a real one
     with fxmem.record("h100", steps=1):
         guard(report)
+
+
+def test_a_report_of_other_arguments_is_said_to_be_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(torch.cuda.OutOfMemoryError), fxmem.record("rtx4090", steps=1, name="train.py --batch 16") as of:
+        torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
+    with fxmem.record("rtx4090"):
+        guard(of.report())  # it may be the one that is to be renewed
+    monkeypatch.setattr(sys, "argv", ["code/train.py", "--batch", "4"])
+    with pytest.raises(ExceededError, match=r"report is of train\.py --batch 16, this run of train\.py --batch 4: "):
+        guard(of.report())
+    with fxmem.record("rtx4090", steps=1, name="train.py --batch 4") as small:
+        torch.empty(1 << 20, device="cuda")
+    guard(small.report())
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert not capsys.readouterr().out
+    guard(small.report())
+    assert "fxmem: The report is of train.py --batch 4, this run of train.py: renew it" in capsys.readouterr().out
 
 
 @pytest.mark.truth

@@ -124,7 +124,11 @@ def add_labels(specs: Sequence[InputSpec], built: BuiltModel) -> tuple[InputSpec
 
 
 def make_batch(
-    specs: Sequence[InputSpec], *, weights_dtype: torch.dtype | None = None, channels_last: bool = False
+    specs: Sequence[InputSpec],
+    *,
+    weights_dtype: torch.dtype | None = None,
+    channels_last: bool = False,
+    keep_values: bool = False,
 ) -> Batch:
     """Make the positional and keyword arguments that `specs` describe, their tensors on meta; and notes on them.
 
@@ -134,8 +138,10 @@ def make_batch(
             torch's default.
         channels_last: Lays 4-D tensors out as `torch.channels_last`, 5-D ones as `torch.channels_last_3d`. What a
             factory makes keeps the dtype and layout it has.
+        keep_values: What a factory makes stays as it is, values and all.
 
-    A factory runs under `torch.device("meta")`; if it reads values, it runs for real and what it made is moved to meta.
+    Else a factory runs under `torch.device("meta")`; if it reads values, it runs for real and what it made is moved to
+    meta.
 
     Raises:
         UsageError: two inputs of one name, or a factory that cannot be found, takes arguments or returns something
@@ -147,7 +153,7 @@ def make_batch(
     notes: tuple[str, ...] = ()
     for spec in specs:
         if isinstance(spec, FactorySpec):
-            made = _run_factory(spec)
+            made = _run_factory(spec, keep_values=keep_values)
             positional += made.args
             notes += made.notes
             for name, value in made.kwargs.items():
@@ -243,36 +249,37 @@ def _make_tensor(spec: TensorSpec, weights_dtype: torch.dtype | None, channels_l
         raise UsageError(f"no tensor can be as large as {spec}") from error
 
 
-def _run_factory(spec: FactorySpec) -> Batch:
+def _run_factory(spec: FactorySpec, *, keep_values: bool) -> Batch:
     with process_unchanged(), importable(spec.reference):
         factory = load(spec.reference)
         if not callable(factory):
-            return _read_made(spec, factory, "is", "a function that returns a tensor")
+            batch = _read_made(spec, factory, "is", "a function that returns a tensor")
+            return batch if keep_values else _move_to_meta(batch)
         if needed := ", ".join(required_parameters(factory)):
             raise UsageError(f"{spec} takes arguments ({needed}); expected a function that can be called without any")
         try:
-            made, built_on, _ = construct(factory)
+            made, built_on, _ = (construct_with_values(factory), "cpu", ()) if keep_values else construct(factory)
             if is_loader(made) and built_on == "meta":
                 made = construct_with_values(factory)
         except FxmemError:
             raise
         except (Exception, SystemExit) as error:
             raise user_code_error(error, str(spec)) from error
-        return _read_made(spec, made, "returned", "a tensor")
+        batch = _read_made(spec, made, "returned", "a tensor")
+        return batch if keep_values else _move_to_meta(batch)
 
 
 def _read_made(spec: FactorySpec, made: object, is_or_returned: str, expected: str) -> Batch:
     """The batch that a reference names, or that its function returned."""
     if is_loader(made):
         with ignore_moves():
-            batch = read_batch(made)
-        return Batch(_move_to_meta(batch.args), _move_to_meta(dict(batch.kwargs)), batch.notes)
+            return read_batch(made)
     if isinstance(made, torch.Tensor):
-        return Batch((made.to("meta"),))
+        return Batch((made,))
     if isinstance(made, Mapping) and all(isinstance(key, str) for key in made):
-        return Batch((), _move_to_meta(dict(made)))
+        return Batch((), dict(made))
     if isinstance(made, tuple):
-        return Batch(_move_to_meta(tuple(made)))
+        return Batch(tuple(made))
     kinds = f"{expected}, a tuple (positional) or a dict (keyword), a DataLoader or a Dataset"
     advice = "; return tuple(batch) to pass its items one by one, (batch,) to pass it whole"
     raise UsageError(
@@ -280,8 +287,9 @@ def _read_made(spec: FactorySpec, made: object, is_or_returned: str, expected: s
     )
 
 
-def _move_to_meta(tree: Any) -> Any:
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), tree)
+def _move_to_meta(batch: Batch) -> Batch:
+    args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (batch.args, dict(batch.kwargs)))
+    return batch._replace(args=args, kwargs=kwargs)
 
 
 # --- what models take -------------------------------------------------------------------------------------------------

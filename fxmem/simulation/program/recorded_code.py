@@ -382,6 +382,7 @@ class RecordedCode(Subject):
             shown=0 if shown is None else shown.number,
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
             **self.rounds.growth.describe(),
+            full_at=self.rounds.full_at,
             schedules=tuple(each for each in self.rounds.growth.schedules if each.every > len(whole)),
             longest=self.longest,
             evaluations=tuple(self.rounds.evaluations.passes),

@@ -28,7 +28,7 @@ from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes, Part, PartPeak
 from fxmem.simulation.program.evaluations import Evaluations
-from fxmem.simulation.program.growth import GrowthLog
+from fxmem.simulation.program.growth import FurtherSteps, GrowthLog
 from fxmem.simulation.program.host_memory import HostMeter
 from fxmem.simulation.program.loader_watch import LoaderWatch
 from fxmem.simulation.program.repeated_calls import RepeatedCalls
@@ -147,6 +147,9 @@ class Rounds(RoundRule):
         self._recording, self._log = recording, recording.log
         self._holders = Holders(recording.log)
         self.growth = GrowthLog(recording.log, self._holders)
+        self._further: FurtherSteps | None = None
+        self.full_at: int | None = None
+        """The round at which the card is full, where those after the last recorded one are like it."""
         self.repeats = RepeatedCalls(
             *(recording.log, self._memory, self._trace, recording.fakes, recording.device, self._note_hidden)
         )
@@ -368,11 +371,22 @@ class Rounds(RoundRule):
             self._end_after()
         self._loaders.end_round()
         self.finished.append(self._close(len(self.finished) + 1))
-        self._trace.end_round(keeps=self._loaders.keeps_steps)
         is_enough = self._enough(self.finished)
+        self._look_further(is_last=is_enough)
+        self._trace.end_round(keeps=self._loaders.keeps_steps)
         self._start()
         if is_enough and not self._loaders.end_epoch(len(self.finished)):
             self._end()
+
+    def _look_further(self, *, is_last: bool) -> None:
+        """Note a round of a program that grows; after the last, replay those to come."""
+        if self._memory is None or not self.growth.nbytes:
+            self._further = None
+            return
+        self._further = self._further or FurtherSteps(self._memory, self._trace)
+        self._further.note_round(len(self.finished))
+        if is_last and all(each.until is None for each in self.growth.find()):
+            self.full_at = self._further.find_full(len(self.finished), self.growth.nbytes)
 
     def _end_after(self) -> None:
         """End the program in what follows its epoch."""

@@ -20,6 +20,7 @@ from fxmem.cli.specs.inputs import (
     TensorSpec,
     add_labels,
     default_inputs,
+    make_batch,
     name_main_input,
     parse_input,
 )
@@ -199,6 +200,12 @@ def test_a_factory_gives_meta_tensors(write: Any, name: str, shapes: list[tuple[
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert torch.bfloat16 not in {tensor.dtype for tensor in tensors}
     assert (torch.get_rng_state().tolist(), sys.path) == (state, path)
+
+
+def test_a_factory_keeps_its_values_where_these_are_asked_for(write: Any) -> None:
+    path = write("import torch\n\ndef make():\n    return torch.full((2, 3), 7)\n")
+    (made,) = make_batch([FactorySpec(f"{path}:make")], keep_values=True).args
+    assert made.tolist() == [[7, 7, 7], [7, 7, 7]]
 
 
 def test_a_tuple_is_positional_and_a_dict_is_keywords(write: Any) -> None:

@@ -163,3 +163,13 @@ def test_the_line_that_keeps_it(owner: str, line: int | None, tmp_path: Path) ->
     assert find_keeping_line(owner, {str(tmp_path / "none.py"): (), str(file): ()}) == (
         f"{file}:{line}" if line else ""
     )
+
+
+@pytest.mark.truth
+def test_the_step_that_runs_out_is_found_by_replaying_it() -> None:
+    card = catalogue.target("rtx3060").model_copy(update={"memory_bytes": 400 << 20})
+    made = Launch(growing.__file__, ("list of outputs", "leaks", "400"))
+    ahead = launch(made, card, RunSettings()).recorded.program
+    whole = launch(made, card, RunSettings(400)).recorded
+    assert ahead.full_at == len(whole.program.rounds)
+    assert f", out of memory in step {ahead.full_at}" in describe_growth(whole.profile, has_run_out=True)
