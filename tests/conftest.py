@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from fxmem.records.pause_gc import pause_gc
+
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # several workers run side by side; one thread each leaves no core fought over
@@ -29,6 +31,13 @@ LONGEST = (
     *("simulation/compiled/test_truth.py", "simulation/compiled/test_programs.py", "benchmarks/test_accuracy.py"),
 )
 """Modules of the long tests that are begun first, so that none of them is what the others' processes wait for."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Import all modules of tests, and all that they import, without looking for garbage among it again and again."""
+    with pause_gc(stays=True):
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
