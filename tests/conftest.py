@@ -65,6 +65,17 @@ def _run_backward() -> None:
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
 
 
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """Dynamo and inductor, imported: forks of this process have them, each of which would take three seconds for them.
+
+    To import inductor, as `torch.compile` does where it is first called, warns of what it uses itself, too.
+    """
+    from fxmem._torch.compiler import dynamo as torch_dynamo  # after the settings above
+
+    torch_dynamo.load_compiler()
+
+
 @pytest.fixture(autouse=True)
 def _added_plugins_are_forgotten() -> Iterator[None]:
     """What a test registers. What of fxmem's own it was the first to import stays: no second import registers that."""

@@ -71,6 +71,7 @@ def test_a_program_is_analysed_as_it_runs(document: Json) -> None:
 
 
 @pytest.mark.truth
+@pytest.mark.usefixtures("compiler")
 def test_a_compiled_program_is_compiled_whoever_asks(document: Json) -> None:
     words = ("--compile", "as-is", "--target", "t4", "--json", "-")
     report = document("analyze", *words, "--run", "train.py")
@@ -81,6 +82,7 @@ def test_a_compiled_program_is_compiled_whoever_asks(document: Json) -> None:
 
 
 @pytest.mark.truth
+@pytest.mark.usefixtures("compiler")
 def test_a_compiled_program_is_validated_as_compiled(document: Json, folder: Path) -> None:
     """What is fused is not saved: both runs take less than they do as eager code."""
     chain = ", ".join(["torch.nn.Sigmoid()"] * 6)

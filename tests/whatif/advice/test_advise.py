@@ -26,7 +26,7 @@ from fxmem.simulation.request import StepRequest
 from fxmem.whatif.advice import suggestions, variant
 from fxmem.whatif.advice.changes import ModelBench
 
-pytestmark = pytest.mark.truth
+pytestmark = [pytest.mark.truth, pytest.mark.usefixtures("compiler")]
 
 
 class Speaker(nn.Module):
@@ -55,7 +55,7 @@ def speaker(**options: Any) -> Analysis:
 
 
 @pytest.fixture(scope="module")
-def advice() -> Advice:
+def advice(compiler: None) -> Advice:
     analysis = speaker(target="cpu")
     return fxmem.advise(analysis, budget=0.6)
 
