@@ -104,7 +104,7 @@ def test_a_step_that_keeps_its_budget_needs_nothing_and_one_that_never_can_is_to
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     analysis = speaker(target="cpu")
-    assert fxmem.advise(analysis, budget="1GiB", plans=False).together is None
+    assert fxmem.advise(analysis, budget="1GiB", quick=True).together is None
 
     seen: list[Any] = []
     analyze_request, the_loss_of_torch = variant.analyze_request, F.cross_entropy
