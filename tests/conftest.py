@@ -29,6 +29,10 @@ LONGEST = (
     *("examples/test_examples.py", "simulation/ranks/test_gloo.py", "validation/test_cpu_truth.py"),
     *("checkpointing/test_models.py", "checkpointing/test_frameworks.py", "whatif/advice/test_advise.py"),
     *("simulation/compiled/test_truth.py", "simulation/compiled/test_programs.py", "benchmarks/test_accuracy.py"),
+    *("simulation/program/test_rollouts.py", "simulation/program/sandbox/test_files.py", "cli/test_subjects.py"),
+    *("simulation/ranks/test_pipelines.py", "simulation/program/test_evaluations.py", "extension/test_extension.py"),
+    *("simulation/program/test_host_memory.py", "simulation/ranks/test_compiled.py", "whatif/test_verified_plan.py"),
+    *("validation/test_fuzz.py", "cli/tools/test_mcp.py", "whatif/test_max_batch.py", "memory/test_lengths.py"),
 )
 """Modules of the long tests that are begun first, so that none of them is what the others' processes wait for."""
 
