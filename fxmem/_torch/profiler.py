@@ -11,7 +11,6 @@ from typing import Any, Final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-
 _ALLOCATION: Final = torch._C._profiler._ExtraFields_Allocation
 _OPERATOR: Final = torch._C._profiler._ExtraFields_TorchOp
 _FUNCTION: Final = int(torch._C._profiler.RecordScope.FUNCTION)
