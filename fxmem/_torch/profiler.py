@@ -11,9 +11,10 @@ from typing import Any, Final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-_ALLOCATION: Final = torch._C._profiler._ExtraFields_Allocation
-_OPERATOR: Final = torch._C._profiler._ExtraFields_TorchOp
-_FUNCTION: Final = int(torch._C._profiler.RecordScope.FUNCTION)
+_PRIVATE: Final[Any] = torch._C._profiler
+_ALLOCATION: Final = _PRIVATE._ExtraFields_Allocation
+_OPERATOR: Final = _PRIVATE._ExtraFields_TorchOp
+_FUNCTION: Final = int(_PRIVATE.RecordScope.FUNCTION)
 """To compare what pybind makes of C++'s enumerations takes several times as long as to compare types and numbers."""
 
 
