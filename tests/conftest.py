@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from fxmem.records.pause_gc import pause_gc
+
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # several workers run side by side; one thread each leaves no core fought over
@@ -27,8 +29,19 @@ LONGEST = (
     *("examples/test_examples.py", "simulation/ranks/test_gloo.py", "validation/test_cpu_truth.py"),
     *("checkpointing/test_models.py", "checkpointing/test_frameworks.py", "whatif/advice/test_advise.py"),
     *("simulation/compiled/test_truth.py", "simulation/compiled/test_programs.py", "benchmarks/test_accuracy.py"),
+    *("simulation/program/test_rollouts.py", "simulation/program/sandbox/test_files.py", "cli/test_subjects.py"),
+    *("simulation/ranks/test_pipelines.py", "simulation/program/test_evaluations.py", "extension/test_extension.py"),
+    *("simulation/program/test_host_memory.py", "simulation/ranks/test_compiled.py", "whatif/test_verified_plan.py"),
+    *("validation/test_fuzz.py", "cli/tools/test_mcp.py", "whatif/test_max_batch.py", "memory/test_lengths.py"),
 )
 """Modules of the long tests that are begun first, so that none of them is what the others' processes wait for."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Import all modules of tests, and all that they import, without looking for garbage among it again and again."""
+    with pause_gc(stays=True):
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,6 +67,17 @@ def _run_backward() -> None:
 
     if not torch.cuda.is_available():
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """Dynamo and inductor, imported: forks of this process have them, each of which would take three seconds for them.
+
+    To import inductor, as `torch.compile` does where it is first called, warns of what it uses itself, too.
+    """
+    from fxmem._torch.compiler import dynamo as torch_dynamo  # after the settings above
+
+    torch_dynamo.load_compiler()
 
 
 @pytest.fixture(autouse=True)

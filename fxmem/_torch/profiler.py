@@ -6,10 +6,16 @@ The public profiler gives each operator's net memory but neither the single allo
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+_PRIVATE: Final[Any] = torch._C._profiler
+_ALLOCATION: Final = _PRIVATE._ExtraFields_Allocation
+_OPERATOR: Final = _PRIVATE._ExtraFields_TorchOp
+_FUNCTION: Final = int(_PRIVATE.RecordScope.FUNCTION)
+"""To compare what pybind makes of C++'s enumerations takes several times as long as to compare types and numbers."""
 
 
 def profiler(**settings: Any) -> profile:
@@ -43,8 +49,8 @@ def event_tree(profiled: profile) -> list[Any]:
 
 
 def is_allocation(entry: Any) -> bool:
-    """Whether an entry of the tree is an allocation or a free (`_EventType`, since 1.13)."""
-    return bool(entry.tag == torch._C._profiler._EventType.Allocation)
+    """Whether an entry of the tree is an allocation or a free (`_ExtraFields_Allocation`, since 1.13)."""
+    return type(entry.extra_fields) is _ALLOCATION
 
 
 def thread(entry: Any) -> int:
@@ -55,8 +61,8 @@ def thread(entry: Any) -> int:
 def is_function(entry: Any) -> bool:
     """Whether the dispatcher or autograd recorded this entry as a call. It is then no backward node and no user's mark
     (`RecordScope`, since 1.13)."""
-    profiler = torch._C._profiler
-    return bool(entry.tag == profiler._EventType.TorchOp and entry.extra_fields.scope == profiler.RecordScope.FUNCTION)
+    fields = entry.extra_fields
+    return type(fields) is _OPERATOR and int(fields.scope) == _FUNCTION
 
 
 @functools.cache

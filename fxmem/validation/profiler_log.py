@@ -12,6 +12,7 @@ from typing import Any, Final
 from torch.profiler import profile
 
 from fxmem._torch import profiler as torch_profiler
+from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Phase
 from fxmem.records.validation import MeasuredOp
 
@@ -131,11 +132,13 @@ _MARKS: Final[dict[str, Phase | RoundEnd]] = {
 }
 
 
+@pause_gc()
 def read_events(profiled: profile) -> list[ProfilerEvent]:
     """The memory events of a profile in order of time."""
     return list(assign_phases(entry for entry in _read_log(profiled) if not isinstance(entry, RoundEnd)))
 
 
+@pause_gc()
 def read_rounds(profiled: profile, *, apart: bool = False) -> tuple[list[ProfilerEvent], list[int]]:
     """The memory events in order of time, and their number at each round's end.
 
@@ -159,19 +162,22 @@ def _read_log(profiled: profile, *, apart: bool = False) -> list[ProfilerEvent |
     steps_threads = {torch_profiler.thread(root) for root, _, _ in pending if root.name.startswith(MARK)}
     while pending:
         entry, call, path = pending.pop()
-        if entry.name.startswith(_COLLECTIVE) or (apart and torch_profiler.thread(entry) not in steps_threads):
+        name = entry.name
+        if name.startswith(_COLLECTIVE) or (apart and torch_profiler.thread(entry) not in steps_threads):
             call, path = MeasuredCall(BACKEND), (BACKEND,)
-        if torch_profiler.is_allocation(entry):
+        if torch_profiler.is_allocation(entry):  # has no children
             block = entry.extra_fields
             if block.device.type == "cpu":
                 found.append((entry.start_time_ns, ProfilerEvent(block.alloc_size, block.ptr, call=call, path=path)))
-        elif entry.name.startswith(MARK):
-            found.append((entry.start_time_ns, _MARKS[entry.name.removeprefix(MARK)]))
-        elif entry.name == LOADER:
+            continue
+        if _OPERATOR.fullmatch(name):
+            if torch_profiler.is_function(entry):
+                call = call or _leaf_call(entry)
+                path = (*path, _qualified_name(entry)) if call else path
+        elif name.startswith(MARK):
+            found.append((entry.start_time_ns, _MARKS[name.removeprefix(MARK)]))
+        elif name == LOADER:
             call, path = MeasuredCall(LOADER), (LOADER,)
-        elif torch_profiler.is_function(entry) and _OPERATOR.fullmatch(entry.name):
-            call = call or _leaf_call(entry)
-            path = (*path, _qualified_name(entry)) if call else path
         pending += [(child, call, path) for child in entry.children]
     found.sort(key=lambda timed: timed[0])
     return [entry for _, entry in found]

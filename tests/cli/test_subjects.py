@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +71,7 @@ def test_a_program_is_analysed_as_it_runs(document: Json) -> None:
 
 
 @pytest.mark.truth
+@pytest.mark.usefixtures("compiler")
 def test_a_compiled_program_is_compiled_whoever_asks(document: Json) -> None:
     words = ("--compile", "as-is", "--target", "t4", "--json", "-")
     report = document("analyze", *words, "--run", "train.py")
@@ -81,6 +82,7 @@ def test_a_compiled_program_is_compiled_whoever_asks(document: Json) -> None:
 
 
 @pytest.mark.truth
+@pytest.mark.usefixtures("compiler")
 def test_a_compiled_program_is_validated_as_compiled(document: Json, folder: Path) -> None:
     """What is fused is not saved: both runs take less than they do as eager code."""
     chain = ", ".join(["torch.nn.Sigmoid()"] * 6)
@@ -88,10 +90,10 @@ def test_a_compiled_program_is_validated_as_compiled(document: Json, folder: Pat
     verdict = document("validate", "--compile", "as-is", "--steps", "2", "--json", "-", "--run", "train.py")
     assert verdict["within_tolerance"]
     assert verdict["measurement"]["rounds"]
-    plain = document("validate", "--steps", "2", "--json", "-", "--run", "train.py")
+    plain = document("run", "--target", "cpu", "--steps", "2", "--json", "-", "train.py")
+    eager = min(each["requested_bytes"] for each in plain["step"]["program"]["rounds"])
     for side, key in (("predicted", "requested_bytes"), ("measured", "peak_bytes")):
-        compiled, eager = ([each[side][key] for each in found["rounds"]] for found in (verdict, plain))
-        assert max(compiled) < min(eager)
+        assert max(each[side][key] for each in verdict["rounds"]) < eager
 
 
 @pytest.mark.truth
@@ -190,9 +192,12 @@ def test_a_program_says_itself_what_it_compiles(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.truth
-def test_no_more_combinations_are_refused_than_were() -> None:
+def test_no_more_combinations_are_refused_than_were(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may only fall: a new verb, or a new subject, is asked what all others are."""
-    done = subprocess.run([sys.executable, ROOT / ".ci/refusals.py"], capture_output=True, text=True, check=True)
-    refused, _, asked, *_ = done.stdout.split()
+    monkeypatch.setattr(sys, "argv", ["refusals"])
+    runpy.run_path(str(ROOT / ".ci/refusals.py"))["main"]()
+    refused, _, asked, *_ = capsys.readouterr().out.split()
     assert int(refused) <= 232
     assert int(asked) >= 1045

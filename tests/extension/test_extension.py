@@ -56,7 +56,7 @@ def head(patch: Path) -> dict[str, str]:
 def test_what_is_added_is_one_file_each_and_fails_no_test(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     for name in ("fxmem", "tests", "examples", "benchmarks"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, copy / name)  # with the times of files, so that their bytecode is of use
     shutil.copy(ROOT / "pyproject.toml", copy)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "GIT_"))}
     environment |= {"PYTHONPATH": str(copy), "GIT_CEILING_DIRECTORIES": str(copy.parent), "PYTHONDONTWRITEBYTECODE": ""}

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import fxmem
-from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Kind
@@ -25,19 +24,13 @@ from tests.simulation.compiled.models import CASES
 from tests.simulation.compiled.real import predict_compiled
 from tests.simulation.compiled.test_surroundings import _state
 
-pytestmark = pytest.mark.truth
+pytestmark = [pytest.mark.truth, pytest.mark.usefixtures("compiler")]
 
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = sorted(file.stem for file in PROGRAMS.glob("[!_]*.py"))
 SAMPLE = ("stepped",)
 """That in `make truth`; `FXMEM_ALL=1` takes all, as `make -C benchmarks compiled` does."""
 WITHIN = 1e-4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiler() -> None:
-    """To import inductor, as `torch.compile` does where it is first called, warns of what it uses itself."""
-    torch_dynamo.load_compiler()
 
 
 def predict_program(name: str, target: str = "cpu", steps: int = 3) -> RecordedProgram:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import fxmem
-from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem.errors import UsageError
 from fxmem.records.profile import Phase
 from tests.sharded_models import BATCH, SEQUENCE, VOCABULARY, Llama, loss, tokens
@@ -30,9 +29,8 @@ MEASURED: Final = {
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _compiler() -> Iterator[None]:
+def _compiler(compiler: None) -> Iterator[None]:
     """Inductor takes the vector instructions that the CPU has, and does not try them with a C++ compiler."""
-    torch_dynamo.load_compiler()
     from torch._inductor import config
 
     with config.patch({"cpp.vec_isa_ok": True}):

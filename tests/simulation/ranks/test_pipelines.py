@@ -110,6 +110,7 @@ def test_ranks_that_wait_in_vain_are_refused(tmp_path: Path, code: str, words: s
         called(run_verb, "--ranks", "2", "--rank", "1", str(script))
 
 
+@pytest.mark.usefixtures("compiler")
 def test_objects_are_sent_and_broadcast(tmp_path: Path) -> None:
     """Where the program may compile, too."""
     (tmp_path / "own.py").write_text("import os\nRANK = os.environ['RANK']\n")

@@ -26,7 +26,7 @@ from fxmem.simulation.request import StepRequest
 from fxmem.whatif.advice import suggestions, variant
 from fxmem.whatif.advice.changes import ModelBench
 
-pytestmark = pytest.mark.truth
+pytestmark = [pytest.mark.truth, pytest.mark.usefixtures("compiler")]
 
 
 class Speaker(nn.Module):
@@ -55,7 +55,7 @@ def speaker(**options: Any) -> Analysis:
 
 
 @pytest.fixture(scope="module")
-def advice() -> Advice:
+def advice(compiler: None) -> Advice:
     analysis = speaker(target="cpu")
     return fxmem.advise(analysis, budget=0.6)
 
@@ -104,7 +104,7 @@ def test_a_step_that_keeps_its_budget_needs_nothing_and_one_that_never_can_is_to
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     analysis = speaker(target="cpu")
-    assert fxmem.advise(analysis, budget="1GiB", plans=False).together is None
+    assert fxmem.advise(analysis, budget="1GiB", quick=True).together is None
 
     seen: list[Any] = []
     analyze_request, the_loss_of_torch = variant.analyze_request, F.cross_entropy
