@@ -129,8 +129,10 @@ class RecordedCode(Subject):
         """Trace whatever the program calls."""
         self.rounds.attach(recording)
         self.rounds.compiles = compiles = recording.compilation.compiles
+        # A rank in a fork would send what others wait for.
+        fork = self._host.look_ahead if hasattr(os, "fork") and recording.collectives.world is None else None
         self.loops = DecodeLoops(
-            *(recording.log, self.memory, self.trace, self._made_up.maker, self.rounds.generating),
+            *(recording.log, self.memory, self.trace, self._made_up.maker, self.rounds.generating, fork),
             is_compiled=compiles,
         )
         if self.memory is not None:
