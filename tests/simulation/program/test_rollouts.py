@@ -196,3 +196,12 @@ def test_steps_are_even_only_where_every_multiple_of_a_padding_was_crossed() -> 
     assert even.period == 8
     assert [step[0] for copy in even.sizes(1) for step in copy] == [24, 32, 32, 32, 32, 32, 32, 32]
     assert even.sum_flops(1) == sum(range(24, 32))
+
+
+def test_generate_may_be_the_first_call_of_a_model_that_is_made_on_the_card() -> None:
+    with fxmem.record("h100") as run:
+        with torch.device("cuda"):
+            model = llama().eval()
+        ids = model.generate(torch.full((2, 20), 5, device="cuda"), max_new_tokens=30, do_sample=False, pad_token_id=0)
+    assert ids.shape == (2, 50)
+    assert "decode steps are made by arithmetic" in describe(run)[0]
