@@ -94,9 +94,7 @@ def replay(
     return _known[key]
 
 
-def _replay(
-    profile: Profile, settings: AllocatorSettings, capacity_bytes: int | None, max_steps: int
-) -> ReplayedLoop:
+def _replay(profile: Profile, settings: AllocatorSettings, capacity_bytes: int | None, max_steps: int) -> ReplayedLoop:
     memory = profile.target.memory_bytes
     loop = TrainingLoop(profile, CachingAllocator(settings, capacity_bytes=capacity_bytes, device_bytes=memory))
     try:

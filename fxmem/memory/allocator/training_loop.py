@@ -93,8 +93,8 @@ class TrainingLoop:
         placed = [(self.profile.ops[op].end, False, i) for i in first if (op := storages[i].op) is not None]
         self._first_events = [*events]
         # After the op's own output, before what the next op allocates at the same tick.
-        for event in reversed(sorted(placed, key=lambda event: event[0])):
-            self._first_events.insert(bisect_left(self._first_events, event[:2]), event)
+        for before, event in enumerate(sorted(placed, key=lambda event: event[0])):
+            self._first_events.insert(bisect_left(events, event[:2]) + before, event)
 
     def run_steps(self, most: int) -> tuple[list[tuple[MeasuredPhase, ...]], int | None]:
         """Run steps until the allocator's state is as it was after an earlier one; `most` at most.

@@ -17,6 +17,7 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
 )
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 import fxmem
 from fxmem.memory.generation import LoopEvent, LoopSteps
@@ -100,6 +101,21 @@ def test_tokens_in_the_middle_are_those_that_run(
 ) -> None:
     """Every count of `torch.cuda.memory_stats` included: what was allocated, and what became of the blocks."""
     compare(monkeypatch, make, new_tokens, **options)
+
+
+@pytest.mark.truth
+def test_steps_that_look_even_but_are_not_far_ahead_are_compared_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer whose length is a multiple of 16: of three steps none shows it."""
+    forward = LlamaAttention.forward
+
+    def pad(self: Any, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        length = past_key_values.get_seq_length() if past_key_values is not None else 0
+        torch.empty(-(-length // 16) * 16 << 10, device="cuda")
+        return forward(self, *args, past_key_values=past_key_values, **kwargs)
+
+    monkeypatch.setattr(LlamaAttention, "forward", pad)
+    line = compare(monkeypatch, llama, 90, do_sample=False)
+    assert "32 of 178 decode steps" in line  # a period of 16 in each of two calls
 
 
 def test_a_program_generates_most_of_its_tokens_by_arithmetic() -> None:
