@@ -166,7 +166,7 @@ def read_answer(answer: Path, code: int) -> dict[str, Any]:
 
 def format_answer(found: Mapping[str, Any]) -> bytes:
     """An answer as its file has it: a line of JSON, and its text as it is, which may be long."""
-    text = found.get("text", "").encode()
+    text = str(found.get("text", "")).encode()
     return json.dumps({**found, "text": len(text)}).encode() + b"\n" + text
 
 
