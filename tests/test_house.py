@@ -415,6 +415,7 @@ PROCESS_STATE = {
     "fxmem/_torch/fakes.py: _shared_tables": "a cache of fake kernels' results, the oldest first to go",
     "fxmem/hardware/operators/registry.py: OPERATORS": "the rows of operators, filled when the package is imported",
     "fxmem/hardware/operators/registry.py: _BY_PREFIX": "the rows of whole groups of operators, filled likewise",
+    "fxmem/memory/allocator/replay.py: _known": "what loops were replayed to; each goes with its profile",
     "fxmem/memory/findings/__init__.py: _known": "what was found in timelines; each goes with its timeline",
     "fxmem/records/pause_gc.py: _rest": "who is within `pause_gc`; the last to leave turns the collector on again",
     "fxmem/simulation/kernel_settings.py: _CUDNN": "cuDNN's version in this context, reset where it was set",

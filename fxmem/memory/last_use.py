@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from fxmem.memory import liveness
 from fxmem.records.profile import Kind, Phase, Profile, Storage
 
 
 def find_idle(profile: Profile, *ticks: int) -> dict[int, int]:
     """Results of a forward that are alive at one of these ticks and that nothing needs any more then: by storage, the
     largest of each tick first, the tick at which the last call that reads it has run."""
-    ends = _last_use(profile)
-    found = ((index, tick) for tick in ticks for index in liveness.alive_storages(profile, tick))
-    return {index: ends[index] for index, tick in found if index in ends and ends[index] < tick}
+    ends, storages = _last_use(profile), profile.storages
+    found: dict[int, int] = {}
+    for tick in ticks:
+        idle = [each for each in ends if ends[each] < tick and storages[each].birth <= tick < storages[each].death]
+        found.update((each, ends[each]) for each in sorted(idle, key=lambda each: -storages[each].nbytes))
+    return found
 
 
 def _last_use(profile: Profile) -> dict[int, int]:

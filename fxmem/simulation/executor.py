@@ -12,7 +12,6 @@ import contextvars
 import dataclasses
 import functools
 import importlib.util
-import json
 import math
 import os
 import sys
@@ -25,7 +24,7 @@ import torch
 
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError, one_line
 from fxmem.records.profile import Record
-from fxmem.simulation.fork import Forked, answer_work, may_run_backward, parse_answer, read_answer
+from fxmem.simulation.fork import Forked, answer_work, format_answer, may_run_backward, parse_answer, read_answer
 
 _Result = TypeVar("_Result")
 _Answer = TypeVar("_Answer", bound=Record)
@@ -258,7 +257,7 @@ def _answer_apart(job: Job[str], path: Path) -> int:
     """
     torch.set_num_threads(1)
     if may_run_backward():
-        path.write_text(json.dumps(answer_work(job)), encoding="utf-8")
+        path.write_bytes(format_answer(answer_work(job)))
     return 0
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -164,8 +164,16 @@ def read_answer(answer: Path, code: int) -> dict[str, Any]:
     raise RuntimeError(f"{kind}: {found['text']}")
 
 
+def format_answer(found: Mapping[str, Any]) -> bytes:
+    """An answer as its file has it: a line of JSON, and its text as it is, which may be long."""
+    text = str(found.get("text", "")).encode()
+    return json.dumps({**found, "text": len(text)}).encode() + b"\n" + text
+
+
 def parse_answer(answer: Path) -> dict[str, Any] | None:
     """What is in the file; None where nothing is, or not all yet."""
     with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads(answer.read_text(encoding="utf-8")))
+        head, _, text = answer.read_bytes().partition(b"\n")
+        found: dict[str, Any] = json.loads(head)
+        return {**found, "text": text.decode()} if found["text"] == len(text) else None
     return None

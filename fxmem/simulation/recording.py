@@ -482,7 +482,8 @@ class Recording(Observer):
         return self.subject.run_module(call)
 
     def on_torch_call(self) -> None:
-        """Pass it on to the subject."""
+        """The program calls torch, outside of modules, as it does before it calls a library's `generate`."""
+        self.stop_rule.install()
         self.subject.on_torch_call()
 
     def on_gradient(self) -> None:

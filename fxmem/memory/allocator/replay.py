@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 from fxmem.errors import UsageError
@@ -50,6 +51,10 @@ class ReplayedLoop:
         return max((peak.reserved_bytes for peak in self.phases), default=None)
 
 
+_known: dict[tuple[int, AllocatorSettings, int | None, int], ReplayedLoop] = {}
+"""By profile and what is asked of it: its peak and what is found in it ask for the same."""
+
+
 def replay(
     profile: Profile,
     *,
@@ -82,6 +87,14 @@ def replay(
         )
     if max_steps < 1:
         raise UsageError(f"max_steps must be at least 1, got {max_steps}")
+    key = id(profile), settings, capacity_bytes, max_steps
+    if key not in _known:
+        _known[key] = _replay(profile, settings, capacity_bytes, max_steps)
+        weakref.finalize(profile, _known.pop, key)
+    return _known[key]
+
+
+def _replay(profile: Profile, settings: AllocatorSettings, capacity_bytes: int | None, max_steps: int) -> ReplayedLoop:
     memory = profile.target.memory_bytes
     loop = TrainingLoop(profile, CachingAllocator(settings, capacity_bytes=capacity_bytes, device_bytes=memory))
     try:

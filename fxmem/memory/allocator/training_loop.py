@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -89,9 +90,11 @@ class TrainingLoop:
                 if storage.death < end:
                     deaths.append((storage.death, True, i))
         self._events = events = sorted([*births, *deaths])
-        placed = ((self.profile.ops[op].end, False, i) for i in first if (op := storages[i].op) is not None)
+        placed = [(self.profile.ops[op].end, False, i) for i in first if (op := storages[i].op) is not None]
+        self._first_events = [*events]
         # After the op's own output, before what the next op allocates at the same tick.
-        self._first_events = sorted([*placed, *events], key=lambda event: event[:2])
+        for before, event in enumerate(sorted(placed, key=lambda event: event[0])):
+            self._first_events.insert(bisect_left(events, event[:2]) + before, event)
 
     def run_steps(self, most: int) -> tuple[list[tuple[MeasuredPhase, ...]], int | None]:
         """Run steps until the allocator's state is as it was after an earlier one; `most` at most.

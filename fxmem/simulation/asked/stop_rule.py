@@ -38,6 +38,8 @@ class StopRule:
         """Whether a generation asked which tokens of a draft are accepted."""
         self._stack = contextlib.ExitStack()
         self._patched: set[tuple[str, str]] = set()
+        self._imported = 0
+        """How many modules there were at the last look."""
 
     def __enter__(self) -> StopRule:
         self.install()
@@ -48,6 +50,9 @@ class StopRule:
 
     def install(self) -> None:
         """Patch what the program has imported since the last call."""
+        if self._imported == len(sys.modules):
+            return
+        self._imported = len(sys.modules)
         not_met, no_padding = functools.partial(self._answer_all, False), functools.partial(self._answer_all, 1)
         for module_name, owner, name, run in (
             (_CRITERIA, "EosTokenCriteria", "__call__", not_met),

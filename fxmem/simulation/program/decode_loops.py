@@ -5,12 +5,15 @@ steps are even (`fxmem.memory.generation.loop_steps`), and what the loop carries
 (`fxmem.simulation.program.loop_state`), the card's allocator does what further ones do, caches and results become as
 long as after them, and the loop goes on from there. It stops before a length at which steps may change: a window that
 is full, a least length that is reached, the last tokens. What runs after such a jump is compared with what was made.
+
+Three even steps are enough where one that far ahead is as they say: a fork of this process goes there and runs it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -21,7 +24,15 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import modules as torch_modules
-from fxmem.memory.generation import PERIOD, EvenSteps, LoopEvent, LoopStep, LoopSteps, find_events
+from fxmem.memory.generation import (
+    LEAST_COMPARED,
+    PERIOD,
+    EvenSteps,
+    LoopEvent,
+    LoopStep,
+    LoopSteps,
+    find_events,
+)
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.program.block_trace import BlockTrace
@@ -56,6 +67,8 @@ class Rollout:
     """Why all run; empty where none has to."""
     hindrance: str = ""
     """Why no step could be left out, although they are even."""
+    looks_ahead: bool = True
+    """Whether a step far ahead has always been as three said."""
     differs: str = ""
     """Where a step that ran is not as arithmetic had it."""
 
@@ -79,6 +92,7 @@ class DecodeLoops:
         trace: of what it allocates and frees.
         maker: makes fake tensors of the program's.
         rolling: what a call of `generate` runs inside.
+        fork: forks this process; None in the fork, here whether it ended well. None where nothing is to be forked.
         is_compiled: whether what the program compiles is compiled, which is recorded token by token.
     """
 
@@ -89,11 +103,12 @@ class DecodeLoops:
         trace: BlockTrace,
         maker: torch_fakes.Maker,
         rolling: Callable[[torch.nn.Module], contextlib.AbstractContextManager[None]],
+        fork: Callable[[], bool | None] | None,
         *,
         is_compiled: bool,
     ) -> None:
         self._log, self._memory, self._trace, self._maker = log, memory, trace, maker
-        self._rolling = rolling
+        self._rolling, self._fork = rolling, fork
         self._is_compiled = is_compiled
         self._depth = 0
         self._loop: _Loop | None = None
@@ -130,6 +145,8 @@ class DecodeLoops:
             with self._rolling(model):
                 return original(model, *args, **kwargs)
         finally:
+            if self._loop is not None and self._loop.is_ahead:
+                os._exit(1)
             self._depth, self._loop = 0, None
 
     def _end_step(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -141,7 +158,7 @@ class DecodeLoops:
             place = program_place(frame)
             rollout = self.rollouts.setdefault(place, Rollout(place))
             rollout.reason = rollout.reason or self._find_obstacle(frame, model)
-            self._loop = _Loop(frame, rollout, self._log, self._memory, self._trace, self._maker)
+            self._loop = _Loop(frame, rollout, self._log, self._memory, self._trace, self._maker, self._fork)
         self._loop.end_step(frame)
         return goes_on
 
@@ -177,8 +194,12 @@ class _Loop:
         memory: CardMemory,
         trace: BlockTrace,
         maker: torch_fakes.Maker,
+        fork: Callable[[], bool | None] | None,
     ) -> None:
         self.frame_id = id(frame)
+        self.is_ahead = False
+        """Whether this process is the fork that looks ahead."""
+        self._fork = fork
         self._rollout, self._log, self._memory, self._trace, self._maker = rollout, log, memory, trace, maker
         self._seen_acts = self._seen_resets = 0
         """Of the round's acts, and of the card's statistics, those before this step."""
@@ -211,7 +232,7 @@ class _Loop:
         self._compare(step)
         state = self._states[self._number] = LoopState(frame, self._find_place)
         try:
-            if (even := self._steps.find_even()) is not None:
+            if (even := self._steps.find_even()) is not None or (even := self._look_ahead(state)) is not None:
                 self._rollout.hindrance = self._jump(even, state)
         finally:
             state.forget_tensors(self._states.get(self._number - 1))
@@ -228,7 +249,10 @@ class _Loop:
 
     def _compare(self, step: LoopStep) -> None:
         """Hold a step that has run after a jump against arithmetic."""
-        if self._made is not None and not self._rollout.differs and not self._made.predicts(step):
+        is_said = self._made is None or self._made.predicts(step)
+        if self.is_ahead:
+            os._exit(0 if is_said else 1)
+        if not is_said and not self._rollout.differs:
             self._rollout.differs = f"step {step.number:,} is not as they say: another kernel, or other sizes"
         self._made = None
 
@@ -237,8 +261,22 @@ class _Loop:
         home = self._steps.homes.get(index)
         return index if home is None else (self._number - home[0], home[1])
 
-    def _jump(self, even: EvenSteps, state: LoopState) -> str:
-        """Leave out as many steps as may be; what is in the way, where something is."""
+    def _look_ahead(self, state: LoopState) -> EvenSteps | None:
+        """How further steps are made where three say it, and one that far ahead runs as they say."""
+        even = self._steps.find_even(LEAST_COMPARED) if self._rollout.looks_ahead and self._fork is not None else None
+        found = "" if even is None else self._plan(even, state)
+        if even is None or self._fork is None or isinstance(found, str) or found[1] <= PERIOD:
+            return None
+        is_said = self._fork()
+        if is_said is None:
+            self.is_ahead = True
+            self._go_on(even, state, found[0], RepeatedSteps(even, found[1], done=found[1]))
+            return None
+        self._rollout.looks_ahead = is_said
+        return even if is_said else None
+
+    def _plan(self, even: EvenSteps, state: LoopState) -> str | tuple[Advance, int]:
+        """How the state goes on, and how many periods may be left out; what is in the way, where something is."""
         earlier = [number for number in self._states if (self._number - number) % even.period == 0][-3:]
         if len(earlier) < 3:
             return ""
@@ -249,13 +287,18 @@ class _Loop:
             return "something keeps what a step makes"
         room = advance.room(state)
         periods = 0 if room is None else room - -(-_LAST // even.period)
-        if periods * even.period < _SHORTEST:
-            return ""
-        steps = RepeatedSteps(even, periods)
+        return "" if periods * even.period < _SHORTEST else (advance, periods)
+
+    def _jump(self, even: EvenSteps, state: LoopState) -> str:
+        """Leave out as many steps as may be; what is in the way, where something is."""
+        found = self._plan(even, state)
+        if isinstance(found, str):
+            return found
+        steps = RepeatedSteps(even, found[1])
         try:
             self._memory.repeat(steps)
         finally:
-            self._go_on(even, state, advance, steps)
+            self._go_on(even, state, found[0], steps)
         return ""
 
     def _find_unseen(self, even: EvenSteps, state: LoopState) -> bool:

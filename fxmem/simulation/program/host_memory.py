@@ -36,6 +36,7 @@ from fxmem.memory.pinned import PinnedPool
 from fxmem.records.parts import HostUse
 from fxmem.records.pause_gc import pause_gc
 from fxmem.simulation.descendants import find_children
+from fxmem.simulation.fork import settle_threads
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.source_lines import program_call
@@ -48,6 +49,8 @@ _THREADS: Final = 2
 """The one that measures, and the program's only one."""
 _IMPORTERS: Final = "transformers timm torchvision peft diffusers lightning pytorch_lightning".split()
 """Libraries that import torch._dynamo where they are imported (transformers 5.17, timm 1.0, torchvision 0.26)."""
+_FORK: Final[Any] = getattr(os, "fork", None)
+"""None where there is none."""
 _INTERVAL_S: Final = 0.01
 _STATUS_BYTES: Final = 4096
 _MARKS_S: Final = 0.1
@@ -380,6 +383,20 @@ class HostMeter:
             if threading.active_count() == _THREADS:
                 warnings.filterwarnings("ignore", "This process", DeprecationWarning)
             return original()
+
+    def look_ahead(self) -> bool | None:
+        """Fork this process, for a look that is no worker of the program's: None there, here whether it ended well."""
+        with self._lock, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # threads; none is needed there
+            process = _FORK()
+            ASKING.add(process)
+        if not process:
+            settle_threads(1)
+            return None
+        try:
+            return os.waitpid(process, 0)[1] == 0
+        finally:
+            ASKING.discard(process)
 
     def _count(self) -> int:
         """What is counted, and not measured."""

@@ -153,6 +153,7 @@ def launch_apart(
     return ReportedStep(report)
 
 
+@pause_gc()
 def _report(program: Launch, target: Target, settings: RunSettings, around: _Around, isolation: Isolation) -> str:
     """Run a program; its report as JSON."""
     with around():
@@ -164,6 +165,7 @@ def _report_ranks(program: Launch, settings: RunSettings, run: RunRank, writes: 
     return report_ranks(program, settings, run, writes=writes, isolation=isolation)
 
 
+@pause_gc()
 def _run_rank(
     target: Target, around: _Around, program: Launch, settings: RunSettings, mailbox: Mailbox, isolation: Isolation
 ) -> RankAnswer:

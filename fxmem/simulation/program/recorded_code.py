@@ -129,8 +129,10 @@ class RecordedCode(Subject):
         """Trace whatever the program calls."""
         self.rounds.attach(recording)
         self.rounds.compiles = compiles = recording.compilation.compiles
+        # A rank in a fork would send what others wait for.
+        fork = self._host.look_ahead if hasattr(os, "fork") and recording.collectives.world is None else None
         self.loops = DecodeLoops(
-            *(recording.log, self.memory, self.trace, self._made_up.maker, self.rounds.generating),
+            *(recording.log, self.memory, self.trace, self._made_up.maker, self.rounds.generating, fork),
             is_compiled=compiles,
         )
         if self.memory is not None:
@@ -276,7 +278,6 @@ class RecordedCode(Subject):
 
     def on_module_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module of the program is about to be called."""
-        self.loops.install()
         with self.rounds.holding(module, args, kwargs):
             self.rounds.module_called(module)
 
@@ -285,7 +286,8 @@ class RecordedCode(Subject):
         return self.rounds.run_module(call)
 
     def on_torch_call(self) -> None:
-        """The program calls torch, as an evaluation may without end."""
+        """The program calls torch, as an evaluation may without end, and before `generate`, which calls a module."""
+        self.loops.install()
         if not self.rounds.is_cut_after:  # once: closing the round calls torch, too
             self.rounds.end_long_evaluation()
 

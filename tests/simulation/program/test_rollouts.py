@@ -17,6 +17,7 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
 )
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 import fxmem
 from fxmem.memory.generation import LoopEvent, LoopSteps
@@ -102,12 +103,27 @@ def test_tokens_in_the_middle_are_those_that_run(
     compare(monkeypatch, make, new_tokens, **options)
 
 
+@pytest.mark.truth
+def test_steps_that_look_even_but_are_not_far_ahead_are_compared_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer whose length is a multiple of 16: of three steps none shows it."""
+    forward = LlamaAttention.forward
+
+    def pad(self: Any, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        length = past_key_values.get_seq_length() if past_key_values is not None else 0
+        torch.empty(-(-length // 16) * 16 << 10, device="cuda")
+        return forward(self, *args, past_key_values=past_key_values, **kwargs)
+
+    monkeypatch.setattr(LlamaAttention, "forward", pad)
+    line = compare(monkeypatch, llama, 90, do_sample=False)
+    assert "32 of 178 decode steps" in line  # a period of 16 in each of two calls
+
+
 def test_a_program_generates_most_of_its_tokens_by_arithmetic() -> None:
     found, run = generate(llama, 40, do_sample=False)
     assert found[0] == (2, 70)
     (line,) = describe(run)
     assert line.partition(": ")[2] == (
-        "36 of 78 decode steps are made by arithmetic; those that ran after them are as they say"
+        "64 of 78 decode steps are made by arithmetic; those that ran after them are as they say"
     )
 
 
@@ -196,3 +212,12 @@ def test_steps_are_even_only_where_every_multiple_of_a_padding_was_crossed() -> 
     assert even.period == 8
     assert [step[0] for copy in even.sizes(1) for step in copy] == [24, 32, 32, 32, 32, 32, 32, 32]
     assert even.sum_flops(1) == sum(range(24, 32))
+
+
+def test_generate_may_be_the_first_call_of_a_model_that_is_made_on_the_card() -> None:
+    with fxmem.record("h100") as run:
+        with torch.device("cuda"):
+            model = llama().eval()
+        ids = model.generate(torch.full((2, 20), 5, device="cuda"), max_new_tokens=30, do_sample=False, pad_token_id=0)
+    assert ids.shape == (2, 50)
+    assert "decode steps are made by arithmetic" in describe(run)[0]

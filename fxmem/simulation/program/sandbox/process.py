@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import json
 import logging
 import os
 import pickle
@@ -24,7 +23,14 @@ from fxmem.errors import EnvironmentLacksError
 from fxmem.records.profile import ProgramFiles
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.descendants import end_processes, find_descendants
-from fxmem.simulation.fork import Forked, answer_work, may_run_backward, parse_answer, read_answer, settle_threads
+from fxmem.simulation.fork import (
+    Forked,
+    answer_work,
+    format_answer,
+    may_run_backward,
+    read_answer,
+    settle_threads,
+)
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, find_written
 from fxmem.simulation.program.sandbox.landlock import refuse_writes
 from fxmem.simulation.program.sandbox.overlay import enter_overlay
@@ -128,7 +134,7 @@ def _wait(process: Forked | _Spawned, answer: Path, layers: Layers | None) -> in
                     f"expected room for what the program writes: it is kept apart in {layers.folders[0]} and has taken "
                     "half of what was free there. Free some, or let the program write its own files (--write)"
                 )
-            if answered_at is None and parse_answer(answer) is not None:
+            if answered_at is None and answer.exists() and answer.stat().st_size:
                 answered_at = time.monotonic()
             if answered_at is not None and time.monotonic() - answered_at > _PATIENCE:
                 break
@@ -199,9 +205,9 @@ def _work(
     work: Callable[[Isolation], str], isolation: Isolation, answer: Path, output: Path | None, layers: list[str] | None
 ) -> int:
     """Do the work and write its answer; the exit code."""
-    with open(answer, "w", encoding="utf-8") as stream:  # before the view, which has another file there
+    with open(answer, "wb") as stream:  # before the view, which has another file there
         if not may_run_backward():
-            stream.write(json.dumps({_NO_BACKWARD: True}))
+            stream.write(format_answer({_NO_BACKWARD: True}))
             return 0
         if output is not None:
             with output.open("wb") as file:  # all that this process prints, and those that it starts
@@ -211,7 +217,7 @@ def _work(
             try:
                 enter_overlay(layers)
             except (OSError, AttributeError) as error:  # AttributeError: a C library without these calls
-                stream.write(json.dumps({_NO_VIEW: str(error)}))
+                stream.write(format_answer({_NO_VIEW: str(error)}))
                 return 0
         elif (redirect := isolation.redirect) is not None and not redirect.has_begun:
             _guard(redirect)
@@ -219,7 +225,7 @@ def _work(
         found = answer_work(lambda: work(isolation))
         if (redirect := isolation.redirect) is not None:
             found |= {"removed": redirect.removed, "is_guarded": redirect.is_guarded}
-        stream.write(json.dumps(found))
+        stream.write(format_answer(found))
     with contextlib.ExitStack() as stack:  # for what the program does at its end, and its threads
         for patch in isolation.patches(MadeUpNotes()):
             stack.enter_context(patch)
