@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -138,9 +139,9 @@ def test_a_table_that_is_no_longer_true_fails(ran: Path, tmp_path: Path) -> None
     assert f"run fxmem sweep {words} --markdown README.md" in stale.stdout
     assert run("fxmem", "sweep", *words.split(), "--quiet", "--markdown", "README.md").returncode == 0
     text = readme.read_text()
-    assert text.startswith("# Ours\n\n<!-- fxmem -->\n\n| Card | Batch | Peak |")
+    assert text.startswith("# Ours\n\n<!-- fxmem -->\n\n| Card | Room | Batch | Peak |")
     assert text.endswith("<!-- /fxmem -->\n\nMore.\n")
-    assert "| `l4` | 4096 | " in text
+    assert re.search(r"\| `l4` \| \d+\.\d GiB \| 4096 \| ", text)
     assert run(*step).returncode == 0, run(*step).stderr
 
 
