@@ -38,6 +38,11 @@ class Budget:
     asked_bytes: int | None = None
     """What was asked for, where a card has room for less; None: `nbytes` itself."""
 
+    @property
+    def stated_bytes(self) -> int:
+        """What was asked for, whatever a card has room for."""
+        return self.nbytes if self.asked_bytes is None else self.asked_bytes
+
     def bound(self, room_bytes: int | None) -> Budget:
         """Bound what bounds the allocator by the room of a card as well; None: its room is not known."""
         if not self.bounds_allocator or room_bytes is None or room_bytes >= self.nbytes:

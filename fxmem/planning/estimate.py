@@ -48,7 +48,7 @@ def estimate(
     if chosen.application is Application.GRAPH:
         note += ". It presumes a model that torch.fx.symbolic_trace accepts; --application modules does not"
     assumptions = (Assumption(topic="plan", text=note), *chosen.assumptions)
-    asked = None if limit is None else limit.asked_bytes or limit.nbytes
+    asked = None if limit is None else limit.stated_bytes
     return chosen.model_copy(
         update={"strategy": strategy, "budget_bytes": asked, "before": peak, "assumptions": assumptions}
     )

@@ -193,14 +193,11 @@ def plans_facts(profile: Profile, peak: Peak) -> Facts:
     pytorch_resnet_cifar10 and cifar10-airbench (benchmarks/results/card-public-2026-11-28.md).
     """
     if any(each.what.startswith(PLANS_BY_TIMING) for each in profile.unknowns):
-        words = "cudnn.benchmark tries them all in the first step, whose peak is not known by that: four programs took "
-        return [
-            Fact(
-                "Plans",
-                words + "1.0, 1.5, 3 and 12 times what is predicted. A trial that finds no room is left out",
-                "plans",
-            )
-        ]
+        words = (
+            "cudnn.benchmark tries them all in the first step, whose peak is not known by that: four programs took "
+            "1.0, 1.5, 3 and 12 times what is predicted. A trial that finds no room is left out"
+        )
+        return [Fact("Plans", words, "plans")]
     if (between := peak.plans_range) is None:
         return []
     versions = ", ".join(each.cudnn for each in peak.by_cudnn)

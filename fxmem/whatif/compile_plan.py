@@ -74,7 +74,7 @@ def plan_compiled(
     ]
     return CompilePlan(
         **analysis.profile.heading(),
-        budget_bytes=limit.asked_bytes or limit.nbytes,
+        budget_bytes=limit.stated_bytes,
         eager=eager.peak,
         plan=_plan_eager(eager, limit, progress),
         chosen=chosen / _PARTS,

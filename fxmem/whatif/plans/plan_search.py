@@ -402,7 +402,7 @@ class PlanSearch:
             strategy=self.strategy,
             chosen=proposal.chosen,
             application=proposal.way.application,
-            budget_bytes=None if self.budget is None else self.budget.asked_bytes or self.budget.nbytes,
+            budget_bytes=None if self.budget is None else self.budget.stated_bytes,
             regions=proposal.regions,
             before=self.analysis.peak,
             after=proposal.analysis.peak,
