@@ -440,7 +440,8 @@ class ProgramRun(Record):
     full_at: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """The step within which the card has no more memory, where the steps to come are replayed; None: not known."""
     schedules: Many[Schedule] = Field(default=(), exclude_if=lambda value: not value)
-    """What its loop does every so many steps, more than ran: of these at most one did it."""
+    """What its loop does every so many steps, more than ran, so that at most one did it; and what follows its loop,
+    calls a model and did not run."""
     longest: LongestBatch | None = Field(default=None, exclude_if=lambda value: value is None)
     """Where the batches of its loader have different lengths; None where they do not, or it has none."""
     evaluations: Many[EvaluationPass] = Field(default=(), exclude_if=lambda value: not value)

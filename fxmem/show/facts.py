@@ -332,9 +332,11 @@ def compare_with_target(profile: Headed, peak: Peak) -> tuple[bool | None, str]:
 
 
 def _is_carried_on(profile: Headed) -> bool:
-    """Whether an evaluation keeps something of batches that did not run: what is made of it is not known."""
+    """Whether what did not run may take more: a call of a model, or what an evaluation keeps of its other batches."""
     program = profile.step.program
-    return program is not None and any(each.is_carried_on for each in program.evaluations)
+    if program is None:
+        return False
+    return any(each.is_carried_on for each in program.evaluations) or any(each.calls for each in program.schedules)
 
 
 def _describe_budget(peak: Peak, budget: Budget, *, keeps: bool) -> str:

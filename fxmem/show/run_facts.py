@@ -14,7 +14,7 @@ from fxmem.records.parts import EngineUse, GenerationPeak, GenerationRun, RankCl
 from fxmem.records.profile import FileChange, Headed, PartOfRound, Profile, ProgramFiles, ProgramRun, Round
 from fxmem.records.units import exact_bytes, format_bytes, printable
 from fxmem.show.longest_batch import longest_facts
-from fxmem.show.run_growth import describe_host, evaluation_facts, growth_facts
+from fxmem.show.run_growth import describe_host, evaluation_facts, growth_facts, later_facts
 from fxmem.show.sections import Fact, Facts, make_printable
 
 
@@ -110,7 +110,7 @@ def program_facts(profile: Profile) -> Facts:
         grows = f"no: it grows by {program.growth_bytes:,} bytes a step" if program.growth_bytes else ""
         facts.append(Fact("Steady", grows or _STEADY[program.steady]))
         facts += growth_facts(profile.step)
-    facts += [*evaluation_facts(program), *longest_facts(profile)]
+    facts += [*evaluation_facts(program), *later_facts(program), *longest_facts(profile)]
     if program.host is not None and (words := describe_host(program.host)):
         facts.append(Fact("Host", words, "host"))
     if program.files is not None and (program.files.written or program.files.native != "held"):

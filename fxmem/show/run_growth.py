@@ -36,7 +36,7 @@ def describe_growth(profile: Profile, *, has_run_out: bool = False) -> str:
         return words
     step, alive = ahead.points[-1]
     if ahead.is_full:
-        sooner = [each for each in program.schedules if each.every < step]
+        sooner = [each for each in program.schedules if each.every is not None and each.every < step]
         by = f", or sooner in what {sooner[0].place} does every {sooner[0].every:,}" if sooner else ""
         return f"{words}, out of memory at about step {step:,}{by}"
     return f"{words} until step {step:,}, to {format_bytes(alive)}"
@@ -51,6 +51,21 @@ def growth_facts(step: Step) -> Facts:
         *_grown_facts(program.grown),
         *_grown_facts(() if program.host is None else program.host.grown, " of host memory"),
     ]
+
+
+def later_facts(program: ProgramRun) -> Facts:
+    """A line for each place that calls a model and has not run: the verdict does not know what it takes."""
+    lines = [
+        f"{each.calls} calls a model and did not run: "
+        + (
+            f"it comes after the steps, at {each.place}; --until end runs it"
+            if each.every is None
+            else f"{each.place} does it every {each.every:,} steps; --steps {each.every} runs it"
+        )
+        for each in program.schedules
+        if each.calls
+    ]
+    return make_printable([Fact("" if index else "Not run", line) for index, line in enumerate(lines)])
 
 
 def evaluation_facts(program: ProgramRun) -> Facts:

@@ -1,8 +1,10 @@
-"""What a program keeps more of after each step, and what it does every so many."""
+"""What a program keeps more of after each step, and what it does later than they show."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from pydantic import Field
 
 from fxmem.records.parts.base import Bytes, Many, Record
 
@@ -31,11 +33,14 @@ class Growth(Record):
 
 
 class Schedule(Record):
-    """What a program does every so many steps, by a condition like `if step % 1000 == 0:`."""
+    """What a program does every so many steps, by a condition like `if step % 1000 == 0:`, or after its loop."""
 
     place: str
-    """`file:line` of the condition."""
-    every: int
+    """`file:line` of the condition, or of what follows the loop."""
+    every: int | None
+    """None: once its steps are over."""
+    calls: str = Field(default="", exclude_if=lambda value: not value)
+    """`file:line` where it calls a model and no step did; empty where it calls none."""
 
 
 def find_large(grown: Sequence[Growth]) -> list[Growth]:

@@ -385,7 +385,7 @@ class RecordedCode(Subject):
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
             **self.rounds.growth.describe(),
             full_at=self.rounds.full_at,
-            schedules=tuple(each for each in self.rounds.growth.schedules if each.every > len(whole)),
+            schedules=self.rounds.later.describe(len(whole), is_over=self.rounds.has_evaluated),
             longest=self.longest,
             evaluations=tuple(self.rounds.evaluations.passes),
             optimizers=tuple(self.rounds.stepped_names),

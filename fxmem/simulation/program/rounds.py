@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ import torch
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.hardware.workspaces import Seen
+from fxmem.records.names import STEPS
 from fxmem.records.profile import Kind, PartOfRound, Phase, Profile, Round, SourceLine
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
@@ -34,6 +36,7 @@ from fxmem.simulation.program.loader_watch import LoaderWatch
 from fxmem.simulation.program.repeated_calls import RepeatedCalls
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.program.round_tracer import is_within_module
+from fxmem.simulation.program.schedules import LaterWork
 from fxmem.simulation.recording import Recording
 from fxmem.simulation.residents import Holders, Place, find_variables, name_modules, name_optimizer_state
 from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
@@ -147,6 +150,7 @@ class Rounds(RoundRule):
         self._recording, self._log = recording, recording.log
         self._holders = Holders(recording.log)
         self.growth = GrowthLog(recording.log, self._holders)
+        self.later = LaterWork()
         self._further: FurtherSteps | None = None
         self.full_at: int | None = None
         """The round at which the card is full, where those after the last recorded one are like it."""
@@ -432,6 +436,9 @@ class Rounds(RoundRule):
             growth.note_made(sources)
             if is_whole:
                 growth.note_round(Counter(each.nbytes for each in of.storages if each.birth > 0))
+        self.later.note_ran([*sources, *(each.source for each in self._recording.tracer.calls)])
+        if is_whole and number <= STEPS:
+            self.later.search(sys._getframe(1))
         self._host.note_round(number)
         self._mark_kept_results()
         record = record.model_copy(update={"retained_bytes": self._live.now})

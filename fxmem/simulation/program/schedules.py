@@ -1,17 +1,59 @@
-"""What a program's own loops do every so many steps: the few that are recorded may not show it."""
+"""What a program does later than in the few steps that are recorded: every so many of them, or after its loop."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import linecache
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from fxmem.records.parts import Schedule
+from fxmem.records.profile import SourceLine
 from fxmem.records.units import package_path
-from fxmem.simulation.source_lines import program_frames, variables
+from fxmem.simulation.source_lines import is_own_code, program_frames, variables
+
+_Scope = Mapping[str, Any]
+_Position = tuple[int, int]
+"""Line, from 1, and column, from 0, of a file."""
+
+
+class LaterWork:
+    """What a program's own code has still to do where its steps are ended: what it does every so many of them, and what
+    follows their loop."""
+
+    def __init__(self) -> None:
+        self._ran: set[str] = set()
+        """Lines of the program that operators and calls of modules came from."""
+        self._schedules: tuple[Schedule, ...] = ()
+        self._following: tuple[Schedule, ...] = ()
+
+    def note_ran(self, sources: Iterable[SourceLine | None]) -> None:
+        """Note where the operators and calls of a round come from."""
+        self._ran.update(each.place for each in sources if each is not None)
+
+    def search(self, frame: types.FrameType | None) -> None:
+        """Search the code of the frame that ends a step, and of its callers."""
+        self._schedules, self._following = find_schedules(frame), find_following(frame)
+
+    def describe(self, steps: int, *, is_over: bool) -> tuple[Schedule, ...]:
+        """What has not run.
+
+        Args:
+            steps: how many are whole.
+            is_over: whether what follows the loop has run.
+        """
+        later = [
+            each.model_copy(update={"calls": ""}) if each.calls in self._ran else each
+            for each in self._schedules
+            if each.every is not None and each.every > steps
+        ]
+        known = self._ran | {each.calls for each in later}
+        return (*later, *(each for each in self._following if not is_over and each.calls not in known))
 
 
 def find_schedules(frame: types.FrameType | None) -> tuple[Schedule, ...]:
@@ -21,24 +63,119 @@ def find_schedules(frame: types.FrameType | None) -> tuple[Schedule, ...]:
     """
     found: dict[str, Schedule] = {}
     for each in program_frames(frame)[0]:
-        file, scope = each.f_code.co_filename, {**each.f_globals, **variables(each)}
+        file, scope = each.f_code.co_filename, _scope(each)
         lines = {line for *_, line in each.f_code.co_lines()}
-        for line, divisor in _find_conditions("".join(linecache.getlines(file))):
-            every = _find_value(divisor, scope) if line in lines else None
-            if type(every) is int and every > 0:
-                place = f"{package_path(file)}:{line}"
-                found[place] = Schedule(place=place, every=every)
+        for condition in ast.walk(_parse(file)):
+            if isinstance(condition, ast.If) and condition.lineno in lines:
+                place = f"{package_path(file)}:{condition.lineno}"
+                for every in (_find_value(divisor, scope) for divisor in _divide(condition.test)):
+                    if type(every) is int and every > 0:
+                        calls = _find_model_call(condition.body, scope, file)
+                        found[place] = Schedule(place=place, every=every, calls=calls)
     return tuple(found.values())
 
 
+def find_following(frame: types.FrameType | None) -> tuple[Schedule, ...]:
+    """The statements that call a model and come after the loop around a frame, in its own function and its callers'.
+
+    The loop is the innermost one of the innermost function that has one. Followed are calls of the program's own
+    functions, as far as names and attributes tell what is called.
+    """
+    found: dict[str, Schedule] = {}
+    is_in_loop = False
+    for each in program_frames(frame)[0]:
+        file, scope = each.f_code.co_filename, _scope(each)
+        line, _, column, _ = list(each.f_code.co_positions())[each.f_lasti // 2]
+        body = _find_body(_parse(file), each.f_code)
+        if line is None or column is None:
+            continue
+        later, has_loop = _find_later(body, (line, column), is_in_loop=is_in_loop)
+        is_in_loop = is_in_loop or has_loop
+        for statement in later if is_in_loop else ():
+            calls = _find_model_call([statement], scope, file)
+            place = f"{package_path(file)}:{statement.lineno}"
+            if calls and calls not in {one.calls for one in found.values()}:
+                found.setdefault(place, Schedule(place=place, every=None, calls=calls))
+    return tuple(found.values())
+
+
+def _scope(frame: types.FrameType) -> _Scope:
+    return {**frame.f_globals, **variables(frame)}
+
+
 @functools.lru_cache(maxsize=64)
-def _find_conditions(text: str) -> tuple[tuple[int, ast.expr], ...]:
-    """The lines of such conditions in a file, and what is divided by."""
+def _parse(file: str) -> ast.Module:
+    """A file's code; none where it cannot be read."""
     try:
-        nodes = list(ast.walk(ast.parse(text)))
+        return ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
-        return ()
-    return tuple((each.lineno, divisor) for each in nodes if isinstance(each, ast.If) for divisor in _divide(each.test))
+        return ast.Module([], [])
+
+
+def _find_body(tree: ast.Module, code: types.CodeType) -> Sequence[ast.stmt]:
+    """The statements of a function, or of a module where the code is its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node.body
+    return tree.body if code.co_name == "<module>" else ()
+
+
+def _find_later(statements: Sequence[ast.stmt], at: _Position, *, is_in_loop: bool) -> tuple[list[ast.stmt], bool]:
+    """The statements that come after a position, without those of the innermost loop around it, which come again;
+    whether there is such a loop. With `is_in_loop` it is elsewhere, and all are meant."""
+    found: list[ast.stmt] = []
+    for each in statements:
+        if (each.lineno, each.col_offset) > at:
+            found.append(each)
+        elif at <= (each.end_lineno or 0, each.end_col_offset or 0):
+            blocks = [getattr(each, name, []) for name in ("body", "orelse", "finalbody")]
+            if isinstance(each, ast.If):
+                blocks = [block for block in blocks if block and _holds(block, at)]
+            for block in blocks:
+                later, is_in_loop = _find_later(block, at, is_in_loop=is_in_loop)
+                found += later
+            if isinstance(each, (ast.For, ast.AsyncFor, ast.While)) and not is_in_loop:
+                found, is_in_loop = list(each.orelse), True
+    return found, is_in_loop
+
+
+def _holds(block: Sequence[ast.stmt], at: _Position) -> bool:
+    last = block[-1]
+    return (block[0].lineno, block[0].col_offset) <= at <= (last.end_lineno or 0, last.end_col_offset or 0)
+
+
+def _find_model_call(
+    statements: Iterable[ast.stmt], scope: _Scope, file: str, seen: set[types.FunctionType] | None = None
+) -> str:
+    """`file:line` of the first call of a module with parameters, in functions of the program's own, too; or empty."""
+    seen = set() if seen is None else seen
+    for call in (each for one in statements for each in ast.walk(one) if isinstance(each, ast.Call)):
+        called = _find_value(call.func, scope)
+        owner = _find_value(call.func.value, scope) if isinstance(call.func, ast.Attribute) else None
+        if isinstance(called, nn.Module) and any(True for _ in called.parameters()):
+            return f"{package_path(file)}:{call.lineno}"
+        if isinstance(owner, nn.Module) and isinstance(call.func, ast.Attribute) and call.func.attr == "generate":
+            return f"{package_path(file)}:{call.lineno}"
+        function = inspect.unwrap(called) if callable(called) else None
+        if isinstance(function, types.FunctionType) and function not in seen and is_own_code(function):
+            seen.add(function)
+            code = function.__code__
+            given = [*([owner] if owner is not None and not isinstance(owner, types.ModuleType) else [])]
+            given += [_find_value(each, scope) for each in call.args]
+            named = {each.arg: _find_value(each.value, scope) for each in call.keywords if each.arg}
+            cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+            within = {
+                **function.__globals__,
+                **{name: cell.cell_contents for name, cell in cells if cell != types.CellType()},
+                **dict(zip(code.co_varnames, given, strict=False)),
+                **named,
+            }
+            body = _find_body(_parse(code.co_filename), code)
+            if place := _find_model_call(body, within, code.co_filename, seen):
+                return place
+    return ""
 
 
 def _divide(test: ast.expr) -> Iterator[ast.expr]:
@@ -60,11 +197,12 @@ def _find_value(node: ast.expr, scope: Mapping[str, Any]) -> Any:
             return value
         case ast.Name(id=name):
             return scope.get(name)
-        case ast.Attribute(value=owner, attr=name):
-            try:
-                return object.__getattribute__(_find_value(owner, scope), "__dict__").get(name)
-            except AttributeError:
-                return None
+        case ast.Attribute(value=value, attr=name):
+            owner = _find_value(value, scope)
+            found = inspect.getattr_static(owner, name, None)
+            if found is None and isinstance(owner, nn.Module):
+                return dict(owner.named_children()).get(name)
+            return found
         case ast.Subscript(value=owner, slice=ast.Constant(value=key)):
             found = _find_value(owner, scope)
             return found.get(key) if type(found) is dict else None

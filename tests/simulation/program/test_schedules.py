@@ -1,4 +1,4 @@
-"""What a loop does every so many steps is listed where fewer ran, and said beside what grows."""
+"""What a loop does every so many steps, or what follows it, is listed where it did not run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from fxmem.hardware import catalogue
+from fxmem.show.facts import find_fit
+from fxmem.show.run_facts import program_facts
 from fxmem.show.run_growth import describe_growth
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
 
@@ -58,3 +60,90 @@ def test_what_the_steps_show_or_nobody_can_tell_is_not(tmp_path: Path, condition
     recorded = run(tmp_path, condition)
     assert not recorded.program.schedules
     assert "sooner" not in describe_growth(recorded.profile)
+
+
+EVALUATING = """
+import torch
+from torch import nn
+
+class Task:
+    def __init__(self):
+        self.net = nn.Linear(256, 256).cuda()
+        self.optimizer = torch.optim.SGD(self.net.parameters())
+
+    def step(self):
+        self.net(torch.randn(8, 256, device="cuda")).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def evaluate(self, net, batches=2):
+        return [net(torch.randn(8, 256, device="cuda")) for _ in range(batches)]
+
+    def fit(self):
+        for step in range(20):
+            {before}
+            self.step()
+            {every}
+        print("trained")
+
+def main():
+    task = Task()
+    for epoch in range(3):
+        task.fit(); {after}
+
+main()
+"""
+CALLS = "train.py:17"
+
+
+def evaluate(folder: Path, *, before: str = "", every: str = "", after: str = "") -> RecordedProgram:
+    (folder / "train.py").write_text(
+        EVALUATING.format(before=before or "pass", every=every or "pass", after=after or "pass")
+    )
+    return launch(Launch(str(folder / "train.py")), catalogue.target("t4"), RunSettings()).recorded
+
+
+@pytest.mark.parametrize(
+    ("parts", "place", "every"),
+    [
+        ({"after": "task.evaluate(task.net)"}, "train.py:29", None),
+        ({"after": "print(task.evaluate(net=task.net)[0].mean().item())"}, "train.py:29", None),
+        ({"every": "if step % 10 == 9: self.evaluate(self.net)"}, "train.py:23", 10),
+    ],
+)
+def test_a_call_of_a_model_that_did_not_run_is_said(
+    tmp_path: Path, parts: dict[str, str], place: str, every: int | None
+) -> None:
+    recorded = evaluate(tmp_path, **parts)
+    (found,) = recorded.program.schedules
+    names = [each.rpartition("/")[2] for each in (found.place, found.calls)]
+    assert (names, found.every) == ([place, CALLS], every)
+    profile = recorded.profile
+    assert find_fit(profile, recorded.timeline.peak).verdict.startswith("fits so far: ")
+    (fact,) = (each.text for each in program_facts(profile) if each.label == "Not run")
+    assert CALLS in fact
+    assert ("--until end" if every is None else "--steps 10") in fact
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"after": "print(task.net)"},
+        {"after": "nn.MSELoss()(torch.ones(1), torch.ones(1))"},
+        {"before": "self.evaluate(self.net)", "after": "task.evaluate(task.net)"},
+        {"every": "if step % 2 == 1: self.evaluate(self.net)", "after": "task.evaluate(task.net)"},
+    ],
+)
+def test_what_ran_or_calls_no_model_is_not(tmp_path: Path, parts: dict[str, str]) -> None:
+    recorded = evaluate(tmp_path, **parts)
+    assert not recorded.program.schedules
+    assert find_fit(recorded.profile, recorded.timeline.peak).verdict.startswith("fits: ")
+
+
+def test_what_follows_the_loop_has_run_where_the_program_ends(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        EVALUATING.format(before="pass", every="pass", after="task.evaluate(task.net)").replace("range(20)", "range(2)")
+    )
+    recorded = launch(Launch(str(tmp_path / "train.py")), catalogue.target("t4"), RunSettings(steps=5)).recorded
+    assert not recorded.program.schedules
