@@ -410,9 +410,15 @@ def _coalesced(_: Any, outputs: list[Tensor], inputs: list[Tensor], group: Any, 
     return torch.ops.c10d._allgather_base_.default(outputs[0], inputs[0], group)[1]
 
 
+def _reduced(_: Any, tensors: list[Tensor], group: Any, *__: Any, **___: Any) -> Any:
+    """The same for `allreduce_coalesced_`, which writes to what it reads: gloo has it, NCCL groups its calls."""
+    return _coalesced(_, tensors, tensors, group)
+
+
 if torch.distributed.is_available():
     for each in ("allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_"):
         EVERYWHERE[getattr(torch.ops.c10d, each).default] = _in_mode(_coalesced)
+    EVERYWHERE[torch.ops.c10d.allreduce_coalesced_.default] = _in_mode(_reduced)
     EVERYWHERE[torch.ops._c10d_functional.wait_tensor.default] = _in_mode(_wait)
 # A card has it from FakeTensorMode, too.
 FAKE_KERNELS[aten._grouped_mm.default] = EVERYWHERE[aten._grouped_mm.default]

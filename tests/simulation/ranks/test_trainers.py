@@ -50,6 +50,10 @@ def recorded() -> Any:
             dist.reduce_scatter_tensor(part.grad, whole, async_op=True)
             dist.reduce_scatter_tensor(part, whole, async_op=True)
         work.wait()
+        with _coalescing_manager(async_ops=True) as work:
+            dist.all_reduce(part.grad, async_op=True)
+            dist.all_reduce(whole, async_op=True)
+        work.wait()
         with _coalescing_manager(device=torch.device("cuda")):
             dist.all_gather_into_tensor(whole, part)
         optimizer.step()
@@ -84,6 +88,7 @@ def test_collectives_that_go_as_one_are_counted(recorded: Any) -> None:
     }
     assert moved["reduce-scatter"] == (1, 2 * 64 * 64 * 4 * 3 // 4)
     assert moved["all-gather"] == (1, 64 * 64 * 4 * 3 // 4)
+    assert moved["all-reduce"] == (1, 2 * (64 + 16) * 64 * 4 * 3 // 4)
 
 
 def test_a_card_has_a_generator_with_a_state(recorded: Any) -> None:
