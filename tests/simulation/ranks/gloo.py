@@ -73,7 +73,8 @@ if tests.sharded_models.COMPILED.keys() & set(wanted):
 for world, kind in zip(map(int, wanted[::2]), wanted[1::2]):
     meeting = multiprocessing.Barrier(world)
     compiles = kind in tests.sharded_models.COMPILED
-    are_alike = compiles or kind in tests.sharded_models.CONFIGURATIONS or kind.startswith(("ZeRO-", "experts", "data", "tensor"))
+    are_alike = compiles or kind in tests.sharded_models.CONFIGURATIONS
+    are_alike = are_alike or kind.startswith(("ZeRO-", "experts", "data", "tensor"))
     waits = map(settled, plain) if are_alike else plain  # they wait as often
     torch.distributed.Work.wait, collectives.wait_tensor = waits
     for rank in range(world):
