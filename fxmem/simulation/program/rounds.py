@@ -66,8 +66,11 @@ class FinishedRound:
     batches have different lengths, and another may show what follows from them."""
 
     def repeats(self, before: FinishedRound) -> bool:
-        """Whether it allocates the same as the round before it, and leaves as much alive."""
-        return self.sizes == before.sizes and self.record.retained_bytes == before.record.retained_bytes
+        """Whether it allocates nothing that the round before it did not, and leaves as much alive: the same, or less at
+        no higher a peak, as where DeepSpeed's second step tells other ranks what it reads, and later ones do not."""
+        ours, theirs = self.record, before.record
+        is_less = self.sizes <= before.sizes and ours.requested_bytes <= theirs.requested_bytes
+        return (is_less or self.sizes == before.sizes) and ours.retained_bytes == theirs.retained_bytes
 
 
 IsEnough = Callable[[Sequence[FinishedRound]], bool]
