@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
-from fxmem.records.names import GROWING, STEPS
+from fxmem.records.names import GROWING
 from fxmem.records.parts import Growth, Schedule
 from fxmem.records.profile import SourceLine
 from fxmem.records.units import package_path
@@ -68,8 +68,8 @@ class GrowthLog:
         """By storage that has outlived the round that made it, the line that did."""
         self._files: dict[str, set[int]] = {}
         """The program's own, each with the lines of its functions that have run when a round was over."""
-        self.schedules: tuple[Schedule, ...] = ()
-        """What the program's loop does every so many rounds."""
+        self.schedules: dict[Schedule, int | None] = {}
+        """What the program's loop does every so many rounds, each with the first round in which it did so."""
 
     def note_made(self, sources: Sequence[SourceLine | None]) -> None:
         """A round or set-up is over: note which lines made what is alive now.
@@ -112,8 +112,9 @@ class GrowthLog:
         if len(self._alive) <= GROWING:
             for file, lines in program_files(sys._getframe(1)).items():
                 self._files.setdefault(file, set()).update(lines)
-        if len(self._alive) <= STEPS:
-            self.schedules = find_schedules(sys._getframe(1))
+            for schedule, later in find_schedules(sys._getframe(1)).items():
+                if self.schedules.setdefault(schedule, None) is None and later is not None:
+                    self.schedules[schedule] = len(self._alive) + later
 
     def _rank(self, index: int) -> tuple[bool, int]:
         storage = self._log.storages[index]

@@ -37,6 +37,7 @@ from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
 from fxmem.simulation.program.rounds import IsEnough, Rounds
 from fxmem.simulation.program.sandbox.isolation import Isolation
+from fxmem.simulation.program.schedules import find_unseen
 from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.program.stand_ins.cuda import stand_ins
 from fxmem.simulation.program.stand_ins.host import loader_patches, process_patches, trace_patches
@@ -385,7 +386,7 @@ class RecordedCode(Subject):
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
             **self.rounds.growth.describe(),
             full_at=self.rounds.full_at,
-            schedules=tuple(each for each in self.rounds.growth.schedules if each.every > len(whole)),
+            schedules=find_unseen(self.rounds.growth.schedules, [each.record.requested_bytes for each in whole]),
             longest=self.longest,
             evaluations=tuple(self.rounds.evaluations.passes),
             optimizers=tuple(self.rounds.stepped_names),

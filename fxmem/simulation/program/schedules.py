@@ -5,40 +5,85 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import operator
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from fxmem.records.parts import Schedule
 from fxmem.records.units import package_path
 from fxmem.simulation.source_lines import program_frames, variables
 
 
-def find_schedules(frame: types.FrameType | None) -> tuple[Schedule, ...]:
-    """The conditions `if step % 1000 == 0:`, or `if not step % 1000:`, of a frame and its callers.
+class _Code(NamedTuple):
+    """What is read of a file."""
 
-    Assumes that what is divided counts steps. A divisor that only the program's own code could tell is left out.
+    conditions: tuple[tuple[ast.expr, ast.expr], ...]
+    """What such a condition tests, and what is divided by."""
+    counters: tuple[ast.AugAssign, ...]
+    """`step += 1`."""
+    loops: tuple[range, ...]
+    """Their lines."""
+
+
+def find_schedules(frame: types.FrameType | None) -> dict[Schedule, int | None]:
+    """The conditions `if step % 1000 == 0:`, or `if not step % 1000:`, of a frame and its callers, as a round ends.
+
+    Each with how many rounds later its branch runs in this turn of the loop: 0 above the line that is running, 1 below
+    it; None where it does not, or nobody can tell. Assumes that what is divided counts steps, and that a turn runs its
+    lines from first to last. A divisor that only the program's own code could tell is left out.
     """
-    found: dict[str, Schedule] = {}
+    found: dict[Schedule, int | None] = {}
     for each in program_frames(frame)[0]:
-        file, scope = each.f_code.co_filename, {**each.f_globals, **variables(each)}
+        file, scope, now = each.f_code.co_filename, {**each.f_globals, **variables(each)}, each.f_lineno
         lines = {line for *_, line in each.f_code.co_lines()}
-        for line, divisor in _find_conditions("".join(linecache.getlines(file))):
+        code = _read("".join(linecache.getlines(file)))
+        for test, divisor in code.conditions:
+            line = test.lineno
             every = _find_value(divisor, scope) if line in lines else None
-            if type(every) is int and every > 0:
-                place = f"{package_path(file)}:{line}"
-                found[place] = Schedule(place=place, every=every)
-    return tuple(found.values())
+            if type(every) is not int or every <= 0:
+                continue
+            then = dict(scope)
+            for count in code.counters:  # between that line and this one
+                at, target = count.lineno, count.target
+                if at in lines and min(line, now) < at < max(line, now):
+                    by = ast.BinOp(target, count.op if line > now else ast.Sub(), count.value)
+                    then[ast.unparse(target)] = _find_value(by, then)
+            is_reached = line < now or _innermost(code.loops, line) == _innermost(code.loops, now)
+            runs = is_reached and _find_value(test, then) is True
+            found[Schedule(place=f"{package_path(file)}:{line}", every=every)] = int(line > now) if runs else None
+    return found
+
+
+def find_unseen(schedules: Mapping[Schedule, int | None], peaks: Sequence[int]) -> tuple[Schedule, ...]:
+    """Those that the recorded rounds do not show: none did it, or the one that did has a higher peak than the next.
+
+    Args:
+        schedules: each with the first round that does it, from 1.
+        peaks: of the recorded rounds.
+    """
+    last = len(peaks) - 1
+    shown = {each for each, at in schedules.items() if at and at <= last + 1 and peaks[at - 1] <= peaks[min(at, last)]}
+    return tuple(each for each in schedules if each.every > len(peaks) and each not in shown)
+
+
+def _innermost(loops: tuple[range, ...], line: int) -> range | None:
+    return max((each for each in loops if line in each), key=lambda each: each.start, default=None)
 
 
 @functools.lru_cache(maxsize=64)
-def _find_conditions(text: str) -> tuple[tuple[int, ast.expr], ...]:
-    """The lines of such conditions in a file, and what is divided by."""
+def _read(text: str) -> _Code:
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except SyntaxError:
-        return ()
-    return tuple((each.lineno, divisor) for each in nodes if isinstance(each, ast.If) for divisor in _divide(each.test))
+        nodes = []
+    tests = [each.test for each in nodes if isinstance(each, ast.If)]
+    loops = [each for each in nodes if isinstance(each, ast.For | ast.While)]
+    return _Code(
+        tuple((test, divisor) for test in tests for divisor in _divide(test)),
+        tuple(each for each in nodes if isinstance(each, ast.AugAssign) and isinstance(each.op, ast.Add)),
+        tuple(range(each.lineno, (each.end_lineno or each.lineno) + 1) for each in loops),
+    )
 
 
 def _divide(test: ast.expr) -> Iterator[ast.expr]:
@@ -53,13 +98,29 @@ def _divide(test: ast.expr) -> Iterator[ast.expr]:
             yield divisor
 
 
-def _find_value(node: ast.expr, scope: Mapping[str, Any]) -> Any:
+_OPERATORS: Final[Mapping[type[ast.AST], Callable[[int, int], Any]]] = {
+    **{ast.Mod: operator.mod, ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
+    **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt},
+}
+
+
+def _find_value(node: ast.AST, scope: Mapping[str, Any]) -> Any:
     """What an expression is, where no code has to run for it; None for others."""
     match node:
         case ast.Constant(value=value):
             return value
-        case ast.Name(id=name):
-            return scope.get(name)
+        case ast.BoolOp(op=ast.And(), values=values):
+            return all(type(each) in (int, bool) and each for each in [_find_value(each, scope) for each in values])
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            value = _find_value(operand, scope)
+            return not value if type(value) in (int, bool) else None
+        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]) if (
+            type(op) in _OPERATORS
+        ):
+            a, b = _find_value(left, scope), _find_value(right, scope)
+            return _OPERATORS[type(op)](a, b) if type(a) is type(b) is int and (b or type(op) is not ast.Mod) else None
+        case ast.Name() | ast.Attribute() if ast.unparse(node) in scope:
+            return scope[ast.unparse(node)]
         case ast.Attribute(value=owner, attr=name):
             try:
                 return object.__getattribute__(_find_value(owner, scope), "__dict__").get(name)
