@@ -8,22 +8,11 @@ import linecache
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from fxmem.records.parts import Schedule
 from fxmem.records.units import package_path
 from fxmem.simulation.source_lines import program_frames, variables
-
-
-class _Code(NamedTuple):
-    """What is read of a file."""
-
-    conditions: tuple[tuple[ast.expr, ast.expr], ...]
-    """What such a condition tests, and what is divided by."""
-    counters: tuple[ast.AugAssign, ...]
-    """`step += 1`."""
-    loops: tuple[range, ...]
-    """Their lines."""
 
 
 def find_schedules(frame: types.FrameType | None) -> dict[Schedule, int | None]:
@@ -37,21 +26,22 @@ def find_schedules(frame: types.FrameType | None) -> dict[Schedule, int | None]:
     for each in program_frames(frame)[0]:
         file, scope, now = each.f_code.co_filename, {**each.f_globals, **variables(each)}, each.f_lineno
         lines = {line for *_, line in each.f_code.co_lines()}
-        code = _read("".join(linecache.getlines(file)))
-        for test, divisor in code.conditions:
-            line = test.lineno
-            every = _find_value(divisor, scope) if line in lines else None
-            if type(every) is not int or every <= 0:
-                continue
-            then = dict(scope)
-            for count in code.counters:  # between that line and this one
-                at, target = count.lineno, count.target
-                if at in lines and min(line, now) < at < max(line, now):
-                    by = ast.BinOp(target, count.op if line > now else ast.Sub(), count.value)
-                    then[ast.unparse(target)] = _find_value(by, then)
-            is_reached = line < now or _innermost(code.loops, line) == _innermost(code.loops, now)
-            runs = is_reached and _find_value(test, then) is True
-            found[Schedule(place=f"{package_path(file)}:{line}", every=every)] = int(line > now) if runs else None
+        nodes = _read("".join(linecache.getlines(file)))
+        loops = [range(at.lineno, (at.end_lineno or 0) + 1) for at in nodes if isinstance(at, ast.For | ast.While)]
+        counters = [at for at in nodes if isinstance(at, ast.AugAssign) and at.lineno in lines]
+        conditions = (
+            (at, by) for at in nodes if isinstance(at, ast.If) and at.lineno in lines for by in _divide(at.test)
+        )
+        for node, divisor in conditions:
+            line, every, then = node.lineno, _find_value(divisor, scope), dict(scope)
+            if type(every) is int and every > 0:
+                for count in counters:
+                    if min(line, now) < count.lineno < max(line, now):
+                        by = ast.BinOp(count.target, ast.Add() if line > now else ast.Sub(), count.value)
+                        then[ast.unparse(count.target)] = _find_value(by, then)
+                is_reached = line < now or all((line in loop) == (now in loop) for loop in loops)
+                runs = is_reached and _find_value(node.test, then) is True
+                found[Schedule(place=f"{package_path(file)}:{line}", every=every)] = int(line > now) if runs else None
     return found
 
 
@@ -67,22 +57,16 @@ def find_unseen(schedules: Mapping[Schedule, int | None], peaks: Sequence[int]) 
     return tuple(each for each in schedules if each.every > len(peaks) and each not in shown)
 
 
-def _innermost(loops: tuple[range, ...], line: int) -> range | None:
-    return max((each for each in loops if line in each), key=lambda each: each.start, default=None)
-
-
 @functools.lru_cache(maxsize=64)
-def _read(text: str) -> _Code:
+def _read(text: str) -> tuple[ast.If | ast.For | ast.While | ast.AugAssign, ...]:
+    """The conditions, the loops and the counters (`step += 1`) of a file."""
     try:
-        nodes = list(ast.walk(ast.parse(text)))
+        nodes = [*ast.walk(ast.parse(text))]
     except SyntaxError:
         nodes = []
-    tests = [each.test for each in nodes if isinstance(each, ast.If)]
-    loops = [each for each in nodes if isinstance(each, ast.For | ast.While)]
-    return _Code(
-        tuple((test, divisor) for test in tests for divisor in _divide(test)),
-        tuple(each for each in nodes if isinstance(each, ast.AugAssign) and isinstance(each.op, ast.Add)),
-        tuple(range(each.lineno, (each.end_lineno or each.lineno) + 1) for each in loops),
+    kinds = (ast.If, ast.For, ast.While, ast.AugAssign)
+    return tuple(
+        each for each in nodes if isinstance(each, kinds) and isinstance(getattr(each, "op", ast.Add()), ast.Add)
     )
 
 
