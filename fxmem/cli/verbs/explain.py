@@ -59,7 +59,7 @@ _TARGET = argument(
 ARGUMENTS = (
     argument(
         "file",
-        metavar="FILE|-",
+        metavar="FILE|FOLDER|-",
         nargs="+",
         help="a text with the message, or what torch.cuda.memory._dump_snapshot wrote; `-` reads standard input; "
         "several texts, or a folder of them, are one job's log",
