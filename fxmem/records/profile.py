@@ -431,7 +431,7 @@ class ProgramRun(Record):
     shown: int
     """Number of the round that the profile is of, from 1; 0 for what came before the first."""
     steady: bool | None = None
-    """Whether the last two whole rounds allocate the same and leave as much alive; None with fewer than two."""
+    """Whether the last whole round allocates no more than the one before and leaves as much alive; None for one."""
     growth_bytes: Bytes | None = None
     """How many bytes more are alive after each step than after the one before: 0 for none. None: not known, as with
     fewer than two steps, or steps that differ."""

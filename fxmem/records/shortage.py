@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from fxmem.records.parts.base import Bytes, Count, Many, Record
 
 Cause = Literal["request", "size", "fragmentation", "other-process", "context", "limit", "free", "host", "unknown"]
@@ -26,6 +28,8 @@ class ProcessUse(Record):
 
     pid: Count
     nbytes: Bytes
+    is_rank: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether it is another rank of the same job, which opens this card as well as its own."""
 
 
 class OutOfMemoryMessage(Record):

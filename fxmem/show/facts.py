@@ -281,7 +281,8 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     if budget is not None:
         keeps = budget.keeps(profile, peak)
     if is_fitting is not None:
-        until = " until then" if is_failed else " so far" if growth or _is_carried_on(profile) else ""
+        unfinished = _describe_unfinished(profile)
+        until = " until then" if is_failed else f" so far{unfinished}" if growth or unfinished else ""
         fits = f"but fits the card{until}" if keeps is False else f"fits{until}"
         verdict = f"{fits if is_fitting else 'does NOT fit'}: {verdict}"
     if growth:
@@ -327,16 +328,20 @@ def compare_with_target(profile: Headed, peak: Peak) -> tuple[bool | None, str]:
     nbytes = peak.requested_bytes if peak.fits is None or peak.reserved_bytes is None else peak.reserved_bytes
     is_fitting = nbytes <= room if peak.fits is None else peak.fits
     nbytes = min(nbytes, room) if is_fitting else nbytes  # cached blocks go back to the driver where it asks for them
-    least = "at least " if peak.at_least or (not is_fitting and _is_carried_on(profile)) else ""
+    least = "at least " if peak.at_least or (not is_fitting and _describe_unfinished(profile)) else ""
     return is_fitting, f"{least}{format_bytes(nbytes)} of {format_bytes(room)} on {name}, {percent(nbytes, room)}"
 
 
-def _is_carried_on(profile: Headed) -> bool:
-    """Whether what did not run may take more: a call of a model, or what an evaluation keeps of its other batches."""
+def _describe_unfinished(profile: Headed) -> str:
+    """What did not run and may take more: batches of an evaluation that keeps something of each, a call of a model."""
     program = profile.step.program
     if program is None:
-        return False
-    return any(each.is_carried_on for each in program.evaluations) or any(each.calls for each in program.schedules)
+        return ""
+    passes = [each for each in program.evaluations if each.is_carried_on]
+    ran = (f"{each.ran:,}{f' of {each.batches:,}' if each.batches else ''}" for each in passes)
+    named = [f"with {count} batches of the evaluation at {each.place}" for count, each in zip(ran, passes, strict=True)]
+    named += [f"without the call of a model at {each.calls}" for each in program.schedules if each.calls]
+    return f", {' and '.join(named)}" if named else ""
 
 
 def _describe_budget(peak: Peak, budget: Budget, *, keeps: bool) -> str:
@@ -448,13 +453,22 @@ def describe_source(source: SourceLine) -> str:
 
 
 def describe_weights(profile: Profile) -> str:
-    """The dtypes of the parameters, those of less than a hundredth of them aside; empty where all are float32."""
+    """The dtypes of the parameters, those of less than a hundredth of them aside, and how much of them is trained.
+
+    Empty where all are float32 and trained."""
+    parameters = [each for each in profile.storages if each.kind is Kind.PARAMETER]
     sizes: Counter[str] = Counter()
-    for each in profile.storages:
-        if each.kind is Kind.PARAMETER:
-            sizes[each.dtype] += each.nbytes
+    for each in parameters:
+        sizes[each.dtype] += each.nbytes
     dtypes = [dtype for dtype, nbytes in sizes.most_common() if dtype and 100 * nbytes >= sizes.total()]
-    return "" if dtypes in ([], ["float32"]) else f"weights: {' and '.join(dtypes)}"
+    words = [] if dtypes in ([], ["float32"]) else [f"weights: {' and '.join(dtypes)}"]
+    trained = [each for each in parameters if not each.is_frozen]
+    is_whole = not any(each.name.endswith((", flat", ", shards")) for each in parameters)  # of these it is not known
+    if is_whole and profile.step.mode == "train" and 0 < len(trained) < len(parameters):
+        adapters = " (LoRA)" if any(".lora_" in each.name for each in trained) else ""
+        nbytes = format_bytes(sum(each.nbytes for each in trained))
+        words.append(f"trained: {nbytes} of {format_bytes(sizes.total())}{adapters}")
+    return "; ".join(words)
 
 
 def describe_outputs(nodes: Iterable[Node]) -> str:

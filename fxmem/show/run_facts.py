@@ -232,7 +232,7 @@ def _find_most(rounds: Sequence[Round]) -> Round:
 
 _SHOWN: Final = "; the table is of this one"
 _STEADY = {
-    True: "yes: the last two steps allocate the same",
+    True: "yes: the last step allocates no more than the one before",
     False: "no: the last two steps allocate differently; more steps (--steps, --until steady) may be higher",
 }
 

@@ -26,7 +26,15 @@ _CAUSES: Final[dict[Cause, str]] = {
     "unknown": "not known: the message has no numbers",
 }
 _ALLOCATOR: Final = "PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9 PYTORCH_CUDA_ALLOC_CONF)"
-_CHANGES: Final[dict[Cause, str]] = {
+_CONSEQUENCES: Final[dict[Cause, str]] = {
+    "request": "too small for it, were it empty",
+    "size": "really full",
+    "fragmentation": "had the bytes, in pieces",
+    "other-process": "full of another process",
+    "free": "had the bytes free, which this process may not have (a share, a container) or another gave back since",
+}
+"""What a cause comes to for the card of a snapshot."""
+CHANGES: Final[dict[Cause, str]] = {
     "request": "find the shape at that line: a mask, scores of attention, a broadcast, logits over a whole vocabulary",
     "size": "a smaller batch or input, checkpoints, fewer bits; `fxmem explain FILE --run train.py` tries what fits",
     "fragmentation": f"{_ALLOCATOR}; inputs padded to a few lengths; a snapshot shows which blocks are in the way",
@@ -40,9 +48,25 @@ _CHANGES: Final[dict[Cause, str]] = {
 }
 
 
+_OTHERS: Final = {False: "another process", True: "another rank of the job"}
+_OWN_CARD: Final = (
+    "torch.cuda.set_device(local_rank) before all else that uses the card, also before init_process_group, and "
+    "torch.load with map_location; or CUDA_VISIBLE_DEVICES of one card for each rank"
+)
+
+
 def describe_cause(message: OutOfMemoryMessage) -> str:
     """The cause, and the numbers it rests on."""
     return f"{_CAUSES[message.cause]}{_describe_grounds(message)}"
+
+
+def describe_card(message: OutOfMemoryMessage) -> str:
+    """How the card was when a request of a snapshot was refused: full, in pieces, or another process's."""
+    sizes = {"allocated": message.allocated_bytes, "unused in pieces": message.cached_bytes, "free": message.free_bytes}
+    parts = ", ".join(f"{format_bytes(nbytes)} {name}" for name, nbytes in sizes.items() if nbytes is not None)
+    gone = f"{format_bytes(others)} less than at another refusal" if (others := others_bytes(message)) else ""
+    more = gone or "no snapshot has other processes (nvidia-smi)"
+    return f"{_CONSEQUENCES.get(message.cause, 'not known')}: {parts}; {more}"
 
 
 def _describe_grounds(message: OutOfMemoryMessage) -> str:
@@ -50,7 +74,8 @@ def _describe_grounds(message: OutOfMemoryMessage) -> str:
     cached, allocated = format_bytes(message.cached_bytes), format_bytes(message.allocated_bytes)
     match message.cause:
         case "request":
-            return f": {asked} of {format_bytes(message.capacity_bytes or message.limit_bytes)}"
+            most = (message.reserved_bytes or 0) + (message.free_bytes or 0)  # as much as a snapshot says
+            return f": {asked} of {format_bytes(message.capacity_bytes or message.limit_bytes or most)}"
         case "fragmentation":
             lacking = f", where {format_bytes(missing)} are missing" if missing is not None and missing > 0 else ""
             return f": {cached} are reserved and unused{lacking}"
@@ -96,18 +121,11 @@ def shortage_facts(message: OutOfMemoryMessage) -> Facts:
         facts.append(Fact("Where", " ".join(where), "refused"))
     if message.missing_bytes is not None and message.missing_bytes > 0:
         packed = message.missing_packed_bytes
-        rest = (
-            ""
-            if packed is None
-            else (
-                f"; {format_bytes(packed)} if all that is cached were used"
-                if packed > 0
-                else "; nothing if all that is cached were used"
-            )
-        )
-        facts.append(Fact("Missing", f"{format_bytes(message.missing_bytes)} more than was free{rest}", "missing"))
-    facts.append(Fact("To do", _CHANGES[message.cause], "change"))
-    return make_printable(facts)
+        rest = "nothing" if packed is None or packed <= 0 else format_bytes(packed)
+        packs = "" if packed is None else f"; {rest} if all that is cached were used"
+        facts.append(Fact("Missing", f"{format_bytes(message.missing_bytes)} more than was free{packs}", "missing"))
+    of_job = message.cause == "other-process" and message.others and all(each.is_rank for each in message.others)
+    return make_printable([*facts, *([] if of_job else [Fact("To do", CHANGES[message.cause], "change")])])
 
 
 def shortage_sections(messages: Sequence[OutOfMemoryMessage], width: int = 100) -> Iterator[Section]:
@@ -116,7 +134,8 @@ def shortage_sections(messages: Sequence[OutOfMemoryMessage], width: int = 100) 
     notes = []
     if len(messages) > 1:
         causes = dict.fromkeys(each.cause for each in messages)
-        beside = [each for each in messages if each.others and each.cause != "other-process"]
+        named = [each for each in messages if each.cause != "other-process"]
+        beside = [each for each in named if not all(other.is_rank for other in each.others)]
         same = "all for the same cause" if len(causes) == 1 else f"of {len(causes)} causes"
         if beside and len(causes) == 1:
             same = f"all for the same cause, and in {len(beside)} another process takes memory, too"
@@ -124,7 +143,8 @@ def shortage_sections(messages: Sequence[OutOfMemoryMessage], width: int = 100) 
         of = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
         notes = [Fact("Messages", f"{len(messages)}{of}, {same}; this is the first, in line {first.line}")]
         notes += [Fact("", _describe_others(each)) for each in beside[:_MOST]]
-    yield Section(facts=[*notes, *shortage_facts(first)])
+    crowded = [_describe_ranks(each) for each in messages if any(other.is_rank for other in each.others)]
+    yield Section(facts=[*notes, *shortage_facts(first), *(Fact("Ranks", words) for words in crowded[:1])])
     parts = list(card_parts(first))
     if parts:
         heads = [TableColumn("Of the card", is_head=True, width=15), *numbers("Bytes", "Share")]
@@ -137,23 +157,28 @@ def shortage_sections(messages: Sequence[OutOfMemoryMessage], width: int = 100) 
         yield Section(make_table("Every message", [*heads, TableColumn("Cause")], rows), notes=more)
 
 
+def _describe_ranks(message: OutOfMemoryMessage) -> str:
+    """The other ranks of the job that have opened the card of this one."""
+    sizes = [each.nbytes for each in message.others if each.is_rank]
+    what = f"{len(sizes)} other ranks open" if len(sizes) > 1 else "another rank opens"
+    return f"{what} {_name_card(message)}, too, and take {format_bytes(sum(sizes))} there: {_OWN_CARD}"
+
+
+def _name_card(message: OutOfMemoryMessage) -> str:
+    rank = "" if message.rank is None else f" of rank {message.rank}"
+    return f"{'the card' if message.device is None else f'GPU {message.device}'}{rank}"
+
+
 def _describe_others(message: OutOfMemoryMessage) -> str:
     """The processes that a message names beside its own."""
     named = " and ".join(f"process {each.pid} has {format_bytes(each.nbytes)}" for each in message.others)
-    rank = "" if message.rank is None else f" of rank {message.rank}"
-    card = "the card" if message.device is None else f"GPU {message.device}"
-    return f"line {message.line}: {named} on {card}{rank}"
+    return f"line {message.line}: {named} on {_name_card(message)}"
 
 
 def _message_row(message: OutOfMemoryMessage) -> list[str]:
+    counts = ("" if each is None else str(each) for each in (message.line, message.rank, message.device))
     sizes = (message.requested_bytes, message.free_bytes, message.allocated_bytes)
-    numbered = ["" if each is None else str(each) for each in (message.rank, message.device)]
-    return [
-        str(message.line),
-        *numbered,
-        *("" if each is None else format_bytes(each) for each in sizes),
-        message.cause,
-    ]
+    return [*counts, *("" if each is None else format_bytes(each) for each in sizes), message.cause]
 
 
 def card_parts(message: OutOfMemoryMessage) -> Iterator[tuple[str, str, str, str]]:
@@ -170,22 +195,16 @@ def card_parts(message: OutOfMemoryMessage) -> Iterator[tuple[str, str, str, str
     ]
     if context is not None and outside is not None:
         parts.append(("context", min(context, outside), "of this process beside the allocator: CUDA, libraries, NCCL"))
-        parts += [(f"process {each.pid}", each.nbytes, "another process") for each in message.others]
-        parts.append(
-            ("others", max((others or 0) - named, 0) or None, "processes that the message does not name, the display")
-        )
+        parts += [(f"process {each.pid}", each.nbytes, _OTHERS[each.is_rank]) for each in message.others]
+        unnamed = max((others or 0) - named, 0) or None
+        parts.append(("others", unnamed, "processes that the message does not name, the display"))
     else:
         most = format_bytes(most_context_bytes())
         meaning = f"this process's CUDA context (measured: up to {most}), and other processes"
         parts.append(("outside", outside, "what other programs take" if message.api == "MPS" else meaning))
-        parts += [(f"  process {each.pid}", each.nbytes, "a process that the message names") for each in message.others]
+        parts += [(f"  process {each.pid}", each.nbytes, _OTHERS[each.is_rank]) for each in message.others]
     parts.append(("free", message.free_bytes, "what the driver had left"))
     for name, nbytes, meaning in parts:
         if nbytes is not None:
             yield name, format_bytes(nbytes), percent(nbytes, capacity), meaning
-    yield (
-        "all",
-        format_bytes(capacity),
-        "",
-        "what the program may take" if message.capacity_bytes is None else "the card",
-    )
+    yield "all", format_bytes(capacity), "", "the card" if message.capacity_bytes else "what the program may take"

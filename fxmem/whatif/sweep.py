@@ -21,7 +21,7 @@ from torch import nn
 
 from fxmem import checkpointing
 from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
-from fxmem.hardware import step_time
+from fxmem.hardware import catalogue, step_time
 from fxmem.hardware.context import room_bytes
 from fxmem.memory.figures import find_dtypes
 from fxmem.memory.lengths import POWERS, Features, LengthsUnproved, LoggedStep, ProfileForms
@@ -106,7 +106,7 @@ def check_grid(grid: SweepGrid, plans: Mapping[str, Plan], *, is_program: bool =
             read_mesh(name)
     cards = [card.name for card in choose_cards(grid.card)] if grid.card else []
     for name in grid.prices:
-        if cards and name not in cards:
+        if cards and catalogue.target(name).name not in cards:
             raise UsageError(f"expected prices of the cards {', '.join(cards)}, got one of {name!r}")
 
 
@@ -120,6 +120,8 @@ def measure(
     progress: Callable[[str], None] = lambda _: None,
 ) -> Sweep:
     """`sweep` for what is analysed, or a program that takes a size."""
+    prices = {catalogue.target(name).name: price for name, price in grid.prices.items()}
+    grid = grid.model_copy(update={"prices": prices})
     if isinstance(step, Analysis):
         source: _ModelCases | _ProgramCases = _ModelCases(step, grid, plans)
     elif isinstance(step, ProgramStep):

@@ -83,6 +83,23 @@ def test_what_is_neither_is_refused_in_one_line(
     assert why in said
 
 
+@pytest.mark.parametrize("given", [("logs",), ("logs/rank0.log", "logs/deep/1/stderr.log", "logs/other.txt")])
+def test_several_logs_are_one_jobs(given: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "logs/deep/1").mkdir(parents=True)
+    for name in ("rank0.log", "deep/1/stderr.log"):
+        (folder / "logs" / name).write_text(TRACEBACK + MESSAGE.format(total="5.81"), encoding="utf-8")
+    (folder / "logs/other.txt").write_text("\n")
+    assert main(["explain", *given, "--json", "out.json"]) == 0
+    assert "Messages    2 of 2 ranks, all for the same cause" in capsys.readouterr().out
+    found = json.loads(Path("out.json").read_text(encoding="utf-8"))["shortages"]
+    assert sorted((each["rank"], each["place"]) for each in found) == [(0, "/data/train.py:9"), (1, "/data/train.py:9")]
+    write_snapshot(folder / "a.pickle")
+    assert main(["explain", *given, "a.pickle"]) == 2
+    said = capsys.readouterr().err
+    assert "several files are the texts of one job" in said
+    assert said.count("\n") == 1
+
+
 def test_a_log_in_utf_16_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As PowerShell redirects."""
     (folder / "log").write_bytes((TRACEBACK + MESSAGE.format(total="5.81")).encode("utf-16"))

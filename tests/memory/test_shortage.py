@@ -226,6 +226,39 @@ def test_a_process_beside_one_of_several_ranks_is_named() -> None:
     assert not any("process 901223" in each for each in alone)
 
 
+CROWDED = (
+    "CUDA out of memory. Tried to allocate 0.91 GiB. GPU {rank} has a total capacity of {all} GiB of which 0.31 GiB is "
+    "free. {others}Including non-PyTorch memory, this process has {own} GiB memory in use. Of the allocated memory "
+    "{own} GiB is allocated by PyTorch, and 12.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize("said", ["(pid: {})", "Sending process {} closing signal SIGTERM", "n7:{}:9 [1] NCCL INFO x"])
+def test_another_rank_that_opens_the_card_is_named_where_the_log_has_it(said: str) -> None:
+    text = "Process 17 has 504.00 MiB memory in use. Process 18 has 504.00 MiB memory in use. "
+    message = CROWDED.format(rank=0, all=8, own=6, others=text)
+    (found,) = read_messages(f"{message}\n{said.format(17)}\n{said.format(18)}")
+    facts = next(shortage_sections([found])).facts
+    assert facts[-1].text.startswith("2 other ranks open GPU 0, too, and take 0.98 GiB there: torch.cuda.set_device")
+    assert found.cause == "other-process"
+    assert "end them" not in " ".join(each.text for each in facts)
+    assert [row[3] for row in card_parts(found) if row[0].startswith("process")] == ["another rank of the job"] * 2
+    (found,) = read_messages(f"{message}\n{said.format(19)}")
+    assert not any(each.is_rank for each in found.others)
+
+
+@pytest.mark.parametrize(("mib", "are_ranks"), [(504, True), (2504, False)])
+def test_as_many_contexts_as_other_ranks_are_theirs(mib: int, are_ranks: bool) -> None:
+    text = f"Process 17 has {mib}.00 MiB memory in use. Process 18 has {mib}.00 MiB memory in use. "
+    numbers = {"all": 80, "own": 79}
+    lines = [CROWDED.format(rank=rank, others="" if rank else text, **numbers) for rank in range(3)]
+    found = read_messages("\n".join(f"[rank{rank}]: {line}" for rank, line in enumerate(lines)))
+    assert [each.is_rank for each in found[0].others] == [are_ranks] * 2
+    said = " ".join(each.text for each in next(shortage_sections(found)).facts)
+    assert ("2 other ranks open GPU 0 of rank 0, too" in said) == are_ranks
+    assert ("in 1 another process takes memory" in said) != are_ranks
+
+
 WRAPPED = """\
 [rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate
 [rank0]: 1.00 GiB. GPU 0 has a total

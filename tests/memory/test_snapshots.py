@@ -223,6 +223,32 @@ def test_a_request_that_was_refused_has_its_cause(tmp_path: Path) -> None:
     assert (message.allocated_bytes, message.reserved_bytes) == (40 * MIB, 100 * MIB)
 
 
+@pytest.mark.parametrize(
+    ("free", "asked", "before", "words"),
+    [
+        (3, 20, 3, "had the bytes, in pieces: 40.0 MiB allocated, 60.0 MiB unused in pieces, 3.00 MiB free"),
+        (3, 90, 3, "really full: "),
+        (90, 20, 90, "had the bytes free, which this process may not have"),
+        (3, 200, 3, "too small for it, were it empty: "),
+        (3, 70, 4000, "full of another process: "),
+    ],
+)
+def test_a_snapshot_says_in_words_how_the_card_was(
+    free: int, asked: int, before: int, words: str, tmp_path: Path
+) -> None:
+    refused = [
+        {"action": "oom", "device_free": left * MIB, "size": size * MIB, "stream": 0, "frames": [LINES[7]]}
+        for left, size in ((free, asked), (before, 5000))
+    ]
+    held = segment(100, 100 * MIB, (40 * MIB, "active_allocated", 1), (60 * MIB, "inactive", 0))
+    report = report_of(tmp_path / "a", [event("alloc", 100, 40 * MIB, 1), *refused], held)
+    facts = {each.label: each.text for each in snapshot_facts(report)}
+    assert facts["Card"].startswith(words)
+    has_other = before > free
+    assert facts["Card"].endswith(" less than at another refusal" if has_other else "other processes (nvidia-smi)")
+    assert facts["To do"]
+
+
 def test_the_device_with_the_longest_history_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a"
     traces = [[event("alloc", 1, 5, 1)], [event("alloc", 1, 7, 1), event("alloc", 2, 9, 1)], []]

@@ -203,6 +203,14 @@ def test_prices_are_of_a_million_samples_and_of_a_thousand_steps() -> None:
     assert "Batch" not in sweep_table(swept(unsized))
 
 
+def test_a_price_goes_by_any_name_of_its_card_and_is_said_to_come_to_nothing_without_a_time() -> None:
+    grid = {"batch": (2, 4), "card": ("24GiB", "L4"), "prices": {"24gib": 0.5, "L4": 0.8}}
+    found = fxmem.sweep(Model, tokens(4, 16), grid=grid)
+    assert {each.card for each in found.points if each.cost is not None} == {"l4"}
+    said = " ".join(sweep_table(found).split())
+    assert "Cost not known on 24GiB: no time is estimated there, but on a card of the catalogue" in said
+
+
 @pytest.mark.parametrize(
     ("words", "meshes"),
     [

@@ -47,7 +47,7 @@ class Predict(AskedStep):
     budget: str | None = None
     """Of a model: what the step may take instead of the card's memory, e.g. 8GiB."""
     until_steady: bool = False
-    """Of a program: run on until two steps allocate the same, which tells whether it leaks."""
+    """Of a program: run on until a step allocates no more than the one before, which tells whether it leaks."""
 
 
 class Advise(AskedStep):

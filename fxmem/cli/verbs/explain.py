@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import itertools
+import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +45,7 @@ DESCRIPTION = (
 EXAMPLES = (
     "fxmem explain oom.txt",
     "python train.py 2>&1 | fxmem explain -",
+    "fxmem explain logs/",
     "fxmem explain snapshot.pickle",
     "fxmem explain snapshot.pickle --target rtx4090 --run train.py",
     "fxmem explain oom.txt --target rtx4090 --run train.py --batch-size 16",
@@ -55,8 +59,10 @@ _TARGET = argument(
 ARGUMENTS = (
     argument(
         "file",
-        metavar="FILE|-",
-        help="a text with the message, or what torch.cuda.memory._dump_snapshot wrote; `-` reads standard input",
+        metavar="FILE|FOLDER|-",
+        nargs="+",
+        help="a text with the message, or what torch.cuda.memory._dump_snapshot wrote; `-` reads standard input; "
+        "several texts, or a folder of them, are one job's log",
     ),
     or_program(MODEL),
     *or_generation(*(_TARGET if each is TARGET else each for each in ANALYSIS[1:] if each is not TORCH)),
@@ -69,6 +75,7 @@ ARGUMENTS = (
     argument("--html", metavar="FILE.html", help="of a snapshot: write the page, beside the prediction if any"),
     *PROGRAM,
 )
+_RANK = re.compile(r"rank[-_]?(\d{1,9})|[/\\](\d{1,9})[/\\][^/\\]*$")
 _EXPECTED = "expected the text of an out-of-memory error, a log with one, or a memory snapshot"
 
 
@@ -78,13 +85,16 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     check_markdown(options)
+    *files, last = options.file
+    if files and options.model is None and options.run_program is None and last != "-" and not Path(last).exists():
+        options.file, options.model = files, last
     if options.html is not None:
         check_file(options, "--html", options.html, (".html", ".htm"))
     is_given = options.model is not None or options.run_program is not None
     program = read_program(options) if is_given else None
     explanation = read_explanation(options.file)
     if options.html is not None and explanation.snapshot is None:
-        raise UsageError(f"expected --html with a memory snapshot, got a text, {options.file!r}")
+        raise UsageError(f"expected --html with a memory snapshot, got a text, {explanation.source!r}")
     if is_given:
         explanation = _reproduce(options, program, explanation)
 
@@ -98,26 +108,39 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     return 0, write_json(options, explanation.model_dump_json, show, markdown)
 
 
-def read_explanation(file: str) -> Explanation:
-    """Read a text or a snapshot."""
+def read_explanation(files: Sequence[str]) -> Explanation:
+    """Read a snapshot, or one text; several, or a folder of them, are one job's log."""
     from fxmem.memory.shortage import read_messages
     from fxmem.memory.snapshots import is_pickle, read_dump, report_dump
-    from fxmem.records import json_reader
     from fxmem.records.explanation import Explanation
 
-    path = Path(file)
-    if is_pickle(path):
-        return Explanation(source=file, snapshot=report_dump(read_dump(path)))
-    content = json_reader.read(path, _EXPECTED)
-    if not content.strip():
-        raise UsageError(f"{_EXPECTED}, got {file!r}, which is empty")
-    encoding = (
-        "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"
-    )  # as PowerShell writes
-    messages = read_messages(content.decode(encoding, errors="replace"))
+    source = " ".join(files)
+    listed = (sorted(filter(Path.is_file, each.rglob("*"))) if each.is_dir() else [each] for each in map(Path, files))
+    paths = [*itertools.chain.from_iterable(listed)]
+    if [is_pickle(each) for each in paths] == [True]:
+        return Explanation(source=source, snapshot=report_dump(read_dump(paths[0])))
+    if any(map(is_pickle, paths)):
+        raise UsageError(f"{_EXPECTED}: several files are the texts of one job; got {source!r}, with a snapshot")
+    text = "\n".join(_read_text(each, is_one=len(paths) == 1) for each in paths)
+    messages = read_messages(text)
     if not messages:
-        raise UsageError(f"{_EXPECTED}, got {file!r}, in which no memory runs out")
-    return Explanation(source=file, shortages=messages)
+        raise UsageError(f"{_EXPECTED}, got {source!r}, in which no memory runs out")
+    return Explanation(source=source, shortages=messages)
+
+
+def _read_text(path: Path, *, is_one: bool) -> str:
+    """A text; of several, each line with the rank that the file's name has: `rank3.log`, `3/stderr.log`."""
+    from fxmem.records import json_reader
+
+    content = json_reader.read(path, _EXPECTED)
+    if is_one and not content.strip():
+        raise UsageError(f"{_EXPECTED}, got {str(path)!r}, which is empty")
+    is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes
+    text = content.decode("utf-16" if is_wide else "utf-8", errors="replace")
+    if is_one or (rank := _RANK.search(str(path))) is None:
+        return text
+    begin = f"[rank{rank[1] or rank[2]}]: "
+    return "\n".join(line if line.startswith("[rank") else begin + line for line in text.splitlines())
 
 
 def _reproduce(options: argparse.Namespace, program: ProgramWords | None, explanation: Explanation) -> Explanation:

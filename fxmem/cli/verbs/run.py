@@ -33,8 +33,8 @@ ARGUMENTS = (
     argument(
         "--until",
         choices=("steady", "end"),
-        help="stop when two steps allocate the same and leave as much alive, at the latest after --steps (default "
-        f"{STEADY}); or let the program run to its end",
+        help="stop when a step allocates no more than the one before and leaves as much alive, at the latest after "
+        f"--steps (default {STEADY}); or let the program run to its end",
     ),
     argument(
         "--oom",

@@ -18,9 +18,10 @@ by themselves has no numbers.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from fxmem.memory.shortage.cause import find_cause
+from fxmem.memory.shortage.cause import find_cause, most_context_bytes
 from fxmem.records.shortage import OutOfMemoryMessage, ProcessUse
 
 _SIZE: Final = r"(\d{1,18}(?:\.\d{1,18})?) ?(bytes|B|[KMGT]i?B)"
@@ -53,6 +54,10 @@ _FIELDS: Final = {
 }
 _PATTERNS: Final = {name: re.compile(pattern) for name, pattern in _FIELDS.items()}
 _OTHER: Final = re.compile(rf"Process (\d{{1,18}}) has {_SIZE} memory in use")
+_OF_JOB: Final = re.compile(
+    r"(?:\bpid ?[:=] ?|process )(\d{1,18})\b(?!\s+has)|:(\d{1,18}):\d{1,18} \[\d{1,9}\] NCCL", re.IGNORECASE
+)
+"""A process that the log itself has begun: torchrun's, DeepSpeed's or Ray's words for its own, or NCCL's."""
 _DEVICE: Final = re.compile(r"\((?:GPU|NPU) (\d{1,9});|\. (?:GPU|NPU) (\d{1,9}) has a total|on device (\d{1,9}) would")
 _RANK: Final = re.compile(r"\brank ?[=:]? ?(\d{1,9})|\[default(\d{1,9})\]|^ *(\d{1,9}): ", re.IGNORECASE)
 _PREFIX: Final = re.compile(r"^(?:\[\w+\]:|\([^()]*pid=[^()]*\)|\d+:) ?")
@@ -86,9 +91,23 @@ def read_messages(text: str) -> tuple[OutOfMemoryMessage, ...]:
         message.model_copy(update={"line": first, "count": count, "place": place})
         for message, (first, count, place) in found.items()
     ]
+    said = [*_mark_ranks(said, text)]
     # A line without numbers announces the error that is printed in full elsewhere.
     numbered = any(each.requested_bytes is not None for each in said)
     return tuple(each for each in said if each.source or each.requested_bytes is not None or not numbered)
+
+
+def _mark_ranks(messages: Sequence[OutOfMemoryMessage], text: str) -> Iterator[OutOfMemoryMessage]:
+    """Mark processes beside a rank's own that are other ranks: the log names them, or there are as many, two at least,
+    and each has no more than a context."""
+    crowded = any(each.others for each in messages)
+    named = {int(each[1] or each[2]) for each in _OF_JOB.finditer(text)} if crowded else ()
+    ranks = len({each.device for each in messages} - {None})
+    for each in messages:
+        most = most_context_bytes() if 2 <= len(each.others) == ranks - 1 else 0
+        are_ranks = ((other, other.pid in named or other.nbytes <= most) for other in each.others)
+        others = tuple(other.model_copy(update={"is_rank": is_rank}) for other, is_rank in are_ranks)
+        yield each.model_copy(update={"others": others})
 
 
 def _find_heads(text: str) -> list[re.Match[str]]:

@@ -237,8 +237,11 @@ def _sample(live: npt.NDArray[np.int64], reserved: npt.NDArray[np.int64]) -> Ite
 def _shortages(
     dump: Dump, live: npt.NDArray[np.int64], reserved: npt.NDArray[np.int64]
 ) -> Iterator[OutOfMemoryMessage]:
-    """The requests that were refused, as messages: what was allocated then is requested bytes."""
-    for event in np.flatnonzero(dump.actions == REFUSED).tolist():
+    """The requests that were refused, as messages: what was allocated then is requested bytes, and outside is what was
+    free or reserved when another was refused, and is neither now."""
+    refused = np.flatnonzero(dump.actions == REFUSED).tolist()
+    most = max((dump.free_bytes[event] + int(reserved[event]) for event in refused), default=0)
+    for event in refused:
         stack = int(dump.stacks[event])
         yield find_cause(
             OutOfMemoryMessage(
@@ -250,5 +253,6 @@ def _shortages(
                 free_bytes=dump.free_bytes[event],
                 allocated_bytes=int(live[event]),
                 reserved_bytes=int(reserved[event]),
+                outside_bytes=most - dump.free_bytes[event] - int(reserved[event]),
             )
         )

@@ -53,6 +53,9 @@ def sweep_sections(sweep: Sweep, full: bool) -> Iterator[Section]:
         best = min(priced, key=lambda each: (each.cost or 0.0) / (each.items or 1))
         cost = f"{_cost(best)} for a million {sweep.item}s, {_cost_of_steps(best)} for 1,000 steps"
         facts.append(Fact("Cheapest", f"{_words(best, sweep)}: {cost}"))
+    if bare := dict.fromkeys(each.card for each in fitting if each.card in sweep.grid.prices and each.cost is None):
+        why = "of a program" if sweep.step.program else "there, but on a card of the catalogue"
+        facts.append(Fact("Cost", f"not known on {', '.join(bare)}: no time is estimated {why}"))
     cards = {each.card for each in sweep.points}
     if sweep.target.device == "cuda":
         facts.append(Fact("Room", explain_room(sweep.target) if len(cards) == 1 else ROOM_OF_CARDS))

@@ -385,7 +385,9 @@ class RecordedCode(Subject):
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
             **self.rounds.growth.describe(),
             full_at=self.rounds.full_at,
-            schedules=self.rounds.later.describe(len(whole), is_over=self.rounds.has_evaluated),
+            schedules=self.rounds.later.describe(
+                [each.record.requested_bytes for each in whole], is_over=self.rounds.has_evaluated
+            ),
             longest=self.longest,
             evaluations=tuple(self.rounds.evaluations.passes),
             optimizers=tuple(self.rounds.stepped_names),

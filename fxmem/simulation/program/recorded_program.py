@@ -45,8 +45,8 @@ class RunSettings:
     steps: int | None = None
     """Optimizer steps after which it is ended; `STEPS` where nothing is said, or up to `GROWING` while it grows."""
     until: str | None = None
-    """"steady" ends it when two steps allocate the same and leave as much alive, at the latest after `steps` (`STEADY`
-    where nothing is said); "end" never does; None after so many steps."""
+    """"steady" ends it when a step allocates no more than the one before and leaves as much alive, at the latest after
+    `steps` (`STEADY` where nothing is said); "end" never does; None after so many steps."""
     out_of_memory: str = "raise"
     """"raise" or "continue", as of `record`."""
     max_operators: int = MAX_OPERATORS

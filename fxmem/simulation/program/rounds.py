@@ -69,8 +69,11 @@ class FinishedRound:
     batches have different lengths, and another may show what follows from them."""
 
     def repeats(self, before: FinishedRound) -> bool:
-        """Whether it allocates the same as the round before it, and leaves as much alive."""
-        return self.sizes == before.sizes and self.record.retained_bytes == before.record.retained_bytes
+        """Whether it allocates nothing that the round before it did not, and leaves as much alive: the same, or less at
+        no higher a peak, as where DeepSpeed's second step tells other ranks what it reads, and later ones do not."""
+        ours, theirs = self.record, before.record
+        is_less = self.sizes <= before.sizes and ours.requested_bytes <= theirs.requested_bytes
+        return (is_less or self.sizes == before.sizes) and ours.retained_bytes == theirs.retained_bytes
 
 
 IsEnough = Callable[[Sequence[FinishedRound]], bool]
@@ -436,7 +439,7 @@ class Rounds(RoundRule):
             growth.note_made(sources)
             if is_whole:
                 growth.note_round(Counter(each.nbytes for each in of.storages if each.birth > 0))
-        self.later.note_ran([*sources, *(each.source for each in self._recording.tracer.calls)])
+        self.later.note_ran(number, [*sources, *(each.source for each in self._recording.tracer.calls)])
         if is_whole and number <= STEPS:
             self.later.search(sys._getframe(1))
         self._host.note_round(number)

@@ -27,52 +27,57 @@ class LaterWork:
     follows their loop."""
 
     def __init__(self) -> None:
-        self._ran: set[str] = set()
-        """Lines of the program that operators and calls of modules came from."""
-        self._schedules: tuple[Schedule, ...] = ()
+        self._ran: dict[str, int] = {}
+        """By line of the program that an operator or a call of a module came from, the first round in which one did."""
+        self._schedules: dict[Schedule, list[str]] = {}
         self._following: tuple[Schedule, ...] = ()
 
-    def note_ran(self, sources: Iterable[SourceLine | None]) -> None:
-        """Note where the operators and calls of a round come from."""
-        self._ran.update(each.place for each in sources if each is not None)
+    def note_ran(self, number: int, sources: Iterable[SourceLine | None]) -> None:
+        """Note where the operators and calls of a round come from; of set-up, which is 0."""
+        for each in sources:
+            if each is not None:
+                self._ran.setdefault(each.place, number)
 
     def search(self, frame: types.FrameType | None) -> None:
         """Search the code of the frame that ends a step, and of its callers."""
         self._schedules, self._following = find_schedules(frame), find_following(frame)
 
-    def describe(self, steps: int, *, is_over: bool) -> tuple[Schedule, ...]:
-        """What has not run.
+    def describe(self, peaks: Sequence[int], *, is_over: bool) -> tuple[Schedule, ...]:
+        """What has not run, and what has run in a step with a higher peak than the next: it may come to that again.
 
         Args:
-            steps: how many are whole.
+            peaks: of the whole rounds.
             is_over: whether what follows the loop has run.
         """
-        later = [
-            each.model_copy(update={"calls": ""}) if each.calls in self._ran else each
-            for each in self._schedules
-            if each.every is not None and each.every > steps
-        ]
-        known = self._ran | {each.calls for each in later}
+        later, last = [], len(peaks) - 1
+        for each, lines in self._schedules.items():
+            at = min((self._ran[line] for line in (*lines, each.calls) if line in self._ran), default=None)
+            is_shown = at is not None and (at == 0 or at > last or peaks[at - 1] <= peaks[at])
+            if each.every is not None and each.every > len(peaks) and not is_shown:
+                later.append(each if at is None else each.model_copy(update={"calls": ""}))
+        known = {*self._ran, *(each.calls for each in later)}
         return (*later, *(each for each in self._following if not is_over and each.calls not in known))
 
 
-def find_schedules(frame: types.FrameType | None) -> tuple[Schedule, ...]:
-    """The conditions `if step % 1000 == 0:`, or `if not step % 1000:`, of a frame and its callers.
+def find_schedules(frame: types.FrameType | None) -> dict[Schedule, list[str]]:
+    """The conditions `if step % 1000 == 0:`, or `if not step % 1000:`, of a frame and its callers, each with the lines
+    of its branch.
 
     Assumes that what is divided counts steps. A divisor that only the program's own code could tell is left out.
     """
-    found: dict[str, Schedule] = {}
+    found: dict[Schedule, list[str]] = {}
     for each in program_frames(frame)[0]:
         file, scope = each.f_code.co_filename, _scope(each)
         lines = {line for *_, line in each.f_code.co_lines()}
         for condition in ast.walk(_parse(file)):
             if isinstance(condition, ast.If) and condition.lineno in lines:
-                place = f"{package_path(file)}:{condition.lineno}"
+                name, branch = package_path(file), condition.body
+                within = [f"{name}:{line}" for line in range(branch[0].lineno, (branch[-1].end_lineno or 0) + 1)]
                 for every in (_find_value(divisor, scope) for divisor in _divide(condition.test)):
                     if type(every) is int and every > 0:
-                        calls = _find_model_call(condition.body, scope, file)
-                        found[place] = Schedule(place=place, every=every, calls=calls)
-    return tuple(found.values())
+                        calls = _find_model_call(branch, scope, file)
+                        found[Schedule(place=f"{name}:{condition.lineno}", every=every, calls=calls)] = within
+    return found
 
 
 def find_following(frame: types.FrameType | None) -> tuple[Schedule, ...]:

@@ -55,6 +55,23 @@ def test_a_cause_is_found_and_its_twin_is_silent(case: str) -> None:
         assert (found, of_twin) == ({cause}, set())
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("net, shards", "stage3_max_reuse_distance"),
+        ("net._fsdp_wrapped_module._flat_param", "auto_wrap_policy"),
+        ("net.0.weight", "fully_shard"),
+    ],
+)
+def test_what_stays_gathered_is_changed_where_its_own_library_is_told(name: str, change: str) -> None:
+    """As DeepSpeed's ZeRO-3, FSDP1 and FSDP2 name a parameter."""
+    profile, timeline = run("fsdp-gather", "on").profile, run("fsdp-gather", "on").timeline
+    named = [each.model_copy(update={"name": name} if each.kind is Kind.PARAMETER else {}) for each in profile.storages]
+    (found,) = CAUSES.get("fsdp-gather")(profile.model_copy(update={"storages": tuple(named)}), timeline)
+    assert change in found.change
+    assert ("fully_shard" in found.change) == (change == "fully_shard")
+
+
 def test_a_flat_buffer_as_long_as_flat_weights_is_no_copy_of_them() -> None:
     assert "weights-twice" not in {each.cause for each in run("flat-buffer", "on").findings}
 

@@ -10,7 +10,8 @@ from rich.cells import cell_len
 from fxmem.hardware.context import give_room
 from fxmem.memory.liveness import timeline
 from fxmem.records.parts import RankedStep, RankGroup
-from fxmem.records.profile import ProcessBytes, Profile, Target
+from fxmem.records.profile import Kind, ProcessBytes, Profile, Target
+from fxmem.show.facts import describe_weights
 from fxmem.show.text import overview, table
 from tests.profiles import deep_profile, small_profile
 
@@ -90,3 +91,24 @@ def test_more_levels_are_more_rows() -> None:
     rows = [len(shown(deep_profile(6), depth=depth).splitlines()) for depth in (0, 1, 9)]
     assert rows == sorted(set(rows))
     assert shown(deep_profile(6)).count("\n") <= shown(deep_profile(6), depth=2).count("\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "said"),
+    [
+        ("net.lora_A.weight", "train", "trained: 2.00 MiB of 3.00 MiB (LoRA)"),
+        ("net.weight", "train", "trained: 2.00 MiB of 3.00 MiB"),
+        ("net.weight", "infer", ""),
+        ("net, flat", "train", ""),
+    ],
+)
+def test_what_is_trained_is_said_where_it_is_a_part_of_the_weights(name: str, mode: str, said: str) -> None:
+    profile = small_profile()
+    index, own = next((at, each) for at, each in enumerate(profile.storages) if each.kind is Kind.PARAMETER)
+    held = [*profile.storages, own.model_copy(update={"nbytes": 1 << 20, "is_frozen": True})]
+    held[index] = own.model_copy(update={"name": name})
+    step = profile.step.model_copy(update={"mode": mode})
+    text = describe_weights(profile.model_copy(update={"storages": tuple(held), "step": step}))
+    assert text == said
+    assert not describe_weights(profile)
+    assert text in shown(profile.model_copy(update={"storages": tuple(held)}), width=200)

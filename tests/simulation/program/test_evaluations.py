@@ -135,7 +135,9 @@ def test_its_owner_and_its_line_are_named() -> None:
     assert "keeps preds" in fact.text
     assert fact.text.endswith("; --until end runs what is made of them, too")
     recorded = run("outputs", cut=True)
-    assert find_fit(recorded.profile, recorded.peak).verdict.startswith("fits so far: ")
+    assert find_fit(recorded.profile, recorded.peak).verdict.startswith(
+        f"fits so far, with 6 of 16 batches of the evaluation at {recorded.program.evaluations[0].place}: "
+    )
     other = run("nothing")
     assert find_fit(other.profile, other.peak).verdict.startswith("fits: ")
 

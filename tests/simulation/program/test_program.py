@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from fxmem.hardware import catalogue
 from fxmem.hardware.context import context_range
 from fxmem.memory.allocator import CachingAllocator, known_levels, read_settings, replay
 from fxmem.planning.estimate import estimate
-from fxmem.records.profile import Kind, Phase
+from fxmem.records.profile import Kind, Phase, Round
+from fxmem.simulation.program.rounds import FinishedRound
 from fxmem.simulation.program.stand_ins import checkpoints
 
 
@@ -1067,3 +1069,22 @@ def test_backward_begins_at_an_edge_of_the_graph_as_at_its_tensor() -> None:
     whole, at_edge, without = rounds(lambda out: out, keeps=True), rounds(edge, keeps=True), rounds(edge, keeps=False)
     assert at_edge == whole
     assert whole[1][0] - without[1][0] == 128 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "requested", "retained", "repeats"),
+    [
+        ([8, 8, 1024], 2000, 500, True),
+        ([8, 1024], 2000, 500, True),  # DeepSpeed's third step asks other ranks for less than its second
+        ([8, 1024], 2001, 500, False),  # as a second step, which begins with the optimizer's state
+        ([8, 8, 8, 1024], 2000, 500, False),
+        ([8, 1024], 2000, 501, False),
+    ],
+)
+def test_a_step_that_asks_for_no_more_repeats_the_one_before(
+    sizes: list[int], requested: int, retained: int, repeats: bool
+) -> None:
+    usual = Round(requested_bytes=2000, retained_bytes=500, phase=Phase.FORWARD, operators=1)
+    record = usual.model_copy(update={"requested_bytes": requested, "retained_bytes": retained})
+    before, after = FinishedRound(usual, Counter([8, 8, 1024])), FinishedRound(record, Counter(sizes))
+    assert after.repeats(before) == repeats

@@ -21,10 +21,14 @@ options, settings = argparse.Namespace(log_every=1000), {{"save": 500}}
 net = nn.Linear(256, 256).cuda()
 optimizer = torch.optim.SGD(net.parameters())
 preds = []
+count, kept = 0, {kept}
 for step in range(100_000):
+    if {before}:
+        net(torch.randn(kept, 256, device="cuda"))
     out = net(torch.randn(1024, 256, device="cuda"))
     out.sum().backward()
     optimizer.step()
+    count += 1
     optimizer.zero_grad()
     preds.append(out.detach())
     if {condition}:
@@ -32,9 +36,9 @@ for step in range(100_000):
 """
 
 
-def run(folder: Path, condition: str) -> RecordedProgram:
+def run(folder: Path, condition: str, before: str = "False", kept: int = 8) -> RecordedProgram:
     program = folder / "train.py"
-    program.write_text(PROGRAM.format(condition=condition))
+    program.write_text(PROGRAM.format(condition=condition, before=before, kept=kept))
     return launch(Launch(str(program)), catalogue.target("t4"), RunSettings()).recorded
 
 
@@ -49,7 +53,7 @@ def run(folder: Path, condition: str) -> RecordedProgram:
 def test_what_is_done_every_so_many_steps_is_said(tmp_path: Path, condition: str, every: int) -> None:
     recorded = run(tmp_path, condition)
     (found,) = recorded.program.schedules
-    assert (found.place.rpartition("/")[2], found.every) == ("train.py:16", every)
+    assert (found.place.rpartition("/")[2], found.every) == ("train.py:20", every)
     assert f"or sooner in what {found.place} does every {every:,}" in describe_growth(recorded.profile)
     (taken,) = (each.text for each in recorded.profile.assumptions if each.topic == "schedules")
     assert taken == f"at most one of the steps did what {found.place} does every {every:,}"
@@ -120,7 +124,9 @@ def test_a_call_of_a_model_that_did_not_run_is_said(
     names = [each.rpartition("/")[2] for each in (found.place, found.calls)]
     assert (names, found.every) == ([place, CALLS], every)
     profile = recorded.profile
-    assert find_fit(profile, recorded.timeline.peak).verdict.startswith("fits so far: ")
+    assert find_fit(profile, recorded.timeline.peak).verdict.startswith(
+        f"fits so far, without the call of a model at {found.calls}: "
+    )
     (fact,) = (each.text for each in program_facts(profile) if each.label == "Not run")
     assert CALLS in fact
     assert ("--until end" if every is None else "--steps 10") in fact
@@ -147,3 +153,31 @@ def test_what_follows_the_loop_has_run_where_the_program_ends(tmp_path: Path) ->
     )
     recorded = launch(Launch(str(tmp_path / "train.py")), catalogue.target("t4"), RunSettings(steps=5)).recorded
     assert not recorded.program.schedules
+
+
+@pytest.mark.parametrize(
+    ("condition", "before"),
+    [
+        ("step % 1000 == 0", "False"),
+        ("net.training and not step % 1000 and count > 0", "False"),
+        ("False", "count % 1000 == 0"),
+        ("False", "(count + 998) % 1000 == 0"),
+    ],
+)
+def test_what_has_run_in_a_recorded_step_is_not_said(tmp_path: Path, condition: str, before: str) -> None:
+    recorded = run(tmp_path, condition, before)
+    assert not recorded.program.schedules
+    assert "sooner" not in describe_growth(recorded.profile)
+
+
+@pytest.mark.parametrize(
+    ("condition", "before", "kept"),
+    [
+        ("count % 1000 == 0", "False", 8),  # is one already where it is first asked
+        ("len(preds) > 1 and step % 1000 == 0", "False", 8),  # nobody can tell
+        ("False", "count % 1000 == 1", 1 << 18),  # with more at once than the next step
+    ],
+)
+def test_what_has_not_run_or_takes_more_is_said(tmp_path: Path, condition: str, before: str, kept: int) -> None:
+    recorded = run(tmp_path, condition, before, kept)
+    assert "or sooner in what" in describe_growth(recorded.profile)
