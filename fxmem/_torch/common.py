@@ -334,11 +334,6 @@ def op_arguments(func: OpOverload) -> Any:
     return func._schema.arguments
 
 
-def takes_tensor(argument: Any) -> bool:
-    """Whether a declared argument is a tensor (`torch._C.TensorType`, since 1.0)."""
-    return isinstance(argument.type, torch._C.TensorType)
-
-
 def op_name(func: Any) -> str:
     """`add` of `aten.add.Tensor` (`OpOverload._opname`, since 1.10); empty for a higher-order operator."""
     return str(getattr(func, "_opname", ""))

@@ -188,12 +188,12 @@ def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     if id(tensor) in memo:
         found: torch.Tensor = memo[id(tensor)]
         return found
-    made: Any
     if isinstance(tensor, torch_common.FakeTensor):
-        made = _copy_memory(tensor.detach(), memo)
+        made: Any = _copy_memory(tensor.detach(), memo)
         tensor.detach().new_empty(())  # into which the copy's storage is set
-    else:
-        made = _copy_parts(tensor, memo)
+    else:  # a wrapper is cloned, and the clone's parts give way to copies of the original's
+        with torch.no_grad():
+            _, made = tensor.clone(), torch_wrappers.rebuild(tensor, lambda part: _copy_deeply(part, memo))
     for name, value in vars(tensor).items():
         if name not in vars(made) or name == "_is_param":
             made.__dict__[name] = copy.deepcopy(value, memo)
@@ -202,15 +202,6 @@ def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     if tensor.grad is not None:
         made.grad = _copy_deeply(tensor.grad, memo)
     return made  # type: ignore[no-any-return]
-
-
-@torch.no_grad()
-def _copy_parts(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """Copy a wrapper: it is cloned, and the clone's parts give way to copies of the original's."""
-    clone = tensor.clone()
-    made = torch_wrappers.rebuild(tensor, lambda part: _copy_deeply(part, memo))
-    del clone
-    return made
 
 
 @torch.no_grad()

@@ -422,20 +422,11 @@ def run_kernel(fakes: torch_common.FakeTensorMode, func: Any, args: tuple[Any, .
     """The result of a call on FakeTensors."""
     if func in EVERYWHERE and (made := EVERYWHERE[func](fakes, func, *args, **kwargs)) is not NotImplemented:
         return made
-    if any(type(each) in _NUMBERS for each in args):
-        # A scalar that C++ has wrapped, `x & 15`, comes as a number, which few operators take in a tensor's place.
-        places = zip(args, torch_common.op_arguments(func), strict=False)
-        with fakes:
-            args = tuple(
-                torch.scalar_tensor(each, dtype=_NUMBERS[type(each)])
-                if type(each) in _NUMBERS and torch_common.takes_tensor(place)
-                else each
-                for each, place in places
-            )
-    return func(*args, **kwargs)
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError:  # a scalar that C++ has wrapped, `x & 15`, comes as a number, which another overload takes
+        return func.overloadpacket(*args, **kwargs)
 
-
-_NUMBERS: Final = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype(), complex: torch.complex64}
 
 # --- what rows say of results and arguments ---------------------------------------------------------------------------
 
