@@ -180,14 +180,13 @@ def _row(numbers: Any, device: torch.device) -> Any:
     return torch.empty(len(numbers), dtype=torch.int64, device=device)
 
 
-def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
     """As `Tensor.__deepcopy__` does, a copy of a leaf, with its gradient and attributes; it would copy its memory."""
     if not torch_wrappers.is_fake(tensor):
         with torch_common.no_modes(), torch_common.pause_observers():
             return copy.deepcopy(tensor, memo)
     if id(tensor) in memo:
-        found: torch.Tensor = memo[id(tensor)]
-        return found
+        return memo[id(tensor)]
     if isinstance(tensor, torch_common.FakeTensor):
         made: Any = _copy_memory(tensor.detach(), memo)
         tensor.detach().new_empty(())  # into which the copy's storage is set
@@ -201,7 +200,7 @@ def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     memo[id(tensor)] = made
     if tensor.grad is not None:
         made.grad = _copy_deeply(tensor.grad, memo)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 @torch.no_grad()
