@@ -27,6 +27,7 @@ from typing import Any, Final
 import torch
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem._torch.compiler.inlined import outside_compiler
 from fxmem.errors import forget_frames
 
@@ -179,16 +180,19 @@ def _row(numbers: Any, device: torch.device) -> Any:
     return torch.empty(len(numbers), dtype=torch.int64, device=device)
 
 
-def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
     """As `Tensor.__deepcopy__` does, a copy of a leaf, with its gradient and attributes; it would copy its memory."""
-    if not isinstance(tensor, torch_common.FakeTensor):
+    if not torch_wrappers.is_fake(tensor):
         with torch_common.no_modes(), torch_common.pause_observers():
             return copy.deepcopy(tensor, memo)
     if id(tensor) in memo:
-        found: torch.Tensor = memo[id(tensor)]
-        return found
-    made: Any = _copy_memory(tensor.detach(), memo)
-    tensor.detach().new_empty(())  # into which the copy's storage is set
+        return memo[id(tensor)]
+    if isinstance(tensor, torch_common.FakeTensor):
+        made: Any = _copy_memory(tensor.detach(), memo)
+        tensor.detach().new_empty(())  # into which the copy's storage is set
+    else:  # a wrapper is cloned, and the clone's parts give way to copies of the original's
+        with torch.no_grad():
+            _, made = tensor.clone(), torch_wrappers.rebuild(tensor, lambda part: _copy_deeply(part, memo))
     for name, value in vars(tensor).items():
         if name not in vars(made) or name == "_is_param":
             made.__dict__[name] = copy.deepcopy(value, memo)
@@ -196,7 +200,7 @@ def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     memo[id(tensor)] = made
     if tensor.grad is not None:
         made.grad = _copy_deeply(tensor.grad, memo)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 @torch.no_grad()

@@ -428,7 +428,10 @@ def run_kernel(fakes: torch_common.FakeTensorMode, func: Any, args: tuple[Any, .
     """The result of a call on FakeTensors."""
     if func in EVERYWHERE and (made := EVERYWHERE[func](fakes, func, *args, **kwargs)) is not NotImplemented:
         return made
-    return func(*args, **kwargs)
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError:  # a scalar that C++ has wrapped, `x & 15`, comes as a number, which another overload takes
+        return func.overloadpacket(*args, **kwargs)
 
 
 # --- what rows say of results and arguments ---------------------------------------------------------------------------

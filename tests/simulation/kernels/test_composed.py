@@ -160,6 +160,15 @@ def test_a_card_sums_a_mask_over_a_copy_and_half_precision_without() -> None:
     assert workspaces(lambda a, b: a.bfloat16().sum(dtype=torch.float32)) == []
 
 
+@pytest.mark.parametrize("call", [lambda a, _: a.int() & 15, lambda a, _: 15 | a.int()])
+def test_a_scalar_that_a_kernel_wraps_leaves_nothing_unknown(
+    call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    found = analyze(Called(call), (torch.rand(ROWS, COLUMNS), torch.rand(1)), mode="infer", target="h100").profile
+    assert not found.unknowns
+    assert not [each for each in found.storages if each.kind is Kind.WORKSPACE]
+
+
 @pytest.mark.parametrize("target", ["cpu", "h100"])
 def test_what_a_library_allocates_is_listed_as_unknown(target: str) -> None:
     inputs = torch.rand(ROWS, ROWS), torch.rand(ROWS)

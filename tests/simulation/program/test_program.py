@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchao.quantization import NF4Tensor
 
 import fxmem
 from fxmem._torch.common import FakeTensor
@@ -509,6 +510,18 @@ def test_a_deep_copy_shares_memory_where_the_original_does() -> None:
         assert torch.cuda.memory_allocated() - before == 128 << 20
         assert alone.shape == (1 << 20,)
         assert copy.deepcopy(one).item() == 3
+
+
+def test_a_deep_copy_of_packed_weights_is_recorded() -> None:
+    with fxmem.record("h100"):
+        weight = NF4Tensor.from_tensor(torch.empty(1024, 1024, dtype=torch.bfloat16, device="cuda"), 64, 256)
+        layer = nn.Module()
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        del weight
+        before = torch.cuda.memory_allocated()
+        copied = copy.deepcopy(layer)
+        assert isinstance(copied.weight, nn.Parameter)
+        assert torch.cuda.memory_allocated() == 2 * before > 2 << 19
 
 
 def test_torch_cuda_answers_with_the_prediction() -> None:
