@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from fxmem._torch import profiler as torch_profiler
+from fxmem.records.pause_gc import freeze_gc
 from fxmem.validation.measure_cpu import quiet_profiler, without_garbage
 from fxmem.validation.profiler_log import live_bytes, read_events
 from fxmem.validation.validate import validate
@@ -79,10 +80,11 @@ def test_a_program_keeps_the_generators_state_of_each_region(use_reentrant: bool
             gc.collect()
 
     train()  # torch imports what it needs
-    with without_garbage(), quiet_profiler(), torch_profiler.profiler() as profiled:
-        train()
-    with fxmem.record("cpu") as recorded:
-        train()
+    with freeze_gc():  # each step's collection looks only at what it has made
+        with without_garbage(), quiet_profiler(), torch_profiler.profiler() as profiled:
+            train()
+        with fxmem.record("cpu") as recorded:
+            train()
     assert max(each.requested_bytes for each in recorded.rounds) == max(live_bytes(0, read_events(profiled), {}))
 
 
