@@ -89,7 +89,7 @@ def compare(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("make", "new_tokens", "calls", "options"),
     [
-        (llama, 34, 2, {"num_beams": 3, "do_sample": False, "repetition_penalty": 1.2}),
+        (llama, 34, 1, {"num_beams": 3, "do_sample": False, "repetition_penalty": 1.2}),
         (llama, 34, 2, {"cache_implementation": "static", "disable_compile": True, "do_sample": False}),
         (llama, 40, 2, {"min_new_tokens": 30, "do_sample": False, "return_dict_in_generate": True, "eos_token_id": 5}),
         (mistral, 56, 1, {"do_sample": True}),  # its window is full on the way
