@@ -386,7 +386,9 @@ class RecordedCode(Subject):
             **self.rounds.growth.describe(),
             full_at=self.rounds.full_at,
             schedules=self.rounds.later.describe(
-                [each.record.requested_bytes for each in whole], is_over=self.rounds.has_evaluated
+                [each.record.requested_bytes for each in whole],
+                {each.place for each in self.notes.records()},
+                is_over=self.rounds.has_evaluated,
             ),
             longest=self.longest,
             evaluations=tuple(self.rounds.evaluations.passes),

@@ -8,6 +8,7 @@ import inspect
 import linecache
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from torch import nn
@@ -42,16 +43,18 @@ class LaterWork:
         """Search the code of the frame that ends a step, and of its callers."""
         self._schedules, self._following = find_schedules(frame), find_following(frame)
 
-    def describe(self, peaks: Sequence[int], *, is_over: bool) -> tuple[Schedule, ...]:
+    def describe(self, peaks: Sequence[int], read: AbstractSet[str], *, is_over: bool) -> tuple[Schedule, ...]:
         """What has not run, and what has run in a step with a higher peak than the next: it may come to that again.
 
         Args:
             peaks: of the whole rounds.
+            read: lines that values were read at, which take no memory.
             is_over: whether what follows the loop has run.
         """
         later, last = [], len(peaks) - 1
         for each, lines in self._schedules.items():
             at = min((self._ran[line] for line in (*lines, each.calls) if line in self._ran), default=None)
+            at = 0 if at is None and not read.isdisjoint(lines) else at
             is_shown = at is not None and (at == 0 or at > last or peaks[at - 1] <= peaks[at])
             if each.every is not None and each.every > len(peaks) and not is_shown:
                 later.append(each if at is None else each.model_copy(update={"calls": ""}))

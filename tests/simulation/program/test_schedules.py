@@ -25,8 +25,8 @@ count, kept = 0, {kept}
 for step in range(100_000):
     if {before}:
         net(torch.randn(kept, 256, device="cuda"))
-    out = net(torch.randn(1024, 256, device="cuda"))
-    out.sum().backward()
+    out = net(torch.randn(8192, 256, device="cuda"))  # a T4 is full after two thousand
+    loss = out.sum(); loss.backward()
     optimizer.step()
     count += 1
     optimizer.zero_grad()
@@ -159,6 +159,7 @@ def test_what_follows_the_loop_has_run_where_the_program_ends(tmp_path: Path) ->
     ("condition", "before"),
     [
         ("step % 1000 == 0", "False"),
+        ("step % 1000 == 0: print(loss.item())\n    if False", "False"),  # only reads
         ("net.training and not step % 1000 and count > 0", "False"),
         ("False", "count % 1000 == 0"),
         ("False", "(count + 998) % 1000 == 0"),
