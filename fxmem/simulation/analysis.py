@@ -29,6 +29,7 @@ from fxmem.simulation.given.understood import understand
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.model.accepted_models import COMPILED, EXPORTED, plain_model
+from fxmem.simulation.model_step import ModelStep
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.ranks import Offload, make_plan
 from fxmem.simulation.ranks.classes import find_classes, with_classes
@@ -272,10 +273,26 @@ def _prepare(model: Any, request: StepRequest) -> tuple[torch.nn.Module, StepReq
     return model, request
 
 
-def _trace(model: torch.nn.Module, request: StepRequest, progress: Callable[[str], None]) -> TracedStep:
+def trace_as(
+    model: Any, request: StepRequest, progress: Callable[[str], None], make: Callable[[StepRequest], ModelStep]
+) -> TracedStep:
+    """Run one step of a module as `analyze` does, recorded as what `make` makes of the request.
+
+    Raises:
+        The errors of `analyze`.
+    """
+    return _trace(*_prepare(model, request), progress, make)
+
+
+def _trace(
+    model: torch.nn.Module,
+    request: StepRequest,
+    progress: Callable[[str], None],
+    make: Callable[[StepRequest], ModelStep] = ModelStep,
+) -> TracedStep:
     with _running(model, request):
         try:
-            return trace_step(model, request, progress)
+            return trace_step(model, request, progress, make)
         except AnalysisError as error:
             hint = missing_batch(str(error), (request.args, request.kwargs))
             if not hint:

@@ -38,7 +38,10 @@ class TracedStep:
 
 
 def trace_step(
-    model: torch.nn.Module, request: StepRequest, progress: Callable[[str], None] = lambda _: None
+    model: torch.nn.Module,
+    request: StepRequest,
+    progress: Callable[[str], None] = lambda _: None,
+    make: Callable[[StepRequest], ModelStep] = ModelStep,
 ) -> TracedStep:
     """Run one step of `model` as on the request's target, and account for every byte.
 
@@ -47,6 +50,7 @@ def trace_step(
             caller's.
         request: its `settings` are the caller's, too.
         progress: called with a few words before each stage.
+        make: makes what is recorded of the request.
 
     Raises:
         AnalysisError: the model raised, or asked for a value that only real data has.
@@ -54,7 +58,7 @@ def trace_step(
     """
     target = request.resolved_target
     require_device(target)
-    step = ModelStep(request)
+    step = make(request)
     recording = make_recording(target, step, request.world, request.compile)
     if request.values == "real":
         progress("running forward and loss on the CPU, for what they read")

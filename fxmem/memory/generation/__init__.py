@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from fxmem.memory.generation.decode_steps import PERIOD as PERIOD
-from fxmem.memory.generation.decode_steps import RECORDED as RECORDED
-from fxmem.memory.generation.decode_steps import TAIL as TAIL
 from fxmem.memory.generation.decode_steps import DecodeSteps as DecodeSteps
 from fxmem.memory.generation.decode_steps import Events as Events
 from fxmem.memory.generation.decode_steps import Extension as Extension
+from fxmem.memory.generation.decode_steps import Jump as Jump
 from fxmem.memory.generation.decode_steps import extend as extend
 from fxmem.memory.generation.decode_steps import find_steps as find_steps
 from fxmem.memory.generation.decode_steps import recorded_events as recorded_events
-from fxmem.memory.generation.decode_steps import recorded_tokens as recorded_tokens
-from fxmem.memory.generation.joined_steps import JOINT as JOINT
-from fxmem.memory.generation.joined_steps import join_steps as join_steps
+from fxmem.memory.generation.loop_steps import COMPARED as COMPARED
 from fxmem.memory.generation.loop_steps import LEAST_COMPARED as LEAST_COMPARED
 from fxmem.memory.generation.loop_steps import EvenSteps as EvenSteps
 from fxmem.memory.generation.loop_steps import LoopEvent as LoopEvent

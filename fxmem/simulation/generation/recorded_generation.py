@@ -9,29 +9,21 @@ from typing import Any, Final, cast
 import torch
 from torch import nn
 
-from fxmem.errors import AnalysisError, UsageError
-from fxmem.memory.generation import (
-    DecodeSteps,
-    Events,
-    Extension,
-    name_phases,
-    recorded_events,
-)
+from fxmem.errors import UsageError
+from fxmem.memory.generation import Events, Extension, name_phases
 from fxmem.records.names import CACHES
 from fxmem.records.parts import GenerationRun
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Assumption, Profile, Target
 from fxmem.simulation.analysis import build_module
-from fxmem.simulation.generation.decode_recorder import DecodeRecorder
 from fxmem.simulation.generation.generation import Generation, GenerationRequest, TokenAccount
+from fxmem.simulation.generation.generation_step import record_generation
 from fxmem.simulation.given.batches import read_batch
 from fxmem.simulation.kernel_settings import KernelSettings
 from fxmem.simulation.request import StepRequest
 
 MOST_STORAGES: Final = 30_000
 """Storages of a generation whose every token is in its profile; of a longer one, tokens in between are left out."""
-MOST_RECORDED: Final = 96
-"""New tokens of a generation that is recorded whole, where its steps do not grow evenly."""
 
 
 def generate(  # noqa: PLR0913 - the settings of the public API, by keyword
@@ -50,10 +42,10 @@ def generate(  # noqa: PLR0913 - the settings of the public API, by keyword
 ) -> Generation:
     """Predict the memory of transformers' `model.generate(...)`, token by token, with no GPU.
 
-    A prefill and six decode steps are recorded. Where the second to the fourth of these are the same but for sizes that
-    grow evenly, all further tokens are made by arithmetic, and the allocator replays every one. Where a sliding window
-    fills, the steps around are recorded as well, and arithmetic goes on from there. After a padded prompt sizes grow
-    evenly every sixteenth token only, and tokens are made sixteen at a time.
+    The loop of `generate` runs on fake tensors. Where three decode steps are the same but for sizes that grow evenly,
+    it goes on from where the last steps begin, and those between are made by arithmetic; the last must be as arithmetic
+    has them. So it is on both sides of a sliding window that fills. After a padded prompt sizes grow evenly every
+    eighth or sixteenth token only, and tokens are made so many at a time. The allocator replays every token.
 
     Args:
         model: as `fxmem.analyze` takes it; it has a `generate` that transformers gave it.
@@ -67,7 +59,7 @@ def generate(  # noqa: PLR0913 - the settings of the public API, by keyword
 
     Raises:
         UsageError: an argument that cannot be understood.
-        AnalysisError: the model raised; or its decode steps do not grow evenly, and there are too many to record.
+        AnalysisError: the model raised.
     """
     tell = progress or (lambda _: None)
     batch = read_batch(inputs)
@@ -129,27 +121,14 @@ def generate_step(
     Raises:
         The errors of `generate`.
     """
-    new_tokens = request.new_tokens
-    given = {"num_beams": request.beams, "do_sample": request.sample}
+    given = {"num_beams": request.beams, "do_sample": request.sample, "max_new_tokens": request.new_tokens}
     options = {**given, **choose_cache(model, request.cache), **_choose_first_token(model), **request.options}
-    filled = _fill_prompt(request, model)
-    recordings = DecodeRecorder(model, filled, new_tokens, options, progress)
-    extension: Extension | None = None
-    is_proved = False
-    try:
-        recorded, extension, is_proved = recordings.extend()
-    except AnalysisError as error:
-        if new_tokens > MOST_RECORDED:
-            raise AnalysisError(
-                f"{error}; a generation whose steps change is recorded whole, up to {MOST_RECORDED} new tokens"
-            ) from error
-        progress("its steps change: recording every token")
-        recorded = recordings.record(0, new_tokens)
+    extension, hindrance = record_generation(model, _fill_prompt(request, model), options, progress)
     progress("replaying every token")
     with pause_gc():
-        profile, events, made = _build(recorded, extension, request, is_proved)
+        profile, events, made = _build(extension, request, hindrance)
         is_whole = len(profile.storages) == len(events.births)
-        del recorded, extension  # half of what is in memory
+        del extension  # half of what is in memory
         tokens = TokenAccount(profile, events)
         run = GenerationRun(**made, **tokens.of_run)
         profile = profile.model_copy(update={"step": profile.step.model_copy(update={"generation": run})})
@@ -180,32 +159,30 @@ def _fill_prompt(request: StepRequest, model: nn.Module) -> StepRequest:
     return dataclasses.replace(request, args=tuple(fill(each, "") for each in request.args), kwargs=kwargs)
 
 
-def _build(
-    recorded: DecodeSteps, extension: Extension | None, request: GenerationRequest, is_proved: bool
-) -> tuple[Profile, Events, dict[str, Any]]:
+def _build(extension: Extension, request: GenerationRequest, hindrance: str) -> tuple[Profile, Events, dict[str, Any]]:
     """The profile, the storages of every token, and further fields of `GenerationRun`."""
-    profile, new_tokens = recorded.profile, request.new_tokens
-    whole = recorded_events(recorded) if extension is None else extension.events(new_tokens)
+    steps, events = extension.steps, extension.events()
+    profile, begins = steps.profile, steps.begins
+    growth = extension.find_growth(events)
     texts = ["the first generation of its process: the allocator has nothing cached when it begins"]
-    shown = whole
-    if extension is not None and len(recorded.begins) < new_tokens:
-        there = "of the last ones are as was recorded" if is_proved else "of the last ones were not recorded"
+    if extension.insertions:
         texts.append(
-            f"{len(recorded.begins)} tokens were recorded; the others are like them, with sizes that grow as over "
-            f"three of them; those {there}"
+            f"{len(begins)} tokens were recorded; the others are like them, with sizes that grow as over three of "
+            "them; those that were recorded after them are as they say"
         )
-        if len(whole.births) > MOST_STORAGES:
-            shown = extension.events(new_tokens, jump=True)
+        if len(events.births) > MOST_STORAGES:
             texts.append("the profile and its FLOPs leave out the tokens that are made by arithmetic; bytes do not")
-        profile = extension.profile(shown)
-    growth = None if extension is None else extension.growth_bytes
+        else:
+            profile, begins = extension.profile(events), tuple(events.begins)
+    elif hindrance:
+        texts.append(f"every token was recorded: {hindrance}")
     made = {
-        "new_tokens": len(whole.begins),
-        "recorded_tokens": len(recorded.begins),
+        "new_tokens": len(events.begins),
+        "recorded_tokens": len(steps.begins),
         "cache": request.cache,
         "beams": int(request.options.get("num_beams", request.beams)),
         "growth_bytes": growth and max(growth, 0),
     }
-    named = name_phases(profile, shown.begins)
+    named = name_phases(profile, begins)
     further = tuple(Assumption(topic="generation", text=text) for text in texts)
-    return named.model_copy(update={"assumptions": (*named.assumptions, *further)}), whole, made
+    return named.model_copy(update={"assumptions": (*named.assumptions, *further)}), events, made

@@ -1,4 +1,4 @@
-"""`generate` within a program: its first and last tokens run, those between are made by arithmetic.
+"""`generate`: its first and last tokens run, those between are made by arithmetic.
 
 The loops of transformers ask at the top of each step whether sequences are unfinished: there one step ends. When enough
 steps are even (`fxmem.memory.generation.loop_steps`), and what the loop carries from one to the next grows as evenly
@@ -7,6 +7,7 @@ long as after them, and the loop goes on from there. It stops before a length at
 is full, a least length that is reached, the last tokens. What runs after such a jump is compared with what was made.
 
 Three even steps are enough where one that far ahead is as they say: a fork of this process goes there and runs it.
+In the recording of a step (`StepJumps`) they are always enough: what ran after the jump is compared in its profile.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import dataclasses
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -25,9 +26,11 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import modules as torch_modules
 from fxmem.memory.generation import (
+    COMPARED,
     LEAST_COMPARED,
     PERIOD,
     EvenSteps,
+    Jump,
     LoopEvent,
     LoopStep,
     LoopSteps,
@@ -83,32 +86,46 @@ class Rollout:
         return f"{where}: {self.made:,} of {self.made + self.ran:,} decode steps are made by arithmetic{far}"
 
 
+@dataclasses.dataclass
+class StepJumps:
+    """What the recording of a step leaves out, to be made and compared once the step is over."""
+
+    compared: Mapping[int, int]
+    """By period, how many decode steps are compared before others are left out."""
+    jumps: list[Jump] = dataclasses.field(default_factory=list)
+    """Their storages as the log counts them."""
+
+
 class DecodeLoops:
-    """The loops of `generate` of one program.
+    """The loops of `generate` of one program, or of the step of one model.
 
     Args:
-        log: of what the program allocates.
-        memory: of its card; None for the CPU, where every token runs.
-        trace: of what it allocates and frees.
-        maker: makes fake tensors of the program's.
+        log: of what is allocated.
+        trace: of what is allocated and freed.
+        maker: makes fake tensors like those that are computed with.
+        memory: of a program's card; None for the CPU, where every token runs.
         rolling: what a call of `generate` runs inside.
         fork: forks this process; None in the fork, here whether it ended well. None where nothing is to be forked.
         is_compiled: whether what the program compiles is compiled, which is recorded token by token.
+        jumps: has what is left out of a step. None for a program, whose card does at once what is left out.
     """
 
     def __init__(
         self,
         log: StepLog,
-        memory: CardMemory | None,
         trace: BlockTrace,
         maker: torch_fakes.Maker,
-        rolling: Callable[[torch.nn.Module], contextlib.AbstractContextManager[None]],
-        fork: Callable[[], bool | None] | None,
         *,
-        is_compiled: bool,
+        memory: CardMemory | None = None,
+        rolling: Callable[[torch.nn.Module], contextlib.AbstractContextManager[None]] = lambda _: (
+            contextlib.nullcontext()
+        ),
+        fork: Callable[[], bool | None] | None = None,
+        is_compiled: bool = False,
+        jumps: StepJumps | None = None,
     ) -> None:
         self._log, self._memory, self._trace, self._maker = log, memory, trace, maker
-        self._rolling, self._fork = rolling, fork
+        self._rolling, self._fork, self._jumps = rolling, fork, jumps
         self._is_compiled = is_compiled
         self._depth = 0
         self._loop: _Loop | None = None
@@ -151,14 +168,16 @@ class DecodeLoops:
 
     def _end_step(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         goes_on = original(model, *args, **kwargs)
-        if not goes_on or self._memory is None or self._depth != 1:
+        if not goes_on or (self._memory is None and self._jumps is None) or self._depth != 1:
             return goes_on
         frame = sys._getframe(2)  # beyond the wrapper's
         if self._loop is None or self._loop.frame_id != id(frame):
             place = program_place(frame)
             rollout = self.rollouts.setdefault(place, Rollout(place))
-            rollout.reason = rollout.reason or self._find_obstacle(frame, model)
-            self._loop = _Loop(frame, rollout, self._log, self._memory, self._trace, self._maker, self._fork)
+            if self._jumps is None:
+                rollout.reason = rollout.reason or self._find_obstacle(frame, model)
+            parts = self._log, self._memory, self._trace, self._maker, self._fork, self._jumps
+            self._loop = _Loop(frame, rollout, *parts)
         self._loop.end_step(frame)
         return goes_on
 
@@ -191,15 +210,17 @@ class _Loop:
         frame: types.FrameType,
         rollout: Rollout,
         log: StepLog,
-        memory: CardMemory,
+        memory: CardMemory | None,
         trace: BlockTrace,
         maker: torch_fakes.Maker,
         fork: Callable[[], bool | None] | None,
+        jumps: StepJumps | None,
     ) -> None:
         self.frame_id = id(frame)
         self.is_ahead = False
         """Whether this process is the fork that looks ahead."""
-        self._fork = fork
+        self._fork, self._jumps = fork, jumps
+        self._compared = COMPARED if jumps is None else jumps.compared
         self._rollout, self._log, self._memory, self._trace, self._maker = rollout, log, memory, trace, maker
         self._seen_acts = self._seen_resets = 0
         """Of the round's acts, and of the card's statistics, those before this step."""
@@ -232,7 +253,8 @@ class _Loop:
         self._compare(step)
         state = self._states[self._number] = LoopState(frame, self._find_place)
         try:
-            if (even := self._steps.find_even()) is not None or (even := self._look_ahead(state)) is not None:
+            even = self._steps.find_even(self._compared) or self._look_ahead(state)
+            if even is not None:
                 self._rollout.hindrance = self._jump(even, state)
         finally:
             state.forget_tensors(self._states.get(self._number - 1))
@@ -241,8 +263,13 @@ class _Loop:
 
     def _take_events(self) -> list[LoopEvent] | None:
         """What was allocated and freed since the last call; None where something else was done as well."""
-        self._memory.run_operator()
-        acts, resets = self._trace.rounds[-1], self._memory.resets
+        resets = 0
+        if self._memory is None:
+            self._trace.run_operator()
+        else:
+            self._memory.run_operator()
+            resets = self._memory.resets
+        acts = self._trace.rounds[-1]
         new, is_alone = acts[self._seen_acts :], resets == self._seen_resets
         self._seen_acts, self._seen_resets = len(acts), resets
         return find_events(new) if is_alone else None
@@ -296,7 +323,10 @@ class _Loop:
             return found
         steps = RepeatedSteps(even, found[1])
         try:
-            self._memory.repeat(steps)
+            if self._memory is None:
+                steps.done = even.period * steps.periods
+            else:
+                self._memory.repeat(steps)
         finally:
             self._go_on(even, state, found[0], steps)
         return ""
@@ -311,6 +341,14 @@ class _Loop:
         """Let everything be as after these steps."""
         log, periods = self._log, steps.done // even.period
         sizes = {key: even.growth_of(home) * periods for key, home in even.homes.items() if even.moves(home)}
+        if self._jumps is None:
+            moved = periods * sum(model.moved_bytes for model in even.models)
+            log.note_op(f"{_LIBRARY}decode_steps", log.tick, even.sum_flops(periods), moved)
+        else:
+            end = len(log.ops)
+            first = end - sum(len(model.ops) for model in even.models)
+            grown = {key: more for key, more in sizes.items() if isinstance(key, int)}
+            self._jumps.jumps.append(Jump(first, end, even.period, periods, grown))
         for path, tensor in state.tensors:
             index = log.find_storage(tensor)
             by, now = advance.tensors.get(path), state.leaves[path].value
@@ -324,11 +362,11 @@ class _Loop:
                 offset = now.offset if by is None else now.offset + periods * by.offset
                 self._maker.grow(tensor, nbytes, shape, stride, offset)
             if path in advance.known:
-                known_values.attach(tensor, advance.known[path](periods))
+                with torch_common.no_modes(), torch_common.pause_observers():
+                    known = advance.known[path](periods)
+                known_values.attach(tensor, known)
         for path, number in advance.numbers.items():
             set_number(state.leaves[path], state.leaves[path].value + periods * number)
-        moved = periods * sum(model.moved_bytes for model in even.models)
-        log.note_op(f"{_LIBRARY}decode_steps", log.tick, even.sum_flops(periods), moved)
         self._first_op = len(log.ops)
         self._take_events()
         self._number += steps.done

@@ -155,13 +155,15 @@ class Advance(NamedTuple):
     """By path, what a tensor's shape, strides and offset grow by."""
     known: dict[str, Callable[[int], torch.Tensor]]
     """By path, a tensor's values after so many periods more."""
+    borders: set[int]
+    """Numbers beyond which steps may be others: those of all three states, since what grows is none."""
 
     def room(self, state: LoopState) -> int | None:
         """How many periods there are before a number or a size that grows reaches a border; None for no end."""
         grown = [(state.leaves[path].value, by) for path, by in self.numbers.items()]
         for path, by in self.tensors.items():
             grown += zip(state.leaves[path].value.shape, by.shape, strict=True)
-        rooms = [(most - now) // by for now, by in grown if by > 0 for most in state.borders if most > now]
+        rooms = [(most - now) // by for now, by in grown if by > 0 for most in self.borders if most > now]
         return min(rooms, default=None)
 
 
@@ -172,7 +174,7 @@ def find_advance(states: Sequence[tuple[int, LoopState]], period: int) -> Advanc
         paths = one.leaves.keys() ^ three.leaves.keys() or two.leaves.keys() ^ three.leaves.keys()
         return f"{min(paths)} comes or goes"
     spans = (second - first) // period, (third - second) // period
-    advance = Advance({}, {}, {})
+    advance = Advance({}, {}, {}, one.borders & two.borders & three.borders)
     for path, leaf in three.leaves.items():
         values = one.leaves[path].value, two.leaves[path].value, leaf.value
         known = one.leaves[path].known, two.leaves[path].known, leaf.known
@@ -231,10 +233,10 @@ def _grow_values(
             if torch.equal(one, three) and torch.equal(two, three):
                 return lambda _: three
             if one.dtype is torch.bool:
-                return _slide(one, two, three, spans)
+                return _push(one, two, three, spans)
             by = (three - two) // spans[1]
             even = torch.equal(two + by * spans[1], three) and torch.equal(one + by * spans[0], two)
-            return (lambda periods: three + periods * by) if even else None
+            return (lambda periods: three + periods * by) if even else _push(one, two, three, spans)
         grown = [i for i, (a, b) in enumerate(zip(one.shape, three.shape, strict=True)) if a != b]
         if len(grown) != 1:
             return None
@@ -256,23 +258,33 @@ def _grow_values(
     return go_on
 
 
-def _slide(
+def _push(
     one: torch.Tensor, two: torch.Tensor, three: torch.Tensor, spans: tuple[int, int]
 ) -> Callable[[int], torch.Tensor] | None:
-    """How a mask goes on of which each period moves the rows on, the first element coming again: of a static cache."""
-
-    def move(mask: torch.Tensor, columns: int) -> torch.Tensor:
-        columns = min(columns, mask.shape[-1])
-        return torch.cat([mask[..., :1].expand(*mask.shape[:-1], columns), mask[..., : mask.shape[-1] - columns]], -1)
-
+    """How a tensor goes on in whose rows each period puts further columns, which push what follows to the right: the
+    mask of a static cache, the tokens and choices of beams."""
     if not three.dim() or not three.shape[-1]:
         return None
-    count = int(three.sum()) - int(two.sum())
-    rows = three.numel() // three.shape[-1]
-    by, rest = divmod(count, rows * spans[1])
-    if rest or by <= 0 or not torch.equal(move(two, by * spans[1]), three):
+    size = three.shape[-1]
+    columns = torch.arange(size)
+    pairs = (one, two), (two, three)
+    first, second = (torch.where(old != new, columns, size).amin(-1, keepdim=True) for old, new in pairs)
+    moved = (second - first)[second < size]
+    width, rest = divmod(int(moved[0]), spans[0]) if moved.numel() else (0, 0)
+    if rest or width <= 0 or (moved != moved[0]).any():
         return None
-    return (lambda periods: move(three, by * periods)) if torch.equal(move(one, by * spans[0]), two) else None
+
+    def push(rows: torch.Tensor, begins: torch.Tensor, more: int) -> torch.Tensor:
+        again = begins - width + (columns - begins) % width
+        later = torch.where(columns < begins + more, again, columns - more)
+        return rows.gather(-1, torch.where(columns < begins, columns, later).clamp(min=0))
+
+    if not torch.equal(push(one, first, width * spans[0]), two):
+        return None
+    if not torch.equal(push(two, second, width * spans[1]), three):
+        return None
+    third = torch.where(second < size, second + width * spans[1], size)
+    return lambda periods: push(three, third, width * periods)
 
 
 def set_number(leaf: StateValue, value: int) -> None:

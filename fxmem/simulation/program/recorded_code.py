@@ -132,7 +132,10 @@ class RecordedCode(Subject):
         # A rank in a fork would send what others wait for.
         fork = self._host.look_ahead if hasattr(os, "fork") and recording.collectives.world is None else None
         self.loops = DecodeLoops(
-            *(recording.log, self.memory, self.trace, self._made_up.maker, self.rounds.generating, fork),
+            *(recording.log, self.trace, self._made_up.maker),
+            memory=self.memory,
+            rolling=self.rounds.generating,
+            fork=fork,
             is_compiled=compiles,
         )
         if self.memory is not None:

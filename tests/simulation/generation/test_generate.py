@@ -21,11 +21,10 @@ from fxmem.__main__ import main
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.allocator import DEFAULT_SETTINGS, trace_step
-from fxmem.memory.generation.decode_steps import extend, find_steps
+from fxmem.memory.generation import Jump, extend, find_steps
 from fxmem.memory.report_reader import load_report, timeline
 from fxmem.records.profile import Phase
-from fxmem.simulation.generation import recorded_generation
-from fxmem.simulation.generation.decode_recorder import DecodeRecorder
+from fxmem.simulation.generation import generation_step, recorded_generation
 
 pytestmark = pytest.mark.truth
 
@@ -52,7 +51,7 @@ def mamba():
 def all_recorded(monkeypatch):
     def record(model, prompt, tokens, **settings):
         with monkeypatch.context() as patched:
-            patched.setattr(DecodeRecorder, "extend", lambda self: (self.record(0, tokens), None, False))
+            patched.setattr(generation_step, "TRIED", ({},))
             return generate(model, prompt, tokens, **settings)
 
     return record
@@ -66,15 +65,16 @@ def _blocks(profile):
 @pytest.mark.parametrize(
     ("make", "tokens", "way", "recorded_tokens"),
     [
-        (llama, 16, {}, 7),
-        (llama, 16, {"cache": "static"}, 7),
-        (llama, 16, {"beams": 2}, 7),
-        (mamba, 14, {}, 7),
-        (llama, 14, {"options": {"prefill_chunk_size": 8}}, 7),
-        (mistral, 21, {}, 14),
-        (mistral, 21, {"cache": "sliding"}, 14),
-        (functools.partial(mistral, 34), 16, {}, 12),  # its window is full at once
-        (functools.partial(mistral, 50), 24, {}, 10),  # and near the end
+        (llama, 16, {}, 8),
+        (llama, 16, {"cache": "static"}, 9),
+        (llama, 16, {"beams": 2}, 9),
+        (mamba, 14, {}, 8),
+        (llama, 14, {"options": {"prefill_chunk_size": 8}}, 8),
+        (mistral, 30, {}, 17),
+        (mistral, 30, {"cache": "sliding"}, 22),
+        (functools.partial(mistral, 34), 16, {}, 11),  # its window is full at once
+        (functools.partial(mistral, 50), 24, {}, 12),  # and near the end
+        (mistral, 40, {"beams": 2}, 18),
     ],
 )
 def test_tokens_made_by_arithmetic_are_those_that_are_recorded(make, tokens, way, recorded_tokens, all_recorded):
@@ -90,7 +90,7 @@ def test_tokens_made_by_arithmetic_are_those_that_are_recorded(make, tokens, way
 def test_tokens_after_a_padded_prompt_are_made_a_period_at_a_time(all_recorded):
     """Its mask goes into attention, which pads the rows of it: sizes grow evenly every sixteenth token."""
     made, recorded = (each(llama, PADDED, 69, target="h100") for each in (generate, all_recorded))
-    assert made.run.recorded_tokens == 53
+    assert made.run.recorded_tokens == 37
     assert made.run.tokens == recorded.run.tokens
     assert made.run.growth_bytes is not None
     assert _blocks(made.profile) == _blocks(recorded.profile)
@@ -129,7 +129,7 @@ def test_a_cache_that_grows_takes_its_bytes_for_each_token():
 
 def test_a_long_generation_with_a_window_is_made_by_arithmetic_on_both_sides(monkeypatch):
     whole = generate(mistral, PROMPT, 300)
-    assert whole.run.recorded_tokens == 14
+    assert whole.run.recorded_tokens == 21
     assert whole.run.growth_bytes is None  # it grows until the window is full
     grown = [after.requested_bytes - now.requested_bytes for now, after in itertools.pairwise(whole.run.tokens)]
     assert set(grown[20:-1]) == {2 * 2 * 8}  # ids and mask alone
@@ -142,10 +142,10 @@ def test_a_long_generation_with_a_window_is_made_by_arithmetic_on_both_sides(mon
     assert all(call.first_node <= call.last_node < nodes for call in short.profile.calls)
 
 
-def test_steps_that_change_are_recorded_whole_or_refused():
-    assert generate(mistral, PROMPT, 13, beams=2).run.recorded_tokens == 13
-    with pytest.raises(AnalysisError, match="recorded whole, up to 96"):
-        generate(mistral, PROMPT, 200, beams=2)
+def test_what_keeps_something_of_each_step_is_recorded_whole():
+    kept = generate(llama, PROMPT, 20, options={"return_dict_in_generate": True, "output_scores": True})
+    assert kept.run.recorded_tokens == 20
+    assert any(each.text.startswith("every token was recorded: ") for each in kept.profile.assumptions)
 
 
 def test_at_which_token_it_runs_out(monkeypatch):
@@ -167,7 +167,6 @@ def test_at_which_token_it_runs_out(monkeypatch):
 def test_a_decoder_behind_an_encoder_needs_no_first_token():
     sizes = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 1, "num_heads": 4, "vocab_size": 300}
     run = generate(lambda: T5ForConditionalGeneration(T5Config(**sizes)), PROMPT, 12).run
-    assert run.recorded_tokens == 7
     assert run.growth_bytes == 2 * 2 * 32 * 4 + 2 * 8  # keys and values of the decoder alone, and ids
 
 
@@ -183,11 +182,17 @@ def test_what_cannot_be_generated_is_refused():
 
 
 def test_steps_that_differ_are_found():
-    recorded = generate(llama, PROMPT, 7).profile
+    recorded = generate(llama, PROMPT, 9).profile
     with pytest.raises(AnalysisError, match="not called once"):
         find_steps(recorded, "nothing")
-    with pytest.raises(AnalysisError, match="7 recorded tokens"):
-        extend(find_steps(generate(llama, PROMPT, 3).profile, "model"))
+    steps = find_steps(recorded, "model")
+    begins = [op.begin for op in recorded.ops]
+    first, end, later = map(begins.index, steps.begins[2:5])
+    assert end - first == later - end
+    with pytest.raises(AnalysisError, match="grow evenly from token to token"):
+        extend(steps, [Jump(first, end, 1, 4, {})])  # nothing is left out there
+    with pytest.raises(AnalysisError, match="the same operators"):
+        extend(steps, [Jump(first + 1, end, 1, 4, {})])
 
 
 def test_the_command_writes_a_report_that_is_read_again(capsys, tmp_path):
@@ -196,7 +201,7 @@ def test_the_command_writes_a_report_that_is_read_again(capsys, tmp_path):
     words = ["hf:LlamaForCausalLM", *settings, "--batch", "2", "--prompt", "30", "--new", "20", "--weights", "bf16"]
     assert main(["generate", *words, "--json", str(written), "--quiet"]) == 0
     table = capsys.readouterr().out
-    assert "20 new tokens, dynamic cache; 7 recorded" in table
+    assert "20 new tokens, dynamic cache; 8 recorded" in table
     report = load_report(written)
     assert [span.phase for span in report.phases] == [Phase.PREFILL, Phase.DECODE]
     assert report.step.generation.new_tokens == 20
