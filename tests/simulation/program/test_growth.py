@@ -167,7 +167,7 @@ def test_the_line_that_keeps_it(owner: str, line: int | None, tmp_path: Path) ->
 
 @pytest.mark.truth
 def test_the_step_that_runs_out_is_found_by_replaying_it() -> None:
-    card = catalogue.target("rtx3060").model_copy(update={"memory_bytes": 400 << 20})
+    card = catalogue.target("rtx3060").model_copy(update={"memory_bytes": 300 << 20})
     made = Launch(growing.__file__, ("list of outputs", "leaks", "400"))
     ahead = launch(made, card, RunSettings()).recorded.program
     whole = launch(made, card, RunSettings(400)).recorded

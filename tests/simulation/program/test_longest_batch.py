@@ -21,7 +21,7 @@ from fxmem.records.names import STEPS
 from fxmem.records.parts import LongestBatch
 from fxmem.show.facts import find_fit
 from fxmem.show.longest_batch import describe_longest, longest_facts
-from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
+from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch, longest_batch
 from fxmem.simulation.program.loader_watch import LoaderWatch, read_epoch
 from tests.memory.test_lengths import signed_sizes
 from tests.simulation.program import varied
@@ -35,7 +35,10 @@ def run(kind: str = "", card: str = "h100", steps: int | None = None, memory_byt
     if memory_bytes:
         target = target.model_copy(update={"memory_bytes": memory_bytes})
     device = "cpu" if card == "cpu" else "cuda"
-    return launch(Launch(varied.__file__, (device, kind)), target, RunSettings(steps, reads_epoch=True)).recorded
+    with pytest.MonkeyPatch.context() as patched:
+        if kind or steps:  # the others' long run is as long as every program's
+            patched.setattr(longest_batch, "LONG_RUN", 300)
+        return launch(Launch(varied.__file__, (device, kind)), target, RunSettings(steps, reads_epoch=True)).recorded
 
 
 def found(recorded: RecordedProgram) -> LongestBatch:
@@ -113,9 +116,9 @@ def test_a_number_of_steps_is_kept() -> None:
     assert found(recorded).requested_bytes
 
 
-def test_a_card_that_is_full_later_does_not_fit() -> None:
-    code, longest = run("accumulate", steps=9)._code, found(run("accumulate", steps=9))
-    code.longest = longest.model_copy(update={"full_at": 7412})
+def test_a_card_that_is_full_later_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, longest = run("accumulate")._code, found(run("accumulate"))
+    monkeypatch.setattr(code, "longest", longest.model_copy(update={"full_at": 7412}))
     later = RecordedProgram(code)
     assert find_fit(later.profile, later.peak).exit_code == 4
     assert later.peak.shortage == "It runs out at step 7,412"

@@ -22,7 +22,7 @@ net = nn.Linear(256, 256).cuda()
 optimizer = torch.optim.SGD(net.parameters())
 preds = []
 for step in range(100_000):
-    out = net(torch.randn(1024, 256, device="cuda"))
+    out = net(torch.randn(8192, 256, device="cuda"))  # a T4 is full after two thousand
     out.sum().backward()
     optimizer.step()
     optimizer.zero_grad()
