@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from fxmem.records.pause_gc import pause_gc
+from fxmem.records.pause_gc import freeze_gc, pause_gc
 
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
@@ -35,6 +37,17 @@ LONGEST = (
     *("validation/test_fuzz.py", "cli/tools/test_mcp.py", "whatif/test_max_batch.py", "memory/test_lengths.py"),
 )
 """Modules of the long tests that are begun first, so that none of them is what the others' processes wait for."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m truth` leave modules out that have no long test, with `-m "not truth"` those that have no other."""
+    chosen = config.option.markexpr
+    if chosen not in ("truth", "not truth") or not re.fullmatch(r"test_\w+\.py", collection_path.name):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    if chosen == "truth":
+        return "truth" not in text or None
+    return bool(re.search(r"^pytestmark = \[?pytest\.mark\.truth\b", text, re.MULTILINE)) or None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -67,6 +80,13 @@ def _run_backward() -> None:
 
     if not torch.cuda.is_available():
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture
+def others_frozen() -> Iterator[None]:
+    """What collects, or looks at all objects, looks at those of the test alone: in the gate there are a million."""
+    with freeze_gc():
+        yield
 
 
 @pytest.fixture(scope="session")

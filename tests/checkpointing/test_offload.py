@@ -22,6 +22,8 @@ from tests.checkpointing.test_regions import IMAGES, blocks, same, trained
 from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.remade import results, seen
 
+pytestmark = pytest.mark.usefixtures("others_frozen")
+
 
 def everything(
     model: nn.Module, *args: Any, of: Callable[[OperatorValue], bool] = lambda _: True, remakes: bool = False

@@ -37,6 +37,8 @@ from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.remade import regions_of, results, seen
 from tests.remade import remaking as everything
 
+pytestmark = pytest.mark.usefixtures("others_frozen")
+
 OPERATORS = Application.OPERATORS
 
 

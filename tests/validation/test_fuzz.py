@@ -27,6 +27,8 @@ from fxmem.validation.profiler_log import live_bytes, read_rounds, scratch_event
 from tests.random_models import BATCH, BINARY, UNARY, WIDTH, RandomModel
 from tests.random_programs import WIDER_BINARY, WIDER_UNARY, Loop, WiderModel
 
+pytestmark = pytest.mark.usefixtures("others_frozen")
+
 FIRST, _, LAST = os.environ.get("FXMEM_FUZZ", "0:12").partition(":")
 CHUNK = 10
 SEEDS = range(int(FIRST), int(LAST))

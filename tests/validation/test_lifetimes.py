@@ -64,6 +64,7 @@ def test_a_function_frees_the_argument_it_assigns_to(name: str, mode: str) -> No
     assert found.within_tolerance
 
 
+@pytest.mark.usefixtures("others_frozen")
 @pytest.mark.parametrize("use_reentrant", [pytest.param(False, marks=pytest.mark.truth), True])
 def test_a_program_keeps_the_generators_state_of_each_region(use_reentrant: bool) -> None:
     def train() -> None:

@@ -36,6 +36,8 @@ from fxmem.validation.measure_cuda import (
 )
 from fxmem.validation.validate import validate
 
+pytestmark = pytest.mark.usefixtures("others_frozen")
+
 H200 = target("h200")
 MACHINE = Machine(
     device="cuda",

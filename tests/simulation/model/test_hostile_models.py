@@ -323,6 +323,7 @@ def test_forked_workers_analyse_too_even_if_another_thread_was_at_it() -> None:
 
 
 @pytest.mark.truth
+@pytest.mark.usefixtures("others_frozen")
 def test_analyses_in_a_row_keep_nothing() -> None:
     """Objects, not bytes: a leak of one record or one tensor to an analysis is some tens of objects to each."""
 
