@@ -31,7 +31,7 @@ PATCHES = sorted(Path(__file__).parent.glob("*.patch"))
 TESTS_AND_CHECKS = """
 import json, os, sys
 
-import pytest, torch
+import pydantic, pytest, scipy.optimize, torch, torch._dynamo, torchvision  # once for all forks
 
 failed = []
 for check, *options in json.loads(sys.argv[1]):
