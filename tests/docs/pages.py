@@ -169,6 +169,8 @@ class Reader:
             case ["fxmem", "serve", *arguments]:  # it would go on until Ctrl-C
                 Parser().add_arguments(serve.ARGUMENTS).parse_args(arguments)
                 self.code, printed = 0, ""
+            case ["fxmem", "run", *arguments] if "report.json" in arguments:  # it has what this process has on the host
+                printed = self.process([sys.executable, "-m", "fxmem", "run", *arguments], columns="88")
             case ["fxmem", *arguments]:
                 printed = self.call(lambda: main(arguments))
             case ["python", script]:
@@ -198,9 +200,9 @@ class Reader:
         errors = [line for line in err.getvalue().splitlines() if not progress.fullmatch(line)] if self.code else []
         return out.getvalue() + "".join(f"{line}\n" for line in errors)
 
-    def process(self, words: list[str], text: str | None = None) -> str:
+    def process(self, words: list[str], text: str | None = None, columns: str = "80") -> str:
         """Run another program; return what it prints."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "", "COLUMNS": "80"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "", "COLUMNS": columns}
         done = subprocess.run(
             words, input=text, capture_output=True, text=True, check=False, cwd=self.folder, env=environment
         )
