@@ -89,6 +89,8 @@ def test_several_logs_are_one_jobs(given: tuple[str, ...], folder: Path, capsys:
     for name in ("rank0.log", "deep/1/stderr.log"):
         (folder / "logs" / name).write_text(TRACEBACK + MESSAGE.format(total="5.81"), encoding="utf-8")
     (folder / "logs/other.txt").write_text("\n")
+    with (folder / "logs/model.bin").open("wb") as checkpoint:
+        checkpoint.truncate(1 << 30)  # longer than what is read of a text
     assert main(["explain", *given, "--json", "out.json"]) == 0
     assert "Messages    2 of 2 ranks, all for the same cause" in capsys.readouterr().out
     found = json.loads(Path("out.json").read_text(encoding="utf-8"))["shortages"]

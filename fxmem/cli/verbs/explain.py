@@ -76,6 +76,8 @@ ARGUMENTS = (
     *PROGRAM,
 )
 _RANK = re.compile(r"rank[-_]?(\d{1,9})|[/\\](\d{1,9})[/\\][^/\\]*$")
+_WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""How a text begins that PowerShell writes."""
 _EXPECTED = "expected the text of an out-of-memory error, a log with one, or a memory snapshot"
 
 
@@ -115,7 +117,7 @@ def read_explanation(files: Sequence[str]) -> Explanation:
     from fxmem.records.explanation import Explanation
 
     source = " ".join(files)
-    listed = (sorted(filter(Path.is_file, each.rglob("*"))) if each.is_dir() else [each] for each in map(Path, files))
+    listed = (sorted(filter(_is_text, each.rglob("*"))) if each.is_dir() else [each] for each in map(Path, files))
     paths = [*itertools.chain.from_iterable(listed)]
     if [is_pickle(each) for each in paths] == [True]:
         return Explanation(source=source, snapshot=report_dump(read_dump(paths[0])))
@@ -128,6 +130,15 @@ def read_explanation(files: Sequence[str]) -> Explanation:
     return Explanation(source=source, shortages=messages)
 
 
+def _is_text(path: Path) -> bool:
+    """Whether a file of a folder may be a log: what begins with bytes that no text has, as checkpoints do, is none."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(4096)
+    return head.startswith(_WIDE) or b"\0" not in head
+
+
 def _read_text(path: Path, *, is_one: bool) -> str:
     """A text; of several, each line with the rank that the file's name has: `rank3.log`, `3/stderr.log`."""
     from fxmem.records import json_reader
@@ -135,8 +146,7 @@ def _read_text(path: Path, *, is_one: bool) -> str:
     content = json_reader.read(path, _EXPECTED)
     if is_one and not content.strip():
         raise UsageError(f"{_EXPECTED}, got {str(path)!r}, which is empty")
-    is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes
-    text = content.decode("utf-16" if is_wide else "utf-8", errors="replace")
+    text = content.decode("utf-16" if content.startswith(_WIDE) else "utf-8", errors="replace")
     if is_one or (rank := _RANK.search(str(path))) is None:
         return text
     begin = f"[rank{rank[1] or rank[2]}]: "
