@@ -391,7 +391,8 @@ class RecordedCode(Subject):
             schedules=self.rounds.later.describe(
                 [each.record.requested_bytes for each in whole],
                 {each.place for each in self.notes.records()},
-                is_over=self.rounds.has_evaluated,
+                is_over=not self.rounds.was_ended,
+                is_after=self.rounds.has_evaluated,
             ),
             longest=self.longest,
             evaluations=tuple(self.rounds.evaluations.passes),

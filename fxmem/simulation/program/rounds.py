@@ -407,6 +407,11 @@ class Rounds(RoundRule):
         raise Enough
 
     @property
+    def was_ended(self) -> bool:
+        """Whether the program was ended, and not by itself."""
+        return self._ended_after >= 0
+
+    @property
     def is_ended(self) -> bool:
         """Whether the program was ended, and has come no further: what it does since is on its way out."""
         return self._ended_after == len(self.finished)

@@ -43,13 +43,16 @@ class LaterWork:
         """Search the code of the frame that ends a step, and of its callers."""
         self._schedules, self._following = find_schedules(frame), find_following(frame)
 
-    def describe(self, peaks: Sequence[int], read: AbstractSet[str], *, is_over: bool) -> tuple[Schedule, ...]:
+    def describe(
+        self, peaks: Sequence[int], read: AbstractSet[str], *, is_over: bool, is_after: bool
+    ) -> tuple[Schedule, ...]:
         """What has not run, and what has run in a step with a higher peak than the next: it may come to that again.
 
         Args:
             peaks: of the whole rounds.
             read: lines that values were read at, which take no memory.
-            is_over: whether what follows the loop has run.
+            is_over: whether the program has ended by itself: what it has not called by then it does not call.
+            is_after: whether what follows the loop has run.
         """
         later, last = [], len(peaks) - 1
         for each, lines in self._schedules.items():
@@ -57,9 +60,9 @@ class LaterWork:
             at = 0 if at is None and not read.isdisjoint(lines) else at
             is_shown = at is not None and (at == 0 or at > last or peaks[at - 1] <= peaks[at])
             if each.every is not None and each.every > len(peaks) and not is_shown:
-                later.append(each if at is None else each.model_copy(update={"calls": ""}))
+                later.append(each if at is None and not is_over else each.model_copy(update={"calls": ""}))
         known = {*self._ran, *(each.calls for each in later)}
-        return (*later, *(each for each in self._following if not is_over and each.calls not in known))
+        return (*later, *(each for each in self._following if not (is_over or is_after) and each.calls not in known))
 
 
 def find_schedules(frame: types.FrameType | None) -> dict[Schedule, list[str]]:

@@ -155,6 +155,15 @@ def test_what_follows_the_loop_has_run_where_the_program_ends(tmp_path: Path) ->
     assert not recorded.program.schedules
 
 
+def test_what_a_program_that_has_ended_did_not_call_is_not_said(tmp_path: Path) -> None:
+    parts = {"before": "pass", "every": "if step % 50 == 49: self.evaluate(self.net)"}
+    text = EVALUATING.format(**parts, after="False and task.evaluate(task.net)").replace("range(20)", "range(2)")
+    (tmp_path / "train.py").write_text(text)
+    recorded = launch(Launch(str(tmp_path / "train.py")), catalogue.target("t4"), RunSettings(until="end")).recorded
+    assert [each.calls for each in recorded.program.schedules] == [""]
+    assert find_fit(recorded.profile, recorded.timeline.peak).verdict.startswith("fits: ")
+
+
 @pytest.mark.parametrize(
     ("condition", "before"),
     [
