@@ -430,8 +430,10 @@ def run_kernel(fakes: torch_common.FakeTensorMode, func: Any, args: tuple[Any, .
         return made
     try:
         return func(*args, **kwargs)
-    except RuntimeError:  # a scalar that C++ has wrapped, `x & 15`, comes as a number, which another overload takes
-        return func.overloadpacket(*args, **kwargs)
+    except RuntimeError as error:
+        if "Expected a value of type 'Tensor' for argument" not in str(error):
+            raise
+        return func.overloadpacket(*args, **kwargs)  # C++ wraps the number of `x & 15`: another overload takes it
 
 
 # --- what rows say of results and arguments ---------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from fxmem._torch import modules as torch_modules
 from fxmem.records.parts import Schedule
 from fxmem.records.profile import SourceLine
 from fxmem.records.units import package_path
@@ -75,7 +76,7 @@ def find_schedules(frame: types.FrameType | None) -> dict[Schedule, list[str]]:
     for each in program_frames(frame)[0]:
         file, scope = each.f_code.co_filename, _scope(each)
         lines = {line for *_, line in each.f_code.co_lines()}
-        for condition in ast.walk(_parse(file)):
+        for condition in ast.walk(_read(file)):
             if isinstance(condition, ast.If) and condition.lineno in lines:
                 name, branch = package_path(file), condition.body
                 within = [f"{name}:{line}" for line in range(branch[0].lineno, (branch[-1].end_lineno or 0) + 1)]
@@ -97,16 +98,15 @@ def find_following(frame: types.FrameType | None) -> tuple[Schedule, ...]:
     for each in program_frames(frame)[0]:
         file, scope = each.f_code.co_filename, _scope(each)
         line, _, column, _ = list(each.f_code.co_positions())[each.f_lasti // 2]
-        body = _find_body(_parse(file), each.f_code)
+        body = _find_body(_read(file), each.f_code)
         if line is None or column is None:
             continue
         later, has_loop = _find_later(body, (line, column), is_in_loop=is_in_loop)
         is_in_loop = is_in_loop or has_loop
         for statement in later if is_in_loop else ():
-            calls = _find_model_call([statement], scope, file)
-            place = f"{package_path(file)}:{statement.lineno}"
-            if calls and calls not in {one.calls for one in found.values()}:
-                found.setdefault(place, Schedule(place=place, every=None, calls=calls))
+            if calls := _find_model_call([statement], scope, file):
+                place = f"{package_path(file)}:{statement.lineno}"
+                found.setdefault(calls, Schedule(place=place, every=None, calls=calls))
     return tuple(found.values())
 
 
@@ -114,11 +114,15 @@ def _scope(frame: types.FrameType) -> _Scope:
     return {**frame.f_globals, **variables(frame)}
 
 
-@functools.lru_cache(maxsize=64)
-def _parse(file: str) -> ast.Module:
+def _read(file: str) -> ast.Module:
     """A file's code; none where it cannot be read."""
+    return _parse("".join(linecache.getlines(file)))
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(text: str) -> ast.Module:
     try:
-        return ast.parse("".join(linecache.getlines(file)))
+        return ast.parse(text)
     except SyntaxError:
         return ast.Module([], [])
 
@@ -165,7 +169,7 @@ def _find_model_call(
     for call in (each for one in statements for each in ast.walk(one) if isinstance(each, ast.Call)):
         called = _find_value(call.func, scope)
         owner = _find_value(call.func.value, scope) if isinstance(call.func, ast.Attribute) else None
-        if isinstance(called, nn.Module) and any(True for _ in called.parameters()):
+        if isinstance(called, nn.Module) and any(True for _ in nn.Module.parameters(called)):
             return f"{package_path(file)}:{call.lineno}"
         if isinstance(owner, nn.Module) and isinstance(call.func, ast.Attribute) and call.func.attr == "generate":
             return f"{package_path(file)}:{call.lineno}"
@@ -183,7 +187,7 @@ def _find_model_call(
                 **dict(zip(code.co_varnames, given, strict=False)),
                 **named,
             }
-            body = _find_body(_parse(code.co_filename), code)
+            body = _find_body(_read(code.co_filename), code)
             if place := _find_model_call(body, within, code.co_filename, seen):
                 return place
     return ""
@@ -212,7 +216,7 @@ def _find_value(node: ast.expr, scope: Mapping[str, Any]) -> Any:
             owner = _find_value(value, scope)
             found = inspect.getattr_static(owner, name, None)
             if found is None and isinstance(owner, nn.Module):
-                return dict(owner.named_children()).get(name)
+                return torch_modules.own_modules(owner).get(name)
             return found
         case ast.Subscript(value=owner, slice=ast.Constant(value=key)):
             found = _find_value(owner, scope)
