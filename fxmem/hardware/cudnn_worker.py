@@ -5,22 +5,23 @@
 Run in a process of its own: cuDNN aborts the process when a library it wants is missing, and it brings 300 MB along.
 JSON lines in, JSON lines out. The first line says what to load and for which device,
 
-    {"libraries": [[path, required], …], "device": {…}, "heuristic": "instant" | "b"}
+    {"libraries": [[path, required], …], "device": {…}, "heuristic": "instant" | "b", "smaller": true | false}
 
 and is answered by `{"cudnn": 91900}` or `{"error": "…"}`. Each further line is one convolution, answered in order as
 soon as it is known, so that a crash costs one answer and not all:
 
     {"op": "fwd" | "dgrad" | "wgrad", "x": [[dims], [strides]], "w": …, "y": …, "padding": […], "stride": […],
      "dilation": […], "dtype": "float32", "allow_tf32": true, "deterministic": false, "blocked_engines": []}
-    {"workspace": bytes | null, "knobs": [[type, value], …], "error": "…" | null}
+    {"workspace": bytes | null, "smaller": [bytes, …], "knobs": [[type, value], …], "error": "…" | null}
 
 or one recurrent layer, `{"op": "rnn", …}` with the fields of `RnnSignature`.
 
 It needs cuDNN 9.8 or later, neither a driver nor a GPU, and mirrors torch's `Conv_v8.cpp` with `benchmark=False`:
 configurations of heuristic mode INSTANT (B if `TORCH_CUDNN_USE_HEURISTIC_MODE_B=1`), less those with a numerical note
 torch refuses, less the engines of torch's errata list; the first whose execution plan finalizes is the one that runs.
-If none does, the same over the fallback list. A heuristic that fails is an error, as it is in torch. When memory is
-short torch goes on to the next plan with a smaller workspace; that is not modelled.
+If none does, the same over the fallback list. A heuristic that fails is an error, as it is in torch. Where there is no
+memory for a plan's workspace torch goes on to the next one: where that is asked for, `smaller` has the workspaces of
+those that follow, each smaller than all before it, down to one that always finds room.
 
 A recurrent layer's is what `cudnnGetRNNTempSpaceSizes` fills in. It wants a handle, which wants a driver; given a block
 of zeros with the compute capability in its place, it returns an error and fills in the size all the same. Where that
@@ -37,7 +38,7 @@ import functools
 import json
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 
@@ -84,6 +85,8 @@ _HEURISTIC = {"instant": 0, "b": 1, "fallback": 2}
 _CROSS_CORRELATION = 1
 _ALIGNMENT = 32
 """torch passes an address's alignment, at most 32 bytes; blocks of its allocator are aligned to 512."""
+_SMALL = 1 << 20
+"""A workspace that finds room wherever a step's tensors do: no smaller one is looked for."""
 _MOST_KNOBS = 64
 """More than there are kinds of knobs."""
 _NOTE_TENSOR_CORE, _NOTE_DOWN_CONVERT_INPUTS, _NOTE_NONDETERMINISTIC = 0, 1, 4
@@ -190,29 +193,46 @@ class Cudnn:
         characters = [bytes([byte]) for byte in json.dumps(properties).encode()]
         self.device = _Descriptor(self, "DEVICEPROP").finalize(JSON_REPRESENTATION=characters)
 
-    def plan(self, convolution: dict[str, Any], heuristic: str) -> tuple[int, list[tuple[int, int]]] | None:
-        """Workspace bytes and knobs of the plan torch would run; None when there is no plan."""
-        graph = self._graph(convolution)
+    def plans(
+        self, convolution: dict[str, Any], heuristic: str, *, smaller: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Workspace bytes of the plan torch would run, and of the smaller ones that it goes on to, if wanted; the first
+        one's knobs. No bytes where there is no plan."""
+        graph, sizes, knobs = self._graph(convolution), list[int](), list[tuple[int, int]]()
         for mode in (heuristic, "fallback"):
-            heuristics = _Descriptor(self, "ENGINEHEUR")
-            heuristics.finalize(OPERATION_GRAPH=graph, MODE=_HEURISTIC[mode], DEVICEPROP=self.device)
-            for each in heuristics.get_descriptors("RESULTS", "ENGINECFG", heuristics.get("RESULTS", 0)[0]):
-                each.references.append(heuristics)
-                (engine,) = each.get_descriptors("ENGINE", "ENGINE", 1)
-                count, notes = engine.get("NUMERICAL_NOTE", 32)
-                blocked = engine.get("GLOBAL_INDEX", 1)[1][0] in convolution["blocked_engines"]
-                if blocked or _is_refused(set(notes[:count]), convolution):
-                    continue
-                plan = _Descriptor(self, "EXECUTION_PLAN")
-                try:
-                    plan.finalize(ENGINE_CONFIG=each, DEVICEPROP=self.device)
-                    _, workspace = plan.get("WORKSPACE_SIZE", 1)
-                except CudnnError:
-                    continue
-                choices = each.get_descriptors("KNOB_CHOICES", "KNOB_CHOICE", _MOST_KNOBS)
-                knobs = ([choice.get(name, 1)[1][0] for name in ("KNOB_TYPE", "KNOB_VALUE")] for choice in choices)
-                return int(workspace[0]), [(int(knob), int(value)) for knob, value in knobs]
-        return None
+            try:
+                for nbytes, config in self._finalized(convolution, graph, mode):
+                    if not sizes:
+                        knobs = _read_knobs(config)
+                    if not sizes or nbytes < sizes[-1]:
+                        sizes.append(nbytes)
+                    if nbytes <= _SMALL or not smaller:
+                        return sizes, knobs
+            except CudnnError:
+                if not sizes:
+                    raise
+        return sizes, knobs
+
+    def _finalized(
+        self, convolution: dict[str, Any], graph: _Descriptor, mode: str
+    ) -> Iterator[tuple[int, _Descriptor]]:
+        """The plans of a heuristic mode that can be run, in its order: workspace bytes, and the configuration."""
+        heuristics = _Descriptor(self, "ENGINEHEUR")
+        heuristics.finalize(OPERATION_GRAPH=graph, MODE=_HEURISTIC[mode], DEVICEPROP=self.device)
+        for each in heuristics.get_descriptors("RESULTS", "ENGINECFG", heuristics.get("RESULTS", 0)[0]):
+            each.references.append(heuristics)
+            (engine,) = each.get_descriptors("ENGINE", "ENGINE", 1)
+            count, notes = engine.get("NUMERICAL_NOTE", 32)
+            blocked = engine.get("GLOBAL_INDEX", 1)[1][0] in convolution["blocked_engines"]
+            if blocked or _is_refused(set(notes[:count]), convolution):
+                continue
+            plan = _Descriptor(self, "EXECUTION_PLAN")
+            try:
+                plan.finalize(ENGINE_CONFIG=each, DEVICEPROP=self.device)
+                _, workspace = plan.get("WORKSPACE_SIZE", 1)
+            except CudnnError:
+                continue
+            yield int(workspace[0]), each
 
     def rnn_workspace(self, layer: dict[str, Any]) -> int | None:
         """Workspace bytes of a recurrent layer; None where this cuDNN does not say."""
@@ -282,6 +302,13 @@ class Cudnn:
         return _Descriptor(self, "OPERATIONGRAPH").finalize(OPS=operation.finalize())
 
 
+def _read_knobs(config: _Descriptor) -> list[tuple[int, int]]:
+    """The choices of a configuration, by `cudnnBackendKnobType_t`."""
+    choices = config.get_descriptors("KNOB_CHOICES", "KNOB_CHOICE", _MOST_KNOBS)
+    knobs = ([choice.get(name, 1)[1][0] for name in ("KNOB_TYPE", "KNOB_VALUE")] for choice in choices)
+    return [(int(knob), int(value)) for knob, value in knobs]
+
+
 def _is_refused(notes: set[int], convolution: dict[str, Any]) -> bool:
     """`filterEngineConfigs`."""
     tensor_cores_forbidden = convolution["dtype"] == "float32" and not convolution["allow_tf32"]
@@ -292,18 +319,18 @@ def _is_refused(notes: set[int], convolution: dict[str, Any]) -> bool:
     )
 
 
-def _answer(cudnn: Cudnn, convolution: dict[str, Any], heuristic: str) -> dict[str, Any]:
+def _answer(cudnn: Cudnn, convolution: dict[str, Any], header: dict[str, Any]) -> dict[str, Any]:
     try:
         if convolution["op"] == "rnn":
             nbytes = cudnn.rnn_workspace(convolution)
             error = None if nbytes else "cuDNN has no answer for it without a driver"
             return {"workspace": nbytes, "knobs": [], "error": error}
-        plan = cudnn.plan(convolution, heuristic)
+        sizes, knobs = cudnn.plans(convolution, header["heuristic"], smaller=header["smaller"])
     except CudnnError as error:
         return {"workspace": None, "knobs": [], "error": str(error)}
-    if plan is None:
+    if not sizes:
         return {"workspace": None, "knobs": [], "error": "cuDNN has no plan for it"}
-    return {"workspace": plan[0], "knobs": plan[1], "error": None}
+    return {"workspace": sizes[0], "smaller": sizes[1:], "knobs": knobs, "error": None}
 
 
 def main() -> int:
@@ -317,7 +344,7 @@ def main() -> int:
         return 0
     print(json.dumps({"cudnn": cudnn.version}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(_answer(cudnn, json.loads(line), header["heuristic"])), flush=True)
+        print(json.dumps(_answer(cudnn, json.loads(line), header)), flush=True)
     return 0
 
 

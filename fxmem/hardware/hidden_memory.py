@@ -103,6 +103,8 @@ class HiddenEvent(Record):
     """Of a cuDNN workspace: whose."""
     other_bytes: tuple[Bytes, ...] = ()
     """Of a cuDNN workspace whose cuDNN cannot be asked: the bytes of further ones that stand for it."""
+    smaller_bytes: tuple[Bytes, ...] = ()
+    """Of a cuDNN workspace: those of the plans that torch goes on to where there is no room for it."""
 
 
 Events: TypeAlias = tuple[HiddenEvent, ...]
@@ -126,16 +128,21 @@ class HiddenMemory(Record):
         return tuple(event.name for event in self.events if event.action == "alloc" and event.nbytes is None)
 
     def fill_workspaces(
-        self, nbytes: Mapping[Signature, int | None], others: Sequence[Mapping[Signature, int | None]] = ()
+        self,
+        nbytes: Mapping[Signature, int | None],
+        others: Sequence[Mapping[Signature, int | None]] = (),
+        smaller: Mapping[Signature, tuple[int, ...]] | None = None,
     ) -> HiddenMemory:
-        """The same with the workspaces' sizes filled in, and those that further cuDNNs name."""
+        """The same with the workspaces' sizes filled in, those that further cuDNNs name, and those of the plans that
+        follow."""
 
         def fill(event: HiddenEvent) -> HiddenEvent:
             if (of := event.signature) is None:
                 return event
             found = nbytes.get(of)
             further = () if found is None else tuple(each.get(of) or 0 for each in others)
-            return event.model_copy(update={"nbytes": found, "other_bytes": further})
+            follow = tuple(each for each in (smaller or {}).get(of, ()) if found is not None and each < found)
+            return event.model_copy(update={"nbytes": found, "other_bytes": further, "smaller_bytes": follow})
 
         return self.model_copy(update={"events": tuple(map(fill, self.events))})
 

@@ -219,6 +219,9 @@ class Storage(Record):
     """Of a parameter: whether no gradient of it is wanted (`requires_grad=False`)."""
     other_bytes: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)
     """Of a workspace of a cuDNN that cannot be asked: its bytes by the further ones of `Profile.cudnns`."""
+    smaller_bytes: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)
+    """Of a convolution's workspace: those of the plans that torch goes on to, in this order, where there is no room for
+    it. Empty where memory is not short, and they were not asked for."""
     shape: Many[int] = ()
     """Shape of the first tensor seen over it."""
     dtype: str = ""
@@ -639,6 +642,9 @@ class Peak(Viewed, Record):
     modelled, or the memory is not known."""
     shortage: str = ""
     """Where it runs out, in words; empty when it fits."""
+    smaller_plans: int = Field(default=0, exclude_if=lambda value: not value)
+    """How many convolutions, alike ones counted once, it fits with because torch takes another plan of cuDNN for them,
+    with a smaller workspace, where there is no room for that of the first."""
     by_cudnn: Many[PlansPeak] = Field(default=(), exclude_if=lambda value: not value)
     """Where the target's cuDNN cannot be asked: the peaks with the plans of those that stand for it, the nearest first,
     and with what it may take instead. What they span is no bound: docs/published.md has how many runs it held."""

@@ -198,15 +198,20 @@ def plans_facts(profile: Profile, peak: Peak) -> Facts:
             "1.0, 1.5, 3 and 12 times what is predicted. A trial that finds no room is left out"
         )
         return [Fact("Plans", words, "plans")]
+    facts = []
+    if peak.smaller_plans:
+        kinds = f"{peak.smaller_plans} kind{'s' * (peak.smaller_plans > 1)} of convolution"
+        words = f"fits as torch takes plans of cuDNN with a smaller workspace for {kinds}, for want of room"
+        facts.append(Fact("Plans", words, "smaller plans"))
     if (between := peak.plans_range) is None:
-        return []
+        return facts
     versions = ", ".join(each.cudnn for each in peak.by_cudnn)
     words = f"{format_range(*between)} reserved with the plans of cuDNN {versions}"
     fitting = [each.cudnn for each in peak.by_cudnn if each.fits]
     if peak.fits is not None:
         some = f"fits with {', '.join(fitting)} only" if fitting else "fits with none of them"
         words += f": {'fits with any of them' if len(fitting) == len(peak.by_cudnn) else some}"
-    return [Fact("Plans", words, "plans")]
+    return [*facts, Fact("Plans", words, "plans")]
 
 
 def loop_facts(profile: Profile) -> Facts:

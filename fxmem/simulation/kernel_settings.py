@@ -120,6 +120,14 @@ def ask_workspaces(signatures: Iterable[Signature], target: Target) -> dict[Sign
     return sizes if rule is None else apply_rule(sizes, rule)
 
 
+def ask_smaller(signature: Signature, target: Target) -> tuple[int, ...]:
+    """The workspaces of the plans that torch goes on to where there is no room for a convolution's own."""
+    library = next(iter(asked_cudnns(target)), None)
+    release = target.release(torch.__version__)
+    answers = conv_workspaces([signature], target, torch_version=release, library=library, smaller=True)
+    return answers[signature].smaller_bytes
+
+
 def convolution_settings(target: Target | None = None) -> ConvSettings:
     """What a convolution looks at on a target, by default with what is installed here, by this process's flags."""
     cudnn: Any = torch.backends.cudnn

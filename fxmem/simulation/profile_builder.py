@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ from fxmem.records.profile import (
     TensorInfo,
 )
 from fxmem.simulation.assumptions import assumptions, unknowns
-from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
+from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, LoggedStorage
 from fxmem.simulation.recording import FinishedRun, Recording
 
 
@@ -47,7 +49,8 @@ def _build_profile(run: FinishedRun) -> tuple[Profile, BareLog]:
     log, tracer, collector = run.log, run.recording.tracer, run.recording.collector
     readers = _find_first_readers(run)
     ops = [TimedOp(run.row(op.node), op.begin, op.end, op.stream) for op in log.ops]
-    hidden = insert_workspaces(ops, log.phases, log.tick, collector.settle(), collector.held())
+    memory = collector.settle(_most_bytes(log.storages, log.tick))
+    hidden = insert_workspaces(ops, log.phases, log.tick, memory, collector.held())
     storages, renumbered = _build_storages(run, readers, hidden.moved)
     noted = (Assumption(topic="model", text=note) for note in run.notes)
     assumed = dict.fromkeys((*assumptions(run, readers), *collector.assumptions(), *noted))
@@ -91,6 +94,15 @@ def _build_profile(run: FinishedRun) -> tuple[Profile, BareLog]:
         update={"step": step, "nodes": nodes, "restored": _find_restored(run, nodes, renumbered)}
     )
     return profile, BareLog(ops, tuple(log.phases), log.tick, hidden.moved)
+
+
+def _most_bytes(storages: Iterable[LoggedStorage], end: int) -> int:
+    """The most that is alive at once."""
+    change: Counter[int] = Counter()
+    for each in storages:
+        change[each.birth] += each.nbytes
+        change[end if each.death is None else each.death] -= each.nbytes
+    return max(accumulate(change[tick] for tick in sorted(change)), default=0)
 
 
 def _find_outputs_bytes(run: FinishedRun, profile: Profile, moved: Sequence[int]) -> int:

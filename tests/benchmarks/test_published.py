@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -289,9 +290,25 @@ def test_a_published_batch_is_held_from_both_sides(tmp_path: Path, monkeypatch: 
 
 def test_every_run_of_xmem_is_of_a_card_and_a_step_that_are_known() -> None:
     _, runs = xmem.read_published()
-    assert (len(runs), sum(run.is_later for run in runs)) == (90, 27)
+    assert Counter(run.part for run in runs) == {"": 63, "later": 39, "held out": 48}
+    folder = "plot/data/002-Monte Carlo/CNN/001/"
+    assert sum(run.path.startswith(folder) for run in runs) == 80  # all that it has
     assert {run.card for run in runs} <= set(CATALOGUE)
     assert all(run.model in LANGUAGE_MODELS for run in runs if run.kind == "transformer")
+
+
+def test_a_figure_of_xmem_leaves_open_what_the_first_reading_found_and_which_texts_were_drawn() -> None:
+    estimates = dict.fromkeys(xmem.TOOLS)
+    run = xmem.Run("a", "rtx3060", "cnn", "a", "SGD", 8, None, False, 100, estimates, placed_bytes=10)
+    errors = [dataclasses.replace(run, reserved_bytes=nbytes).error_percent(exact=False) for nbytes in (90, 105, 121)]
+    assert errors == [pytest.approx(each) for each in (-10, 0, 10)]
+    assert dataclasses.replace(run, reserved_bytes=105).error_percent() == pytest.approx(5)
+    assert [dataclasses.replace(run, between=each).is_within for each in ((80, 99), (108, 120), (111, 120))] == [
+        False,
+        True,
+        False,
+    ]
+    assert dataclasses.replace(run, placed_bytes=0, again=(90, 95)).left_open == (90, 100)
 
 
 def test_runs_of_xmem_are_counted_by_kind_and_those_that_ran_out_by_the_verdict(
@@ -311,6 +328,7 @@ def test_runs_of_xmem_are_counted_by_kind_and_those_that_ran_out_by_the_verdict(
     page = next(tmp_path.glob("published-xmem-*.md")).read_text(encoding="utf-8")
     assert "| convolutional, RTX 3060 and 4060 (2) | 2.50 % / 50 % | 10.00 % / 0 % |  |  |" in page
     assert "Of 1 runs that ran out of memory, 1 are predicted to." in page
-    assert "| two, SGD, 8, rtx3060 | 0 | +4.00 % | -10.00 % |  |  |" in page
+    assert "Of 2 runs that did not, 2 are predicted to." in page
+    assert "| two, SGD, 8, rtx3060 | 0 | 0 to 0 | +4.00 % | +4.00 % | -10.00 % |  |  |" in page
     monkeypatch.setattr(xmem, "examine", lambda run: pytest.fail("the day has a result"))
     assert xmem.main([]) == 0

@@ -191,6 +191,46 @@ def test_the_plans_of_each_cudnn_that_stands_for_the_targets_are_replayed() -> N
     assert complete_timeline(alone, {}).peak.by_cudnn == ()
 
 
+def test_a_convolution_takes_the_next_plan_that_finds_room_and_keeps_to_it() -> None:
+    # Three results of 50 MiB, two by one convolution whose plans have workspaces of 40, 30 and 0 MiB, on a card
+    # of 170 MiB: beside the second there is room for 40, beside the third for 20.
+    log = Log(target=TINY_CARD.model_copy(update={"memory_bytes": 170 * MIB}))
+    node = log.node("conv")
+    with log.phase(Phase.FORWARD), log.op("aten.convolution.default", node, Phase.FORWARD):
+        results = [log.allocate(50 * MIB, Kind.TEMPORARY)]
+        for _ in range(2):
+            results.append(log.allocate(50 * MIB, Kind.TEMPORARY))
+            log.free(log.allocate(40 * MIB, Kind.WORKSPACE))
+        for result in results:
+            log.free(result)
+    profile = log.profile()
+
+    def with_plans(*smaller: int) -> Profile:
+        plans = tuple(each * MIB for each in smaller)
+        storages = (
+            each.model_copy(update={"smaller_bytes": plans}) if each.kind is Kind.WORKSPACE else each
+            for each in profile.storages
+        )
+        return profile.model_copy(update={"storages": tuple(storages)})
+
+    peak = complete_timeline(with_plans(30, 0), {}).peak
+    assert (peak.fits, peak.smaller_plans) == (True, 1)
+    assert (peak.allocated_bytes, peak.reserved_bytes) == (150 * MIB, 150 * MIB)  # from the second step on without any
+    (fact,) = plans_facts(profile, peak)
+    assert fact.text == (
+        "fits as torch takes plans of cuDNN with a smaller workspace for 1 kind of convolution, for want of room"
+    )
+    first = replay(with_plans(30, 0), capacity_bytes=170 * MIB, max_steps=1)
+    assert (first.allocated_bytes, first.smaller_plans) == (150 * MIB, 1)
+    assert replay(with_plans(30, 15), capacity_bytes=170 * MIB).reserved_bytes == 166 * MIB
+    for plans in ((), (30,)):
+        peak = complete_timeline(with_plans(*plans), {}).peak
+        assert (peak.fits, peak.smaller_plans) == (False, 0)
+    roomy = with_plans(30, 0).model_copy(update={"target": TINY_CARD.model_copy(update={"memory_bytes": 200 * MIB})})
+    peak = complete_timeline(roomy, {}).peak
+    assert (peak.allocated_bytes, peak.smaller_plans) == (190 * MIB, 0)
+
+
 def test_no_bytes_no_block() -> None:
     allocator = CachingAllocator()
     assert allocator.malloc(0) == 0

@@ -1,9 +1,9 @@
 """cuDNN's answers on disk, so that a second analysis starts no child process.
 
-One JSON file per library version, device and settings; inside, `ConvSignature.key` to bytes (`null` where cuDNN has no
-plan). A file is replaced atomically, so a reader never sees half of one, and writers that race lose at worst each
-other's new entries, which are then asked again. Whatever cannot be read, or was changed, counts as empty; whatever
-cannot be written is not kept: the cache never makes an analysis fail.
+One JSON file per library version, device and settings; inside, `ConvSignature.key` to the bytes of the plan and of
+those that torch goes on to (`null` where cuDNN has no plan). A file is replaced atomically, so a reader never sees half
+of one, and writers that race lose at worst each other's new entries, which are then asked again. Whatever cannot be
+read, or was changed, counts as empty; whatever cannot be written is not kept: the cache never makes an analysis fail.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fxmem.errors import UsageError
 from fxmem.records.files import read_kept, write_kept
 
-_FORMAT = 4
+_FORMAT = 5
 """One more where `driverless` changes: answers are kept as it corrects them."""
 _MAX_ENTRIES = 10_000
 """Per file, the newest kept: about 2 MB."""
@@ -41,18 +41,18 @@ def cache_directory(environ: Mapping[str, str] | None = None) -> Path | None:
         return None
 
 
-def load(directory: Path | None, name: str) -> dict[str, int | None]:
+def load(directory: Path | None, name: str) -> dict[str, Sequence[int] | None]:
     """The entries of one file; empty when there is none that can be read."""
     if directory is None:
         return {}
     try:
-        entries: dict[str, int | None] = json.loads(read_kept(_path(directory, name)))
+        entries: dict[str, Sequence[int] | None] = json.loads(read_kept(_path(directory, name)))
     except (OSError, ValueError):
         return {}
     return entries
 
 
-def store(directory: Path | None, name: str, entries: Mapping[str, int | None]) -> None:
+def store(directory: Path | None, name: str, entries: Mapping[str, Sequence[int] | None]) -> None:
     """Add entries to a file, dropping the oldest beyond the bound."""
     if directory is None or not entries:
         return

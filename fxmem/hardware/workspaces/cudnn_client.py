@@ -72,6 +72,9 @@ class Workspace(Record):
 
     nbytes: Bytes | None
     """None where cuDNN has no plan for the convolution, and where nothing is known of a recurrent layer."""
+    smaller_bytes: tuple[Bytes, ...] = ()
+    """Of the plans that torch goes on to where there is no room for that one, each smaller than all before it. Empty
+    where they were not asked for."""
     source: str
     """`cudnn 9.19.0` (asked now, or before) or `estimate`."""
     note: str = ""
@@ -83,6 +86,7 @@ def conv_workspaces(
     target: Target,
     *,
     torch_version: str = "2.11",
+    smaller: bool = False,
     heuristic: Literal["instant", "b"] | None = None,
     library: CudnnLibrary | None = None,
     timeout: float = _TIMEOUT_S,
@@ -96,6 +100,7 @@ def conv_workspaces(
         signatures: which of them; repeats cost nothing.
         target: a CUDA target of the catalogue, or one like it.
         torch_version: whose list of avoided engines holds.
+        smaller: whether the plans that follow are asked for too, which takes three times as long.
         heuristic: torch's choice of heuristic mode; by default what `TORCH_CUDNN_USE_HEURISTIC_MODE_B` says.
         library: which cuDNN answers; by default the installed one (`find_cudnn`).
         timeout: seconds for all of them; what is not answered by then is estimated.
@@ -124,27 +129,23 @@ def conv_workspaces(
     limits = {key: value for key, value in device.items() if key != "deviceName"}
     settings = json.dumps([limits, heuristic, find_release(torch_version)[1], library.cuda_major], sort_keys=True)
     digest = sha256(settings.encode()).hexdigest()[:16]
-    name = f"{library.version}-sm{asked_about[0]}{asked_about[1]}-{digest}"
+    name = f"{library.version}-sm{asked_about[0]}{asked_about[1]}-{digest}{'-smaller' if smaller else ''}"
     cached = load(directory, name)
     source = f"cudnn {library.version}"
     known = ((each, cached[each.key]) for each in wanted if each.key in cached)
-    answers = {
-        signature: Workspace(
-            nbytes=nbytes, source=source, note="" if nbytes is not None else "cuDNN has no plan for it"
-        )
-        for signature, nbytes in known
-    }
+    answers = {signature: _workspace(sizes, source) for signature, sizes in known}
     requests = {
         each: _request(each, _blocked_engines(each, torch_version, library.number, target.capability))
         for each in wanted
         if each not in answers
     }
-    header = {"libraries": library.libraries, "device": device, "heuristic": heuristic}
+    header = {"libraries": library.libraries, "device": device, "heuristic": heuristic, "smaller": smaller}
     asked, error = _ask(requests, header, timeout, child or (sys.executable, "-m", "fxmem.hardware.cudnn_worker"))
-    store(directory, name, {signature.key: workspace.nbytes for signature, workspace in asked.items()})
+    found = {key: None if each.nbytes is None else (each.nbytes, *each.smaller_bytes) for key, each in asked.items()}
+    store(directory, name, {signature.key: sizes for signature, sizes in found.items()})
     answers |= asked
     if note:
-        answers = {s: Workspace(nbytes=each.nbytes, source="estimate", note=note) for s, each in answers.items()}
+        answers = {s: each.model_copy(update={"source": "estimate", "note": note}) for s, each in answers.items()}
     estimated = {s: estimate(s, target, error or "") for s in wanted if s not in answers}
     return {signature: (answers | estimated)[signature] for signature in wanted}
 
@@ -248,7 +249,8 @@ def _ask(
             nbytes: int | None = line["workspace"]
             if nbytes is not None and is_asked and not isinstance(signature, RnnSignature):
                 nbytes = driverless.correct_workspace(signature, nbytes, dict(line["knobs"]))
-            answers[signature] = Workspace(nbytes=nbytes, source=source, note=line["error"] or "")
+            sizes = None if nbytes is None else [nbytes, *(each for each in line.get("smaller", ()) if each < nbytes)]
+            answers[signature] = _workspace(sizes, source, line["error"] or "")
         if len(lines) > len(left):
             break
         error = ending
@@ -256,6 +258,12 @@ def _ask(
             break
         left = left[len(lines) :]
     return answers, error
+
+
+def _workspace(sizes: Sequence[int] | None, source: str, note: str = "cuDNN has no plan for it") -> Workspace:
+    """An answer, of a plan's bytes and those of the ones that follow it."""
+    first, *smaller = sizes or (None,)
+    return Workspace(nbytes=first, smaller_bytes=tuple(smaller), source=source, note="" if sizes else note)
 
 
 def _run(command: Sequence[str], requests: Sequence[object], timeout: float) -> tuple[list[dict[str, Any]], str]:

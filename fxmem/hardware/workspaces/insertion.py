@@ -137,7 +137,8 @@ class _Log:
                 self.keep(self._tick + 1)
             elif event.action == "alloc" and (event.nbytes or any(event.other_bytes)):
                 made = _workspace(event.name, event.nbytes or 0, self.insert(), index, op.node, op.stream)
-                buffers[event.name] = made.model_copy(update={"other_bytes": event.other_bytes})
+                plans = {"other_bytes": event.other_bytes, "smaller_bytes": event.smaller_bytes}
+                buffers[event.name] = made.model_copy(update=plans)
             elif event.action == "free" and event.name in buffers:
                 self.end(buffers.pop(event.name))
         self.keep(op.end)

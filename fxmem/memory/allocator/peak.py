@@ -11,7 +11,7 @@ from fxmem.memory.allocator.address_trace import Levels, levels
 from fxmem.memory.allocator.replay import ReplayedLoop, replay
 from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.records.pause_gc import pause_gc
-from fxmem.records.profile import PlansPeak, Profile, Timeline
+from fxmem.records.profile import PlansPeak, Profile, Storage, Timeline
 
 
 def read_settings(environ: Mapping[str, str]) -> AllocatorSettings:
@@ -32,6 +32,8 @@ class CardRun(NamedTuple):
     """What the card had no memory for, and where; empty where there was enough."""
     is_ended: bool
     """Whether that ended the program; the request counts then, too."""
+    smaller_plans: int = 0
+    """As `Peak.smaller_plans`."""
 
 
 @pause_gc()
@@ -57,7 +59,9 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
     waiting = _reserved_if_all_wait(profile, settings)
     if run is not None:
         replayed = 0 if run.allocated_bytes else reserved or 0
-        allocated, reserved = max(allocated or 0, run.allocated_bytes), max(replayed, run.reserved_bytes)
+        reserved = max(replayed, run.reserved_bytes)
+        # Replayed without the limit that the program may have set itself.
+        allocated = min(max(allocated or 0, run.allocated_bytes), reserved)
     fits = None if room is None else not shortage
     if fits and room is not None:  # what is cached goes back where it is in the way
         allocated, reserved = min(allocated or 0, room), min(reserved or 0, room)
@@ -71,6 +75,7 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
             "room_bytes": room,
             "fits": fits,
             "shortage": shortage,
+            "smaller_plans": 0 if shortage else (run or found).smaller_plans,
             "by_cudnn": () if run is not None else tuple(_replay_other_plans(profile, settings, found, ran_out)),
             "at_least": run is not None and run.is_ended,
         }
@@ -95,10 +100,7 @@ def _replay_other_plans(
         plans = [(each.nbytes, *each.other_bytes)[number] for each in profile.storages if each.other_bytes]
         if number:
             sizes = iter(plans)
-            storages = (
-                each.model_copy(update={"nbytes": next(sizes)}) if each.other_bytes else each
-                for each in profile.storages
-            )
+            storages = (_with_plan(each, next(sizes)) if each.other_bytes else each for each in profile.storages)
             found, ran_out = _replay_within(profile.model_copy(update={"storages": tuple(storages)}), settings)
         reserved = found.reserved_bytes or 0
         first, room = found.first_bytes or reserved, room_bytes(profile.target)
@@ -111,6 +113,12 @@ def _replay_other_plans(
             most_bytes=most if room is None or ran_out else max(reserved, min(most, room)),
             fits=None if room is None else not ran_out,
         )
+
+
+def _with_plan(storage: Storage, nbytes: int) -> Storage:
+    """The workspace of another plan; those that torch goes on to are smaller."""
+    smaller = tuple(each for each in storage.smaller_bytes if each < nbytes)
+    return storage.model_copy(update={"nbytes": nbytes, "smaller_bytes": smaller})
 
 
 def _reserved_if_all_wait(profile: Profile, settings: AllocatorSettings) -> int | None:

@@ -31,6 +31,8 @@ class ReplayedLoop:
     itself. None when that was not reached."""
     shortage: Shortage | None = None
     """None: it fits."""
+    smaller_plans: int = 0
+    """How many convolutions, alike ones counted once, run by plans with a smaller workspace, for want of room."""
     first_bytes: int | None = None
     """Reserved by the first step. Later ones add what finds no free block that is large enough; which those are depends
     on every size before. None when the step did not fit."""
@@ -75,8 +77,8 @@ def replay(
     - What a step finds left over without leaving such a one behind (a new batch each time) is placed when a step
       begins.
 
-    With `capacity_bytes` the driver refuses more than that. cuDNN's habit of taking a smaller workspace when memory is
-    short is not modelled: a shortage on a workspace may not be the end on a real card.
+    With `capacity_bytes` the driver refuses more than that. A convolution whose workspace finds no room takes the next
+    plan that does, where these are known (`Storage.smaller_bytes`).
 
     Raises: `UsageError` when the profile is not for a CUDA device, or `max_steps` is less than 1.
     """
@@ -106,4 +108,4 @@ def _replay(profile: Profile, settings: AllocatorSettings, capacity_bytes: int |
         for same in zip(*runs[-1 if warmup is None else warmup :], strict=True)
     )
     first = max(peak.reserved_bytes for peak in runs[0])
-    return ReplayedLoop(tuple(phases), loop.step, warmup, first_bytes=first)
+    return ReplayedLoop(tuple(phases), loop.step, warmup, smaller_plans=len(loop.plans), first_bytes=first)

@@ -59,6 +59,8 @@ class TrainingLoop:
             PhaseSpan(phase=Phase.FORWARD, begin=0, end=profile.ticks, first_op=0, last_op=len(profile.ops)),
         )
         self._placing = 0
+        self.plans: dict[tuple[int, ...], int] = {}
+        """By the workspaces of a convolution's plans, that of the one which is taken for want of room."""
         self._phase: Phase | None = None
         self._tick = 0
         self._sort_storages()
@@ -156,9 +158,27 @@ class TrainingLoop:
         placed = self.profile.storages[storage]
         if self.step == 1 and placed.name == GRAPH_INPUT:
             return  # the first step runs the graph without recording it
-        address = self._allocator.malloc(placed.nbytes, placed.stream)
+        address = self._place_workspace(placed) if placed.smaller_bytes else self._malloc(placed.nbytes, placed)
         self._address[storage] = address
         self._owner[address] = storage
+
+    def _malloc(self, nbytes: int, placed: Storage) -> int:
+        return self._allocator.malloc(nbytes, placed.stream)
+
+    def _place_workspace(self, placed: Storage) -> int:
+        """Where there is no room for a plan's workspace torch takes the next one that has some, and keeps to it
+        (`run_single_conv` and `try_configs`, aten/src/ATen/native/cudnn/Conv_v8.cpp)."""
+        sizes = placed.nbytes, *placed.smaller_bytes
+        for nbytes in (self.plans.get(sizes, placed.nbytes), *placed.smaller_bytes):
+            try:
+                address = self._malloc(nbytes, placed)
+            except OutOfMemory as error:
+                refused = error
+                continue
+            if nbytes != placed.nbytes:
+                self.plans[sizes] = nbytes
+            return address
+        raise refused
 
     def _free(self, storage: int) -> None:
         self._allocator.free(self._address[storage])
@@ -166,13 +186,13 @@ class TrainingLoop:
         self._address[storage] = 0
 
     def state(self) -> Hashable:
-        """Everything the next step depends on: which storage is where, and which blocks are free.
+        """Everything the next step depends on: which storage is where, which blocks are free, and other plans.
 
         Of a cudaMalloc'd segment only its place among the others counts, so its address is left out; an expandable one
         never moves. The age of free blocks is left out too: it moves nothing but garbage collection, and with that on,
         a repetition is likely rather than certain.
         """
-        return tuple(
+        segments = tuple(
             (
                 segment.large,
                 segment.stream,
@@ -181,6 +201,7 @@ class TrainingLoop:
             )
             for segment in self._allocator.snapshot()
         )
+        return segments, tuple(self.plans.items())
 
     def shortage(self, error: OutOfMemory) -> Shortage:
         """The request that `error` refused."""

@@ -25,7 +25,7 @@ from fxmem.memory.allocator import CachingAllocator, OutOfMemory, PoolCounts, Se
 from fxmem.memory.generation import EvenSteps
 from fxmem.records.profile import Phase, Target
 from fxmem.records.units import format_bytes
-from fxmem.simulation.kernel_settings import ask_workspaces
+from fxmem.simulation.kernel_settings import ask_smaller, ask_workspaces
 from fxmem.simulation.observe.event_log import LoggedOp, StepLog
 from fxmem.simulation.observe.observer import Observer
 from fxmem.simulation.program.block_trace import BlockTrace
@@ -35,8 +35,8 @@ _Request = tuple[int, int, int]
 """A storage, its bytes, its stream."""
 
 
-_STATE: Final = """_allocator _counts highest_requested highest_allocated highest_reserved _part _parts _address _held
-    _of_graphs _is_shared most_shared blocks""".split()
+_STATE: Final = """_allocator _counts highest_requested highest_allocated highest_reserved _part _parts _address _plans
+    _held _of_graphs _is_shared most_shared blocks""".split()
 """What the history of a card leads to."""
 
 
@@ -133,6 +133,8 @@ class CardMemory(Observer):
         self._locate: Callable[[], Any] | None = None
         self._place: Any = None
         self._asked: dict[Signature, int | None] = {}
+        self._smaller: dict[Signature, tuple[int, ...]] = {}
+        """Of the convolutions whose workspace found no room: those of the plans that follow."""
         self._met: set[Signature] = set()
         self._waiting: list[_Request] = []
         self._history: list[Callable[[], None]] | None = []
@@ -163,6 +165,8 @@ class CardMemory(Observer):
         self._part: Part = None
         self._parts: dict[Part, PartPeak] = {}
         self._address: dict[int, int] = {}
+        self._plans: dict[Signature, int] = {}
+        """By convolution, the workspace of the plan that is taken for want of room."""
         self._held: set[str] = set()
         self._of_graphs: dict[str, int] = {}
         """By name, where what a CUDA graph holds to its end is."""
@@ -280,6 +284,11 @@ class CardMemory(Observer):
         """What cuDNN has answered."""
         return self._asked
 
+    @property
+    def smaller_plans(self) -> int:
+        """How many kinds of convolution run by plans with a smaller workspace, for want of room."""
+        return len(self._plans)
+
     def forget_history(self) -> None:
         """Keep no history of the first round: it is over."""
         self._is_first_round = False
@@ -332,6 +341,7 @@ class CardMemory(Observer):
     def _run(self, requested: Sequence[_Request], hidden: HiddenMemory | None, stream: int) -> None:
         own: dict[int, int] = {}
         filled = None if hidden is None else hidden.fill_workspaces(self._asked)
+        signatures = [] if filled is None else [each.signature for each in filled.events if each.nbytes]
         try:
             for number, nbytes in expand(len(requested), filled):
                 if number >= 0:
@@ -340,7 +350,9 @@ class CardMemory(Observer):
                 elif nbytes is None:
                     self._give_back(own.pop(number))
                 else:
-                    own[number] = self._malloc(nbytes, stream)
+                    signature = signatures[-number - 1]
+                    taken = nbytes if signature is None else self._plans.get(signature, nbytes)
+                    own[number] = self._malloc(taken, stream, signature)
         except torch.cuda.OutOfMemoryError:
             for storage in (storage for storage, *_ in requested if storage in self._address):
                 self._give_back(self._address.pop(storage))
@@ -489,11 +501,11 @@ class CardMemory(Observer):
         """What the card's memory looks like now."""
         return self._allocator.snapshot()
 
-    def _malloc(self, nbytes: int, stream: int) -> int:
+    def _malloc(self, nbytes: int, stream: int, workspace_of: Signature | None = None) -> int:
         if self._is_untouched:
             self._read_settings()
         allocator = self._allocator
-        before, complaint = allocator.reserved_bytes, ""
+        before, complaint, smaller = allocator.reserved_bytes, "", None
         try:
             address = allocator.malloc(nbytes, stream)
             if self.blocks is not None:
@@ -501,9 +513,12 @@ class CardMemory(Observer):
                     self._note("segment_alloc", address, allocator.reserved_bytes - before, stream)
                 self._note("alloc", address, nbytes, stream)
         except OutOfMemory as error:
-            if self.raises:
+            smaller = None if workspace_of is None else self._next_plan(workspace_of, nbytes)
+            if self.raises and smaller is None:
                 self.wanted = error.allocated_bytes + error.asked_bytes, error.reserved_bytes + error.segment_bytes
             complaint = self._complaint(error.segment_bytes)
+        if smaller is not None:
+            return self._malloc(smaller, stream, workspace_of)
         if complaint:  # what is raised here has no other error behind it, as on the card
             self._run_out(complaint, sys._getframe(1))
             return self._malloc(nbytes, stream)
@@ -515,6 +530,15 @@ class CardMemory(Observer):
         if (reserved := allocator.reserved_bytes) > self.highest_reserved:
             self.highest_reserved = reserved
         return address
+
+    def _next_plan(self, signature: Signature, nbytes: int) -> int | None:
+        """The workspace of the plan that torch goes on to where there is no room for this; None after the last."""
+        if signature not in self._smaller:
+            self._smaller[signature] = ask_smaller(signature, self._target)
+        found = next((each for each in self._smaller[signature] if each < nbytes), None)
+        if found is not None:
+            self._plans[signature] = found
+        return found
 
     def _run_out(self, complaint: str, frame: types.FrameType) -> None:
         """Raise what the card raises, or note it and have as much as is asked for from here on."""

@@ -114,7 +114,8 @@ class RecordedProgram(ProfiledStep):
         passes = [each for each in self._code.rounds.evaluations.passes if each.growth_bytes]
         ends = [max(each.end_bytes or 0, each.reserved_bytes or 0) for each in passes]
         reserved = max([reserved, *ends, 0 if longest is None else longest.reserved_bytes or 0])
-        run = CardRun(allocated, reserved, self.shortage, wanted is not None)
+        plans = 0 if memory is None else memory.smaller_plans
+        run = CardRun(allocated, reserved, self.shortage, wanted is not None, plans)
         return complete_timeline(self.profile, self.environ, run)
 
     @property

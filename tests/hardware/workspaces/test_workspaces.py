@@ -49,7 +49,7 @@ from tests.hardware.workspaces.peaks import peak_bytes
 from tests.no_files import NO_FILES
 
 MIB = 1 << 20
-H100, A100, T4, V100 = target("h100"), target("a100"), target("t4"), target("v100")
+H100, A100, T4, V100, RTX_3060 = map(target, ("h100", "a100", "t4", "v100", "rtx3060"))
 CONTIGUOUS, CHANNELS_LAST = MemoryFormat.CONTIGUOUS, MemoryFormat.CHANNELS_LAST
 
 try:
@@ -594,6 +594,26 @@ def test_a_second_time_needs_no_child(tmp_path: Path) -> None:
     assert elsewhere[FIVE[0]].source == "estimate"
     other_mode = conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=["/nonexistent"], heuristic="b")
     assert other_mode[FIVE[0]].source == "estimate"
+
+
+def test_the_plans_that_follow_are_kept_apart(tmp_path: Path) -> None:
+    body = "answer(10 * answered)"
+    conv_workspaces(FIVE, H100, library=LIBRARY, child=child(tmp_path, body))
+    asked = conv_workspaces(FIVE, H100, library=LIBRARY, child=["/nonexistent"], smaller=True)
+    assert {answer.source for answer in asked.values()} == {"estimate"}
+
+
+@needs_cudnn
+def test_the_plans_that_follow_have_smaller_workspaces_down_to_hardly_any() -> None:
+    (answer,) = conv_workspaces([VGG], RTX_3060, smaller=True).values()
+    sizes = [answer.nbytes, *answer.smaller_bytes]
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert sizes[0] > 100 << 20
+    assert sizes[-1] <= 1 << 20
+    (alone,) = conv_workspaces([VGG], RTX_3060).values()
+    assert (alone.nbytes, alone.smaller_bytes) == (answer.nbytes, ())
+    (again,) = conv_workspaces([VGG], RTX_3060, smaller=True, child=["/nonexistent"]).values()
+    assert again == answer
 
 
 def test_estimates_are_not_kept(cache_in_tmp: Path) -> None:

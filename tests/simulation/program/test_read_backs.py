@@ -345,6 +345,30 @@ def test_a_program_limits_its_share_of_the_card() -> None:
         torch.cuda.set_per_process_memory_fraction(2)
 
 
+def test_a_convolution_runs_by_a_smaller_plan_where_a_program_has_little_room() -> None:
+    """Its result, that of the round before and its input are 1,387 MiB; the first plan's workspace is 463 MiB more."""
+
+    def convolve(share: float) -> fxmem.RecordedProgram:
+        with fxmem.record("rtx3060") as recorded, torch.no_grad():
+            torch.cuda.set_per_process_memory_fraction(share)
+            layer, images = nn.Conv2d(64, 64, 3, padding=1).cuda(), torch.randn(256, 64, 86, 86, device="cuda")
+            for _ in range(3):
+                result = layer(images)
+            del result
+        return recorded
+
+    peak, short = convolve(1.0).peak, convolve(0.12).peak
+    assert peak.allocated_bytes is not None
+    assert peak.allocated_bytes > 1800 << 20
+    assert (peak.fits, peak.smaller_plans) == (True, 0)
+    assert short.reserved_bytes is not None
+    assert short.allocated_bytes is not None
+    assert 1387 << 20 <= short.allocated_bytes <= short.reserved_bytes <= 0.12 * 12_622_168_064
+    assert (short.fits, short.smaller_plans) == (True, 1)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 464"):
+        convolve(0.1)
+
+
 def test_a_program_sets_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that grow leave pieces that expandable segments join."""
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
