@@ -25,9 +25,14 @@ static int multiprocessors(void) { return (int)setting("CARD_SMS", 132); }
 static size_t memory(void) { return (size_t)setting("CARD_BYTES", 85520809984); }
 static size_t shared_optin(void) { return capability() == 80 ? 166912 : capability() / 10 == 9 || capability() / 10 == 10 ? 232448 : 101376; }
 
-/* The driver hands out addresses downwards. */
-static const uintptr_t END = 0x7fffffe00000;
-static uintptr_t lowest_address = 0x7fffffe00000;
+/* The driver places what it gives as fxmem/memory/allocator/addresses.py says: in the lowest gap that is wide enough,
+   else at the start of a new span below all others, what is left of which is a gap. */
+static const uintptr_t END = 0x7ffffe000000;
+static const size_t SPAN = 32 << 20;
+static uintptr_t lowest_address = 0x7ffffe000000;
+enum { GAPS = 1 << 16 };
+static struct { uintptr_t address; size_t size; } gaps[GAPS];
+static unsigned gap_count;
 static size_t taken;
 
 /* What is allocated, so that it can be freed: address and size. */
@@ -35,8 +40,39 @@ enum { SLOTS = 1 << 16 };
 static struct { uintptr_t address; size_t size; } slots[SLOTS];
 static unsigned slot(uintptr_t address) { return (unsigned)(address >> 21) % SLOTS; }
 
+static void open_gap(uintptr_t address, size_t size) {
+  unsigned at = 0;
+  while (at < gap_count && gaps[at].address < address) at++;
+  int joins_next = at < gap_count && gaps[at].address == address + size;
+  int joins_last = at > 0 && gaps[at - 1].address + gaps[at - 1].size == address;
+  if (joins_next && joins_last) {
+    gaps[at - 1].size += size + gaps[at].size;
+    memmove(gaps + at, gaps + at + 1, (--gap_count - at) * sizeof *gaps);
+  } else if (joins_last) {
+    gaps[at - 1].size += size;
+  } else if (joins_next) {
+    gaps[at].address = address;
+    gaps[at].size += size;
+  } else {
+    if (gap_count == GAPS) abort();
+    memmove(gaps + at + 1, gaps + at, (gap_count++ - at) * sizeof *gaps);
+    gaps[at].address = address;
+    gaps[at].size = size;
+  }
+}
+
 static uintptr_t place(size_t size) {
-  return lowest_address -= (size + 0x1fffff) & ~(size_t)0x1fffff;
+  for (unsigned at = 0; at < gap_count; at++)
+    if (gaps[at].size >= size) {
+      uintptr_t address = gaps[at].address;
+      gaps[at].address += size;
+      if (!(gaps[at].size -= size)) memmove(gaps + at, gaps + at + 1, (--gap_count - at) * sizeof *gaps);
+      return address;
+    }
+  size_t span = (size + SPAN - 1) / SPAN * SPAN;
+  lowest_address -= span;
+  if (span > size) open_gap(lowest_address + size, span - size);
+  return lowest_address;
 }
 
 EXPORT int cudaGetDeviceCount(int *count) { *count = 1; return 0; }
@@ -110,6 +146,7 @@ EXPORT int cudaFree(void *address) {
   for (unsigned n = 0, at = slot((uintptr_t)address); n < SLOTS; n++, at = (at + 1) % SLOTS)
     if (slots[at].size && slots[at].address == (uintptr_t)address) {
       taken -= slots[at].size;
+      open_gap(slots[at].address, slots[at].size);
       slots[at].size = 0;
       break;
     }

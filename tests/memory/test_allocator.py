@@ -20,6 +20,7 @@ from fxmem.memory.allocator import (
     levels,
     replay,
 )
+from fxmem.memory.allocator.addresses import AddressSpace
 from fxmem.memory.allocator.stats import BlockView
 from fxmem.memory.liveness import timeline
 from fxmem.records.profile import Kind, Node, Op, Phase, Profile, Storage, Target
@@ -31,11 +32,34 @@ NO_LIMIT = Target(name="any", device="cuda")
 
 
 def sizes_of(allocator: CachingAllocator) -> list[list[tuple[int, bool]]]:
-    """Of each segment, the oldest first, each block's size and whether it is handed out."""
+    """Of each segment, the smallest first, each block's size and whether it is handed out."""
     return [
         [(block.size, block.requested_bytes is not None) for block in segment.blocks]
-        for segment in reversed(allocator.snapshot())
+        for segment in sorted(allocator.snapshot(), key=lambda segment: segment.size)
     ]
+
+
+# --- where the driver places segments ---------------------------------------------------------------------------------
+
+
+def test_segments_are_placed_in_the_lowest_gap_else_below_all_others() -> None:
+    space = AddressSpace()
+    first = space.take(20 * MIB)
+    taken = [first - space.take(mib * MIB) >> 20 for mib in (20, 100, 158, 26, 12, 32)]
+    # 20: a span of 32 below. 100: one of 128. 158: of 160. 26: behind the 100. 12: behind the lower of the 20s. 32: its
+    # own span, for nothing is wider than the 12 behind the first.
+    assert taken == [32, 160, 320, 60, 12, 352]
+    space.give_back(first - (160 << 20), 100 * MIB)
+    assert first - space.take(99 * MIB) >> 20 == 162  # what was given back, and the 2 behind the 158
+    assert first - space.take(2 * MIB) >> 20 == 63  # of the 3 that are left of it
+
+
+def test_what_is_given_back_joins_the_gaps_beside_it() -> None:
+    space = AddressSpace()
+    addresses = [space.take(20 * MIB) for _ in range(3)]  # with 12 MiB behind each
+    for address in (addresses[2], addresses[0], addresses[1]):
+        space.give_back(address, 20 * MIB)
+    assert space.take(96 * MIB) == addresses[2]
 
 
 # --- blocks and segments, by hand ---------------------------------------------------------------------------------
@@ -51,10 +75,10 @@ def test_a_morning_of_requests() -> None:
     c = allocator.malloc(MIB + 1)  # 1 MiB + 512 is large, cut from a segment of 20 MiB: 19 MiB - 512 remain
     d = allocator.malloc(7 * MIB + 13)  # 7 MiB + 512, from the remainder: 12 MiB - 1024 remain
     e = allocator.malloc(11 * MIB + 17)  # 11 MiB + 512 fits; the 1 MiB - 1536 left over is too little to split off
-    assert sizes_of(allocator)[1] == [(MIB + 512, True), (7 * MIB + 512, True), (12 * MIB - 1024, True)]
+    assert sizes_of(allocator)[-1] == [(MIB + 512, True), (7 * MIB + 512, True), (12 * MIB - 1024, True)]
 
     f = allocator.malloc(13 * MIB + 19)  # from 10 MiB on a segment of its own, rounded up to 14 MiB, not split either
-    assert sizes_of(allocator)[2] == [(14 * MIB, True)]
+    assert sizes_of(allocator)[1] == [(14 * MIB, True)]
 
     stats = allocator.stats()
     assert stats.requested_bytes.current == 3 + MIB + (MIB + 1) + (7 * MIB + 13) + (11 * MIB + 17) + (13 * MIB + 19)
@@ -64,11 +88,14 @@ def test_a_morning_of_requests() -> None:
 
     allocator.free(c)
     allocator.free(e)  # the block between them is in use: nothing to merge with
-    assert [block for block in sizes_of(allocator)[1] if not block[1]] == [(MIB + 512, False), (12 * MIB - 1024, False)]
+    assert [block for block in sizes_of(allocator)[-1] if not block[1]] == [
+        (MIB + 512, False),
+        (12 * MIB - 1024, False),
+    ]
     allocator.free(d)  # now one piece
-    assert sizes_of(allocator)[1] == [(20 * MIB, False)]
+    assert sizes_of(allocator)[-1] == [(20 * MIB, False)]
     assert allocator.malloc(19 * MIB) == c  # exactly 1 MiB is left over: more than 1 MiB would have been split off
-    assert sizes_of(allocator)[1] == [(20 * MIB, True)]
+    assert sizes_of(allocator)[-1] == [(20 * MIB, True)]
 
     for address in (a, b, c, f):
         allocator.free(address)
@@ -102,7 +129,7 @@ def test_small_requests_never_take_large_blocks() -> None:
     allocator = CachingAllocator()
     allocator.free(allocator.malloc(5 * MIB))
     allocator.malloc(700)
-    assert sizes_of(allocator) == [[(20 * MIB, False)], [(1024, True), (2 * MIB - 1024, False)]]
+    assert sizes_of(allocator) == [[(1024, True), (2 * MIB - 1024, False)], [(20 * MIB, False)]]
 
 
 def test_a_block_stays_with_the_stream_that_it_was_allocated_on() -> None:
@@ -115,8 +142,8 @@ def test_a_block_stays_with_the_stream_that_it_was_allocated_on() -> None:
     assert allocator.reserved_bytes == 60 * MIB
     small, other = allocator.malloc(512, stream=3), allocator.malloc(512)
     assert allocator.reserved_bytes == 64 * MIB  # a small segment each
-    assert [(segment.stream, segment.size) for segment in allocator.snapshot()] == [
-        (0, 2 * MIB), (3, 2 * MIB), (3, 30 * MIB), (0, 30 * MIB),
+    assert sorted((segment.size, segment.stream) for segment in allocator.snapshot()) == [
+        (2 * MIB, 0), (2 * MIB, 3), (30 * MIB, 0), (30 * MIB, 3),
     ]  # fmt: skip
     for address in (second, small, other):
         allocator.free(address)
@@ -307,9 +334,9 @@ def test_oversize_blocks_are_kept_whole() -> None:
         allocator.free(allocator.malloc(30 * MIB))
         allocator.malloc(12 * MIB)
     assert sizes_of(plain) == [[(12 * MIB, True), (18 * MIB, False)]]
-    assert sizes_of(limited) == [[(30 * MIB, False)], [(12 * MIB, True)]]
+    assert sizes_of(limited) == [[(12 * MIB, True)], [(30 * MIB, False)]]
     limited.malloc(20 * MIB)  # itself oversize, and 10 MiB are wasted, less than the 20 MiB allowed: taken whole
-    assert sizes_of(limited) == [[(30 * MIB, True)], [(12 * MIB, True)]]
+    assert sizes_of(limited) == [[(12 * MIB, True)], [(30 * MIB, True)]]
 
 
 def test_a_split_limit_of_a_segment_defeats_the_cache() -> None:
@@ -331,7 +358,8 @@ def test_how_much_an_oversize_request_may_waste(rounding: int, asked: int, taken
     )
     allocator.free(allocator.malloc(60 * MIB))
     allocator.malloc(asked * MIB)
-    assert sizes_of(allocator) == ([[(60 * MIB, True)]] if taken else [[(60 * MIB, False)], [(asked * MIB, True)]])
+    kept = [[(60 * MIB, True)]] if taken else [[(asked * MIB, True)], [(60 * MIB, False)]]
+    assert sizes_of(allocator) == kept
 
 
 @pytest.mark.parametrize(
@@ -340,7 +368,7 @@ def test_how_much_an_oversize_request_may_waste(rounding: int, asked: int, taken
         ((40, 30, 22), 50, [22, 50]),  # none is large enough: the largest go first, 40 + 30 are enough
         ((70,), 45, [46]),  # large enough, and not handed out because 25 MiB would be wasted: it goes
         ((40, 20, 20), 60, [20, 60]),  # 20 is oversize, and 40 + 20 are just enough
-        ((50, 45), 26, [50, 26]),  # both would waste too much: the smaller goes
+        ((50, 45), 26, [26, 50]),  # both would waste too much: the smaller goes
     ],
 )
 def test_oversize_blocks_go_back_before_everything_does(cached: tuple[int, ...], asked: int, left: list[int]) -> None:
@@ -599,85 +627,85 @@ def answers(allocator: CachingAllocator, seed: int, count: int, streams: int = 1
 
 
 TORCH_ANSWERS = [
-    ("", 1048576, 1, 1, (3457934063, 3459475456, 4387241984, 0, 0, "5f6e30f18d011eab")),
-    ("", 1048576, 1, 4, (3457934063, 3459555840, 6585057280, 0, 0, "930290c7dcac8187")),
-    ("", 900, 2, 1, (919988233, 922596864, 943718400, 202, 197, "fd0c24118cd62f29")),
-    ("", 900, 2, 4, (905970371, 907638784, 943718400, 248, 211, "b92db9950c4a7f3c")),
-    ("expandable_segments:True", 1048576, 3, 1, (3364553755, 3364567040, 3550478336, 0, 0, "bec7cefd952c5006")),
-    ("expandable_segments:True", 1048576, 3, 4, (3364553755, 3364567040, 3890216960, 0, 0, "4e92062718463c67")),
-    ("expandable_segments:True", 900, 4, 1, (881855968, 881876480, 931135488, 246, 229, "046b2af148f92404")),
-    ("expandable_segments:True", 900, 4, 4, (886133729, 886151168, 935329792, 279, 242, "04399aa99efd0478")),
-    ("max_split_size_mb:32", 700, 5, 1, (717974640, 729441280, 734003200, 231, 203, "14d061b62f99faf7")),
-    ("max_split_size_mb:32", 700, 5, 4, (701706806, 707490816, 734003200, 277, 211, "7b76a1fb9c0fb8ad")),
+    ("", 1048576, 1, 1, (3457934063, 3459475456, 4387241984, 0, 0, "f631cd44caa587b5")),
+    ("", 1048576, 1, 4, (3457934063, 3459555840, 6585057280, 0, 0, "6f923fc5a79b0ff1")),
+    ("", 900, 2, 1, (919988233, 922596864, 943718400, 202, 197, "38f125a5fd0f69a9")),
+    ("", 900, 2, 4, (905970371, 907638784, 943718400, 248, 211, "621e056f8f46840b")),
+    ("expandable_segments:True", 1048576, 3, 1, (3364553755, 3364567040, 3550478336, 0, 0, "5fa6f5849cc0c4b4")),
+    ("expandable_segments:True", 1048576, 3, 4, (3364553755, 3364567040, 3890216960, 0, 0, "19efcf57cfe9644c")),
+    ("expandable_segments:True", 900, 4, 1, (881855968, 881876480, 931135488, 246, 229, "fd59b6fecdbb6e28")),
+    ("expandable_segments:True", 900, 4, 4, (886133729, 886151168, 935329792, 279, 242, "485e3192532c3408")),
+    ("max_split_size_mb:32", 700, 5, 1, (717974640, 729441280, 734003200, 231, 203, "c9bd21e16afe5e84")),
+    ("max_split_size_mb:32", 700, 5, 4, (701706806, 707490816, 734003200, 277, 211, "bc7e5582f3fed752")),
     (
         "max_split_size_mb:20,max_non_split_rounding_mb:40,expandable_segments:True",
         700,
         6,
         1,
-        (690218481, 690224640, 723517440, 224, 197, "367792b103c1d5fe"),
+        (690218481, 690224640, 723517440, 224, 197, "69529ff4f5cba29c"),
     ),
     (
         "max_split_size_mb:20,max_non_split_rounding_mb:40,expandable_segments:True",
         700,
         6,
         4,
-        (666265667, 666271744, 727711744, 254, 204, "38ef8551ef46336d"),
+        (666265667, 666271744, 727711744, 254, 204, "43e565247b024756"),
     ),
     (
         "roundup_power2_divisions:[64:8,256:4,>:2]",
         1048576,
         7,
         1,
-        (6676925986, 6721702400, 8002732032, 0, 0, "a3dfd5146d3cc5a6"),
+        (6676925986, 6721439744, 8206155776, 0, 0, "10ccbd6ff303077e"),
     ),
     (
         "roundup_power2_divisions:[64:8,256:4,>:2]",
         1048576,
         7,
         4,
-        (6676925986, 6719479808, 9628024832, 0, 0, "0843e82d3d981428"),
+        (6676925986, 6719479808, 9628024832, 0, 0, "2d685637d2b56c6b"),
     ),
     (
         "roundup_power2_divisions:4,large_segment_size_mb:48",
         800,
         8,
         1,
-        (731197160, 799388672, 828375040, 242, 238, "f0974fd3dca684c6"),
+        (731197160, 788917760, 838860800, 246, 242, "d4ad744f868415aa"),
     ),
     (
         "roundup_power2_divisions:4,large_segment_size_mb:48",
         800,
         8,
         4,
-        (687806509, 752037888, 838860800, 303, 288, "181b06fa08e8e460"),
+        (687806509, 752037888, 838860800, 303, 288, "4c8de690d7c2d07d"),
     ),
     (
         "garbage_collection_threshold:0.6,per_process_memory_fraction:0.8",
         1200,
         9,
         1,
-        (984617565, 985929728, 1006632960, 239, 239, "c944fc1e0e756428"),
+        (984617565, 985929728, 1006632960, 239, 239, "1ef000d13d7c0d2b"),
     ),
     (
         "garbage_collection_threshold:0.6,per_process_memory_fraction:0.8",
         1200,
         9,
         4,
-        (895549458, 897762304, 1006632960, 259, 259, "d75920cd39813312"),
+        (895549458, 897762304, 1006632960, 259, 259, "f11811f9eed671b8"),
     ),
     (
         "garbage_collection_threshold:0.3,per_process_memory_fraction:0.9,max_split_size_mb:64,large_segment_size_mb:30,roundup_power2_divisions:16",
         1000,
         10,
         1,
-        (912854507, 937277952, 943718400, 193, 193, "eaa92234092c589b"),
+        (912854507, 937277952, 943718400, 193, 193, "6441f289a087337e"),
     ),
     (
         "garbage_collection_threshold:0.3,per_process_memory_fraction:0.9,max_split_size_mb:64,large_segment_size_mb:30,roundup_power2_divisions:16",
         1000,
         10,
         4,
-        (900173068, 917527552, 943718400, 192, 192, "17bb4c2739431c8c"),
+        (900173068, 917527552, 943718400, 192, 192, "740c269320265b69"),
     ),
 ]
 """Settings, device, seed and streams; what libc10_cuda.so of torch 2.11.0+cu130 answered to `requests` (`make

@@ -9,10 +9,9 @@ Assumptions
   another stream when it is freed (`record_stream`), so active bytes equal allocated bytes.
 - No CUDA graph, no private pool, no memory shared between processes, settings fixed for the allocator's life.
 - The driver is a counter: it refuses a request exactly when the sum of what it gave would exceed `capacity_bytes`.
-- Addresses. Where cudaMalloc places a segment is undocumented. Here each segment and each reserved range ends where the
-  one before began, in multiples of 2 MiB, as an H200's logs want it (docs/measuring.md), and a range given back is
-  never used again. Only the order of addresses matters: among free blocks of equal size the lowest address wins, and
-  expandable segments grow at the lowest.
+- Addresses. Segments and reserved ranges are where the driver of Linux was seen to place them (`AddressSpace`). Only
+  their order matters: among free blocks of equal size the lowest address wins, and expandable segments grow at the
+  lowest.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from copy import copy
 from typing import Final
 
 from fxmem.errors import UsageError
+from fxmem.memory.allocator.addresses import AddressSpace
 from fxmem.memory.allocator.blocks import Block, Pool, Range
 from fxmem.memory.allocator.settings import (
     DEFAULT_SETTINGS,
@@ -34,8 +34,6 @@ from fxmem.memory.allocator.settings import (
 from fxmem.memory.allocator.stats import BlockView, OutOfMemory, PoolCounts, Segment, Stat, Stats
 from fxmem.records.units import round_up
 
-_ALIGNMENT: Final = 2 << 20
-_END_OF_ADDRESSES: Final = (1 << 47) - _ALIGNMENT  # of a process; no sum of large ranges reaches 0
 _UNBOUNDED_RANGE: Final = 1 << 42
 
 
@@ -86,7 +84,7 @@ class CachingAllocator:
         """How often all cached segments were given back."""
         self.counts: PoolCounts | None = None
         """What else is counted, where somebody asks; it takes time."""
-        self._lowest_address = _END_OF_ADDRESSES
+        self._addresses = AddressSpace()
         self._round_size = functools.lru_cache(maxsize=1 << 12)(settings.round_size)
         self._takes_first = not settings.expandable_segments and settings.max_split_bytes is None
         """Whether the smallest free block that serves a request is always the one that it gets."""
@@ -314,17 +312,13 @@ class CachingAllocator:
         self._segments += 1
         if self.counts is not None:
             self.counts.add_segment(segment, small=pool.small)
-        return Block(pool, self._new_addresses(segment), segment)
+        return Block(pool, self._addresses.take(segment), segment)
 
     def _driver_gives(self, nbytes: int) -> bool:
         if self.capacity_bytes is not None and self._reserved.current + nbytes > self.capacity_bytes:
             return False
         self._reserved.add(nbytes)
         return True
-
-    def _new_addresses(self, nbytes: int) -> int:
-        self._lowest_address -= round_up(nbytes, _ALIGNMENT)
-        return self._lowest_address
 
     def _grow_range(self, pool: Pool, size: int) -> Block | None:
         """Map pages until a free block has `size`. Source: `try_allocate_expandable_block`."""
@@ -355,7 +349,7 @@ class CachingAllocator:
         page = SMALL_SEGMENT if pool.small else self.settings.large_segment_bytes
         # A range as large as the request even beyond the device: the driver, not the address space, refuses it.
         nbytes = round_up(max(self._range_bytes, size), page)
-        range_ = Range(self._new_addresses(nbytes), page)
+        range_ = Range(self._addresses.take(nbytes), page)
         block = Block(pool, range_.address, nbytes, of=range_, mapped=False)
         pool.insert(block)
         return block
@@ -387,6 +381,7 @@ class CachingAllocator:
     def _release(self, block: Block) -> None:
         """cudaFree of a whole free segment. Source: `release_block`."""
         block.pool.remove(block)
+        self._addresses.give_back(block.address, block.size)
         self._reserved.add(-block.size)
         self._segments -= 1
         if self.counts is not None:
