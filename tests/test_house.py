@@ -427,6 +427,7 @@ PROCESS_STATE = {
     "fxmem/simulation/kernels/fake_kernels.py: _passing": "what checks of data answer; restored where it was changed",
     "fxmem/simulation/kernels/subclass_ways.py: _linear_runs": "the calls of `linear` that run, till each ends",
     "fxmem/simulation/asked/known_values.py: _factory_calls": "a cache of which calls make known values",
+    "fxmem/simulation/loaded_modules.py: _libraries": "libraries' modules; another of the name takes the place of one",
     "fxmem/simulation/lock.py: _turn": "which thread analyses; released when it is done",
     "fxmem/simulation/program/recorded_program.py: _active": "the recording under way; leaves when it ends",
 }
