@@ -195,7 +195,7 @@ def private_attributes(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and name of every private attribute of something else than `self` and `cls` that the file does not itself
     give to its objects."""
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    own = [node for node in attributes if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")]
+    own = {node for node in attributes if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")}
     given = {node.attr for node in own if isinstance(node.ctx, ast.Store)} | {
         node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
     }
