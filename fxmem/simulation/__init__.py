@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from fxmem.records.pause_gc import pause_gc
 
-with pause_gc(stays=True):  # before any module here imports it
-    import_module("torch")
+with pause_gc(stays=True):
+    import torch as torch  # before any module of the room imports it
