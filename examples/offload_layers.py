@@ -11,7 +11,7 @@ from torch import nn
 
 import fxmem
 
-WIDTH = 2048
+ROWS, WIDTH = 32768, 1024
 
 
 def build(width: int) -> nn.Module:
@@ -20,7 +20,7 @@ def build(width: int) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-rows = torch.empty(16384, WIDTH, device="meta")
+rows = torch.empty(ROWS, WIDTH, device="meta")
 analysis = fxmem.analyze(lambda: build(WIDTH), rows, target="rtx4090", optimizer=None)
 for host_memory in (None, "32GiB"):
     plan = fxmem.plan(analysis, budget=0.6, host_memory=host_memory)

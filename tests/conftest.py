@@ -17,6 +17,9 @@ from fxmem.records.pause_gc import freeze_gc, pause_gc
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # several workers run side by side; one thread each leaves no core fought over
+# For the same reason an analysis has one core (joblib reads this), but for some tests (`two_cores`): a fork that works
+# for a fraction of a second takes as long again to copy what a process of tests has in memory.
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 # Each process that compiles for the CPU would build programs to learn whether vectors work that the CPU says it has.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on the network

@@ -195,7 +195,7 @@ def private_attributes(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and name of every private attribute of something else than `self` and `cls` that the file does not itself
     give to its objects."""
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    own = [node for node in attributes if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")]
+    own = {node for node in attributes if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")}
     given = {node.attr for node in own if isinstance(node.ctx, ast.Store)} | {
         node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
     }
@@ -427,6 +427,7 @@ PROCESS_STATE = {
     "fxmem/simulation/kernels/fake_kernels.py: _passing": "what checks of data answer; restored where it was changed",
     "fxmem/simulation/kernels/subclass_ways.py: _linear_runs": "the calls of `linear` that run, till each ends",
     "fxmem/simulation/asked/known_values.py: _factory_calls": "a cache of which calls make known values",
+    "fxmem/simulation/loaded_modules.py: _libraries": "libraries' modules; another of the name takes the place of one",
     "fxmem/simulation/lock.py: _turn": "which thread analyses; released when it is done",
     "fxmem/simulation/program/recorded_program.py: _active": "the recording under way; leaves when it ends",
 }

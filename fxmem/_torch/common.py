@@ -15,7 +15,6 @@ import functools
 import logging
 import operator
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -316,17 +315,6 @@ def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are the same elements of one storage."""
     layouts = [(storage_key(each), each.shape, each.stride(), each.storage_offset()) for each in (one, other)]
     return layouts[0] == layouts[1]
-
-
-def find_holders(values: Iterable[Any]) -> list[tuple[Any, str, Any]]:
-    """Modules that have one of these values, under which names: who has imported it by name keeps it."""
-    wanted = {id(each) for each in values}
-    return [
-        (module, name, value)
-        for module in list(sys.modules.values())
-        for name, value in list(getattr(module, "__dict__", {}).items())
-        if id(value) in wanted
-    ]
 
 
 def op_arguments(func: OpOverload) -> Any:

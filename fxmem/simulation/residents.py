@@ -22,8 +22,9 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind
+from fxmem.simulation.loaded_modules import program_modules
 from fxmem.simulation.observe.event_log import StepLog
-from fxmem.simulation.source_lines import find_limits, program_frames, program_modules, variables
+from fxmem.simulation.source_lines import find_limits, program_frames, variables
 
 _NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {
     Kind.PARAMETER: (None, Kind.BUFFER, Kind.INPUT, Kind.SAVED, Kind.OUTPUT),

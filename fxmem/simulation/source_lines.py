@@ -108,36 +108,13 @@ def program_frames(frame: types.FrameType | None) -> tuple[list[types.FrameType]
     return own, [each for each in found[:last] if _is_installed(each.f_code.co_filename)]
 
 
-def program_files(frame: types.FrameType | None) -> dict[str, set[int]]:
-    """The files of the program's own code: of a frame and its callers, with the lines of these functions, then of the
-    modules that are imported."""
-    own, _ = program_frames(frame)
-    found: dict[str, set[int]] = {}
-    for each in own:
-        lines = {line for *_, line in each.f_code.co_lines() if line is not None}
-        found.setdefault(each.f_code.co_filename, set()).update(lines)
-    for _, scope in program_modules():
-        found.setdefault(scope["__file__"], set())
-    return found
-
-
-def program_modules() -> list[tuple[str, dict[str, Any]]]:
-    """The names and variables of the modules that are the program's own: neither installed, nor torch's or ours."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        # No `getattr`: a module that is imported lazily would be imported by it.
-        if isinstance(module, types.ModuleType) and isinstance(file := vars(module).get("__file__"), str):
-            found += [(name, vars(module))] if _is_own(file) else []
-    return found
-
-
 def is_own_code(function: Any) -> bool:
     """Whether a function, a method, or an object that is called is the program's own."""
     called = inspect.unwrap(getattr(function, "func", function))
     code = getattr(getattr(called, "__func__", called), "__code__", None) or getattr(
         type(called).__call__, "__code__", None
     )
-    return code is not None and _is_own(code.co_filename)
+    return code is not None and is_own_file(code.co_filename)
 
 
 def exact_types_place(frame: types.FrameType | None) -> str:
@@ -181,7 +158,8 @@ def error_place(error: BaseException) -> str:
 
 
 @functools.cache
-def _is_own(file: str) -> bool:
+def is_own_file(file: str) -> bool:
+    """Whether a file is the program's own: neither installed, nor torch's or ours."""
     return not file.startswith(_NOT_THE_USERS) and not _is_installed(file)
 
 
@@ -285,7 +263,7 @@ _limits: weakref.WeakKeyDictionary[type, dict[str, str]] = weakref.WeakKeyDictio
 
 def _read_limits(cls: type) -> Iterator[tuple[str, str]]:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))) if _is_own(inspect.getfile(cls)) else None
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))) if is_own_file(inspect.getfile(cls)) else None
     except (OSError, TypeError, SyntaxError):  # a class of C, or one that was made while the program ran
         tree = None
     for node in ast.walk(tree) if tree is not None else ():

@@ -35,6 +35,7 @@ from fxmem.testing import guard
 from fxmem.whatif import card_fit, max_batch, size_search, sweep, verified_plan
 from fxmem.whatif.plans import proposals
 from fxmem.whatif.resize import find_resizing
+from tests.cores import two_cores
 
 MIB = 1 << 20
 
@@ -513,7 +514,8 @@ def wide() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def fits() -> CardFits:
-    return card_fit.cards(wide, meta(3 << 15, 16), names=CARDS, optimizer=None)
+    with two_cores():
+        return card_fit.cards(wide, meta(3 << 15, 16), names=CARDS, optimizer=None)
 
 
 def test_a_card_is_judged_as_by_an_analysis_for_it(fits: CardFits) -> None:
@@ -668,12 +670,13 @@ def test_at_inference_there_is_nothing_to_plan() -> None:
 
 @pytest.fixture(scope="module")
 def curve() -> SizeCurve:
-    return max_batch.max_batch(
-        lambda: nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 64)),
-        meta(64, 64),
-        target="rtx4090",
-        budget="100MiB",
-    )
+    with two_cores():
+        return max_batch.max_batch(
+            lambda: nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 64)),
+            meta(64, 64),
+            target="rtx4090",
+            budget="100MiB",
+        )
 
 
 def test_the_curve_as_text(curve: SizeCurve) -> None:

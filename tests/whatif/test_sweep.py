@@ -24,6 +24,7 @@ from fxmem.records.sizes import Sweep, SweepGrid, SweepPoint
 from fxmem.show.plots import sweep_svg
 from fxmem.show.text.sweep import sweep_table
 from fxmem.whatif.sweep import choose_samples
+from tests.cores import two_cores
 from tests.verbs import called
 
 GRID = {"batch": (2, 4, 6, 8, 12), "length": (16, 32, 48, 64)}
@@ -76,7 +77,8 @@ def by_size(found: Sweep) -> dict[tuple[Any, ...], SweepPoint]:
 
 def test_points_that_were_not_analysed_are_what_analyses_say() -> None:
     cards = ("rtx4090", "l4")
-    found = fxmem.sweep(Model, tokens(4, 16), grid={**GRID, "precision": ("none", "bf16"), "card": cards})
+    with two_cores():
+        found = fxmem.sweep(Model, tokens(4, 16), grid={**GRID, "precision": ("none", "bf16"), "card": cards})
     points = by_size(found)
     assert len(points) == 5 * 4 * 2 * 2
     assert found.analyses == 2 * 8  # both cards are of one compute capability

@@ -22,11 +22,12 @@ from fxmem.records.names import GROWING
 from fxmem.records.parts import Growth
 from fxmem.records.profile import SourceLine
 from fxmem.records.units import package_path
+from fxmem.simulation.loaded_modules import program_files
 from fxmem.simulation.observe.event_log import LoggedStorage, StepLog
 from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.card_memory import CardMemory, RepeatedSteps
 from fxmem.simulation.residents import Holders
-from fxmem.simulation.source_lines import last_name, program_files
+from fxmem.simulation.source_lines import last_name
 
 _KEEPING: Final = frozenset("add append appendleft extend extendleft insert put setdefault update".split())
 """Methods that put something into what they are called of."""

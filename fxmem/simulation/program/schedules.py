@@ -76,11 +76,11 @@ def find_schedules(frame: types.FrameType | None) -> dict[Schedule, list[str]]:
     for each in program_frames(frame)[0]:
         file, scope = each.f_code.co_filename, _scope(each)
         lines = {line for *_, line in each.f_code.co_lines()}
-        for condition in ast.walk(_read(file)):
-            if isinstance(condition, ast.If) and condition.lineno in lines:
+        for condition, divisors in _find_conditions(_read(file)):
+            if condition.lineno in lines:
                 name, branch = package_path(file), condition.body
                 within = [f"{name}:{line}" for line in range(branch[0].lineno, (branch[-1].end_lineno or 0) + 1)]
-                for every in (_find_value(divisor, scope) for divisor in _divide(condition.test)):
+                for every in (_find_value(divisor, scope) for divisor in divisors):
                     if type(every) is int and every > 0:
                         calls = _find_model_call(branch, scope, file)
                         found[Schedule(place=f"{name}:{condition.lineno}", every=every, calls=calls)] = within
@@ -125,6 +125,13 @@ def _parse(text: str) -> ast.Module:
         return ast.parse(text)
     except SyntaxError:
         return ast.Module([], [])
+
+
+@functools.lru_cache(maxsize=64)
+def _find_conditions(tree: ast.Module) -> list[tuple[ast.If, list[ast.expr]]]:
+    """The conditions of a file in which something is divided, and by what: once for all rounds that ask."""
+    conditions = ((each, list(_divide(each.test))) for each in ast.walk(tree) if isinstance(each, ast.If))
+    return [(each, divisors) for each, divisors in conditions if divisors]
 
 
 def _find_body(tree: ast.Module, code: types.CodeType) -> Sequence[ast.stmt]:

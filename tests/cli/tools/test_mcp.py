@@ -157,7 +157,7 @@ async def connected(folder: Path) -> AsyncIterator[Agent]:
 
     paths = os.pathsep.join([str(Path(fxmem.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     server = StdioServerParameters(
-        command=sys.executable, args=["-P", "-m", "fxmem", "mcp", str(folder)], env={"PYTHONPATH": paths}
+        command=sys.executable, args=["-P", "-m", "fxmem", "mcp", str(folder)], env={**os.environ, "PYTHONPATH": paths}
     )
     async with Client(stdio_client(server)) as client:
         assert [each.name for each in (await client.list_tools()).tools] == list(TOOLS)

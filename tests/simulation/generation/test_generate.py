@@ -70,11 +70,11 @@ def _blocks(profile):
         (llama, 16, {"beams": 2}, 9),
         (mamba, 14, {}, 8),
         (llama, 14, {"options": {"prefill_chunk_size": 8}}, 8),
-        (mistral, 30, {}, 17),
+        (mistral, 21, {}, 17),
         (mistral, 30, {"cache": "sliding"}, 22),
         (functools.partial(mistral, 34), 16, {}, 11),  # its window is full at once
         (functools.partial(mistral, 50), 24, {}, 12),  # and near the end
-        (mistral, 40, {"beams": 2}, 18),
+        (mistral, 22, {"beams": 2}, 18),
     ],
 )
 def test_tokens_made_by_arithmetic_are_those_that_are_recorded(make, tokens, way, recorded_tokens, all_recorded):
@@ -89,7 +89,7 @@ def test_tokens_made_by_arithmetic_are_those_that_are_recorded(make, tokens, way
 
 def test_tokens_after_a_padded_prompt_are_made_a_period_at_a_time(all_recorded):
     """Its mask goes into attention, which pads the rows of it: sizes grow evenly every sixteenth token."""
-    made, recorded = (each(llama, PADDED, 69, target="h100") for each in (generate, all_recorded))
+    made, recorded = (each(llama, PADDED, 53, target="h100") for each in (generate, all_recorded))
     assert made.run.recorded_tokens == 37
     assert made.run.tokens == recorded.run.tokens
     assert made.run.growth_bytes is not None

@@ -14,6 +14,7 @@ from fxmem.cli.verbs import run as run_verb
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.memory.report_reader import load_report
 from fxmem.simulation.executor import Cost, count_workers, read_backend
+from tests.cores import two_cores
 from tests.verbs import called
 
 pytestmark = pytest.mark.truth
@@ -78,7 +79,11 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_frameworks_keep_the_groups_of_one_rank(script: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with open(2, "w", buffering=1, closefd=False) as stream, contextlib.redirect_stderr(stream):  # not pytest's own
+    with (
+        two_cores(),
+        open(2, "w", buffering=1, closefd=False) as stream,  # not pytest's own
+        contextlib.redirect_stderr(stream),
+    ):
         code, _ = called(run_verb, "--ranks", "4", "--json", "report.json", script, "9")
     assert code == 0
     ranks = load_report(Path("report.json")).step.ranks
@@ -118,18 +123,18 @@ def test_a_backend_of_another_form_is_refused(text: str) -> None:
 
 
 def test_processes_start_where_they_pay() -> None:
-    cores = joblib.cpu_count()
-    assert count_workers(1) == 1
-    assert count_workers(64) == cores
-    assert count_workers(64, Cost(0.01)) == 1  # sooner done than another process has imported torch
-    assert count_workers(64, Cost(60.0)) == cores
-    assert count_workers(64, Cost(60.0, 1 << 60)) == 1  # of whose memory there is one at most
+    with two_cores():
+        cores = joblib.cpu_count()
+        assert count_workers(1) == 1
+        assert count_workers(64) == cores
+        assert count_workers(64, Cost(0.01)) == 1  # sooner done than another process has imported torch
+        assert count_workers(64, Cost(60.0)) == cores
+        assert count_workers(64, Cost(60.0, 1 << 60)) == 1  # of whose memory there is one at most
 
 
 def test_what_a_rank_prints_is_shown_where_it_fails(script: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(
-        AnalysisError, match="the program raised ValueError: no such token, before anything ran on h100"
-    ):
+    said = "the program raised ValueError: no such token, before anything ran on h100"
+    with two_cores(), pytest.raises(AnalysisError, match=said):
         called(run_verb, "--ranks", "4", script, "3")
     said = capfd.readouterr().err
     assert said.index("rank 0 speaks") < said.index("rank 3 speaks") < said.index("ValueError: no such token")

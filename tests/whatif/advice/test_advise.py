@@ -25,6 +25,7 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
 from fxmem.whatif.advice import suggestions, variant
 from fxmem.whatif.advice.changes import ModelBench
+from tests.cores import two_cores
 
 pytestmark = [pytest.mark.truth, pytest.mark.usefixtures("compiler")]
 
@@ -57,7 +58,8 @@ def speaker(**options: Any) -> Analysis:
 @pytest.fixture(scope="module")
 def advice(compiler: None) -> Advice:
     analysis = speaker(target="cpu")
-    return fxmem.advise(analysis, budget=0.6)
+    with two_cores():
+        return fxmem.advise(analysis, budget=0.6)
 
 
 def test_what_frees_most_comes_first_and_everything_tried_is_accounted_for(advice: Advice) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Final
 from fxmem._torch import common as torch_common
 from fxmem._torch.imports import PatchesOf, patch_when_imported
 from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.loaded_modules import find_holders
 
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS", "CONNECT", "PROPFIND"})
 _ASKS: Final = ("/paths-info/", "/info/lfs/objects/batch")
@@ -171,7 +172,7 @@ class _Gate:
         """`huggingface_hub`: `push_to_hub` of all that is built on it."""
         changed = [name for name in _HUB_CHANGES if hasattr(module.HfApi, name)]
         functions = {id(getattr(module, name)): name for name in changed if hasattr(module, name)}
-        holders = torch_common.find_holders(getattr(module, name) for name in functions.values())
+        holders = find_holders(getattr(module, name) for name in functions.values())
         for name in changed:
             yield torch_common.wrap(module.HfApi, name, functools.partial(self._change_hub, module, name))
         api = module.HfApi()

@@ -27,6 +27,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.loaded_modules import find_holders
 from fxmem.simulation.program.border import Border, has_fake_inside, move_to_card
 from fxmem.simulation.program.host_memory import HostLedger
 from fxmem.simulation.program.sandbox.isolation import Isolation
@@ -76,7 +77,7 @@ class Checkpoints:
         }
         if self._isolation.redirect is not None:
             ways |= dict.fromkeys((safetensors.load_file, safetensors.safe_open), self._load_file)
-        for holder, name, function in torch_common.find_holders(ways):
+        for holder, name, function in find_holders(ways):
             yield torch_common.wrap(holder, name, ways[function])
 
     # --- torch.save ---------------------------------------------------------------------------------------------------
