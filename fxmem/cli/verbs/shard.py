@@ -65,9 +65,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def _find(options: argparse.Namespace) -> MeshFits:
-    require_torch(options)
     with Progress(options.quiet) as progress:
-        progress("loading torch")
+        require_torch(options, progress)
         from fxmem.simulation.ranks import Mesh, MeshPlan, check_offload
         from fxmem.whatif import resize, shard
 
