@@ -221,7 +221,7 @@ class Storage(Record):
     """Of a workspace of a cuDNN that cannot be asked: its bytes by the further ones of `Profile.cudnns`."""
     smaller_bytes: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)
     """Of a convolution's workspace: those of the plans that torch goes on to, in this order, where there is no room for
-    it. Empty where memory is not short, and they were not asked for."""
+    it. Empty where they were not asked for, as memory is not short."""
     shape: Many[int] = ()
     """Shape of the first tensor seen over it."""
     dtype: str = ""

@@ -158,12 +158,12 @@ class TrainingLoop:
         placed = self.profile.storages[storage]
         if self.step == 1 and placed.name == GRAPH_INPUT:
             return  # the first step runs the graph without recording it
-        address = self._place_workspace(placed) if placed.smaller_bytes else self._malloc(placed.nbytes, placed)
+        if placed.smaller_bytes:
+            address = self._place_workspace(placed)
+        else:
+            address = self._allocator.malloc(placed.nbytes, placed.stream)
         self._address[storage] = address
         self._owner[address] = storage
-
-    def _malloc(self, nbytes: int, placed: Storage) -> int:
-        return self._allocator.malloc(nbytes, placed.stream)
 
     def _place_workspace(self, placed: Storage) -> int:
         """Where there is no room for a plan's workspace torch takes the next one that has some, and keeps to it
@@ -171,7 +171,7 @@ class TrainingLoop:
         sizes = placed.nbytes, *placed.smaller_bytes
         for nbytes in (self.plans.get(sizes, placed.nbytes), *placed.smaller_bytes):
             try:
-                address = self._malloc(nbytes, placed)
+                address = self._allocator.malloc(nbytes, placed.stream)
             except OutOfMemory as error:
                 refused = error
                 continue
