@@ -386,7 +386,7 @@ def require_torch(options: argparse.Namespace | None = None, progress: Progress 
     if progress is not None:
         progress("loading torch")
     with pause_gc(stays=True):
-        importlib.import_module("torch")
+        import torch as torch
 
 
 def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:
