@@ -26,7 +26,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fxmem._torch.common import FakeTensor, replace, restored, wrap
 from fxmem._torch.wrappers import is_wrapper
-from fxmem.records.pause_gc import pause_gc
 
 _of_subclass: Final[Any] = vars(torch.Tensor)["__torch_function__"].__func__
 _LINEAR: Final = torch._C._nn.linear  # what `torch.nn.functional.linear` is (since 1.10)
@@ -161,8 +160,7 @@ def is_host_subclass(value: Any) -> bool:
 def import_dynamo() -> None:
     """Import the compiler's front, which torch itself does where the first optimizer is made (`torch._compile`, since
     2.0)."""
-    with pause_gc(stays=True):
-        importlib.import_module("torch._dynamo")
+    importlib.import_module("torch._dynamo")
 
 
 LOADER_ITERATOR: Final[Any] = dataloader._BaseDataLoaderIter

@@ -221,7 +221,8 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
     from fxmem.hardware import catalogue
 
     card = catalogue.target(options.target)
-    require_torch(options, progress)
+    require_torch(options)
+    progress("loading torch")
     with pause_gc():
         from fxmem.simulation.analysis import analyze_step
         from fxmem.simulation.compiled import read_compile
@@ -293,7 +294,8 @@ def analyze_generation(options: argparse.Namespace, progress: Progress) -> Gener
     from fxmem.hardware import catalogue
 
     card = catalogue.target(options.target)
-    require_torch(options, progress)
+    require_torch(options)
+    progress("loading torch")
     from fxmem.cli.specs.inputs import make_batch, name_main_input, parse_input
     from fxmem.simulation.generation import GenerationRequest, check_generates, generate_step
 
@@ -372,8 +374,8 @@ def is_report(model: str) -> bool:
     return model == "-" or (path.suffix == ".json" and (os.path.isfile(path) or ":" not in model))
 
 
-def require_torch(options: argparse.Namespace | None = None, progress: Progress | None = None) -> None:
-    """Import torch; raise an `EnvironmentLacksError` if it is not installed. Refuse misspelt names before."""
+def require_torch(options: argparse.Namespace | None = None) -> None:
+    """Raise an `EnvironmentLacksError` if torch is not installed; refuse misspelt names before."""
     if options is not None and is_report(options.model):
         raise UsageError(
             f"expected a model or a program, got the report {options.model!r}: here the step runs again, and what a "
@@ -383,10 +385,6 @@ def require_torch(options: argparse.Namespace | None = None, progress: Progress 
         check_names(options)
     if importlib.util.find_spec("torch") is None:
         raise EnvironmentLacksError("expected torch, which is not installed: pip install torch (it needs no GPU)")
-    if progress is not None:
-        progress("loading torch")
-    with pause_gc(stays=True):
-        import torch as torch
 
 
 def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:

@@ -62,7 +62,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if not all(word.isdecimal() for word in lengths):
         raise UsageError(f"expected --context as numbers of tokens, 2048,8192; got {options.context!r}")
     with Progress(options.quiet) as progress:
-        require_torch(options, progress)
+        require_torch(options)
+        progress("loading torch")
         from fxmem.whatif.kv_cache import kv_cache
 
         built = build_changed_module(options, progress, mode="infer")

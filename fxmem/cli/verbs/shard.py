@@ -65,8 +65,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def _find(options: argparse.Namespace) -> MeshFits:
+    require_torch(options)
     with Progress(options.quiet) as progress:
-        require_torch(options, progress)
+        progress("loading torch")
         from fxmem.simulation.ranks import Mesh, MeshPlan, check_offload
         from fxmem.whatif import resize, shard
 

@@ -71,8 +71,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         raise UsageError("expected --snapshot or --device, not both: with a snapshot nothing is run")
     if options.compile is not None and (options.snapshot is not None or options.device != "cpu"):
         raise UsageError("expected --compile with --device cpu and no --snapshot: compiled steps are measured here")
+    require_torch(options)
     with Progress(options.quiet) as progress:
-        require_torch(options, progress)
+        progress("loading torch")
         verdict = _run_here(options, progress) if options.snapshot is None else _read_snapshot(options, progress)
     from fxmem.show.text.verdict import table
 
@@ -82,8 +83,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 def _run_program(options: argparse.Namespace, program: ProgramWords) -> tuple[int, str]:
     if options.snapshot is not None or options.target is not None:
         raise UsageError("expected --run without --snapshot and --target: both runs are made here")
+    require_torch()
     with Progress(options.quiet) as progress:
-        require_torch(None, progress)
+        progress("loading torch")
         from fxmem.validation.validate_program import validate_program
 
         verdict = validate_program(
