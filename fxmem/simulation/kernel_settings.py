@@ -111,8 +111,7 @@ def cudnn_version(target: Target) -> int:
 
 def ask_workspaces(signatures: Iterable[Signature], target: Target) -> dict[Signature, int | None]:
     """How much workspace the cuDNN whose plans are counted has for these."""
-    library = next(iter(asked_cudnns(target)), None)
-    release = target.release(torch.__version__)
+    library, release = _counted_plans(target)
     answers = conv_workspaces(signatures, target, torch_version=release, library=library)
     sizes = {signature: answer.nbytes for signature, answer in answers.items()}
     stands = target.torch and library is not None and library.number // 100 != cudnn_version(target) // 100
@@ -122,8 +121,7 @@ def ask_workspaces(signatures: Iterable[Signature], target: Target) -> dict[Sign
 
 def ask_smaller(signature: Signature, target: Target) -> tuple[int, ...]:
     """The workspaces of the plans that torch goes on to where there is no room for a convolution's own."""
-    library = next(iter(asked_cudnns(target)), None)
-    release = target.release(torch.__version__)
+    library, release = _counted_plans(target)
     answers = conv_workspaces([signature], target, torch_version=release, library=library, smaller=True)
     return answers[signature].smaller_bytes
 
@@ -145,6 +143,11 @@ def convolution_settings(target: Target | None = None) -> ConvSettings:
 def is_deterministic() -> bool:
     """Whether torch refuses kernels that are not deterministic, rather than to warn of them."""
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _counted_plans(target: Target) -> tuple[CudnnLibrary | None, str]:
+    """The cuDNN whose plans are counted, None for the installed one, and the torch whose avoided engines hold."""
+    return next(iter(asked_cudnns(target)), None), target.release(torch.__version__)
 
 
 @contextlib.contextmanager

@@ -67,5 +67,8 @@ def find_holders(values: Iterable[Any]) -> list[tuple[Any, str, Any]]:
 
 @functools.lru_cache(maxsize=8)
 def _without(values: frozenset[Any]) -> dict[str, tuple[types.ModuleType, int]]:
-    """Libraries' modules that had none of the values, and how many names: what they import later is one more."""
+    """Libraries' modules that had none of the values, and how many names: what they import later is one more.
+
+    A name that is bound anew to a value leaves the count as it was, and is not seen.
+    """
     return {}

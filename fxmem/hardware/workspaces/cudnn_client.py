@@ -100,7 +100,7 @@ def conv_workspaces(
         signatures: which of them; repeats cost nothing.
         target: a CUDA target of the catalogue, or one like it.
         torch_version: whose list of avoided engines holds.
-        smaller: whether the plans that follow are asked for too, which takes three times as long.
+        smaller: whether the plans that follow are asked for too, which takes two to three times as long.
         heuristic: torch's choice of heuristic mode; by default what `TORCH_CUDNN_USE_HEURISTIC_MODE_B` says.
         library: which cuDNN answers; by default the installed one (`find_cudnn`).
         timeout: seconds for all of them; what is not answered by then is estimated.
