@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
-from . import Step
-from .loops import meta
+from . import Peaks, Program, Step
+from .loops import measure, meta
 
 CIFAR_CLASSES = 10
 
@@ -102,27 +104,96 @@ class EarlyAttention(nn.Module):
         return logits
 
 
-PRECISIONS = {"32": torch.float32, "16-mixed": torch.float32, "bf16-mixed": torch.float32, "bf16-true": torch.bfloat16}
+VALIDATED = 5000
+"""Images. The first batch of them and the last are run."""
+BATCHES = 3
+"""Or as many more as two further steps of the optimizer take. Then no round reserves more."""
 
 
-def rasbt(
-    model: str, batch: int, precision: str, *, optimizer: str = "adam", clears: bool = True, accumulate: int = 1
-) -> Step:
-    """A vision transformer fine-tuned on CIFAR-10: forward, loss, `zero_grad`, backward, optimizer.
+def rasbt(model: str, batch: int, precision: str | None, *, optimizer: str = "adam", accumulate: int = 0) -> Program:
+    """A vision transformer fine-tuned on CIFAR-10, by the scripts' own loop with a few batches, and validated after it.
 
-    Source: rasbt/pytorch-memory-optim and rasbt/cvpr2023. With gradient accumulation (`accumulate`) the gradients are
-    cleared after the optimizer's step.
+    Source: rasbt/pytorch-memory-optim and rasbt/cvpr2023. What is reserved is read when all is over.
+
+    Args:
+        model: one of torchvision's.
+        batch: images.
+        precision: Fabric's; None where the script does without Fabric.
+        optimizer: `adam` or `sgd`.
+        accumulate: the optimizer steps at the first batch, and at each that comes so many after. Gradients are cleared
+            after its step, and otherwise (0) before backward.
     """
-    dtype = PRECISIONS[precision]
-    options: dict[str, Any] = {"optimizer": EarlyAdam if optimizer == "adam" else optimizer}
-    if precision.endswith("mixed"):
-        options["precision"] = {"16-mixed": "fp16", "bf16-mixed": "bf16"}[precision]
-    if clears:
-        options["zero_grad"] = "before-backward"
-    if accumulate > 1:
-        options["accumulate"] = accumulate
-    network = EarlyAttention(make_torchvision(model, CIFAR_CLASSES, dtype))
-    return train_classifier(network, batch, dtype=dtype, **options)
+
+    def run() -> dict[str, Peaks]:
+        return {"": measure(partial(_fine_tune, model, batch, precision, optimizer, accumulate))}
+
+    return Program(run, "")
+
+
+def _fine_tune(model: str, batch: int, precision: str | None, optimizer: str, accumulate: int) -> None:
+    import lightning
+    import torchvision
+
+    network = getattr(torchvision.models, model)()
+    network.heads.head = nn.Linear(network.heads.head.in_features, CIFAR_CLASSES)
+    batches = 2 * accumulate + 1 if accumulate else BATCHES
+    loaders = (_load(batches * batch, batch), _load(batch + VALIDATED % batch, batch))
+    if precision is None:
+        device = torch.device("cuda")
+        network.to(device)
+    make = {"adam": EarlyAdam, "sgd": partial(torch.optim.SGD, lr=0.01)}[optimizer]
+    updates, backward = make(network.parameters()), Tensor.backward
+    network = EarlyAttention(network)
+    if precision is not None:
+        fabric = lightning.Fabric(accelerator="cuda", devices=1, precision=precision)
+        fabric.launch()
+        loaders = fabric.setup_dataloaders(*loaders)
+        network, updates = fabric.setup(network, updates)
+        device, backward = fabric.device, fabric.backward
+    _train_and_validate(network, updates, backward, loaders, device, accumulate)
+
+
+def _load(images: int, batch: int) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.zeros(images, 3, 224, 224), torch.zeros(images, dtype=torch.int64)), batch)
+
+
+def _train_and_validate(
+    network: nn.Module,
+    updates: torch.optim.Optimizer,
+    backward: Callable[[Tensor], None],
+    loaders: Sequence[DataLoader[Any]],
+    device: torch.device,
+    accumulate: int,
+) -> None:
+    """The loop of the scripts; what moves a batch to the card is nothing where Fabric's loader has done it."""
+    import torchmetrics
+
+    accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=CIFAR_CLASSES).to(device)
+    for index, (features, targets) in enumerate(loaders[0]):
+        network.train()
+        features = features.to(device)
+        targets = targets.to(device)
+        logits = network(features)
+        loss = F.cross_entropy(logits, targets)
+        if accumulate:
+            loss = loss / accumulate
+        else:
+            updates.zero_grad()
+        backward(loss)
+        if not accumulate:
+            updates.step()
+        elif index % accumulate == 0:
+            updates.step()
+            updates.zero_grad()
+        network.eval()
+        with torch.no_grad():
+            accuracy.update(logits.argmax(1), targets)
+    validation = torchmetrics.Accuracy(task="multiclass", num_classes=CIFAR_CLASSES).to(device)
+    with torch.no_grad():
+        for features, targets in loaders[1]:
+            features = features.to(device)
+            targets = targets.to(device)
+            validation.update(network(features).argmax(1), targets)
 
 
 class NesterovSGD(torch.optim.SGD):
