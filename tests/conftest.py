@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 # Each process that compiles for the CPU would build programs to learn whether vectors work that the CPU says it has.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on the network
+# A shell has what it runs in the background ignore SIGINT, and all that this starts would ignore it, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every run, and none judged by the clock.
 settings.register_profile("fxmem", derandomize=True, deadline=None, database=None)

@@ -26,8 +26,8 @@ Torch asks a fake tensor for its device from within `InputMetadata` of torch/csr
 `find_torch_dispatch_rule` and `__torch_dispatch__`. Callbacks of weak references and `__del__` run wherever an object
 is freed.
 """
-_SETS_STATE: Final = frozenset({"__enter__", "__exit__"})
-"""Functions of contextlib that set the state of torch, or put it back, as a whole."""
+_MUST_NOT_RAISE: Final = _LOSE_INTERRUPTS | {"__enter__", "__exit__"}
+"""These and the functions that set the state of torch or of warnings, or put it back, as a whole."""
 _INTERVAL: Final = 0.001
 """Seconds after which a postponed interrupt is sent again."""
 _MOST_TIMES: Final = 1_000
@@ -152,7 +152,7 @@ def _must_not_raise(frame: FrameType | None) -> bool:
     """Whether an exception must not be raised here: lost, the end of the process, or torch half changed."""
     while frame is not None:
         name = frame.f_code.co_name
-        if name in _LOSE_INTERRUPTS or (name in _SETS_STATE and frame.f_code.co_filename == contextlib.__file__):
+        if name in _MUST_NOT_RAISE:
             return True
         frame = frame.f_back
     return False

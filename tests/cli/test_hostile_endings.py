@@ -60,11 +60,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def listening() -> None:
-    """A shell has what it runs in the background ignore SIGINT, tests too."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def ended(folder: Path, how: signal.Signals, *command: str) -> tuple[int, bytes, bytes]:
     """Exit code, stdout and stderr of a command that gets a signal once it has made the file `started`."""
     environment = {
@@ -78,7 +73,6 @@ def ended(folder: Path, how: signal.Signals, *command: str) -> tuple[int, bytes,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=listening,
     )
     try:
         while process.poll() is None and not (folder / "started").exists():

@@ -381,6 +381,7 @@ def record(  # noqa: PLR0913 - the settings of the public API, by keyword
 
     isolating = IsolationSettings(write=write, network=network)
     with (
+        postpone_interrupts(),
         isolate_block(isolating) as isolation,
         record_rank(
             catalogue.with_torch(target, torch),

@@ -4,8 +4,8 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -14,15 +14,6 @@ from torch import nn
 
 import fxmem
 from tests.simulation.model.test_hostile_models import attributes, process
-
-
-@pytest.fixture(autouse=True)
-def python_handles_interrupts() -> Iterator[None]:
-    """A shell has what it runs in the background ignore SIGINT, tests too."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
 
 MODEL = nn.Linear(8, 8)
 
@@ -36,12 +27,12 @@ def record() -> None:
         nn.Linear(8, 8).cuda()(torch.zeros(2, 8).cuda()).sum().backward()
 
 
-def run_observed(run: Callable[[], None], observe: Callable[[str], None]) -> None:
+def run_observed(run: Callable[[], None], observe: Callable[[CodeType], None]) -> None:
     """Run with every call of a Python function shown to `observe`, from within it."""
 
     def on_event(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
-            observe(frame.f_code.co_name)
+            observe(frame.f_code)
 
     sys.setprofile(on_event)
     try:
@@ -50,23 +41,28 @@ def run_observed(run: Callable[[], None], observe: Callable[[str], None]) -> Non
         sys.setprofile(None)
 
 
+LOSE = ("find_torch_dispatch_rule", "__torch_dispatch__", "_on_death")
+"""Where C++ calls Python an exception would end the process, or be lost."""
+
+
 @pytest.mark.truth
 @pytest.mark.parametrize("run", [analyze, record])
 def test_wherever_an_interrupt_comes_it_is_raised_and_the_process_is_as_it_was(run: Callable[[], None]) -> None:
     for _ in range(3):
         run()  # until all caches are filled
-    calls: list[str] = []
+    calls: list[CodeType] = []
     run_observed(run, calls.append)
-    # Where C++ calls Python an exception would end the process; the rest is a sample of all calls.
-    first = {name: calls.index(name) for name in ("find_torch_dispatch_rule", "__torch_dispatch__", "_on_death")}
-    asked = [index for index, name in enumerate(calls) if name == "find_torch_dispatch_rule"]
-    before, names = process(), attributes()
-    for moment in sorted(
-        {*first.values(), *asked[:: len(asked) // 4], *range(0, len(calls) * 9 // 10, len(calls) // 6)}
-    ):
+    names = [each.co_name for each in calls]
+    assert set(LOSE) <= set(names)
+    # Each function that sets a state or puts it back, once; the rest is a sample of all calls.
+    first = {code: index for index, code in reversed(list(enumerate(calls)))}
+    chosen = {index for code, index in first.items() if code.co_name in (*LOSE, "__enter__", "__exit__")}
+    asked = [index for index, name in enumerate(names) if name == "find_torch_dispatch_rule"]
+    before, was = process(), attributes()
+    for moment in sorted({*chosen, *asked[:: len(asked) // 4], *range(0, len(calls) * 9 // 10, len(calls) // 6)}):
         left = [moment]
 
-        def interrupt(name: str, left: list[int] = left) -> None:
+        def interrupt(_: CodeType, left: list[int] = left) -> None:
             left[0] -= 1
             if left[0] == -1:
                 signal.raise_signal(signal.SIGINT)
@@ -74,8 +70,8 @@ def test_wherever_an_interrupt_comes_it_is_raised_and_the_process_is_as_it_was(r
         with pytest.raises(KeyboardInterrupt):
             run_observed(run, interrupt)
         after, now = process(), attributes()
-        assert {what: after[what] for what in after if after[what] != before[what]} == {}
-        assert {name for name in names.keys() | now.keys() if names.get(name) != now.get(name)} == set()
+        assert {what: after[what] for what in after if after[what] != before[what]} == {}, calls[moment]
+        assert {name for name in was.keys() | now.keys() if was.get(name) != now.get(name)} == set(), calls[moment]
 
 
 class Frees(nn.Linear):
