@@ -75,6 +75,7 @@ def fingerprint(case: Case) -> str:
         case.step,
         case.target,
         *([] if case.memory_gib is None else [case.memory_gib]),
+        *([] if case.release is None else [case.release]),
         case.statistic,
         case.figure,
         case.unit,

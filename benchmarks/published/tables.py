@@ -29,7 +29,7 @@ GRADES = {
 }
 SHARED = (
     *("name", "source", "card", "target", "torch", "statistic", "unit", "grade", "step", "settings", "less"),
-    *("digits", "note", "cause", "not_run", "environment", "memory_gib"),
+    *("digits", "note", "cause", "not_run", "environment", "memory_gib", "release"),
 )
 ROW = ("at", "figure", "bound", "sample", *SHARED[2:])
 
@@ -49,6 +49,8 @@ class Case:
     """The card's memory, where the catalogue's card of this name has another one."""
     torch: str
     """The release it was measured with; with a question mark where it follows from dates."""
+    release: str | None
+    """The release that is predicted for; None for the one installed."""
     statistic: str
     grade: str
     figure: float
@@ -79,8 +81,9 @@ class Case:
     def place(self) -> str | Target:
         """What the prediction is for."""
         if self.memory_gib is None:
-            return self.target
-        return catalogue.target(self.target).model_copy(update={"memory_bytes": int(self.memory_gib * UNITS["GiB"])})
+            return self.target if self.release is None else catalogue.with_torch(self.target, self.release)
+        card = catalogue.with_torch(self.target, self.release)
+        return card.model_copy(update={"memory_bytes": int(self.memory_gib * UNITS["GiB"])})
 
 
 def read_cases(folder: Path = TABLES) -> Iterator[Case]:
@@ -112,6 +115,7 @@ def cases_of(table: Mapping[str, Any]) -> Iterator[Case]:
             settings={**table.get("settings", {}), **row.get("settings", {}), **at},
             less=None if less is None else {**table.get("settings", {}), **row.get("settings", {}), **less},
             memory_gib=merged.get("memory_gib"),
+            release=merged.get("release"),
             digits=merged.get("digits"),
             **{field: merged.get(field, "") for field in ("note", "cause", "not_run")},
             environment=merged.get("environment", {}),

@@ -339,8 +339,7 @@ def is_mutable(func: OpOverload) -> bool:
 
 @functools.cache
 def is_composite(func: OpOverload) -> bool:
-    """Whether the dispatcher runs an op as other ops (`torch._C._dispatch_has_kernel_for_dispatch_key`, since 1.11;
-    `OpOverload.decompose` then calls them).
+    """Whether the dispatcher runs an op as other ops (`torch._C._dispatch_has_kernel_for_dispatch_key`, since 1.11).
 
     Not those that also have a kernel of their own for CPU and CUDA, such as `silu_backward`.
     `OpOverload.has_kernel_for_dispatch_key` would also count decompositions written in Python, which only tracers of
@@ -351,6 +350,15 @@ def is_composite(func: OpOverload) -> bool:
     name = func.name()  # type: ignore[no-untyped-call]
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return has(name, "CompositeImplicitAutograd") and not has(name, "CPU") and not has(name, "CUDA")
+
+
+def decompose(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a composite op as other ops, as the dispatcher does (`OpOverload._op_dk`, since 2.0).
+
+    `OpOverload.decompose` prefers what is written in Python for tracers of programs: matrix products, dropout, and
+    upsampling, by indices and with many temporaries.
+    """
+    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from torch._subclasses import fake_impls, fake_tensor
 # The context `with torch.device(...)` and `torch.set_default_device` put on the function-mode stack (since 2.0).
 from torch.utils._device import DeviceContext
 
+from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 
 SDPA: Final[Callable[..., Any]] = torch._C._nn.scaled_dot_product_attention
@@ -62,7 +63,7 @@ def _dispatch_taken_apart(
 ) -> Any:
     if func in _MOVES:
         with self:
-            return func.decompose(*args, **(kwargs or {}))
+            return torch_common.decompose(func, *args, **(kwargs or {}))
     return _dispatch(self, func, types, args, kwargs)
 
 

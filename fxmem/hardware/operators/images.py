@@ -8,7 +8,7 @@ from math import prod
 
 from fxmem.hardware.hidden_memory import Events, HiddenEvent, HiddenMemory, alloc, output
 from fxmem.hardware.operators.registry import Call, FlopRule, Operator, ScratchRule, dense_gradient, undetermined
-from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat
+from fxmem.hardware.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout
 
 # --- FLOPs ------------------------------------------------------------------------------------------------------------
 
@@ -75,6 +75,32 @@ def _upsample_image(taps: int) -> ScratchRule:
     return rule
 
 
+def _nearest_on_card(call: Call) -> Events | None:
+    """cuda/UpSampleNearest*.cu: what does not have its channels last is read and written dense."""
+    source, made = call.layout(), call.made
+    if source.shape == made.shape or _has_channels_last_kernel(source):
+        return None
+    copied = (("dense result", made), ("dense input", source))
+    return output("result"), *(alloc(name, each.nbytes) for name, each in copied if not each.is_contiguous())
+
+
+def _nearest_backward_on_card(call: Call) -> Events | None:
+    """As `_nearest_on_card`, of the gradient."""
+    gradient = call.layout()
+    if gradient.is_contiguous() or gradient.shape == call.made.shape or _has_channels_last_kernel(gradient):
+        return None
+    return output("result"), alloc("dense gradient", gradient.nbytes)
+
+
+def _has_channels_last_kernel(source: TensorLayout) -> bool:
+    return (
+        source.rank == 4
+        and source.shape[1] >= 4
+        and source.is_contiguous(MemoryFormat.CHANNELS_LAST)
+        and (source.memory_format() is MemoryFormat.CHANNELS_LAST)
+    )
+
+
 def _grid_sample_backward_on_cpu(call: Call) -> Events | None:
     """`grid_sampler_2d_backward_cpu_kernel_impl` (cpu/GridSamplerKernel.cpp): reads a dense gradient."""
     copied = dense_gradient(call)
@@ -135,12 +161,12 @@ ROWS = {
     },
     "UpSample*.cpp, cpu/UpSampleKernel.cpp": {
         "upsample_nearest1d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact3d": Operator(
-            0, cpu=_upsample(1)
+            0, cpu=_upsample(1), cuda=_nearest_on_card
         ),
-        "upsample_nearest2d _upsample_nearest_exact2d": Operator(0, cpu=_upsample_image(1)),
+        "upsample_nearest2d _upsample_nearest_exact2d": Operator(0, cpu=_upsample_image(1), cuda=_nearest_on_card),
         """upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
         _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
-        _upsample_nearest_exact3d_backward""": _ADDED_DENSE,
+        _upsample_nearest_exact3d_backward""": replace(_ADDED_DENSE, cuda=_nearest_backward_on_card),
         "upsample_linear1d": Operator(3, cpu=_upsample(2)),
         # two rows of two points and a column, 3 each (2 products, 1 sum)
         "upsample_bilinear2d": Operator(9, cpu=_upsample_image(2)),

@@ -61,6 +61,53 @@ def _in_mode(kernel: Kernel) -> Kernel:
     return run
 
 
+# --- Strides of dimensions of size 1 ----------------------------------------------------------------------------------
+# They say nothing of where elements lie, and yet torch asks them whether a tensor is one with channels last
+# (`is_channels_last_strides_2d`, c10/core/MemoryFormat.h). So an image of a batch of one that was a sequence before, as
+# attention leaves it in autoencoders of diffusion models, has its channels last and is upsampled to one that has not.
+
+
+@answers("view _unsafe_view", everywhere=True)
+def _view(_: Any, source: Tensor, shape: Any) -> Any:
+    """`computeStride` (aten/src/ATen/TensorUtils.cpp); torch's own for fakes splits dimensions one by one."""
+    if 1 not in shape or source.is_contiguous():
+        return NotImplemented
+    with torch_common.no_modes():
+        made = torch.empty_strided(source.shape, source.stride(), device="meta").view(shape)
+    return source.as_strided(made.shape, made.stride())
+
+
+@answers("add.Tensor sub.Tensor mul.Tensor div.Tensor", everywhere=True)
+def _with_number(_: Any, source: Any, other: Any, **__: Any) -> Any:
+    """A number has another shape than a tensor, so that `TensorIterator` keeps the strides as they are; torch's own for
+    fakes (`fast_binary_impl`, torch/_subclasses/fake_impls.py) makes those of the memory format."""
+    if not isinstance(other, int | float) or not isinstance(source, Tensor) or not source.is_floating_point():
+        return NotImplemented
+    return _as_it_lies(source)
+
+
+@answers("empty_like zeros_like ones_like rand_like randn_like", everywhere=True)
+def _made_like(
+    _: Any, source: Tensor, *, memory_format: Any = None, dtype: Any = None, device: Any = None, **__: Any
+) -> Any:
+    """`empty_like` (aten/src/ATen/native/TensorFactories.cpp); torch's own for fakes writes strides anew."""
+    if memory_format not in (None, torch.preserve_format):
+        return NotImplemented
+    return _as_it_lies(source, dtype, device)
+
+
+def _as_it_lies(source: Tensor, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
+    """A new tensor with all strides of one that has its channels last, but for the batch of one."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if source.dim() not in formats or source.shape[0] != 1 or source.stride(0) == source.numel():
+        return NotImplemented
+    if not source.is_contiguous(memory_format=formats[source.dim()]):
+        return NotImplemented
+    return torch.empty_strided(
+        source.shape, source.stride(), dtype=dtype or source.dtype, device=device or source.device
+    )
+
+
 # --- Products and attention -------------------------------------------------------------------------------------------
 
 

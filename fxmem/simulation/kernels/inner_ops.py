@@ -86,7 +86,7 @@ class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if torch_common.is_composite(func):
             with self:
-                return func.decompose(*args, **kwargs)
+                return torch_common.decompose(func, *args, **kwargs)
         kernel = torch_common.explicit_kernel(func, self._device_type) if torch_common.is_mutable(func) else None
         if kernel is not None:
             with self:

@@ -59,7 +59,7 @@ class OpTraits:
         self.kernel = find_kernel(func)
         self.is_sum = func is _SUM
         self.checks_dtypes = func in ONE_DTYPE or func in INDICES
-        self.unless = None if torch_fakes.sees_no_values(func) and self.everywhere is None else known_values.VALUE
+        self.unless = None if torch_fakes.sees_no_values(func) else known_values.VALUE
         """The attribute of tensors with which a call is not like one without; None where there is none."""
         self.may_grow = name == "aten.resize_.default" or torch_common.has_out(func)
         """Whether a storage that is too small becomes a larger one."""
@@ -148,7 +148,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         op = self._find_traits(func)
         if op.is_composite and (op.everywhere is None or args[0].is_cuda):
             with self:  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
-                return func.decompose(*args, **kwargs)
+                return torch_common.decompose(func, *args, **kwargs)
         if op.kernel is not None:
             made = self._run_inner(op.kernel, func, args, kwargs)
             if made is not NotImplemented:

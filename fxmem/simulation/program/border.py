@@ -114,7 +114,7 @@ class Border:
         if not self.is_targets(func, types, args, kwargs):
             if torch_common.is_composite(func):
                 with recorder:  # under inference_mode `x.to("cuda")` comes whole, and says where by position
-                    return func.decompose(*args, **kwargs)
+                    return torch_common.decompose(func, *args, **kwargs)
             return self._run_on_host(func, args, kwargs)
         if func is aten.copy_.default and not isinstance(args[0], torch_common.FakeTensor):
             self._write_to_host(args[1], args[0])
