@@ -102,8 +102,10 @@ def compiler() -> None:
     To import inductor, as `torch.compile` does where it is first called, warns of what it uses itself, too.
     """
     from fxmem._torch.compiler import dynamo as torch_dynamo  # after the settings above
+    from tests.simulation.compiled.real import believe_the_cpu
 
     torch_dynamo.load_compiler()
+    believe_the_cpu()
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,10 @@
 """A real compiled program on the CPU, as `fxmem.validation.measure_program` measures it, in a process of its own."""
 
-from tests.simulation.compiled.real import without_kernels
+from tests.simulation.compiled.real import believe_the_cpu, without_kernels
 
 if __name__ == "__main__":
     from fxmem.validation.measure_program import main
 
+    believe_the_cpu()
     with without_kernels():
         main()

@@ -19,7 +19,7 @@ from fxmem.records.profile import Kind, Phase
 from fxmem.simulation.compiled.timed_answers import Answers
 from tests.simulation.compiled.real import without_kernels
 
-pytestmark = pytest.mark.truth
+pytestmark = [pytest.mark.truth, pytest.mark.usefixtures("compiler")]
 
 
 class Raises(nn.Module):

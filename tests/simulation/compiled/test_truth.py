@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.compiled.models import CASES
 from tests.simulation.compiled.real import measure_compiled, predict_compiled
 
-pytestmark = pytest.mark.truth
+pytestmark = [pytest.mark.truth, pytest.mark.usefixtures("compiler")]
 
 SAMPLE = (
     ("attention, tied weights, a graph break", "train"),

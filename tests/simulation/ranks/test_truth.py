@@ -22,7 +22,7 @@ from fxmem.validation.profiler_log import WORKSPACE_KERNELS
 from tests.sharded_models import COMPILED, CONFIGURATIONS, HALF, PRODUCTS, Llama, loss, tokens
 from tests.simulation.compiled.real import SET_ASIDE, without_kernels
 
-pytestmark = pytest.mark.truth
+pytestmark = [pytest.mark.truth, pytest.mark.usefixtures("compiler")]
 
 
 @contextlib.contextmanager
