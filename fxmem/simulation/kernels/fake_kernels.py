@@ -77,7 +77,7 @@ def _view(_: Any, source: Tensor, shape: Any) -> Any:
     return source.as_strided(made.shape, made.stride())
 
 
-@answers("add.Tensor sub.Tensor mul.Tensor div.Tensor", everywhere=True)
+@answers("add.Tensor sub.Tensor mul.Tensor div.Tensor rsub.Scalar remainder.Scalar", everywhere=True)
 def _with_number(_: Any, source: Any, other: Any, **__: Any) -> Any:
     """A number has another shape than a tensor, so that `TensorIterator` keeps the strides as they are; torch's own for
     fakes (`fast_binary_impl`, torch/_subclasses/fake_impls.py) makes those of the memory format."""
