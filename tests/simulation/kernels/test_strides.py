@@ -76,3 +76,11 @@ def test_what_does_not_have_its_channels_last_is_upsampled_dense() -> None:
         F.interpolate(as_image(torch.zeros(1, 16, 8, device="cuda")), scale_factor=2.0)
         F.interpolate(torch.zeros(1, 8, 4, 4, device="cuda").to(memory_format=torch.channels_last), scale_factor=2.0)
     assert [each.nbytes for each in recorded.profile.storages if each.name == "dense input"] == [4 * 4 * 8 * 4]
+
+
+def test_what_does_not_lie_dense_is_copied_for_the_gradient_too() -> None:
+    with fxmem.record("h100") as recorded:
+        x = torch.zeros(1, 8, 4, 4, device="cuda", requires_grad=True)
+        F.interpolate(x, scale_factor=2.0).sum().backward()
+        (F.interpolate(x, scale_factor=2.0) * 2).sum().backward()
+    assert [each.nbytes for each in recorded.profile.storages if each.name == "dense gradient"] == [8 * 8 * 8 * 4]
