@@ -111,8 +111,6 @@ class Subject(Observer):
 
     compiles_whole = True
     """Whether all of it is compiled in a run of its own, where it is compiled."""
-    compares_cudnns = True
-    """Whether the plans of each cuDNN that stands for the target's are replayed, where it cannot be asked."""
     route: Route | None = None
     """What sees each operator before the recorder does."""
 
@@ -286,7 +284,6 @@ class Recording(Observer):
                 convolution_settings(target),
                 deterministic=is_deterministic(),
                 cudnns=asked_cudnns(target),
-                ranges=subject.compares_cudnns,
             )
         self.log = subject.make_log(self.device)
         self.nodes = NodeLedger(self.log)

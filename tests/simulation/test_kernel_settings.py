@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -245,6 +246,17 @@ def test_another_release_of_torch_has_its_own_workspaces_rules_and_cudnn(monkeyp
     assert "which plans cuDNN 9.1.0 of torch 2.6 takes for convolutions: it is older than 9.8" in unknown
     assert "counted are those of 9.8.0, the nearest, and the range is that of 9.8.0, 9.19.0, 9.8.0 with" in unknown
     assert "fits with any of them" in " ".join(analysis.table().split())
+    with fxmem.record("rtx3060", torch="2.6") as recorded:
+        on_card, given = copy.deepcopy(model).cuda(), inputs.cuda()
+        for _ in range(2):
+            with torch.no_grad():
+                on_card(given)
+    assert [each.cudnn for each in recorded.peak.by_cudnn] == names
+    assert recorded.peak.by_cudnn[0].reserved_bytes == recorded.peak.reserved_bytes
+    assert [each.reserved_bytes for each in recorded.peak.by_cudnn] == [
+        each.reserved_bytes for each in analysis.peak.by_cudnn
+    ]
+    assert "fits with any of them" in " ".join(recorded.table().split())
     point = torch.nn.Conv2d(320, 1280, 1)
     for card, held in (("rtx3060", True), ("rtx4060", False)):
         trained = analyze(point, torch.empty(64, 320, 3, 3), target=card, torch="2.6").profile

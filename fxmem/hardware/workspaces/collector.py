@@ -144,7 +144,6 @@ class Collector(CpuCollector):
             products unless `CUBLAS_WORKSPACE_CONFIG` is one of two values; where it is neither, the first of them is
             taken.
         cudnns: which cuDNNs answer, of which the plans of the first are counted; none for the installed one.
-        ranges: whether what the target's cuDNN may take instead is collected too, where it cannot be asked.
     """
 
     def __init__(
@@ -156,15 +155,14 @@ class Collector(CpuCollector):
         *,
         deterministic: bool = False,
         cudnns: Sequence[CudnnLibrary] = (),
-        ranges: bool = True,
     ) -> None:
         self._target = target
         self._torch_version = torch_version
         self._given_environ = environ
-        self._cudnns = cudnns if ranges else cudnns[:1]
+        self._cudnns = cudnns
         super().__init__()
         self.follow(settings, deterministic=deterministic)
-        self._guesses = GUESSES if ranges and self._stands_for_another and target.capability != ASKED else {}
+        self._guesses = GUESSES if self._stands_for_another and target.capability != ASKED else {}
         self._seen = seen_rule(target, torch_version) if self._stands_for_another else None
 
     def follow(self, settings: ConvSettings, *, deterministic: bool) -> None:

@@ -66,6 +66,7 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
     if fits and room is not None:  # what is cached goes back where it is in the way
         allocated, reserved = min(allocated or 0, room), min(reserved or 0, room)
         waiting = None if waiting is None else min(waiting, room)
+    others = _replay_other_plans(profile, settings, found, shortage, (reserved or 0) - (found.reserved_bytes or 0))
     peak = timeline.peak.model_copy(
         update={
             "allocated_bytes": allocated,
@@ -76,7 +77,7 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
             "fits": fits,
             "shortage": shortage,
             "smaller_plans": 0 if shortage else (run or found).smaller_plans,
-            "by_cudnn": () if run is not None else tuple(_replay_other_plans(profile, settings, found, ran_out)),
+            "by_cudnn": () if run is not None and run.is_ended else tuple(others),
             "at_least": run is not None and run.is_ended,
         }
     )
@@ -93,17 +94,20 @@ def _replay_within(profile: Profile, settings: AllocatorSettings) -> tuple[Repla
 
 
 def _replay_other_plans(
-    profile: Profile, settings: AllocatorSettings, found: ReplayedLoop, ran_out: str
+    profile: Profile, settings: AllocatorSettings, found: ReplayedLoop, ran_out: str, beyond: int
 ) -> Iterator[PlansPeak]:
-    """The peaks with the plans of each cuDNN that stands for the target's; of the first they were found already."""
+    """The peaks with the plans of each cuDNN that stands for the target's; of the first they were found already.
+
+    What the rest of a program has reserved beyond this loop, it is taken to reserve `beyond` each.
+    """
     for number, version in enumerate(profile.cudnns):
         plans = [(each.nbytes, *each.other_bytes)[number] for each in profile.storages if each.other_bytes]
         if number:
             sizes = iter(plans)
             storages = (_with_plan(each, next(sizes)) if each.other_bytes else each for each in profile.storages)
             found, ran_out = _replay_within(profile.model_copy(update={"storages": tuple(storages)}), settings)
-        reserved = found.reserved_bytes or 0
-        first, room = found.first_bytes or reserved, room_bytes(profile.target)
+        reserved, room = (found.reserved_bytes or 0) + beyond, room_bytes(profile.target)
+        first = found.first_bytes + beyond if found.first_bytes else reserved
         most = max(reserved, first + max(plans, default=0))
         yield PlansPeak(
             cudnn=version,
@@ -111,7 +115,7 @@ def _replay_other_plans(
             reserved_bytes=reserved,
             least_bytes=min(first, reserved),
             most_bytes=most if room is None or ran_out else max(reserved, min(most, room)),
-            fits=None if room is None else not ran_out,
+            fits=None if room is None else not ran_out and reserved <= room,
         )
 
 

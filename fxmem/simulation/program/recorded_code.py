@@ -66,7 +66,6 @@ class RecordedCode(Subject):
     """
 
     compiles_whole = False
-    compares_cudnns = False  # its card is one, and has one history
 
     def __init__(  # noqa: PLR0913 - what `record` is told, by keyword
         self,
