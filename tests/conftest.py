@@ -96,7 +96,7 @@ def others_frozen() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def compiler() -> None:
+def compiler() -> Iterator[None]:
     """Dynamo and inductor, imported: forks of this process have them, each of which would take three seconds for them.
 
     To import inductor, as `torch.compile` does where it is first called, warns of what it uses itself, too.
@@ -105,7 +105,8 @@ def compiler() -> None:
     from tests.simulation.compiled.real import believe_the_cpu
 
     torch_dynamo.load_compiler()
-    believe_the_cpu()
+    with believe_the_cpu():
+        yield
 
 
 @pytest.fixture(autouse=True)

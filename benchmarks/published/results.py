@@ -21,7 +21,7 @@ from .traces import Replay
 
 EXPLAINED_FROM_PERCENT = 3.0
 """A larger error is listed with its reason."""
-PACKAGES = ("torch", "torchvision", "timm", "transformers", "peft", "torchao")
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "peft", "torchao", "diffusers")
 
 
 INTRODUCTION = (
@@ -32,8 +32,8 @@ INTRODUCTION = (
     "",
     "The tables are data, in `benchmarks/published/tables`: to add a figure, add a row there, and a function that",
     "builds its step in `benchmarks/published/steps`. `make published` then writes this page. The error of every",
-    "row may only become smaller: the bound stands beside the figure, and forty rows are predicted with every run",
-    "of the tests.",
+    "row may only become smaller: the bound stands beside the figure, and a sample of the rows is predicted with",
+    "every run of the tests.",
 )
 """What the page begins with."""
 

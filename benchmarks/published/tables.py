@@ -78,11 +78,11 @@ class Case:
         return self.figure * UNITS[self.unit]
 
     @property
-    def place(self) -> str | Target:
+    def place(self) -> Target:
         """What the prediction is for."""
-        if self.memory_gib is None:
-            return self.target if self.release is None else catalogue.with_torch(self.target, self.release)
         card = catalogue.with_torch(self.target, self.release)
+        if self.memory_gib is None:
+            return card
         return card.model_copy(update={"memory_bytes": int(self.memory_gib * UNITS["GiB"])})
 
 

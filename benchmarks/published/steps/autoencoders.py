@@ -134,8 +134,9 @@ def make_stages(channels: Sequence[int], blocks: int, change: type[nn.Module]) -
     return stages
 
 
-def make_middle(width: int = CHANNELS[-1]) -> nn.ModuleList:
+def make_middle() -> nn.ModuleList:
     """Make the blocks of the lowest resolution."""
+    width = CHANNELS[-1]
     return nn.ModuleList([Residual(width, width), Attention(width), Residual(width, width)])
 
 
@@ -256,13 +257,13 @@ def count(run: Callable[[], Any]) -> Peaks:
     for _ in range(WARM_UP):
         made = run()
         clear()
-    made = made[1] if isinstance(made, tuple) else None
+    drawn = [*made[1:]] if isinstance(made, tuple) else []
+    del made
     peaks: list[Peaks] = []
     for _ in range(COUNTED):
         clear()
         peaks.append(measure(run))
-        made = None
-    assert made is None
+        drawn.clear()
     return {name: max(each[name] for each in peaks) for name in peaks[0]}
 
 

@@ -31,27 +31,9 @@ class Classifier(nn.Module):
         return F.cross_entropy(logits, labels), logits
 
 
-def make_torchvision(model: str, classes: int = 1000, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Make a network of torchvision on meta; a vision transformer gets a new head where `classes` says so."""
-    import torchvision
-
-    with torch.device("meta"):
-        network: nn.Module = getattr(torchvision.models, model)()
-        if classes != 1000:
-            network.heads.head = nn.Linear(network.heads.head.in_features, classes)
-    return network.to(dtype)
-
-
-def train_classifier(
-    network: nn.Module,
-    batch: int,
-    *,
-    size: int = 224,
-    dtype: torch.dtype = torch.float32,
-    **options: Any,
-) -> Step:
+def train_classifier(network: nn.Module, batch: int, *, size: int, **options: Any) -> Step:
     """Make a training step over `batch` images."""
-    inputs = (meta(batch, 3, size, size, dtype=dtype), meta(batch, dtype=torch.int64))
+    inputs = (meta(batch, 3, size, size), meta(batch, dtype=torch.int64))
     return Step(Classifier(network), inputs, {"mode": "train", "loss": lambda out: out[0], **options})
 
 

@@ -107,6 +107,8 @@ def _replay_other_plans(
             storages = (_with_plan(each, next(sizes)) if each.other_bytes else each for each in profile.storages)
             found, ran_out = _replay_within(profile.model_copy(update={"storages": tuple(storages)}), settings)
         reserved, room = (found.reserved_bytes or 0) + beyond, room_bytes(profile.target)
+        if room is not None and not ran_out:  # what is cached goes back where it is in the way
+            reserved = min(reserved, room)
         first = found.first_bytes + beyond if found.first_bytes else reserved
         most = max(reserved, first + max(plans, default=0))
         yield PlansPeak(
@@ -115,7 +117,7 @@ def _replay_other_plans(
             reserved_bytes=reserved,
             least_bytes=min(first, reserved),
             most_bytes=most if room is None or ran_out else max(reserved, min(most, room)),
-            fits=None if room is None else not ran_out and reserved <= room,
+            fits=None if room is None else not ran_out,
         )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -29,12 +30,12 @@ def _unbuilt(original: Any) -> Callable[..., Any]:
     return lambda *_, **__: lambda *_, **__: None
 
 
-def believe_the_cpu() -> None:
-    """What the CPU says that it has, it has, in this process from here on: inductor would build a program for each of
-    some of its kinds of vectors, four seconds each. `TORCHINDUCTOR_VEC_ISA_OK` does so for the others."""
+def believe_the_cpu() -> AbstractContextManager[None]:
+    """What the CPU says that it has, it has: inductor would build a program for each of some of its kinds of vectors,
+    four seconds each. `TORCHINDUCTOR_VEC_ISA_OK` does so for the others."""
     from torch._inductor.cpu_vec_isa import VecISA
 
-    VecISA.check_build = lambda *_: True  # type: ignore[method-assign]
+    return patch(VecISA, "check_build", lambda _: lambda *_: True)
 
 
 @contextlib.contextmanager

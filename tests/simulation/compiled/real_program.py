@@ -5,6 +5,5 @@ from tests.simulation.compiled.real import believe_the_cpu, without_kernels
 if __name__ == "__main__":
     from fxmem.validation.measure_program import main
 
-    believe_the_cpu()
-    with without_kernels():
+    with believe_the_cpu(), without_kernels():
         main()
