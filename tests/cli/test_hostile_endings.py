@@ -33,7 +33,8 @@ class Slow(torch.nn.Linear):
 
     def forward(self, x):
         pathlib.Path("started").touch()
-        time.sleep(600)
+        for _ in range(6000):  # a signal that comes just before a sleep begins does not wake it
+            time.sleep(0.1)
 """
 
 SLOW_TO_WRITE = """
@@ -42,7 +43,8 @@ import fxmem.__main__
 
 def replace(*paths):
     pathlib.Path("started").touch()
-    time.sleep(600)
+    for _ in range(6000):  # as above
+        time.sleep(0.1)
 
 os.replace = replace
 sys.exit(fxmem.__main__.main())
@@ -60,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ended(folder: Path, how: signal.Signals, *command: str) -> tuple[int, bytes, bytes]:
+def ended(folder: Path, how: signal.Signals, *words: str) -> tuple[int, bytes, bytes]:
     """Exit code, stdout and stderr of a command that gets a signal once it has made the file `started`."""
     environment = {
         **os.environ,
@@ -68,19 +70,15 @@ def ended(folder: Path, how: signal.Signals, *command: str) -> tuple[int, bytes,
         "FXMEM_CACHE_DIR": "",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        while process.poll() is None and not (folder / "started").exists():
-            time.sleep(0.02)
-        process.send_signal(how)
-        out, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
+    command = [sys.executable, *words]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            while process.poll() is None and not (folder / "started").exists():
+                time.sleep(0.02)
+            process.send_signal(how)
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
     return process.returncode, out, err
 
 
