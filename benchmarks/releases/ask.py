@@ -99,6 +99,7 @@ def calls() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
         aten.native_group_norm_backward.default,
         (image, image, group, group, channels, *sizes, [True, True, True]),
     )
+    yield from batch_norm_calls()
     for tokens_, heads, head in ((512, 12, 64), (2048, 8, 128), (100, 4, 96)):
         q = empty(2, heads, tokens_, head, dtype=HALF)
         yield f"flash {tokens_}x{head}", aten._scaled_dot_product_flash_attention.default, (q, q, q, 0.0, True)
@@ -109,27 +110,61 @@ def calls() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
         )
 
 
+def batch_norm_calls() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    """The parts of `SyncBatchNorm`, among 4 ranks."""
+    shapes = {
+        "images": (8, 64, 56, 56),
+        "deep images": (2, 2048, 16, 32),
+        "volumes": (2, 8, 64, 4, 4),
+        "rows": (512, 300),
+    }
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for kind, shape in shapes.items():
+        contiguous = empty(*shape)
+        forms = [("", contiguous)]
+        if len(shape) in last:
+            forms.append((", channels last", contiguous.contiguous(memory_format=last[len(shape)])))
+        for form, x in ((name, each.to(dtype)) for name, each in forms for dtype in (FLOAT, HALF)):
+            name, channel, ranks = f"of {kind}{form} {x.dtype}", empty(shape[1]), empty(4, shape[1])
+            statistics, counts = (channel, channel), empty(4)
+            yield f"batch_norm_stats {name}", aten.batch_norm_stats.default, (x, 1e-5)
+            gathered = (x, ranks, ranks, *statistics, 0.1, 1e-5, counts)
+            yield f"gather_stats {name}", aten.batch_norm_gather_stats_with_counts.default, gathered
+            yield f"batch_norm_elemt {name}", aten.batch_norm_elemt.default, (x, channel, channel, *statistics, 1e-5)
+            for wanted in ((True, True, True), (False, True, True), (True, False, False)):
+                reduced = (x, x, *statistics, channel, *wanted)
+                yield f"reduce {wanted} {name}", aten.batch_norm_backward_reduce.default, reduced
+            ended = (x, x, *statistics, channel, *statistics, counts.int())
+            yield f"batch_norm_backward_elemt {name}", aten.batch_norm_backward_elemt.default, ended
+
+
+def ask_rule(op: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    """What fxmem says that a call allocates on an H100, in order."""
+    collector = Collector(target("h100"), torch.__version__, os.environ, ConvSettings())
+    collector.note(0, str(op), args, result, Phase.FORWARD)
+    memory = collector.settle().get(0)
+    outputs = [t for t in (result if isinstance(result, tuple | list) else [result]) if isinstance(t, Tensor)]
+    on_card = iter([t.untyped_storage().nbytes() for t in outputs if t.is_cuda])
+    rule = [next(on_card, 0) for _ in outputs]
+    if memory is not None:
+        on_card = iter(rule)
+        rule = [
+            next(on_card, 0) if e.action == "output" else e.nbytes or 0 for e in memory.events if e.action != "free"
+        ]
+        rule += list(on_card)
+    return [nbytes for nbytes in rule if nbytes != 0]
+
+
 def ask_calls() -> dict[str, Any]:
     """By call: the log, and whether fxmem's rule has the same allocations."""
     answers: dict[str, Any] = {}
-    card = target("h100")
     for name, op, args in calls():
         try:
             log, result = log_of(lambda op=op, args=args: op(*args))
         except RuntimeError as error:
             answers[name] = {"error": str(error).splitlines()[0][:100]}
             continue
-        collector = Collector(card, torch.__version__, os.environ, ConvSettings())
-        collector.note(0, str(op), args, result, Phase.FORWARD)
-        memory = collector.settle().get(0)
-        outputs = [t for t in (result if isinstance(result, tuple | list) else [result]) if isinstance(t, Tensor)]
-        on_card = iter([t.untyped_storage().nbytes() for t in outputs if t.is_cuda])
-        rule = [next(on_card, 0) for _ in outputs]
-        if memory is not None:
-            on_card = iter(rule)
-            rule = [next(on_card, 0) if e.action == "output" else e.nbytes for e in memory.events if e.action != "free"]
-            rule += list(on_card)
-        rule = [nbytes for nbytes in rule if nbytes != 0]
+        rule = ask_rule(op, args, result)
         answers[name] = {"log": log, "rule": rule, "agrees": [n for n in log if n > 0] == rule}
     return answers
 

@@ -31,9 +31,9 @@ from fxmem.hardware.workspaces import (
     apply_rule,
     conv_workspaces,
     find_built,
+    find_seen,
     list_cudnns,
     read_cudnn_folder,
-    seen_rule,
     version_number,
 )
 from fxmem.records.names import Sdpa
@@ -114,9 +114,8 @@ def ask_workspaces(signatures: Iterable[Signature], target: Target) -> dict[Sign
     library, release = _counted_plans(target)
     answers = conv_workspaces(signatures, target, torch_version=release, library=library)
     sizes = {signature: answer.nbytes for signature, answer in answers.items()}
-    stands = target.torch and library is not None and library.number // 100 != cudnn_version(target) // 100
-    rule = seen_rule(target, release) if stands else None
-    return sizes if rule is None else apply_rule(sizes, rule)
+    seen = find_seen(target, release)
+    return sizes if seen is None else apply_rule(sizes, seen.rule)
 
 
 def ask_smaller(signature: Signature, target: Target) -> tuple[int, ...]:

@@ -69,6 +69,14 @@ def _batch_norm_backward(c: NamedCall) -> int:
     return 2 * channels * (dx or dw) + (n + channels * (c.weight is not None)) * dx + 4 * n * dw + n * db
 
 
+def _gather_statistics(c: NamedCall) -> int:
+    """Of each rank and channel: its variance (1 / invstd^2 - eps), the merged mean and squares (13 in all); 1 /
+    sqrt(it + eps) (2), and a moving average (3) for each running statistic."""
+    channels: int = c.result[0].numel
+    of_ranks: int = 13 * c.mean.numel
+    return of_ranks + (2 + 3 * len(layouts_among((c.running_mean, c.running_var)))) * channels
+
+
 def _log_softmax(c: NamedCall) -> int:
     """x - max - log(sum(exp(x - max)))."""
     n: int = c.read
@@ -129,6 +137,37 @@ def _group_norm_backward_on_card(call: Call) -> Events:
     factors = (alloc("factors of the gradient", nbytes),) if scaled else ()
     by_group = (alloc("factors of the input", of_groups), alloc("summands", of_groups))
     return output("grad_input"), output("grad_weight"), output("grad_bias"), *sums, *by_group, *factors
+
+
+def _sums_of_channels_last(call: Call, numbers: int) -> Events:
+    """`flexible_launch_configs` (cuda/Normalization.cuh): blocks of 512 threads, of 16 rows each, sum channels that lie
+    last; where 8 blocks or more share a channel, up to 128 do, and leave their numbers and a semaphore in memory.
+
+    Args:
+        call: its first argument has the channels.
+        numbers: how many each block leaves for a channel.
+    """
+    source = call.layout()
+    made = tuple(output(f"result {position}") for position in range(len(call.results)))
+    is_last = source.is_contiguous(MemoryFormat.CHANNELS_LAST) or (source.is_contiguous() and source.stride[1] == 1)
+    if not source.fits_32bit_index() or not is_last:
+        return made
+    channels = source.shape[1]
+    rows = source.numel // channels
+    columns = min(_power_of_two(channels), 32)
+    lines = min(_power_of_two(-(-rows // 16)), 512 // columns)
+    if lines * columns != 512:
+        columns = min(_power_of_two(channels), 512 // lines)
+    blocks = min(-(-rows // (lines * 16)), 128)
+    if blocks < 8:
+        return made
+    nbytes = numbers * channels * blocks * _accumulator_bytes(source)
+    return *made, alloc("sums of blocks", nbytes), alloc("semaphores", 4 * -(-channels // columns))
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is not above a number."""
+    return 1 << (number.bit_length() - 1)
 
 
 def _accumulator_bytes(source: TensorLike | TensorLayout) -> int:
@@ -222,6 +261,24 @@ ROWS = {
         "native_batch_norm_backward": Operator(_batch_norm_backward, cpu=_batch_norm_backward_on_cpu),
         "batch_norm_backward": Operator(cpu=_batch_norm_backward_on_cpu),
         "cudnn_batch_norm_backward": Operator(lambda c: _normalize_backward(c.read, c.input.shape[1], c.weight)),
+    },
+    # `torch.nn.SyncBatchNorm`.
+    "cuda/Normalization.cu, cuda/Normalization.cuh": {
+        # Mean, variance, 1 / sqrt(it + eps), as `_normalize` has them.
+        "batch_norm_stats": Operator(
+            lambda c: 4 * (c.read + c.result[0].numel), cuda=lambda call: _sums_of_channels_last(call, 4)
+        ),
+        "batch_norm_gather_stats_with_counts": Operator(_gather_statistics, cuda=results_only, traffic="picks"),
+        # (x - mean) rstd, times weight, plus bias
+        "batch_norm_elemt": Operator(
+            lambda c: (2 + len(layouts_among((c.weight, c.bias)))) * c.made, cuda=results_only
+        ),
+        # sum(dy), sum(dy (x - mean)), that times rstd
+        "batch_norm_backward_reduce": Operator(
+            lambda c: 4 * c.read + c.mean.numel, cuda=lambda call: _sums_of_channels_last(call, 2)
+        ),
+        # (dy - mean(dy) - (x - mean) f) rstd w, f = rstd^2 mean(dy (x - mean))
+        "batch_norm_backward_elemt": Operator(lambda c: 5 * c.made + 5 * c.mean.numel, cuda=results_only),
     },
     "WeightNorm.cpp, cuda/WeightNorm.cu": {
         "_weight_norm_interface": Operator(lambda c: 3 * c.v.numel + 2 * c.g.numel),  # v (g / |v|)

@@ -34,7 +34,7 @@ from fxmem.hardware.workspaces.cudnn_releases import fetch_cudnn as fetch_cudnn
 from fxmem.hardware.workspaces.cudnn_releases import find_built as find_built
 from fxmem.hardware.workspaces.cudnn_releases import list_cudnns as list_cudnns
 from fxmem.hardware.workspaces.driverless import apply_rule as apply_rule
-from fxmem.hardware.workspaces.driverless import seen_rule as seen_rule
+from fxmem.hardware.workspaces.driverless import find_seen as find_seen
 from fxmem.hardware.workspaces.insertion import BareLog as BareLog
 from fxmem.hardware.workspaces.insertion import TimedOp as TimedOp
 from fxmem.hardware.workspaces.insertion import insert_workspaces as insert_workspaces

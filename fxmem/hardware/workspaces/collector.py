@@ -24,7 +24,7 @@ from fxmem.hardware.operators.products import uses_cublas, uses_cublaslt
 from fxmem.hardware.releases import find_release
 from fxmem.hardware.tensor_layouts import is_tensor, read_layout
 from fxmem.hardware.workspaces.cudnn_client import OLDEST, CudnnLibrary, conv_workspaces, version_number
-from fxmem.hardware.workspaces.driverless import ASKED, GUESSES, HOW, SEEN_HOW, apply_rule, seen_rule
+from fxmem.hardware.workspaces.driverless import ASKED, GUESSES, HOW, apply_rule, find_seen
 from fxmem.records.names import GRAPH_POOL, PLANS_BY_TIMING
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
 
@@ -163,7 +163,7 @@ class Collector(CpuCollector):
         super().__init__()
         self.follow(settings, deterministic=deterministic)
         self._guesses = GUESSES if self._stands_for_another and target.capability != ASKED else {}
-        self._seen = seen_rule(target, torch_version) if self._stands_for_another else None
+        self._seen = find_seen(target, torch_version)
 
     def follow(self, settings: ConvSettings, *, deterministic: bool) -> None:
         """Let operators from here on look at these flags."""
@@ -224,7 +224,7 @@ class Collector(CpuCollector):
         )
         other_sizes += [apply_rule(sizes, rule) for rule in self._guesses.values()]
         if self._seen is not None:
-            named, sizes = sizes, apply_rule(sizes, self._seen)
+            named, sizes = sizes, apply_rule(sizes, self._seen.rule)
             self._is_seen = named != sizes
         for signature, answer in answers.items():
             if isinstance(signature, RnnSignature):
@@ -283,8 +283,8 @@ class Collector(CpuCollector):
             yield f"{named} {self._target.name}, {plan}"
             if self._target.capability == ASKED:
                 yield HOW
-        if self._is_seen:
-            yield SEEN_HOW
+        if self._seen is not None and self._is_seen:
+            yield self._seen.how
         for note, count in self._notes.items():
             if note.startswith("estimate"):
                 why = note.removeprefix("estimate").lstrip(": ") or "no reason given"

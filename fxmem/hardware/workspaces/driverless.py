@@ -11,14 +11,16 @@ The rules hold for compute capability 9.0 alone, because no other card has been 
 too is known from what a loop reserves. Trainings of MnasNet and MobileNetV2 on an RTX 3060 (cuDNN 9.1; published by the
 paper xMem) hold 4 bytes for each image, channel and filter of the last 1 x 1 convolution, 320 to 1280 channels, beside
 what is named without a driver: with 200 to 323 images, and not with 377 to 764, where that would be more than 512 MiB.
-An RTX 4060 does not. Which others they take is not known: `GUESSES` are what there may be.
+An RTX 4060 does not. And V100s (`benchmarks/published/segmentation.toml`, cuDNN 7.6 where it is named) compute the
+gradient of large 3 x 3 filters in float32 by Winograd's transform, as an H100 does without TF32: with 936 MiB for the
+last one of a PSPNet. Which others they take is not known: `GUESSES` are what there may be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import ceil, prod
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from fxmem.hardware.hidden_memory import ConvSignature, RnnSignature, Signature
 from fxmem.hardware.releases import find_release
@@ -184,6 +186,21 @@ def _seen_on_rtx_3060(signature: ConvSignature) -> int | None:
     return _largest_for_cublas_lt(signature) if is_like_them and is_large else None
 
 
+def _seen_on_v100(signature: ConvSignature) -> int | None:
+    """A large 3 x 3 convolution backward to the filter, as an H100 computes it without TF32."""
+    is_gradient = signature.op == "wgrad" and signature.dtype == "float32" and signature.groups == 1
+    is_window = set(signature.w[2:]) == {3} and {*signature.stride, *signature.dilation} == {1}
+    if not is_gradient or not is_window or len(signature.x) != 4:
+        return None
+    is_large = signature.x[1] * signature.w[0] >= _TRANSFORMED and prod(signature.x[2:]) >= _POSITIONS
+    return _bytes_in_float32(signature) if is_large else None
+
+
+_TRANSFORMED, _POSITIONS = 1024 * 128, 64 * 64
+"""Channels times filters, and positions of an image, of the smallest that were seen; 128 times 64 channels of 128 x 128
+and 1024 times 1024 of 4 x 4 were not (U-Nets)."""
+
+
 _MOST_PARTIAL_SUMS = 512 << 20
 """Of one layer 505 MiB were held, and 589 MiB were not (see the top of this file)."""
 _LARGE = 320 * 1280
@@ -192,13 +209,26 @@ _LARGE = 320 * 1280
 Rule: TypeAlias = Callable[[ConvSignature], int | None]
 """The workspace of a convolution in bytes; None for what is named without a driver."""
 
-SEEN: Final[Mapping[tuple[str, tuple[int, int]], Rule]] = {("9.1", (8, 6)): _seen_on_rtx_3060}
-"""What is known to be otherwise of a cuDNN that cannot be asked, by it and compute capability."""
 
-SEEN_HOW: Final = (
-    "where an RTX 3060 was seen to hold partial sums for a 1 x 1 convolution's gradient, these are its workspace"
-)
-"""For the report."""
+class CardRule(NamedTuple):
+    """What a card was seen to take otherwise."""
+
+    rule: Rule
+    how: str
+    """For the report."""
+
+
+_SEEN: Final[Mapping[tuple[str, tuple[int, int]], CardRule]] = {
+    ("9.1", (8, 6)): CardRule(
+        _seen_on_rtx_3060,
+        "where an RTX 3060 was seen to hold partial sums for a 1 x 1 convolution's gradient, these are its workspace",
+    ),
+    ("", (7, 0)): CardRule(
+        _seen_on_v100,
+        "gradients of large 3 x 3 filters in float32 are by Winograd's transform, as V100s were seen to compute them",
+    ),
+}
+"""By the cuDNN that cannot be asked, empty for any, and compute capability."""
 
 GUESSES: Final[Mapping[str, Rule]] = {
     "the engines of an H100": _workspace_of_outside_engine,
@@ -208,10 +238,10 @@ GUESSES: Final[Mapping[str, Rule]] = {
 """What a cuDNN may take on a card that has not been asked, in words for a report: "with ..."."""
 
 
-def seen_rule(target: Target, torch_version: str) -> Rule | None:
-    """What is known of the cuDNN of a release on a card, beside what one that stands for it names; None for nothing."""
-    own = find_release(torch_version)[0].cudnn
-    return SEEN.get((".".join(own.split(".")[:2]), target.capability or (0, 0)))
+def find_seen(target: Target, torch_version: str) -> CardRule | None:
+    """What is known of the cuDNN of a release on a card, beside what is named without a driver; None for nothing."""
+    own, capability = find_release(torch_version)[0].cudnn, target.capability or (0, 0)
+    return _SEEN.get((".".join(own.split(".")[:2]), capability)) or _SEEN.get(("", capability))
 
 
 def apply_rule(sizes: Mapping[Signature, int | None], rule: Rule) -> dict[Signature, int | None]:

@@ -40,7 +40,7 @@ def moved_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: 
         changed = _tensors([value for argument, value in declared if argument.is_write])
         made = _tensors([changed, made])
         read = given[len(changed) :] if traffic == "overwrites" and name.endswith("_") else given
-    return _size(read) + _size(made) + _reread(func, name, args, given)
+    return _size(read) + _size(made) + _reread(func, name, args, given, made)
 
 
 def host_bytes(name: str, args: Sequence[Any], out: Any) -> int:
@@ -59,9 +59,12 @@ def host_bytes(name: str, args: Sequence[Any], out: Any) -> int:
     return _nbytes(out) if "cpu" in (given.device.type, out.device.type) else 0
 
 
-def _reread(func: Any, name: str, args: Sequence[Any], given: Sequence[torch.Tensor]) -> int:
-    """What a batch norm reads twice: statistics of the batch need its whole input before the first result."""
-    if "batch_norm" not in name:
+def _reread(
+    func: Any, name: str, args: Sequence[Any], given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
+) -> int:
+    """What a batch norm reads twice: statistics of the batch need its whole input before the first result. One that is
+    taken to parts (`SyncBatchNorm`) makes either statistics or the result."""
+    if "batch_norm" not in name or len(made) == 1 or all(tensor.shape != given[0].shape for tensor in made):
         return 0
     flags = [i for i, argument in enumerate(torch_common.op_arguments(func)) if argument.name in ("training", "train")]
     if not all(args[i] for i in flags if i < len(args)):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fxmem._torch import common as torch_common
 from fxmem.hardware.operators import OPERATORS
+from fxmem.hardware.tensor_layouts import MemoryFormat, read_layout
 from fxmem.simulation.asked import known_values
 
 aten = torch.ops.aten
@@ -180,9 +181,6 @@ def _product_of_dtype(_: Any, *args: Any, out: Tensor, **kwargs: Any) -> Any:
     return out
 
 
-# --- Normalisation ----------------------------------------------------------------------------------------------------
-
-
 @answers("mm.dtype bmm.dtype", everywhere=True)
 def _wide_product(_: Any, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Any:
     """`_mm_dtype_cuda`, `_bmm_dtype_cuda` (cuda/Blas.cpp)."""
@@ -193,6 +191,63 @@ def _wide_product(_: Any, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Any:
 def _wide_sum(_: Any, source: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, **__: Any) -> Any:
     """`_addmm_dtype_cuda`, `_baddbmm_dtype_cuda` (cuda/Blas.cpp); torch's decomposition takes the dtype for beta."""
     return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=out_dtype)
+
+
+# --- Normalisation ----------------------------------------------------------------------------------------------------
+
+
+@answers("batch_norm_stats")
+def _batch_statistics(_: Any, source: Tensor, *__: Any) -> Any:
+    """`batch_norm_stats_cuda` (cuda/Normalization.cu), and of those below: the parts of
+    `torch.nn.SyncBatchNorm`, for which torch has no fake kernels. Numbers of each channel, in the accumulator's type.
+    """
+    return _by_channel(source, source.shape[1]), _by_channel(source, source.shape[1])
+
+
+@answers("batch_norm_gather_stats_with_counts")
+def _gathered_statistics(_: Any, source: Tensor, mean: Tensor, *__: Any) -> Any:
+    """`batch_norm_gather_stats_cuda_template` (cuda/Normalization.cuh) of the means of each rank, in rows."""
+    return _by_channel(mean, mean.shape[1]), _by_channel(mean, mean.shape[1])
+
+
+@answers("batch_norm_elemt")
+def _normalized_by_channel(_: Any, source: Tensor, *__: Any) -> Any:
+    """`batch_norm_elemt_cuda`: in the input's memory format, dense."""
+    layout = read_layout(source)
+    strides = layout.dense(layout.memory_format()).stride
+    return torch.empty_strided(source.shape, strides, dtype=source.dtype, device=source.device)
+
+
+@answers("batch_norm_backward_reduce")
+def _reduced_by_channel(
+    _: Any, gradient: Tensor, source: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, *wanted: bool
+) -> Any:
+    """`batch_norm_backward_reduce_cuda`: two sums, and the gradients of weight and bias. The kernel for channels last
+    makes all of them."""
+    if _is_channels_last(gradient) and _is_channels_last(source):
+        wanted = (True, True, True)
+    sums = (torch.empty_like(mean) if wanted[0] else None for _ in range(2))
+    of_parameters = mean if weight is None else weight
+    size = 0 if weight is None else source.shape[1]
+    gradients = (of_parameters.new_empty(size) if each else None for each in wanted[1:])
+    return *sums, *gradients
+
+
+@answers("batch_norm_backward_elemt")
+def _gradient_by_channel(_: Any, gradient: Tensor, source: Tensor, *__: Any) -> Any:
+    """`batch_norm_backward_elemt_cuda`: contiguous, but for channels last."""
+    return torch.empty_like(source) if _is_channels_last(gradient) else source.new_empty(source.shape)
+
+
+def _by_channel(source: Tensor, channels: int) -> Tensor:
+    half = source.dtype in (torch.bfloat16, torch.float16)
+    return source.new_empty(channels, dtype=torch.float32 if half else source.dtype)
+
+
+def _is_channels_last(source: Tensor) -> bool:
+    """`batch_norm_use_channels_last_kernels` (cuda/Normalization.cu)."""
+    layout = read_layout(source)
+    return layout.is_contiguous(MemoryFormat.CHANNELS_LAST) or (layout.is_contiguous() and layout.stride[1] == 1)
 
 
 @answers("native_layer_norm native_group_norm native_batch_norm", everywhere=True)

@@ -100,7 +100,9 @@ def point_gradient(batch: int, channels: int, filters: int, op: str = "wgrad") -
     ],
 )
 def test_what_another_card_was_seen_to_hold(signature: ConvSignature, seen: int | None, at_most: int | None) -> None:
-    assert driverless.SEEN["9.1", (8, 6)](signature) == seen
+    seen_there = driverless.find_seen(target("rtx3060"), "2.6")
+    assert seen_there is not None
+    assert seen_there.rule(signature) == seen
     assert driverless.GUESSES["cuBLASLt's for all 1 x 1"](signature) == at_most
     assert driverless.GUESSES["no workspaces"](signature) == 0
 
@@ -126,6 +128,33 @@ def test_full_float32_is_transformed(op: str, channels: int, size: int, nbytes: 
     strides, window = f"{channels * plane}.{plane}.{size}.1", f"{channels}.{channels}.3.3@{9 * channels}.9.3.1"
     signature = read_signature(f"{op} {image}@{strides} {window} {image}@{strides} p1.1 s1.1 d1.1 g1 float32 tf0 det0")
     assert driverless.correct_workspace(signature, 7, {}) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("batch", "changed", "nbytes"),
+    [
+        # The last convolution of a PSPNet, whose published peaks hold them: 2 and 4 images of 512 x 1024.
+        (2, {}, 936 * MIB),
+        (4, {}, 1584 * MIB),
+        (2, {"w": (24, 4096, 3, 3)}, None),
+        (2, {"x": (2, 4096, 4, 4)}, None),
+        (2, {"op": "dgrad"}, None),
+        (2, {"dtype": "float16"}, None),
+        (2, {"dilation": (2, 2)}, None),
+        (2, {"groups": 2}, None),
+    ],
+)
+def test_v100s_transform_what_the_filter_s_gradient_reads(
+    batch: int, changed: dict[str, Any], nbytes: int | None
+) -> None:
+    x, y = (f"{batch}.{n}.64.128@{n * 8192}.8192.128.1" for n in (4096, 512))
+    key = f"wgrad {x} 512.4096.3.3@36864.9.3.1 {y} p1.1 s1.1 d1.1 g1 float32 tf1 det0"
+    signature = read_signature(key).model_copy(update=changed)
+    for release in ("2.6", "2.11"):
+        seen = driverless.find_seen(target("v100"), release)
+        assert seen is not None
+        assert seen.rule(signature) == nbytes
+    assert driverless.find_seen(target("t4"), "2.6") is None
 
 
 def test_clusters_of_blocks_split_the_last_tiles() -> None:

@@ -45,6 +45,11 @@ class Traffic(TorchDispatchMode):
         (lambda: X[ROWS], 2 * 80 + 16),
         (lambda: torch.native_batch_norm(X, None, None, V, V, False, 0.1, 1e-5), 400 + 2 * 40 + 400),
         (lambda: torch.native_batch_norm(X, None, None, None, None, True, 0.1, 1e-5), 2 * 400 + 400 + 2 * 40),
+        # It also writes the running statistics.
+        (
+            lambda: torch.ops.aten._native_batch_norm_legit(X, None, None, V.clone(), V.clone(), True, 0.1, 1e-5),
+            4 * 40 + 2 * 400 + 2 * 40 + 2 * 40 + 400 + 2 * 40,
+        ),
         (lambda: torch._foreach_mul_([torch.empty(10), torch.empty(5)], 2.0), 2 * 60),
         (lambda: torch._foreach_add([torch.empty(10), torch.empty(5)], 2.0), 2 * 60),
     ],
