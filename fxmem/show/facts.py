@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fxmem.hardware.context import explain_room, format_range, room_bytes
 from fxmem.hardware.links import NCCL_PUBLISHED
@@ -457,6 +457,10 @@ def describe_source(source: SourceLine) -> str:
     return source.place + (f": {source.code}" if source.code else "")
 
 
+_OF_TRAINED: Final = (Kind.GRADIENT, Kind.OPTIMIZER_STATE)
+"""What a parameter has by its name that is trained; another may want a gradient and never get one."""
+
+
 def describe_weights(profile: Profile) -> str:
     """The dtypes of the parameters, those of less than a hundredth of them aside, and how much of them is trained.
 
@@ -467,7 +471,8 @@ def describe_weights(profile: Profile) -> str:
         sizes[each.dtype] += each.nbytes
     dtypes = [dtype for dtype, nbytes in sizes.most_common() if dtype and 100 * nbytes >= sizes.total()]
     words = [] if dtypes in ([], ["float32"]) else [f"weights: {' and '.join(dtypes)}"]
-    trained = [each for each in parameters if not each.is_frozen]
+    stepped = {each.name.rpartition(".")[0] for each in profile.storages if each.kind in _OF_TRAINED} - {""}
+    trained = [each for each in parameters if not each.is_frozen and (each.name in stepped or not stepped)]
     is_whole = not any(each.name.endswith((", flat", ", shards")) for each in parameters)  # of these it is not known
     if is_whole and profile.step.mode == "train" and 0 < len(trained) < len(parameters):
         adapters = " (LoRA)" if any(".lora_" in each.name for each in trained) else ""

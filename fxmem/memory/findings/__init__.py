@@ -16,7 +16,7 @@ from fxmem.records.findings import BytesOf, Finding
 from fxmem.records.profile import Profile, Report, Timeline
 from fxmem.records.registry import Registry
 
-__all__ = ["CAUSES", "Finding", "find", "register"]
+__all__ = ["CAUSES", "Finding", "find", "is_cut_short", "register"]
 
 Find = Callable[[Profile, Timeline], Iterable[Finding]]
 
@@ -63,6 +63,19 @@ def find(profile: Profile, timeline: Timeline) -> tuple[Finding, ...]:
         _known[key] = _find(profile, timeline)
         weakref.finalize(timeline, _known.pop, key)
     return _known[key]
+
+
+def is_cut_short(profile: Profile, timeline: Timeline) -> bool:
+    """Whether the program ended within this step, for want of memory or otherwise: what is missing may have followed.
+
+    Args:
+        profile, timeline: as for `find`.
+    """
+    program = profile.step.program
+    if timeline.peak.at_least or program is None:
+        return timeline.peak.at_least
+    is_whole = program.shown > 0 and program.rounds[program.shown - 1].is_whole
+    return (program.failed or program.is_cut) and not is_whole
 
 
 def _find(profile: Profile, timeline: Timeline) -> tuple[Finding, ...]:

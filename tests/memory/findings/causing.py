@@ -226,6 +226,19 @@ def unstepped_gradients() -> None:
         step(optimizer)
 
 
+def master_copies() -> None:
+    """As guided-diffusion trains in float16: the optimizer has flat copies that the gradients are copied to."""
+    net = make_net(1024).half()
+    masters = [nn.Parameter(torch.cat([each.detach().flatten() for each in net.parameters()]).float())]
+    optimizer = torch.optim.AdamW(masters)
+    for _ in range(3):
+        net(torch.randn(64, 1024, device="cuda").half()).sum().backward()
+        masters[0].grad = torch.cat([each.grad.flatten() for each in net.parameters()]).float()
+        step(optimizer)
+        for each in net.parameters():
+            each.grad.zero_()
+
+
 def frozen_saves() -> None:
     net, head = make_net().requires_grad_(False), nn.Linear(256, 10).cuda()
     optimizer = torch.optim.AdamW(head.parameters())

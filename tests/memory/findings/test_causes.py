@@ -76,6 +76,10 @@ def test_a_flat_buffer_as_long_as_flat_weights_is_no_copy_of_them() -> None:
     assert "weights-twice" not in {each.cause for each in run("flat-buffer", "on").findings}
 
 
+def test_gradients_that_the_optimizer_gets_copies_of_are_stepped() -> None:
+    assert "unstepped-gradients" not in {each.cause for each in run("master-copies", "on").findings}
+
+
 def find_less(case: str) -> int:
     return run(case, "on").peak.requested_bytes - run(case, "off").peak.requested_bytes
 
@@ -168,6 +172,33 @@ def test_its_bytes_are_what_the_twin_has_less(case: str) -> None:
 )
 def test_its_line_is_named(case: str, code: str) -> None:
     assert run(case, "on").findings[0].place.endswith(f"causing.py:{find_line(code)}")
+
+
+@pytest.mark.parametrize(
+    ("ending", "settings"),
+    [
+        ('torch.empty(1 << 40, device="cuda")', RunSettings()),
+        ("1 / 0", RunSettings()),
+        ("[x.sum() for _ in range(2000)]", RunSettings(max_operators=1000)),
+    ],
+)
+def test_what_may_have_followed_is_not_missed(tmp_path: Path, ending: str, settings: RunSettings) -> None:
+    """Where a program ends within its step, the backward of what ran has not come yet, nor the use of what did not."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "nets = [torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)]).cuda() for _ in range(2)]\n"
+        "optimizer = torch.optim.SGD([*nets[0].parameters(), *nets[1].parameters()])\n"
+        'x = torch.randn(4096, 256, device="cuda")\n'
+        "for step in range(4):\n"
+        "    y = nets[0](x if step < 2 else torch.cat([x] * 8))\n"
+        f"    step < 2 or {ending}\n"
+        "    nets[1](y).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    recorded = launch(Launch(str(script)), catalogue.target("h100"), settings).recorded
+    assert not recorded.program.rounds[recorded.program.shown - 1].is_whole
+    assert recorded.findings == ()
 
 
 def test_a_report_keeps_them_and_an_answer_says_them() -> None:

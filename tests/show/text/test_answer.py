@@ -104,11 +104,22 @@ def test_more_levels_are_more_rows() -> None:
 )
 def test_what_is_trained_is_said_where_it_is_a_part_of_the_weights(name: str, mode: str, said: str) -> None:
     profile = small_profile()
-    index, own = next((at, each) for at, each in enumerate(profile.storages) if each.kind is Kind.PARAMETER)
-    held = [*profile.storages, own.model_copy(update={"nbytes": 1 << 20, "is_frozen": True})]
-    held[index] = own.model_copy(update={"name": name})
+    own = next(each for each in profile.storages if each.kind is Kind.PARAMETER)
+    named = [each.model_copy(update={"name": each.name.replace(own.name, name)}) for each in profile.storages]
+    held = [*named, own.model_copy(update={"nbytes": 1 << 20, "is_frozen": True})]
     step = profile.step.model_copy(update={"mode": mode})
     text = describe_weights(profile.model_copy(update={"storages": tuple(held), "step": step}))
     assert text == said
     assert not describe_weights(profile)
     assert text in shown(profile.model_copy(update={"storages": tuple(held)}), width=200)
+
+
+@pytest.mark.parametrize("kind", [Kind.GRADIENT, Kind.OPTIMIZER_STATE])
+def test_what_never_gets_a_gradient_is_not_trained(kind: Kind) -> None:
+    """An average of the weights in a list, and an autoencoder whose parameters want gradients."""
+    profile = small_profile()
+    own = next(each for each in profile.storages if each.kind is Kind.PARAMETER)
+    parameters = [own.model_copy(update={"name": name, "nbytes": 1 << 20}) for name in ("net.weight", "vae.weight", "")]
+    of_it = [own.model_copy(update={"kind": kind, "name": name}) for name in ("net.weight.grad", "exp_avg")]
+    held = profile.model_copy(update={"storages": (*parameters, *of_it)})
+    assert describe_weights(held) == "trained: 1.00 MiB of 3.00 MiB"

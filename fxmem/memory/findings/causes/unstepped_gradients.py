@@ -17,16 +17,16 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     program = profile.step.program
     if program is None or profile.step.ranks is not None or len(program.optimizers) != 1:
         return
-    parameters = {each.name: each for each in profile.storages if each.kind is Kind.PARAMETER}
+    parameters = {each.name for each in profile.storages if each.kind is Kind.PARAMETER and each.name}
     states = {each.name.rpartition(".")[0] for each in profile.storages if each.kind is Kind.OPTIMIZER_STATE}
-    if not states or not states <= parameters.keys():
-        return
+    if not states or not states <= parameters:
+        return  # what it steps may be copies of the model's parameters, and have copies of their gradients
     alive = set(timeline.alive)
     unstepped = [
         index
         for index, each in enumerate(profile.storages)
         if each.kind is Kind.GRADIENT
-        and each.name.removesuffix(".grad") in parameters.keys() - states
+        and each.name.removesuffix(".grad") in parameters - states
         and each.death >= profile.ticks
     ]
     if unstepped:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding, is_cut_short, register
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.memory.user_code import find_outermost
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
@@ -12,7 +12,7 @@ from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     """A finding for each line that calls a model so, with what is alive of it at the peak that nothing reads again."""
-    if profile.step.program is None:
+    if profile.step.program is None or is_cut_short(profile, timeline):
         return
     has_backward, kept = _find_backward(profile), dict(_find_kept(profile, timeline))
     found: dict[str, tuple[str, dict[int, int]]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding, is_cut_short, register
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Kind, Profile, Timeline
 
@@ -15,7 +15,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
 
     A gradient or an optimizer's state says that another step reads them.
     """
-    if profile.step.ranks is not None or timeline.peak.at_least:
+    if profile.step.ranks is not None or is_cut_short(profile, timeline):
         return
     used = {each.name for each in profile.storages if each.kind in (Kind.GRADIENT, Kind.OPTIMIZER_STATE)}
     used = {each.rpartition(".")[0] for each in used}
