@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import dataclasses
 import errno
-import io
+import functools
 import os
 import secrets
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from fxmem._torch import common as torch_common
 from fxmem.records.profile import ProgramFiles, WrittenFile
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.program.sandbox.landlock import command_that_refuses
 from fxmem.simulation.program.sandbox.network import network_patches
+from fxmem.simulation.program.sandbox.overlay import is_of_all_users
 from fxmem.simulation.program.sandbox.redirect import Redirect
 from fxmem.simulation.program.sandbox.written_files import (
     REDIRECTED,
@@ -31,6 +32,9 @@ from fxmem.simulation.program.sandbox.written_files import (
     list_files,
     name_from_here,
 )
+
+_NOBODY: Final = 65534
+"""The user and group that stand for all that a namespace has no number for (user_namespaces(7))."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +86,7 @@ class Isolation:
             # What works on a plain file system and not on an ordinary user's overlay.
             for name in ("rename", "replace"):
                 yield torch_common.wrap(os, name, _move)
-            for owner in (builtins, io, os):
-                yield torch_common.wrap(owner, "open", _open)
+            _prepare_opens()
         if not self._network:
             yield from network_patches(notes)
 
@@ -163,14 +166,27 @@ def _move(original: Callable[..., None], src: Any, dst: Any, **folders: Any) -> 
             os.unlink(src)
 
 
-def _open(original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
-    """A file of another group cannot be copied up with that group (EOVERFLOW): a copy of the user's own replaces it."""
-    try:
-        return original(file, *args, **kwargs)
-    except OSError as error:
-        if error.errno != errno.EOVERFLOW or isinstance(file, int) or not os.path.isfile(file):
-            raise
-        beside = f"{os.fsdecode(file)}.{secrets.token_hex(4)}"
-        shutil.copy(file, beside)
-        os.rename(beside, file)
-        return original(file, *args, **kwargs)
+@functools.cache
+def _prepare_opens() -> None:
+    """From now on, files that cannot be copied up are made the user's own before they are opened to be written.
+
+    A hook of the interpreter, so that `open` stays what it is: programs compare its type. The process is the program's.
+    """
+    if not is_of_all_users():
+        sys.addaudithook(_prepare_open)
+
+
+def _prepare_open(event: str, args: tuple[Any, ...]) -> None:
+    """A file of another user or group cannot be copied up with these (EOVERFLOW): a copy of one's own replaces it."""
+    if event != "open":
+        return
+    with contextlib.suppress(OSError, TypeError, ValueError):  # others may audit an `open` of their own
+        place, _, flags = args
+        if isinstance(place, int) or not flags & (os.O_WRONLY | os.O_RDWR):
+            return
+        file, status = os.fsdecode(place), os.stat(place)
+        is_others = _NOBODY in (status.st_uid, status.st_gid)
+        if is_others and stat.S_ISREG(status.st_mode) and os.access(file, os.R_OK | os.W_OK):
+            beside = f"{file}.{secrets.token_hex(4)}"
+            shutil.copy(file, beside)
+            os.rename(beside, file)

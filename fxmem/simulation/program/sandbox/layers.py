@@ -83,12 +83,14 @@ def _lock(folder: str) -> int | None:
 
 
 def _remove_abandoned(place: str) -> None:
-    for entry in list(os.scandir(place)):
-        if entry.name.startswith(PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
-            lock = _lock(entry.path)
-            if lock is not None:
-                _remove(entry.path)
-                os.close(lock)
+    for name in os.listdir(place):
+        folder = os.path.join(place, name)
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
+            if name.startswith(PREFIX) and os.lstat(folder).st_uid == os.getuid():
+                lock = _lock(folder)
+                if lock is not None:
+                    _remove(folder)
+                    os.close(lock)
 
 
 def _remove(folder: str) -> None:

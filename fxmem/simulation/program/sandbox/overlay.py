@@ -71,6 +71,11 @@ def enter_overlay(layers: list[str]) -> None:
         _call("capset", header, (ctypes.c_uint32 * 6)())
 
 
+def is_of_all_users() -> bool:
+    """Whether this process sees every user as the system does, and is in no namespace of few."""
+    return Path("/proc/self/uid_map").read_text(encoding="ascii").split() == _WHOLE_MAP
+
+
 def read_mounts() -> dict[str, tuple[str, bool]]:
     """By mount point, the kind of file system, and whether it is read-only; the topmost of several at one place."""
     found = {}
@@ -220,7 +225,7 @@ def _make_folder(path: str, lower: str, upper: str) -> None:
 
 def _unshare() -> bool:
     """Get namespaces of this process alone; whether it is the system's root, and needs none for users."""
-    is_first = Path("/proc/self/uid_map").read_text(encoding="ascii").split() == _WHOLE_MAP
+    is_first = is_of_all_users()
     with contextlib.suppress(OSError):
         _call("unshare", _NEWNS)
         return is_first
