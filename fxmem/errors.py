@@ -6,7 +6,9 @@ A message says what was expected, what came, where (the user's own line when the
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 
 class FxmemError(Exception):
@@ -62,10 +64,18 @@ def unknown_name(expected: str, got: str, names: Iterable[str]) -> UsageError:
     return UsageError(f"expected {expected}, got {got!r}{closest(got, names)}")
 
 
+_BROUGHT: Final = re.compile(r"Caught (\w+) (in [^\n]+)\.\nOriginal Traceback")
+"""How torch begins an error that it brings from elsewhere (its `ExceptionWrapper`)."""
+
+
 def one_line(error: BaseException) -> str:
-    """`ValueError: its text`, in one line of at most 400 characters."""
-    text = " ".join(str(error).split())
-    name = type(error).__name__
+    """`ValueError: its text`, in one line of at most 400 characters; of one that torch brings from a worker of a data
+    loader, or from another thread, the text that it had there."""
+    text, name = str(error), type(error).__name__
+    if (brought := _BROUGHT.match(text)) is not None:
+        lines = re.split(rf"^(?:\w+\.)*{brought[1]}: ", text, flags=re.M)
+        text = f"{lines[-1]} ({brought[2]})"
+    text = " ".join(text.split())
     line = f"{name}: {text}" if text else name
     return line if len(line) <= 400 else line[:397] + "..."
 

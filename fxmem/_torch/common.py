@@ -15,7 +15,9 @@ import functools
 import logging
 import operator
 import os
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -38,6 +40,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils import _python_dispatch, _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # documented in the notes (since 1.12)
 
+_PACKAGE, _FOLDER = f"{__name__.partition('.')[0]}.", __file__.removesuffix(os.path.join("_torch", "common.py"))
 _major, _minor = torch.__version__.split(".")[:2]
 TORCH_VERSION: Final = int(_major), int(_minor)
 
@@ -224,16 +227,70 @@ def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     Nests: the inner replacement wraps the outer one and goes first. An attribute that `owner` only
     inherits is removed again rather than pinned.
     """
-    own = name in vars(owner)
-    raw = vars(owner)[name] if own else None
-    setattr(owner, name, make(getattr(owner, name)))
+    own, before = name in vars(owner), getattr(owner, name)
+    raw, made = vars(owner)[name] if own else None, make(before)
+    if _replaced is not None and isinstance(owner, types.ModuleType) and callable(made) and _is_ours(made):
+        is_shared = _replaced.get(id(made), (made, before))[1] is not before
+        if is_shared and isinstance(made, types.FunctionType):  # one for each that it stands for
+            made = _make_another(made)
+        _replaced.setdefault(id(made), (made, before))
+    setattr(owner, name, made)
     try:
         yield
     finally:
-        if own:
+        if getattr(getattr(owner, name, None), "__wrapped__", None) is made and hasattr(made, _PASSES_ON):
+            pass  # a library that was imported meanwhile has wrapped it, as Lightning does with torch.compile
+        elif own:
             setattr(owner, name, raw)
         else:
             delattr(owner, name)
+
+
+_PASSES_ON: Final = "_fxmem_passes_on"
+"""Marks what calls what it stands for, once it is no longer wanted."""
+_replaced: dict[int, tuple[Any, Any]] | None = None
+"""By identity, what stands in the place of modules' functions and classes, and what was there; None while nobody asks.
+"""
+
+
+@contextlib.contextmanager
+def imports_unchanged() -> Iterator[None]:
+    """Modules that are imported inside have afterwards what others really offer.
+
+    One that asks for a function by name (`from torch import save`) gets what stands in its place, and would keep it.
+    """
+    global _replaced
+    if _replaced is not None:
+        yield
+        return
+    _replaced, loaded = {}, set(sys.modules)
+    try:
+        yield
+    finally:
+        replaced, _replaced = _replaced, None
+        for name in sys.modules.keys() - loaded:
+            if name.startswith(_PACKAGE):
+                continue
+            scope = getattr(sys.modules[name], "__dict__", {})
+            for key, value in list(scope.items()):
+                while (found := replaced.get(id(value))) is not None:
+                    value = scope[key] = found[1]
+
+
+def _make_another(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return run
+
+
+def _is_ours(made: Any) -> bool:
+    """Whether a function or class is of this package, and so nobody's own."""
+    code = getattr(made, "__code__", None)
+    if code is None:
+        return str(getattr(made if isinstance(made, type) else type(made), "__module__", "")).startswith(_PACKAGE)
+    return bool(code.co_filename.startswith(_FOLDER))
 
 
 @contextlib.contextmanager
@@ -278,7 +335,8 @@ class StandIn:
         return hash(self._function)
 
 
-def wrap(owner: Any, name: str, call: Callable[..., Any], *, here: bool = False) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def wrap(owner: Any, name: str, call: Callable[..., Any], *, here: bool = False) -> Iterator[None]:
     """Run `call(original, *args, **kwargs)` where the function `owner.name` is called, as `patch` does.
 
     Args:
@@ -287,18 +345,23 @@ def wrap(owner: Any, name: str, call: Callable[..., Any], *, here: bool = False)
         call: runs in its place.
         here: whether this thread's calls alone go there, and those of others to the original.
     """
-    me = threading.get_ident()
+    me, is_over = threading.get_ident(), False
 
     def make(original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if here and threading.get_ident() != me:
+            if is_over or (here and threading.get_ident() != me):  # over: who has kept it gets what was there before
                 return original(*args, **kwargs)
             return call(original, *args, **kwargs)
 
+        setattr(run, _PASSES_ON, True)
         return staticmethod(run) if isinstance(vars(owner).get(name), staticmethod) else run
 
-    return patch(owner, name, make)
+    with patch(owner, name, make):
+        try:
+            yield
+        finally:
+            is_over = True
 
 
 def replace_all(places: Iterable[tuple[Any, str, Any]]) -> AbstractContextManager[None]:

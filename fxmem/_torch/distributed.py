@@ -388,6 +388,15 @@ def split_by_buckets(replica: torch.nn.Module) -> AbstractContextManager[None]:
     return patch(dynamo.DistributedDataParallel, "_active_ddp_module", lambda _: replica)
 
 
+def answer_private_names(replica: type) -> type:
+    """Give a class what others call of a `DistributedDataParallel` by private names (since 1.9): Lightning asks as it
+    ends what was measured, which is nothing; older programs have no other way to `static_graph=True`."""
+    kind: Any = replica
+    kind._get_ddp_logging_data = lambda _: {}
+    kind._set_static_graph = kind.use_static_graph
+    return replica
+
+
 def replace_ddp(replica: type[torch.nn.Module]) -> AbstractContextManager[None]:
     """DistributedDataParallel is another class: where torch offers it, and where it was imported before."""
     parallel: Any = torch.nn.parallel
@@ -400,7 +409,11 @@ def replace_ddp(replica: type[torch.nn.Module]) -> AbstractContextManager[None]:
         else:
             original(self, *args, **kwargs)
 
+    def is_kind(cls: type, kind: type) -> Any:
+        return True if cls is known and issubclass(kind, replica) else NotImplemented
+
     return nested(
+        patch(known, "__subclasshook__", lambda _: classmethod(is_kind)),  # of `abc.ABC`, which it is since 1.10
         wrap(known, "__init__", init),
         patch(parallel, "DistributedDataParallel", lambda _: replica),
         patch(parallel.distributed, "DistributedDataParallel", lambda _: replica),
@@ -439,6 +452,12 @@ def find_group(value: Any) -> GroupFacts | None:
     if group is dist.group.WORLD:
         name = "all ranks"
     return GroupFacts(name, tuple(dist.get_process_group_ranks(group)))
+
+
+def read_operation(value: Any) -> str:
+    """How a collective's operator reduces, e.g. "sum": operators of `c10d` take it as TorchScript boxes it
+    (its method `op` answers with the number, since 2.1), those of `_c10d_functional` its name."""
+    return value if isinstance(value, str) else str(dist.ReduceOp.RedOpType(value.op()).name).lower()
 
 
 def find_group_of_pair(group: GroupFacts, peer: int) -> GroupFacts:

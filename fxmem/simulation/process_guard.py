@@ -167,7 +167,9 @@ def without_network() -> contextlib.AbstractContextManager[None]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise ConnectionError("fxmem downloads nothing")
 
-    changes = [torch_common.wrap(socket, "getaddrinfo", refuse, here=True)]
+    changes: list[contextlib.AbstractContextManager[None]] = [
+        torch_common.wrap(socket, "getaddrinfo", refuse, here=True)
+    ]
     with contextlib.suppress(ImportError):
         hub = importlib.import_module("huggingface_hub.constants")
         changes.append(torch_common.replace_all([(hub, "HF_HUB_OFFLINE", True)]))

@@ -189,7 +189,8 @@ def _find_first_readers(run: FinishedRun) -> dict[int, int]:
     """The first node to read each parameter, buffer and input."""
     log, readers = run.log, dict[int, int]()
     dropped = _find_storages_by_module(run) if run.is_program else {}
-    for position, node in enumerate(run.nodes):
+    positions = {node: position for position, node in enumerate(run.nodes)}
+    for node, position in positions.items():
         if node.op == "call_module":
             module = run.model.get_submodule(str(node.target))
             held = torch_modules.all_tensors(module)
@@ -199,13 +200,19 @@ def _find_first_readers(run: FinishedRun) -> dict[int, int]:
             read = [storage for _, _, storage in run.recording.nodes.results.get(position, ())]
         else:
             continue
+        # A program that averages weights reads what modules have; the module that has them may read them later.
+        is_outside = run.is_program and node.op == "get_attr" and not node.meta.get("nn_module_stack")
+        users = (each for each in node.users if each in positions and each.meta.get("nn_module_stack"))
+        within = next(users, None) if is_outside else node
+        reader = position if within is None else positions[within]
         for storage in read:
             if (
                 storage is not None
                 and storage not in log.mapped
                 and log.storages[storage].kind in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
+                and not (within is None and "." in log.storages[storage].name)
             ):
-                readers.setdefault(storage, position)
+                readers[storage] = min(readers.get(storage, reader), reader)
     return readers
 
 

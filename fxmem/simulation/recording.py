@@ -368,7 +368,7 @@ class Recording(Observer):
         """
         subject = self.subject
         try:
-            with process_unchanged(subject.output), contextlib.ExitStack() as stack:
+            with process_unchanged(subject.output), torch_common.imports_unchanged(), contextlib.ExitStack() as stack:
                 stack.enter_context(self.compilation.environment())
                 stack.enter_context(self.emulate())
                 if self.target.device == "cuda":

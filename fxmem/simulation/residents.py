@@ -24,7 +24,7 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind
 from fxmem.simulation.loaded_modules import program_modules
 from fxmem.simulation.observe.event_log import StepLog
-from fxmem.simulation.source_lines import find_limits, program_frames, variables
+from fxmem.simulation.source_lines import find_limits, loop_variables, program_frames, variables
 
 _NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {
     Kind.PARAMETER: (None, Kind.BUFFER, Kind.INPUT, Kind.SAVED, Kind.OUTPUT),
@@ -326,15 +326,24 @@ def find_variables() -> Iterator[Place]:
     """
     own, libraries = program_frames(sys._getframe(1))
     for frame in own:
-        yield from _name_variables(variables(frame))
+        yield from _name_variables(_find_lasting(frame))
     modules = {id(frame.f_globals): frame.f_globals for frame in own}
     for scope in modules.values():
         yield from _name_variables(scope)
     for frame in libraries:
-        yield from _name_variables(variables(frame))
+        yield from _name_variables(_find_lasting(frame))
     for module, scope in program_modules():
         if id(scope) not in modules:
             yield from ((f"{module}.{name}", value) for name, value in _name_variables(scope))
+
+
+def _find_lasting(frame: types.FrameType) -> dict[str, Any]:
+    """A function's variables, without the `p` of `for p in parameters`: what was gone through has a name of its own."""
+    found = variables(frame)
+    tensors = {name: each for name, each in found.items() if issubclass(type(each), torch.Tensor)}
+    weights = {name for name, each in tensors.items() if isinstance(each, torch.nn.Parameter)}
+    passing = loop_variables(frame.f_code) if weights else frozenset()
+    return {name: each for name, each in found.items() if name not in weights & passing}
 
 
 def _name_variables(scope: Mapping[str, Any]) -> Iterator[Place]:

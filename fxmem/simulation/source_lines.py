@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import dis
 import functools
 import inspect
 import linecache
@@ -34,8 +35,8 @@ _NOT_THE_USERS = (_TORCH, _HERE, contextlib.__file__, functools.__file__, OWN_FI
 _NOT_CALLED = (_HERE, contextlib.__file__, functools.__file__, _TORCH + "utils" + os.sep + "_contextlib.py")
 """What stands between a line and the function that it calls."""
 
-_WRAPPERS = ("wrapper", "inner")
-"""Functions around the one that was called."""
+_WRAPPERS = ("wrapper", "inner", "handle_torch_function")
+"""How the names of functions end that are around the one that was called."""
 
 _CHECKING = tuple(
     _TORCH + name for name in ("functional.py", "nn" + os.sep, "distributions" + os.sep, "testing" + os.sep)
@@ -89,7 +90,7 @@ def program_call(frame: types.FrameType | None) -> tuple[str, str]:
             if not _is_installed(file) and not file.startswith(_TORCH):
                 return place, called
             name = frame.f_code.co_qualname.removesuffix(".__init__").rpartition(".")[2]
-            called = called if name.startswith("_") or name in _WRAPPERS else name
+            called = called if name.startswith("_") or name.endswith(_WRAPPERS) else name
         frame = frame.f_back
     return place, ""
 
@@ -190,6 +191,18 @@ def variables(frame: types.FrameType) -> dict[str, Any]:
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(kept) is dict and sys.getrefcount(kept) <= _KEPT_BY_FRAME:
         kept.clear()
     return found
+
+
+@functools.cache
+def loop_variables(code: types.CodeType) -> frozenset[str]:
+    """The local variables that a function's `for` loops go through."""
+    found: set[str] = set()
+    is_bound = False
+    for each in dis.get_instructions(code):
+        is_bound = each.opname == "FOR_ITER" or (is_bound and each.opname.startswith(("STORE_FAST", "UNPACK")))
+        if is_bound and each.opname.startswith("STORE_FAST"):
+            found.update(each.argval if isinstance(each.argval, tuple) else (each.argval,))
+    return frozenset(found)
 
 
 def set_variable(frame: types.FrameType, name: str, value: Any) -> None:

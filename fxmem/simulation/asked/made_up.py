@@ -51,6 +51,8 @@ class MadeUpNotes:
     """
 
     def __init__(self, given: Mapping[str, torch.Tensor] | None = None) -> None:
+        self.unfollowed: set[str] = set()
+        """Functions that use a card in processes of their own, of which nothing is known."""
         self._given = given or {}
         self._counts: Counter[tuple[MadeUpKind, str, str]] = Counter()
         self._last: _Guess | None = None

@@ -74,6 +74,8 @@ class Routing:
         self._routers: dict[tuple[int, int], None] = {}
         """Those of them that were counted, or sorted."""
         self._find_module: Callable[[], str | None] = str
+        self._is_shared = False
+        """Whether ranks have told each other what this one knows."""
 
     def begin(self, place: tuple[int, int], find_module: Callable[[], str | None]) -> None:
         """Begin the program: this rank's number among all, and their number; what says which module runs, None where
@@ -101,6 +103,8 @@ class Routing:
         elif (exchange := _EXCHANGES.get(name)) is not None:
             group = next(filter(None, map(torch_distributed.find_group, reversed(args))), None)
             if group is not None:
+                known = map(known_values.find_value, torch_common.iterate_tensors(args))
+                self._is_shared |= len(group.ranks) > 1 and any(each is not None for each in known)
                 place = group.ranks.index(torch.distributed.get_rank()), len(group.ranks)
                 self._place = place if name in _SPREAD else self._place
                 exchange(args, result, *place)
@@ -113,6 +117,8 @@ class Routing:
         }.get(self._rule.name, f"experts get tokens as in {self._rule.name}")
         for chosen, experts in self._routers:
             yield f"{what}, of {experts} with {chosen} for each token, on all ranks alike (fxmem run --routing)"
+        if self._is_shared and not self._routers:
+            yield "numbers that this rank knows, and that ranks gather or reduce, are alike on all of them"
 
     def _route(self, places: torch.Tensor, scores: torch.Tensor) -> None:
         experts = scores.shape[-1] if scores.dim() > 1 else 0
@@ -234,6 +240,32 @@ def _all_gather_made(args: tuple[Any, ...], result: Any, rank: int, ranks: int) 
     _gather(result, args[0], ranks)
 
 
+def _reduce(output: torch.Tensor, value: torch.Tensor | None, operation: str, ranks: int) -> None:
+    """Each rank has what this one has."""
+    with torch_common.no_modes():
+        if value is not None and operation in ("sum", "product"):
+            value = value * ranks if operation == "sum" else value**ranks
+        is_known = value is not None and operation in ("sum", "product", "avg", "min", "max", "band", "bor")
+        _write(output, [value] if value is not None and is_known else [])
+
+
+def _all_reduce(args: tuple[Any, ...], result: Any, rank: int, ranks: int) -> None:
+    for tensor in args[0]:
+        _reduce(tensor, known_values.find_value(tensor), torch_distributed.read_operation(args[2]), ranks)
+
+
+def _all_reduce_made(args: tuple[Any, ...], result: Any, rank: int, ranks: int) -> None:
+    _reduce(result, known_values.find_value(args[0]), torch_distributed.read_operation(args[1]), ranks)
+
+
+def _reduce_scatter(args: tuple[Any, ...], result: Any, rank: int, ranks: int) -> None:
+    output, source, operation = (result, *args[:2]) if isinstance(args[1], str) else args[:2] + args[3:4]
+    value = known_values.find_value(source)
+    with torch_common.no_modes():
+        part = None if value is None else value.chunk(ranks)[rank]
+    _reduce(output, part, torch_distributed.read_operation(operation), ranks)
+
+
 _SPREAD: Final = {
     "c10d.alltoall_base_": _all_to_all,
     "c10d.alltoall_": _all_to_all_lists,
@@ -245,6 +277,9 @@ _EXCHANGES: Final = {
     "c10d._allgather_base_": _all_gather,
     "c10d.allgather_": _all_gather_lists,
     "_c10d_functional.all_gather_into_tensor": _all_gather_made,
+    **dict.fromkeys(("c10d.allreduce_", "c10d.reduce_"), _all_reduce),
+    **dict.fromkeys(("_c10d_functional.all_reduce", "_c10d_functional.all_reduce_"), _all_reduce_made),
+    **dict.fromkeys(("c10d._reduce_scatter_base_", "_c10d_functional.reduce_scatter_tensor"), _reduce_scatter),
 }
 _WAIT: Final = "_c10d_functional.wait_tensor"
 _USES: Final = frozenset(f"aten.{each}" for each in "bincount histc scatter scatter_ sort eq".split())

@@ -14,7 +14,7 @@ import re
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -572,6 +572,10 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / 1024**exponent:.2f} {('KiB', 'MiB', 'GiB')[exponent - 1]}"
 
 
+_NOWHERE: Final = -1, ""
+"""Of a phase in which nothing came."""
+
+
 class LiveBytes(Observer):
     """The bytes requested and not freed; listens to a log."""
 
@@ -580,21 +584,27 @@ class LiveBytes(Observer):
     def __init__(self) -> None:
         self.now = 0
         self.made_at: dict[int, str] = {}
-        """By storage alive that was more than ever when it came, the line of the program that made it."""
+        """By storage alive with which all storages were more than ever, the line of the program that made it."""
         self.on_rise: Callable[[int], None] = lambda passing: None
         """Called where more is alive than ever in the round, with bytes that are there for this moment alone."""
         self.clear_highest()
 
     def clear_highest(self) -> None:
         """Let the most begin anew at what is alive now."""
-        self.highest, self.phase, self.place, self.tick = self.now, Phase.FORWARD, "", 0
-        """The most, and where the program was then."""
+        self.highest, self.phase, self.tick = self.now, Phase.FORWARD, 0
+        """The most, and when it was."""
+        self._of_phase: dict[Phase, tuple[int, str]] = {self.phase: (self.now, "")}
+        """The most in each phase, and where the program was then."""
+        self._most_stored = self.now
+        """The most without what kernels have for themselves."""
 
     def on_storage(self, index: int, nbytes: int, stream: int) -> None:
         """A storage is allocated."""
         self.now += nbytes
-        if self._watch(self.now):
-            self.made_at[index] = self.place
+        is_most = self._watch(self.now, self.log.tick)
+        if self.now > self._most_stored:
+            self._most_stored = self.now
+            self.made_at[index] = self._of_phase[self.phase][1] if is_most else program_place(sys._getframe(1))
 
     def on_free(self, index: int) -> None:
         """A storage was freed."""
@@ -604,7 +614,7 @@ class LiveBytes(Observer):
     def on_growth(self, nbytes: int) -> None:
         """A storage has so many bytes more."""
         self.now += nbytes
-        self._watch(self.now)
+        self._watch(self.now, self.log.tick - 1)
 
     def pass_through(self, op: LoggedOp, hidden: HiddenMemory) -> None:
         """Note the most that was alive within an operator: its kernel has buffers for itself."""
@@ -622,16 +632,23 @@ class LiveBytes(Observer):
                 own[event.name] = event.nbytes
                 live += event.nbytes
             most = max(most, live)
-        self._watch(max(most, live + sum(results)))
+        self._watch(max(most, live + sum(results)), self.log.tick - 1)
 
-    def _watch(self, live: int) -> bool:
-        """Note where the program is if that is more than ever; whether it is."""
-        if live <= self.highest:
-            return False
-        self.highest, self.phase, self.tick = live, self.log.phase, self.log.tick
-        self.place = program_place(sys._getframe(2))
-        self.on_rise(live - self.now)
-        return True
+    def _watch(self, live: int, tick: int) -> bool:
+        """Note where the program is if that is more than ever; whether it is. `tick` is of the last that happened."""
+        phase, is_most = self.log.phase, live > self.highest
+        if live > self._of_phase.get(phase, _NOWHERE)[0]:
+            self._of_phase[phase] = live, program_place(sys._getframe(2))
+        if is_most:
+            self.highest, self.phase, self.tick = live, phase, tick
+            self.on_rise(live - self.now)
+        return is_most
+
+    def find_place(self, phases: Collection[Phase]) -> tuple[Phase, str]:
+        """Where the program was when most was alive, in one of these phases."""
+        found = {each: self._of_phase.get(each, _NOWHERE) for each in phases}
+        phase = self.phase if self.phase in found else max(found, key=lambda each: found[each][0])
+        return phase, found[phase][1]
 
 
 def describe_shortage(complaint: str, place: str) -> str:

@@ -259,9 +259,12 @@ class RecordedCode(Subject):
         log, collector = self.recording.log, self.recording.collector
         if isinstance(hidden, Seen):
             self.trace.run_operator(hidden, log.streams.current)
+        if isinstance(hidden, Seen) and hidden.memory is not None:
+            known = hidden.memory
+            if self.memory is not None and known.signatures:
+                known = known.fill_workspaces(self.memory.asked)
+            self._live.pass_through(log.ops[op], known)
         if self.memory is None:
-            if isinstance(hidden, Seen) and hidden.memory is not None:
-                self._live.pass_through(log.ops[op], hidden.memory)
             return
         if log.streams.current != GRAPH_POOL:
             self.memory.release_graphs()

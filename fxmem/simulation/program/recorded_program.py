@@ -280,10 +280,12 @@ class RecordedProgram(ProfiledStep):
             raise AnalysisError(f"the program {self.ending}, {when}")
         if shown is not None:
             return shown.profile
-        raise AnalysisError(
-            f"expected a program that uses the card; nothing ran on {target}. Let it move its model and data there "
-            f"(.to('cuda')), or use target 'cpu'."
-        )
+        advice = "Let it move its model and data there (.to('cuda')), or use target 'cpu'."
+        if names := sorted(self._code.notes.unfollowed):
+            advice = (
+                f"Of processes that it starts ({', '.join(names)}), none is followed: call the function in its place."
+            )
+        raise AnalysisError(f"expected a program that uses the card; nothing ran on {target}. {advice}")
 
 
 _active: list[RecordedCode] = []

@@ -69,7 +69,7 @@ class Roots:
         """Make the modules that were moved and not called roots as well: copies that are averaged, frozen parts."""
         for module in list(self._moved):
             if module not in self._paths and not any(_contains(each, module) for each in list(self._moved)):
-                self._name(module)
+                self._name(_find_wrapper(module) or module)
         self._moved.clear()
 
     def __iter__(self) -> Iterator[tuple[torch.nn.Module, str]]:
@@ -131,6 +131,19 @@ def _find_variable(module: torch.nn.Module) -> str:
             return found
         frame = frame.f_back
     return type(module).__name__.lower()
+
+
+def _find_wrapper(module: torch.nn.Module) -> torch.nn.Module | None:
+    """What a variable has instead of a module that it was made of, as `DistributedDataParallel`; None for nothing."""
+    found, frame = None, user_frame(sys._getframe(2))
+    while frame is not None:
+        for value in [*variables(frame).values(), *frame.f_globals.values()]:
+            if value is module:
+                return None
+            if found is None and isinstance(value, torch.nn.Module) and _contains(value, module):
+                found = value
+        frame = frame.f_back
+    return found
 
 
 def _find_name(frame: types.FrameType, module: torch.nn.Module) -> str:

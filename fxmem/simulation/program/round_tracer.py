@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -40,6 +40,8 @@ class RoundTracer(ProgramTracer):
         self._roots = roots
         self._ledger, self._log = nodes, nodes.log
         self._everything = everything_is_targets
+        self._depth: int | None = None
+        """Modules whose calls were under way when the backward that runs now began; None outside of any."""
         super().__init__(ProgramRoot(), nodes, program, writes_anew=True)
         self.restart()
 
@@ -117,10 +119,13 @@ class RoundTracer(ProgramTracer):
     ) -> Any:
         if self._state not in ("tracing", "recomputing"):
             return original(module, *args, **kwargs)
-        compiled = torch_wrappers.wrapped_module(module)
-        if compiled is not None or not self.is_leaf_module(module, name):
-            return self._call_inner(name, compiled or module, lambda: original(module, *args, **kwargs))
-        return self._call("call_module", name, args, kwargs, lambda: original(module, *args, **kwargs))
+        with contextlib.ExitStack() as stack:
+            if self._is_backward():
+                stack.callback(self._ledger.resume_call, self._ledger.current_call())
+            compiled = torch_wrappers.wrapped_module(module)
+            if compiled is not None or not self.is_leaf_module(module, name):
+                return self._call_inner(name, compiled or module, lambda: original(module, *args, **kwargs))
+            return self._call("call_module", name, args, kwargs, lambda: original(module, *args, **kwargs))
 
     def _find_path(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         path = self._roots.find_path(module)
@@ -143,10 +148,26 @@ class RoundTracer(ProgramTracer):
             self.writer.note_attributes(there[name], name)
         self._noted = set(there)
 
+    @contextlib.contextmanager
+    def observe_backward_calls(self) -> Iterator[None]:
+        """As that of a step; what the backward of an `autograd.Function` calls outside modules is no node but belongs
+        to that of its forward."""
+        with super().observe_backward_calls(), torch_common.replace(self, "_depth", len(self.writer.stack)):
+            yield
+
+    def call_function(self, cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
+        """An `autograd.Function.apply` that the program makes."""
+        return apply(*args) if self._is_backward() else super().call_function(cls, args, apply)
+
+    def _is_backward(self) -> bool:
+        """Whether what is called now is called by a backward, and not by a module."""
+        return self._depth == len(self.writer.stack) and self._state == "tracing"
+
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function or method that the program calls."""
         on_target = self._everything or _names_card(function, args, kwargs) or has_fake(args) or has_fake(kwargs)
-        if not on_target or function in _NO_CALLS or (not self.writer.stack and function in _BETWEEN):
+        is_none = function in _NO_CALLS or (not self.writer.stack and function in _BETWEEN)
+        if not on_target or is_none or self._is_backward():
             run = self._program.find_replacement(function) or function
             return run(*args, **kwargs)
         if not self._inside:

@@ -473,13 +473,15 @@ class Rounds(RoundRule):
     def _record(self) -> Round:
         log, live = self._log, self._live
         requested, most, parts = self._find_peak()
+        phases = {part[0] for part, peak in parts.items() if part is not None and peak.requested == requested}
+        phase, place = live.find_place(phases or {live.phase})  # cuDNN is asked when the round is over
         spans = [span for span in log.phases if span.end > span.begin or span.last_op > span.first_op]
         return Round(
             requested_bytes=requested,
             allocated_bytes=most and most.allocated,
             reserved_bytes=most and most.reserved,
-            phase=live.phase,
-            place=live.place,
+            phase=phase,
+            place=place,
             operators=len(log.ops),
             phases=tuple(span.phase for span in spans),
             parts=_describe_parts(parts),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import sys
 import weakref
@@ -79,30 +80,39 @@ class GradientBucket:
         return self._views()
 
 
-class Replica(torch.nn.Module):
-    """A model with the gradient buckets of DistributedDataParallel.
+_SIGNATURE: Final = inspect.signature(torch.nn.parallel.DistributedDataParallel)
+_ASKED_FOR: Final = (
+    "module device_ids output_device dim broadcast_buffers process_group "
+    "find_unused_parameters gradient_as_bucket_view static_graph"
+).split()
+
+
+@torch_distributed.answer_private_names
+class DistributedDataParallel(torch.nn.Module):
+    """A model with the gradient buckets of torch's DistributedDataParallel, by whose name it is reported.
 
     Args:
-        module: the model; its other arguments are those of DistributedDataParallel.
+        module: the model; its other arguments, and what it is asked for by name, are those of DistributedDataParallel.
     """
 
     begins_as_one: ClassVar[bool] = False
     """Whether there is one bucket of all parameters until the first backward is over."""
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        *_: Any,
-        bucket_cap_mb: float | None = None,
-        gradient_as_bucket_view: bool = False,
-        process_group: Any = None,
-        find_unused_parameters: bool = False,
-        static_graph: bool = False,
-        **__: Any,
-    ) -> None:
+    module: torch.nn.Module
+    process_group: Any
+    gradient_as_bucket_view: bool
+    find_unused_parameters: bool
+    static_graph: bool
+
+    def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__()
-        self.module = module
-        self._views, self._group, self._syncs = gradient_as_bucket_view, process_group, True
+        given = _SIGNATURE.bind(module, *args, **kwargs)
+        given.apply_defaults()
+        for name in _ASKED_FOR:
+            setattr(self, name, given.arguments[name])
+        self.require_backward_grad_sync = True
+        self.device = next((each.device for each in module.parameters()), None)
+        bucket_cap_mb = given.arguments["bucket_cap_mb"]
         limit = self.bucket_bytes_cap = _BUCKET if bucket_cap_mb is None else int(bucket_cap_mb * _MIB)
         self._hook: Callable[[GradientBucket], Any] | None = None
         self._pending: dict[int, Any] = {}
@@ -122,8 +132,8 @@ class Replica(torch.nn.Module):
         self._members: list[list[torch.Tensor]] = []
         self._missing: list[int] = []
         self._limits = [min(_FIRST_BUCKET, limit), limit]
-        on_card = all(each.is_cuda for each in parameters)
-        self._rebuilds = self.begins_as_one and on_card and (static_graph or not find_unused_parameters)
+        self._can_rebuild = self.begins_as_one and all(each.is_cuda for each in parameters)
+        self._rebuilds = self._can_rebuild and (self.static_graph or not self.find_unused_parameters)
         self._came: list[torch.Tensor] = []
         """The parameters in the order in which the first gradients came."""
         self._retired: list[torch.Tensor] = []
@@ -133,12 +143,22 @@ class Replica(torch.nn.Module):
         self._make_buckets(parameters, [sys.maxsize] if self._rebuilds else self._limits)
         self._used: list[torch.Tensor] = []
         """Which parameters this rank has used, and any rank: a number for each (`initialize_local_used_map`)."""
-        self._reduces_used = find_unused_parameters and not static_graph
-        if find_unused_parameters or static_graph:
-            devices = torch.device("cpu"), parameters[0].device
-            self._used = [torch.zeros(len(parameters), dtype=torch.int32, device=device) for device in devices]
+        self._reduces_used = self.find_unused_parameters and not self.static_graph
+        if self.find_unused_parameters or self.static_graph:
+            self._map_used()
         for parameter in (*parameters, *self._sparse):
             parameter.register_post_accumulate_grad_hook(_call_while_alive(self._take))  # type: ignore[no-untyped-call]
+
+    def use_static_graph(self) -> None:
+        """From now on as with `static_graph=True`."""
+        self.static_graph, self._reduces_used, self._rebuilds = True, False, self._can_rebuild
+        if not self._used and self._places:
+            self._map_used()
+
+    def _map_used(self) -> None:
+        parameters = list(self._places)
+        devices = torch.device("cpu"), parameters[0].device
+        self._used = [torch.zeros(len(parameters), dtype=torch.int32, device=device) for device in devices]
 
     def _make_buckets(self, parameters: list[torch.Tensor], limits: list[int]) -> None:
         self._places, self._members, self.gradient_buckets = {}, [], []
@@ -169,9 +189,9 @@ class Replica(torch.nn.Module):
         count = len(torch_distributed.assign_buckets(parameters, self._limits))
         sizes = torch.empty(count, dtype=torch.int32, device=device)
         del sizes, numbers
-        gradients = [each.grad for each in parameters] if self._views else []
+        gradients = [each.grad for each in parameters] if self.gradient_as_bucket_view else []
         self._rebuilds, self._came = False, []
-        self._retired = self.gradient_buckets if self._views and device.type == "cuda" else []
+        self._retired = self.gradient_buckets if self.gradient_as_bucket_view and device.type == "cuda" else []
         self._make_buckets(parameters, self._limits)
         for parameter, gradient in zip(parameters, gradients, strict=False):
             if gradient is not None:
@@ -190,11 +210,11 @@ class Replica(torch.nn.Module):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Nothing is sent for what runs forward and backward inside."""
-        before, self._syncs = self._syncs, False
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
         finally:
-            self._syncs = before
+            self.require_backward_grad_sync = before
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Reduce buckets by a hook of the program's."""
@@ -202,7 +222,7 @@ class Replica(torch.nn.Module):
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         hook = torch_distributed.builtin_hook(comm_hook_type)
-        self.register_comm_hook(self._group, hook)
+        self.register_comm_hook(self.process_group, hook)
 
     def _slots(self, bucket: int, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Views of a bucket, or of what a hook made of it: one for each parameter."""
@@ -215,7 +235,7 @@ class Replica(torch.nn.Module):
 
     @torch.no_grad()
     def _take(self, parameter: torch.Tensor) -> None:
-        if not self._syncs or parameter.grad is None:
+        if not self.require_backward_grad_sync or parameter.grad is None:
             return
         if parameter in self._sparse:
             if parameter.is_cuda:
@@ -225,7 +245,7 @@ class Replica(torch.nn.Module):
         if self._rebuilds and len(self._came) < len(self._places):
             self._came.append(parameter)
         slot.copy_(parameter.grad)
-        if self._views:
+        if self.gradient_as_bucket_view:
             parameter.grad = slot
             self._retired = []
         self._missing[bucket] -= 1
@@ -234,7 +254,7 @@ class Replica(torch.nn.Module):
         self._missing[bucket] = len(self._members[bucket])
         buffer = self.gradient_buckets[bucket]
         if self._hook is None:
-            torch.distributed.all_reduce(buffer, group=self._group, async_op=True)
+            torch.distributed.all_reduce(buffer, group=self.process_group, async_op=True)
             self._share_used(bucket)
             self._copy_back(bucket, buffer)
             return
@@ -251,11 +271,11 @@ class Replica(torch.nn.Module):
         if self._used and bucket == len(self.gradient_buckets) - 1:
             self._used[1].copy_(self._used[0])
             if self._reduces_used:
-                torch.distributed.all_reduce(self._used[1], group=self._group, async_op=True)
+                torch.distributed.all_reduce(self._used[1], group=self.process_group, async_op=True)
             self._used[0].zero_()
 
     def _copy_back(self, bucket: int, buffer: torch.Tensor) -> None:
-        if self._views and buffer is self.gradient_buckets[bucket]:
+        if self.gradient_as_bucket_view and buffer is self.gradient_buckets[bucket]:
             return
         for member, slot in zip(self._members[bucket], self._slots(bucket, buffer), strict=True):
             if member.grad is not None:

@@ -15,7 +15,7 @@ from fxmem._torch import distributed as torch_distributed
 from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
 from fxmem.hardware.links import PER_MACHINE
 from fxmem.simulation.ranks.mailbox import Mailbox
-from fxmem.simulation.ranks.reducer import Replica
+from fxmem.simulation.ranks.reducer import DistributedDataParallel
 from fxmem.simulation.source_lines import describe_place
 
 Parallelize = Callable[[torch.nn.Module], Any]
@@ -92,7 +92,8 @@ def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
     """
     device = next((each.device for each in model.parameters()), torch.device("cuda"))
     try:
-        with torch_distributed.replace_ddp(Replica), torch_distributed.default_device(torch.device(device.type)):
+        replaced = torch_distributed.replace_ddp(DistributedDataParallel)
+        with replaced, torch_distributed.default_device(torch.device(device.type)):
             made = parallelize(model)
     except FxmemError:
         raise

@@ -65,6 +65,15 @@ def test_a_model_is_counted_on_the_host_until_it_moves_to_the_card(tmp_path: Pat
 
 
 @on_linux
+def test_what_is_around_a_function_is_not_what_the_program_called(tmp_path: Path) -> None:
+    code = "import copy, torch, torchvision\nnet = torchvision.models.vgg19()\n"
+    assert run(tmp_path, f"{code}net.cuda()\n{STEP}").host.call == "vgg19"  # a torchvision decorator's `inner_wrapper`
+    found = run(tmp_path, f"{code}twin = copy.deepcopy(net)\ntwin.cuda()\n{STEP}").host
+    assert found.place.endswith("train.py:3")
+    assert found.call == ""  # Python's own `deepcopy`, and torch's `handle_torch_function` within
+
+
+@on_linux
 def test_real_memory_is_measured_and_the_line_is_named(tmp_path: Path) -> None:
     code = f"""
 import time, torch

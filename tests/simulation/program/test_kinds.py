@@ -319,7 +319,8 @@ def test_four_bit_weights_are_as_a_real_quantisation_makes_them(bnb: Any) -> Non
     # Backward makes the weights anew in the type they had, and then in that of the product.
     made = {each.dtype for each in run.profile.storages if each.kind is Kind.TEMPORARY and each.nbytes >= 384 * 512}
     assert made == {"float32", "bfloat16"}
-    assert "dequantize_4bit_default" in {node.name for node in run.profile.nodes}
+    of = {run.profile.nodes[op.node].name for op in run.profile.ops if "cdequantize_blockwise" in op.name}
+    assert of == {"mat_mul4bit_apply"}
 
 
 @pytest.mark.parametrize(("rows", "unpacked"), [(1, 0), (4096, 4096 * 4096 * (2 + 4 / 64 + 4 / 64))])

@@ -99,7 +99,8 @@ def test_inference_mode_moves_tensors_to_the_card() -> None:
 
 def _say_and_sleep(connection: Connection) -> None:
     connection.send("here")
-    time.sleep(600)
+    for _ in range(6000):  # a signal that comes just before a sleep begins does not wake it
+        time.sleep(0.1)
 
 
 def test_processes_that_a_program_forks_can_be_terminated() -> None:
@@ -278,6 +279,8 @@ def test_a_rank_finds_its_own_card_among_those_of_its_machine() -> None:
             assert count >= 4
             assert not count < 4
             assert count == 4
+            assert count != "4"
+            assert (256 // count, 6 / count, count * 2, int(count), f"{count}") == (64, 1.5, 8, 4, "4")
             assert list(range(count)) == [0]
             assert 3 % count == 0
     with fxmem.record("h100"):
@@ -551,3 +554,21 @@ def test_a_large_layer_under_weight_norm_moves() -> None:
         optimizer.step()
     assert is_same
     assert held == 4 * (65_536 * (256 + 1) + 4 * 256)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("bits must be\nbetween 1 and 8"), "ValueError: bits must be between 1 and 8"),
+        (KeyError("bits"), "KeyError: 'bits'"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "OutOfMemoryError: CUDA out of memory"),
+    ],
+)
+def test_an_error_that_torch_brings_from_elsewhere_is_said_as_it_was_there(error: Exception, said: str) -> None:
+    try:
+        raise error
+    except type(error):
+        brought = torch._utils.ExceptionWrapper(where="in DataLoader worker process 3")
+    with pytest.raises(type(error), match="Original Traceback") as raised:
+        brought.reraise()
+    assert describe_end(raised.value) == f"{said} (in DataLoader worker process 3)"

@@ -101,11 +101,17 @@ class Average:
         self.shadow = {name: each.detach().clone() for name, each in net.named_parameters()}
 
 
+def follow(twin: nn.Module, net: nn.Module, *_: torch.Tensor) -> None:
+    for own, trained in zip(twin.parameters(), net.parameters(), strict=True):
+        own.mul_(0.9).add_(trained.detach(), alpha=0.1)
+
+
 def test_averages_of_weights_by_attribute_and_copies_by_module() -> None:
     with fxmem.record("h100", steps=2) as run:
         net = make_net()
-        ema, twin = Average(net), copy.deepcopy(net)
-        train(net, 3)
+        ema, twin = Average(net), copy.deepcopy(net).requires_grad_(False)
+
+        train(net, 3, functools.partial(follow, twin, net))
         del ema, twin
     assert kept(run, Kind.BUFFER) == {"ema.shadow, 4 tensors": 2 * (4 * MIB + 4096)}
     rows = {row.label: row.figures.params for row in module_rows(run.profile, run.timeline)}
@@ -195,6 +201,47 @@ def test_what_an_optimizer_keeps_beside_its_state() -> None:
     assert sum(each.nbytes for each in states) == 2 * (4 * MIB + 4096)
 
 
+def test_the_variable_of_a_loop_over_parameters_is_no_name_of_one() -> None:
+    def step(optimizer: Master) -> None:
+        for each in optimizer.copies:
+            each.grad = None
+        optimizer.step()
+
+    with fxmem.record("h100", steps=2) as run:
+        net = make_net().bfloat16()
+        optimizer = Master(net.parameters())
+        optimizer.copies = [nn.Parameter(each) for each in optimizer.copies]
+        for _ in range(3):
+            net(batch().bfloat16()).sum().backward()
+            step(optimizer)
+    found = [each.holder for each in run.profile.storages if each.kind is Kind.PARAMETER and not each.name]
+    assert found == [f"optimizer.copies[{at}]" for at in range(4)]
+
+
+class Scaled(nn.LayerNorm):
+    """Reads its parameters by a function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.half().float())
+
+
+def test_what_a_step_begins_with_is_not_the_reader_of_a_parameter() -> None:
+    """The copies that an optimizer has stepped come back into the model, as the next step begins."""
+    with fxmem.record("h100", steps=3) as run:
+        net = nn.Sequential(nn.Linear(1024, 1024), Scaled(1024)).cuda()
+        optimizer = Master(net.parameters())
+        for _ in range(4):
+            for each, copied in zip(net.parameters(), optimizer.copies, strict=True):
+                each.detach().copy_(copied.view_as(each))
+            net(batch()).sum().backward()
+            optimizer.step()
+    read = {run.profile.nodes[each.node].target for each in run.profile.storages if each.name and each.node is not None}
+    own = [each for each in run.profile.storages if each.kind is Kind.PARAMETER]
+    assert [each.name for each in own if each.node is None] == []
+    assert "torch.nn.functional.layer_norm" in read
+    assert sum(node.params_bytes for node in run.profile.nodes) == sum(each.nbytes for each in own)
+
+
 def infer(keeps_graph: bool, outputs: list[torch.Tensor]) -> None:
     """A function that returns: its model is no more when the program ends."""
     net = make_net().eval()
@@ -218,6 +265,15 @@ def test_a_graph_that_nothing_goes_back_through_saves() -> None:
     # Of each forward the result of tanh, which is also the last layer's input, and the batch; the first batch was there
     # before.
     assert run.profile.saved_bytes == (3 * 2 + 2 * 2) * MIB
+
+
+def test_a_graph_saves_beside_what_a_kernel_has_for_itself() -> None:
+    with fxmem.record("h100") as run:
+        net = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh()).cuda().eval()
+        outputs = net(batch()).sort()  # the peak is within it, and as the program ends goes first what came last
+        del net, outputs
+    # The results of tanh, and the indices that sort makes.
+    assert run.profile.saved_bytes == (2 + 4) * MIB
 
 
 def test_a_graph_that_is_dropped_saves_no_more() -> None:
@@ -305,3 +361,60 @@ def test_a_sequence_is_asked_for_nothing_of_its_own() -> None:
         train(make_net(), 2)
         del masks
     assert "masks" in {each.label for each in holdings_at_peak(recorded.profile, recorded.timeline)}
+
+
+class Scaling(torch.autograd.Function):
+    """A product whose backward is the program's own, and runs a module again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, again: nn.Module) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.again = again
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        with torch.no_grad():
+            ctx.again(x)
+        return gradients[0] * weight, (gradients[0] * x).sum(0), None
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.again = nn.Parameter(torch.ones(1024)), nn.Sigmoid()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = Scaling.apply(x, self.weight, self.again)
+        return out
+
+
+def test_the_backward_of_a_function_is_its_modules() -> None:
+    with fxmem.record("h100", steps=2) as run:
+        train(nn.Sequential(nn.Linear(1024, 1024), Scale(), nn.Linear(1024, 1024), Scale()).cuda(), 2)
+    profile = run.profile
+    modules = {
+        name: {profile.nodes[op.node].module.removeprefix("net.") for op in profile.ops if op.name == f"aten.{name}"}
+        for name in ("mul.Tensor", "sigmoid.default")
+    }
+    # "": of the loss.
+    assert modules == {"mul.Tensor": {"", "1", "3"}, "sigmoid.default": {"1.again", "3.again"}}
+
+
+def test_a_model_that_is_wrapped_before_it_is_called_is_its_wrapper_s() -> None:
+    with fxmem.record("h100", steps=1, ranks=4) as run:
+        torch.distributed.init_process_group("nccl")
+        student, teacher = make_net(), make_net()
+        student = nn.parallel.DistributedDataParallel(student)  # type: ignore[assignment]
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        x = batch()
+        with torch.no_grad():
+            target = teacher(x)
+        (student(x) - target).pow(2).mean().backward()
+        optimizer.step()
+    rows = {row.title: row for row in module_rows(run.profile, run.timeline) if row.depth <= 2}
+    assert {"student", "module", "teacher"} < rows.keys()
+    assert "sequential" not in rows
+    assert rows["student"].type_name == "DistributedDataParallel"
+    assert rows["module"].figures.params == rows["teacher"].figures.params == 2 * (4 * MIB + 4096)

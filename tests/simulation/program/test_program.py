@@ -1101,3 +1101,29 @@ def test_a_step_that_asks_for_no_more_repeats_the_one_before(
     record = usual.model_copy(update={"requested_bytes": requested, "retained_bytes": retained})
     before, after = FinishedRound(usual, Counter([8, 8, 1024])), FinishedRound(record, Counter(sizes))
     assert after.repeats(before) == repeats
+
+
+def test_a_round_is_at_its_peak_where_the_kernels_own_buffers_make_it_one() -> None:
+    """All tensors are most in forward; what softmax has for itself in backward is more."""
+    with fxmem.record("h100") as run:
+        x = torch.randn(1024, 1024, device="cuda", requires_grad=True)
+        y = x.softmax(-1)
+        torch.empty(2560, 1024, device="cuda")
+        y.backward(torch.ones_like(y))
+    (only,) = run.program.rounds
+    assert (only.phase, run.peak.phase) == (Phase.BACKWARD, Phase.BACKWARD)
+    assert only.requested_bytes == run.peak.requested_bytes > 4.5 * (4 << 20)
+
+
+def test_a_round_is_at_its_peak_where_a_workspace_makes_it_one_that_is_asked_for_after_it() -> None:
+    with fxmem.record("v100") as run:
+        model = torch.nn.Conv2d(3, 8, 3).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.zeros(32, 3, 64, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    first, second = run.program.steps
+    assert first.requested_bytes == second.requested_bytes == run.peak.requested_bytes
+    assert first.phase == second.phase == run.peak.phase == Phase.FORWARD
+    assert first.place == second.place

@@ -207,6 +207,59 @@ def test_a_process_group_of_the_callers_is_left_alone() -> None:
         assert torch.distributed.get_rank() == 1
 
 
+KNOWN = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+ranks, rank, found = dist.get_world_size(), dist.get_rank(), []
+for operation in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX, dist.ReduceOp.AVG):
+    tensor = torch.tensor([1, 2], device="cuda")
+    dist.all_reduce(tensor, op=operation)
+    found.append(tensor.tolist())
+part = torch.zeros(1, dtype=torch.int64, device="cuda")
+dist.reduce_scatter_tensor(part, torch.arange(ranks, device="cuda"))
+found += [part.tolist(), dist.nn.functional.all_reduce(torch.tensor([3], device="cuda")).tolist()]
+assert found == [[4, 8], [1, 16], [1, 2], [1, 2], [4 * rank], [12]], found
+model = torch.nn.Linear(4, 4).cuda()
+model(torch.randn(2, 4, device="cuda")).sum().backward()
+torch.optim.SGD(model.parameters()).step()
+"""
+"""What gloo gives four processes, but for the average, which it does not know."""
+
+
+def test_what_ranks_reduce_is_known_where_it_is_known_of_one(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(KNOWN)
+    code, text = called(run_verb, "--ranks", "4", "--rank", "2", "--full", str(tmp_path / "train.py"))
+    assert code == 0, text
+    assert "gather or reduce, are alike on all of them" in " ".join(text.split())
+
+
+SPAWNED = """
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(card, cards):
+    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:2345", world_size=cards, rank=card)
+    assert (card, dist.get_rank(), 256 // cards, int(256 / cards)) == (3, 3, 64, 64), (card, cards)
+    torch.cuda.set_device(card)
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda(card), device_ids=[card])
+    net(torch.ones(256 // cards, 8).cuda()).sum().backward()
+    torch.optim.SGD(net.parameters()).step()
+
+if __name__ == "__main__":
+    cards = torch.cuda.device_count()
+    mp.spawn(work, (cards,), nprocs=cards)
+"""
+
+
+def test_a_script_that_starts_a_process_for_each_card_divides_its_batch(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPAWNED)
+    code, text = called(run_verb, "--ranks", "4", "--rank", "3", str(tmp_path / "train.py"))
+    assert code == 0, text
+
+
 def test_the_command_line_takes_the_scripts_own_function(tmp_path: Path) -> None:
     own, report = tmp_path / "own.py", tmp_path / "rank.json"
     own.write_text("from tests.sharded_models import Llama as build, fsdp, loss\nparallelize = fsdp('cuda')\n")

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import torch
 import torch.distributed.device_mesh
-import torch.multiprocessing
 import torch.nn.parallel
 import torch.utils.data
 
@@ -25,8 +24,9 @@ from fxmem._torch import distributed as torch_distributed
 from fxmem._torch import programs as torch_programs
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.program.border import Border, has_fake_inside, move_to_card
+from fxmem.simulation.program.stand_ins.processes import started_patches
+from fxmem.simulation.ranks import reducer
 from fxmem.simulation.ranks.mailbox import mail_patches
-from fxmem.simulation.ranks.reducer import Replica
 from fxmem.simulation.ranks.world import World
 
 _AS_WRITTEN: Final = b"a module as it was written, number "
@@ -164,17 +164,11 @@ class _Untraced:
 def process_patches(notes: MadeUpNotes, world: World | None, *, compiles: bool) -> torch_common.Patches:
     """One process on one card: a rank of the world, or the first one, alone in its group."""
 
-    def spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
-        number = 0 if world is None else min(world.rank, nprocs - 1)
-        which = "the first runs here, alone" if world is None else f"number {number} runs here"
-        notes.note("answered", f"torch.multiprocessing.spawn of {nprocs}: {which}")
-        fn(number, *args)
-
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         return self.module(*move_to_card(inputs), **move_to_card(kwargs))
 
     yield _process_of_its_own()
-    yield torch_common.replace(torch.multiprocessing, "spawn", spawn)
+    yield from started_patches(notes, world)
     yield torch_common.replace(torch.nn.DataParallel, "forward", forward)
     if torch.distributed.is_available():
         yield from _distributed(notes, world, compiles=compiles)
@@ -205,10 +199,10 @@ def _shared_states() -> list[dict[str, Any]]:
 
 
 class _CardCount(int):
-    """The one card that a rank finds, which compares as all of its machine.
+    """The cards of a rank's machine, of which it finds its own alone.
 
-    Launched scripts look whether there are enough (`device_count() >= 4`), and count on from there with their own card
-    (`rank % device_count()`).
+    Launched scripts look whether there are enough, divide their batch by them and start as many processes; where they
+    go through all (`range(count)`), or look for their own (`rank % count`), there is one.
     """
 
     _all: int
@@ -218,22 +212,19 @@ class _CardCount(int):
         count._all = all_
         return count
 
-    def __lt__(self, other: int) -> bool:
-        return self._all < other
-
-    def __le__(self, other: int) -> bool:
-        return self._all <= other
-
-    def __gt__(self, other: int) -> bool:
-        return self._all > other
-
-    def __ge__(self, other: int) -> bool:
-        return self._all >= other
-
     def __eq__(self, other: object) -> bool:
-        return int(self) == other or self._all == other
+        return int.__index__(self) == other or self._all == other
 
     __hash__ = int.__hash__
+
+
+def _of_all(name: str) -> Callable[..., Any]:
+    operation = getattr(int, name)
+    return lambda count, *others: operation(count._all, *others)
+
+
+for _each in "lt le gt ge add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv int float str repr".split():
+    setattr(_CardCount, f"__{_each}__", _of_all(f"__{_each}__"))
 
 
 def _distributed(notes: MadeUpNotes, world: World | None, *, compiles: bool) -> torch_common.Patches:
@@ -261,8 +252,8 @@ def _distributed(notes: MadeUpNotes, world: World | None, *, compiles: bool) -> 
     yield torch_distributed.futures_have_results()
     yield mail_patches(place.rank, place.mailbox, functools.partial(notes.note, "answered"))
 
-    class NotedReplica(Replica):
-        """`DistributedDataParallel` of a program."""
+    class DistributedDataParallel(reducer.DistributedDataParallel):
+        """That of a program."""
 
         begins_as_one = not compiles  # compiled code would keep the first bucket
 
@@ -271,4 +262,4 @@ def _distributed(notes: MadeUpNotes, world: World | None, *, compiles: bool) -> 
             sent = "no communication" if world is None else "and what they send"
             notes.note("answered", f"DistributedDataParallel: one card, its gradient buckets counted, {sent}")
 
-    yield torch_distributed.replace_ddp(NotedReplica)
+    yield torch_distributed.replace_ddp(DistributedDataParallel)
