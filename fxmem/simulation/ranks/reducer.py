@@ -99,6 +99,7 @@ class DistributedDataParallel(torch.nn.Module):
     """Whether there is one bucket of all parameters until the first backward is over."""
 
     module: torch.nn.Module
+    broadcast_buffers: bool | None
     process_group: Any
     gradient_as_bucket_view: bool
     find_unused_parameters: bool
@@ -110,6 +111,9 @@ class DistributedDataParallel(torch.nn.Module):
         given.apply_defaults()
         for name in _ASKED_FOR:
             setattr(self, name, given.arguments[name])
+        syncs = given.arguments.get("forward_sync_buffers")  # since torch 2.15, in the place of the other
+        syncs = self.broadcast_buffers in (None, True) if syncs is None else syncs
+        self.broadcast_buffers = self.forward_sync_buffers = syncs
         self.require_backward_grad_sync = True
         self.device = next((each.device for each in module.parameters()), None)
         bucket_cap_mb = given.arguments["bucket_cap_mb"]

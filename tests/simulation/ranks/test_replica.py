@@ -30,6 +30,7 @@ def group() -> Any:
 
 
 @pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning")  # torch 2.15
 @pytest.mark.usefixtures("group")
 def test_it_has_what_it_was_given_as_torchs_has(given: dict[str, Any]) -> None:
     ours, torchs = (
