@@ -8,7 +8,9 @@ from pydantic import Field
 
 from fxmem.records.parts.base import Bytes, Count, Many, Record
 
-Cause = Literal["request", "size", "fragmentation", "other-process", "context", "limit", "free", "host", "unknown"]
+Cause = Literal[
+    "request", "size", "fragmentation", "other-process", "context", "limit", "free", "host", "shm", "kernel", "unknown"
+]
 """Why a request was refused.
 
 - `request`: the request alone is larger than the card;
@@ -19,7 +21,9 @@ Cause = Literal["request", "size", "fragmentation", "other-process", "context", 
 - `limit`: the process may take a share of the card only, and has it;
 - `free`: the card had the bytes when they were counted, so that its size is not the reason;
 - `host`: the host's memory ran out, not the card's;
-- `unknown`: the message has no numbers.
+- `shm`: the memory that processes share (/dev/shm) ran out, of a size that the host or the container sets;
+- `kernel`: a kernel needs more shared memory than a multiprocessor has;
+- `unknown`: the message has no numbers, or not those of what was free.
 """
 
 
@@ -42,11 +46,14 @@ class OutOfMemoryMessage(Record):
     api: str
     """Whose memory: `CUDA`, `HIP`, `XPU`, `NPU`, `MPS`, or `CPU` for the host's."""
     source: str = ""
-    """Who refused, where that is not PyTorch's allocator: `cuBLAS`, `cuDNN`, `NCCL`, `driver`."""
+    """Who says it, where that is not PyTorch's allocator: `cuBLAS`, `NCCL`, `driver`, `Slurm`, ...; in
+    `memory/shortage/formats.toml`."""
     device: Count | None = None
     rank: Count | None = None
     place: str = ""
     """`file:line` of the user's own code in the traceback above it. Untrusted text."""
+    is_setup: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether the traceback ends where a model is moved, loaded or wrapped, in which no batch plays a part."""
     requested_bytes: Bytes | None = None
     """What was asked of the driver: the request, rounded up to a segment."""
     capacity_bytes: Bytes | None = None

@@ -5,48 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fxmem.memory.shortage import context_bytes, most_context_bytes, others_bytes
-from fxmem.records.shortage import Cause, OutOfMemoryMessage
+from fxmem.memory.shortage import context_bytes, find_format, find_words, most_context_bytes, others_bytes
+from fxmem.records.shortage import OutOfMemoryMessage
 from fxmem.records.units import format_bytes, percent
 from fxmem.show.sections import Fact, Facts, Section, TableColumn, make_printable, make_table, numbers
 
 _MOST: Final = 16
 """Messages that are listed."""
+_NO_FREE: Final = "the message does not say what was free"
 _ROUNDED: Final = "Sizes are the message's, which rounds them; what it does not say is the difference of what it says."
 
-_CAUSES: Final[dict[Cause, str]] = {
-    "request": "the request alone is larger than the card",
-    "size": "the program is too large for the card",
-    "fragmentation": "fragmentation: the allocator has the bytes, in pieces that are too small",
-    "other-process": "other processes hold the card",
-    "context": "the process holds the card outside PyTorch's allocator",
-    "limit": "the process may take no more of the card",
-    "free": "the card had the bytes",
-    "host": "the host has no more memory",
-    "unknown": "not known: the message has no numbers",
-}
-_ALLOCATOR: Final = "PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9 PYTORCH_CUDA_ALLOC_CONF)"
-_CONSEQUENCES: Final[dict[Cause, str]] = {
-    "request": "too small for it, were it empty",
-    "size": "really full",
-    "fragmentation": "had the bytes, in pieces",
-    "other-process": "full of another process",
-    "free": "had the bytes free, which this process may not have (a share, a container) or another gave back since",
-}
-"""What a cause comes to for the card of a snapshot."""
-CHANGES: Final[dict[Cause, str]] = {
-    "request": "find the shape at that line: a mask, scores of attention, a broadcast, logits over a whole vocabulary",
-    "size": "a smaller batch or input, checkpoints, fewer bits; `fxmem explain FILE --run train.py` tries what fits",
-    "fragmentation": f"{_ALLOCATOR}; inputs padded to a few lengths; a snapshot shows which blocks are in the way",
-    "other-process": "end them (nvidia-smi lists them), or take another card with CUDA_VISIBLE_DEVICES",
-    "context": "fewer process groups, communicators and libraries in the process; none of it is PyTorch's to free",
-    "limit": "raise the share of torch.cuda.set_per_process_memory_fraction, or stay within it",
-    "free": "look for what else took memory at that moment: another process, a limit of the container or of a virtual "
-    "card, on Windows the page file",
-    "host": "fewer workers, less pinned memory, or data that is mapped and not read whole",
-    "unknown": "set CUDA_LAUNCH_BLOCKING=1 and run it again: the line in the traceback may be a later one",
-}
-
+_SET_UP: Final = (
+    "a batch plays no part, as a model is moved, loaded or wrapped there: fewer bits, weights loaded once on the CPU "
+    "or the meta device, a part of the model on each card (FSDP's device_id, device_map)"
+)
 
 _OTHERS: Final = {False: "another process", True: "another rank of the job"}
 _OWN_CARD: Final = (
@@ -55,9 +27,17 @@ _OWN_CARD: Final = (
 )
 
 
+def describe_change(message: OutOfMemoryMessage) -> str:
+    """What to do."""
+    if message.is_setup and message.cause in {"size", "unknown"}:
+        alone = "see who has the card (nvidia-smi); if it is this program alone: "
+        return alone * (message.cause == "unknown") + _SET_UP
+    return find_format(message.source).change or find_words(message.cause).change
+
+
 def describe_cause(message: OutOfMemoryMessage) -> str:
     """The cause, and the numbers it rests on."""
-    return f"{_CAUSES[message.cause]}{_describe_grounds(message)}"
+    return f"{find_words(message.cause).means}{_describe_grounds(message)}"
 
 
 def describe_card(message: OutOfMemoryMessage) -> str:
@@ -66,10 +46,13 @@ def describe_card(message: OutOfMemoryMessage) -> str:
     parts = ", ".join(f"{format_bytes(nbytes)} {name}" for name, nbytes in sizes.items() if nbytes is not None)
     gone = f"{format_bytes(others)} less than at another refusal" if (others := others_bytes(message)) else ""
     more = gone or "no snapshot has other processes (nvidia-smi)"
-    return f"{_CONSEQUENCES.get(message.cause, 'not known')}: {parts}; {more}"
+    return f"{find_words(message.cause).card}: {parts}; {more}"
 
 
 def _describe_grounds(message: OutOfMemoryMessage) -> str:
+    if message.source:
+        refused = f"{message.source} had no room beside PyTorch's allocator, and says no more"
+        return f": {find_format(message.source).means or refused}"
     asked, missing = format_bytes(message.requested_bytes), message.missing_bytes
     cached, allocated = format_bytes(message.cached_bytes), format_bytes(message.allocated_bytes)
     match message.cause:
@@ -90,7 +73,7 @@ def _describe_grounds(message: OutOfMemoryMessage) -> str:
         case "size":
             return _describe_size(message, allocated)
         case _:
-            return f": {message.source} refused" if message.source else ""
+            return ": the message has no numbers" if message.requested_bytes is None else f": {_NO_FREE}"
 
 
 def _describe_size(message: OutOfMemoryMessage, allocated: str) -> str:
@@ -98,7 +81,10 @@ def _describe_size(message: OutOfMemoryMessage, allocated: str) -> str:
     if (message.allocated_bytes or 0) > room:
         return f": {allocated} allocated on {format_bytes(room)}; the driver lends the host's memory, and has no more"
     packed, missing = message.missing_packed_bytes, message.missing_bytes
-    if missing is not None and missing <= 0:
+    if missing is None:
+        asked = format_bytes(message.requested_bytes)
+        return f": {allocated} are allocated, {asked} more are above its {format_bytes(room)}; {_NO_FREE}"
+    if missing <= 0:
         asked, free = format_bytes(message.requested_bytes), format_bytes(message.free_bytes)
         return f": {allocated} are allocated, and the driver gives no {asked} of the last {free}"
     if packed is not None and packed <= 0:
@@ -125,7 +111,7 @@ def shortage_facts(message: OutOfMemoryMessage) -> Facts:
         packs = "" if packed is None else f"; {rest} if all that is cached were used"
         facts.append(Fact("Missing", f"{format_bytes(message.missing_bytes)} more than was free{packs}", "missing"))
     of_job = message.cause == "other-process" and message.others and all(each.is_rank for each in message.others)
-    return make_printable([*facts, *([] if of_job else [Fact("To do", CHANGES[message.cause], "change")])])
+    return make_printable([*facts, *([] if of_job else [Fact("To do", describe_change(message), "change")])])
 
 
 def shortage_sections(messages: Sequence[OutOfMemoryMessage], width: int = 100) -> Iterator[Section]:
@@ -204,6 +190,8 @@ def card_parts(message: OutOfMemoryMessage) -> Iterator[tuple[str, str, str, str
         parts.append(("outside", outside, "what other programs take" if message.api == "MPS" else meaning))
         parts += [(f"  process {each.pid}", each.nbytes, _OTHERS[each.is_rank]) for each in message.others]
     parts.append(("free", message.free_bytes, "what the driver had left"))
+    if message.capacity_bytes is not None:
+        parts.append(("  limit", message.limit_bytes, "of the card, what this process may reserve"))
     for name, nbytes, meaning in parts:
         if nbytes is not None:
             yield name, format_bytes(nbytes), percent(nbytes, capacity), meaning

@@ -8,7 +8,7 @@ from typing import Final
 from fxmem.records.snapshot import Holder, SnapshotReport
 from fxmem.records.units import exact_bytes, format_bytes, percent
 from fxmem.show.sections import Fact, Facts, Section, Table, TableColumn, make_printable, make_table, numbers
-from fxmem.show.shortage_facts import CHANGES, describe_card, describe_cause
+from fxmem.show.shortage_facts import describe_card, describe_cause, describe_change
 
 _LINES: Final = 12
 _STACKS: Final = 4
@@ -28,7 +28,7 @@ def snapshot_facts(report: SnapshotReport) -> Facts:
         facts.append(Fact("Refused", f"{exact_bytes(each.requested_bytes or 0)}{where}{more}", "refused", "bad"))
         facts.append(Fact("Cause", describe_cause(each), "cause", "bad"))
         facts.append(Fact("Card", describe_card(each), "card"))
-        facts.append(Fact("To do", CHANGES[each.cause], "change"))
+        facts.append(Fact("To do", describe_change(each), "change"))
     peak = f"{exact_bytes(report.peak_bytes)} requested at once, at event {report.peak_event:,} of {report.events:,}"
     facts.append(Fact("Peak", peak, "peak"))
     above = report.reserved_peak_bytes - report.peak_bytes

@@ -6,18 +6,22 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from fxmem.memory.shortage import read_messages
-from fxmem.records.shortage import OutOfMemoryMessage
-from fxmem.show.shortage_facts import card_parts, describe_cause, shortage_sections
+from fxmem.memory.shortage import find_words, read_messages
+from fxmem.memory.shortage.formats import patterns_by_word
+from fxmem.records.shortage import Cause, OutOfMemoryMessage
+from fxmem.show.shortage_facts import card_parts, describe_cause, shortage_facts, shortage_sections
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PUBLISHED: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data/oom_messages.json").read_text())
 """Messages as people published them, with the thread, and the cause that it ended with, where it ended with one.
 `graph` is memory that autograd kept for a backward that never came: of that a message has no number."""
+
+FORMATS: list[dict[str, str]] = json.loads((Path(__file__).parents[1] / "data/oom_formats.json").read_text())
+"""A line of public threads in each other format, who says it, and what ran out."""
 
 
 def only(text: str) -> OutOfMemoryMessage:
@@ -59,28 +63,37 @@ FORMS = {
 
 
 def test_the_page_lists_every_message() -> None:
-    """`FXMEM_UPDATE=1` writes its table anew."""
-    text = PAGE.read_text(encoding="utf-8")
-    table = text[text.index("| Thread |") :].partition("\n\n")[0]
-    links = text[text.index("\n[1]: ") + 1 :].splitlines()[: len(PUBLISHED)]
-    rows = [list_message(number, row) for number, row in enumerate(PUBLISHED, 1)]
-    new = "\n".join([*table.splitlines()[:2], *rows])
-    targets = [f"[{number}]: {row['thread']}" for number, row in enumerate(PUBLISHED, 1)]
+    """`FXMEM_UPDATE=1` writes its tables anew."""
+    text = new = PAGE.read_text(encoding="utf-8")
+    formats = [
+        f"| [{name_thread(row['thread'])}][f{number}] | {row['source'] or 'PyTorch'} | {row['cause']} |"
+        for number, row in enumerate(FORMATS, 1)
+    ]
+    messages = [list_message(number, row) for number, row in enumerate(PUBLISHED, 1)]
+    for head, rows in (("| Thread | Form |", messages), ("| Thread | Says it |", formats)):
+        table = text[text.index(head) :].partition("\n\n")[0]
+        new = new.replace(table, "\n".join([*table.splitlines()[:2], *rows]))
+    for first, listed in (("1", PUBLISHED), ("f1", FORMATS)):
+        links = text[text.index(f"\n[{first}]: ") + 1 :].splitlines()[: len(listed)]
+        targets = [f"[{first[:-1]}{number}]: {row['thread']}" for number, row in enumerate(listed, 1)]
+        new = new.replace("\n".join(links), "\n".join(targets))
     if os.environ.get("FXMEM_UPDATE"):
-        PAGE.write_text(text.replace(table, new).replace("\n".join(links), "\n".join(targets)), encoding="utf-8")
+        PAGE.write_text(new, encoding="utf-8")
     else:
-        assert table == new
-        assert links == targets
+        assert text == new
+
+
+def name_thread(thread: str) -> str:
+    _, project, _, number = thread.rsplit("/", 3)
+    return f"Stack Overflow {number}" if "stackoverflow" in thread else f"{project} {number}"
 
 
 def list_message(number: int, row: dict[str, Any]) -> str:
     message, thread = only(row["message"]), row["thread"]
-    _, project, _, thread_number = thread.rsplit("/", 3)
-    name = f"Stack Overflow {thread_number}" if "stackoverflow" in thread else f"{project} {thread_number}"
     form = next((form for words, form in FORMS.items() if words in row["message"]), "no numbers")
     mark = "" if not row["ended"] else "yes" if message.cause == row["ended"] else "**no**"
     answer = f"{row['ended']}: {row['answer']}" if row["ended"] else "no answer"
-    return f"| [{name}][{number}] | {form} | {answer} | {message.cause} | {mark} |"
+    return f"| [{name_thread(thread)}][{number}] | {form} | {answer} | {message.cause} | {mark} |"
 
 
 def sizes_of(text: str) -> list[tuple[str, str]]:
@@ -172,18 +185,119 @@ def test_a_process_in_a_container_is_found_among_those_of_the_driver() -> None:
     assert message.process_bytes == round(15.45 * GIB)
 
 
+@pytest.mark.parametrize("row", FORMATS, ids=[f"{row['source']} {number}" for number, row in enumerate(FORMATS)])
+def test_what_others_say_has_its_source_and_its_cause(row: dict[str, str]) -> None:
+    message = only(f"step 1\n{row['message']}\nstep 2: loss 0.1455, exit code 1")
+    assert (message.cause, message.source) == (row["cause"], row["source"])
+    assert (message.api == "CPU") == (row["cause"] in {"host", "shm"})
+    said = " ".join(each.text for each in shortage_facts(message))
+    assert "None" not in said
+    assert "CUDA_LAUNCH_BLOCKING" not in said
+
+
+def test_every_format_is_seen_in_a_thread_and_has_words() -> None:
+    sources = {each.source for _, having in patterns_by_word().values() for each in having}
+    assert sources == {"", "cuSOLVER", *(row["source"] for row in FORMATS)}
+    assert all(find_words(cause).change for cause in get_args(Cause))
+
+
+def test_what_a_host_or_a_worker_says_has_its_bytes() -> None:
+    asked = {row["source"]: only(row["message"]).requested_bytes for row in FORMATS}
+    assert asked["NumPy"] is None
+    assert (asked["XLA"], asked["Triton"], asked["mmap"]) == (20029400304, 110592, 4096)
+    assert only(FORMATS[-2]["message"]).requested_bytes == 117 * GIB
+
+
+def test_a_kill_counts_only_where_nothing_else_ran_out() -> None:
+    killed = "failed (exitcode: -9) local_rank: 1 (pid: 14447)"
+    assert [each.cause for each in read_messages(killed)] == ["host"]
+    assert [each.cause for each in read_messages(f"{killed}\nCUDA error: out of memory")] == ["unknown"]
+
+
 @pytest.mark.parametrize(
-    ("text", "source"),
-    [
-        ("RuntimeError: CUDA error: out of memory", "driver"),
-        ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/THCStorage.cu:58", "driver"),
-        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuBLAS"),
-        ("node1:7:19 [0] enqueue.cc:74 NCCL WARN Cuda failure 'out of memory'", "NCCL"),
-    ],
+    "text",
+    ["Killed process 3 on request", "exit code 1370", "loss 1455", "No space left on device: '/data'", "MemoryError"],
 )
-def test_what_a_library_says_has_no_numbers(text: str, source: str) -> None:
-    message = only(text)
-    assert (message.source, message.cause, message.requested_bytes) == (source, "unknown", None)
+def test_what_no_memory_ran_out_in_is_no_message(text: str) -> None:
+    assert read_messages(text) == ()
+
+
+def test_a_limit_is_found_within_its_rounding_and_stands_in_the_table() -> None:
+    """ROCm/TheRock 2118: 1.05 GiB allowed, 1072.00 MiB reserved, 2.00 MiB asked for."""
+    (row,) = [row for row in FORMATS if row["cause"] == "limit" and not row["source"]]
+    found = only(row["message"])
+    assert ("  limit", "1.05 GiB") in [each[:2] for each in card_parts(found)]
+    assert describe_cause(found) == "the process may take no more of the card: 1.05 GiB of 288.0 GiB"
+    far = only(row["message"].replace("1.05 GiB allowed", "1.50 GiB allowed"))
+    assert far.cause == "free"
+
+
+def test_two_messages_side_by_side_are_both_read() -> None:
+    found = read_messages(f"CUDA error: out of memory; CUDA out of memory. {NEW.format(**CAUSES['size'])}")
+    assert [(each.source, each.cause) for each in found] == [("driver", "unknown"), ("", "size")]
+
+
+FSDP = """\
+Traceback (most recent call last):
+  File "/data/train.py", line 9, in <module>
+    {user}
+  File "/env/lib/python3.10/site-packages/torch/distributed/fsdp/{file}", line 483, in {name}
+    {code}
+torch.OutOfMemoryError: CUDA out of memory. """
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "is_setup"),
+    [("fully_sharded_data_parallel.py", "__init__", True), ("fully_sharded_data_parallel.py", "forward", False)],
+)
+def test_a_smaller_batch_is_no_advice_where_a_model_is_wrapped(file: str, name: str, is_setup: bool) -> None:
+    """pytorch 150096 is of the first kind."""
+    above = FSDP.format(user="main()", file=file, name=name, code="_auto_wrap(")
+    found = only(above + NEW.format(**CAUSES["size"]))
+    change = next(each.text for each in shortage_facts(found) if each.label == "To do")
+    assert (found.cause, found.is_setup, found.place) == ("size", is_setup, "/data/train.py:9")
+    assert ("a smaller batch" in change) is not is_setup
+    driver = only(above.partition("torch.OutOf")[0] + "RuntimeError: CUDA error: out of memory")
+    changes = [each.text for each in shortage_facts(driver) if each.label == "To do"]
+    assert ("a batch plays no part" in changes[0]) is is_setup
+
+
+@pytest.mark.parametrize("quote", ['"', '\\"'])
+def test_a_traceback_within_one_line_of_a_log_has_its_place(quote: str) -> None:
+    lines = FSDP.format(user="main()", file="x.py", name="forward", code="f()").replace('"', quote).splitlines()
+    text = "\\n".join(lines) + NEW.format(**CAUSES["size"])
+    (found,) = read_messages(f'{{"rank": 1, "message": "other"}}\n[rank3]: {{"message": "{text}"}}\n')
+    assert (found.place, found.rank, found.line) == ("/data/train.py:9", 3, 2)
+
+
+def test_where_a_loader_is_interrupted_is_no_place() -> None:
+    text = """Traceback (most recent call last):
+  File "train.py", line 88, in <module>
+    loss.backward()
+  File "/env/lib/python3.11/site-packages/torch/utils/data/_utils/signal_handling.py", line 66, in handler
+    _error_if_any_worker_fails()
+RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. """
+    assert (only(text).place, only(text).cause) == ("", "host")
+
+
+@pytest.mark.parametrize("words", ["CUDA out of memory ", "CUDA out of memory. Tried to allocate 2.00 GiB ", "pid=("])
+def test_the_work_is_linear_in_a_line(words: str) -> None:
+    """Characters that patterns are tried on, or copied, do not grow with the square of a line."""
+
+    class Counted(str):
+        copied = 0
+
+        def __getitem__(self, at: Any) -> str:
+            part = super().__getitem__(at)
+            Counted.copied += len(part)
+            return part
+
+    work = []
+    for many in (200, 400):
+        Counted.copied = 0
+        read_messages(Counted(words * many + "CUDA out of memory"))
+        work.append(Counted.copied)
+    assert work[1] <= 2.1 * work[0] + 1000
 
 
 LOG = """\
@@ -299,7 +413,7 @@ def test_what_a_card_wrote_has_the_cause_that_its_program_made(row: dict[str, st
         "size": "request",
         "fraction": "limit",
         "context full": "unknown",  # the driver's own words, without a number
-        "pinned": "unknown",
+        "pinned": "host",
     }
     assert message.cause == other.get(row["situation"], "size")
     file, _, line = message.place.partition(":")

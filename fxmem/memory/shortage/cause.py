@@ -103,20 +103,22 @@ def most_context_bytes() -> int:
 
 def _decide(message: OutOfMemoryMessage) -> Cause:
     asked, capacity, missing = message.requested_bytes, message.capacity_bytes, message.missing_bytes
-    if message.api == "CPU":
-        return "host"
+    if message.cause != "unknown":  # its format says so
+        return message.cause
     room = message.limit_bytes if capacity is None else capacity
     if room is None and message.reserved_bytes is not None and message.free_bytes is not None:
         room = message.reserved_bytes + message.free_bytes  # a snapshot does not say how large the card is
-    if asked is None or room is None or missing is None:
+    if asked is None or room is None:
         return "unknown"
     if asked > room:
         return "request"
     allocated, cached = message.allocated_bytes or 0, message.cached_bytes or 0
     if allocated > room:  # Windows lends the host's memory
         return "size"
+    if missing is None:  # what was free is not said (XPU until 2.13)
+        return "size" if allocated + asked > room else "unknown"
     reserved, limit = message.reserved_bytes or 0, message.limit_bytes
-    if limit is not None and capacity is not None and reserved + asked > limit and missing <= 0:
+    if limit is not None and capacity is not None and reserved + asked + _ROUNDING > limit and missing <= 0:
         return "limit"
     if -missing * _ROOM >= room:
         return "free"

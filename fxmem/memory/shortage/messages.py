@@ -10,37 +10,29 @@ The forms, by the release of torch that wrote them (`c10/cuda/CUDACachingAllocat
   by PyTorch but unallocated`;
 - 2.3: the same `with ... allocated in private pools (e.g., CUDA Graphs)`.
 
-Other devices write the same with another name; MPS (`aten/src/ATen/mps/MPSAllocator.mm`) and the allocator
-`cudaMallocAsync` (`c10/cuda/CUDAMallocAsyncAllocator.cpp`) have words of their own. What libraries and the driver say
-by themselves has no numbers.
+Other devices write the same with another name. These and all other formats, of libraries, drivers, schedulers and the
+host, are tables of `formats.toml`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fxmem.memory.shortage.cause import find_cause, most_context_bytes
+from fxmem.memory.shortage.formats import Format, find_format, patterns_by_word
 from fxmem.records.shortage import OutOfMemoryMessage, ProcessUse
 
-_SIZE: Final = r"(\d{1,18}(?:\.\d{1,18})?) ?(bytes|B|[KMGT]i?B)"
-_UNITS: Final = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_HEAD: Final = re.compile(
-    r"(?P<api>CUDA|HIP|XPU|NPU|MPS)(?: backend)? out of memory\b"
-    r"|(?P<async>Allocation on device \d+ would exceed allowed memory)"
-    r"|(?P<driver>(?:CUDA|HIP)(?: driver)? error: out of memory|cuda runtime error \(2\) ?: out of memory)"
-    r"|(?P<cublas>(?:CUBLAS|HIPBLAS)_STATUS_ALLOC_FAILED)|(?P<cudnn>CUDNN_STATUS_ALLOC_FAILED)"
-    r"|(?P<nccl>Cuda failure (?:2 )?'out of memory')"
-    r"|(?P<host>DefaultCPUAllocator: (?:can't allocate|not enough) memory: you tried to allocate (?P<bytes>\d{1,18}) b)"
-)
-_WORDS: Final = ("out of memory", "_STATUS_ALLOC_FAILED", "would exceed allowed memory", "DefaultCPUAllocator: ")
-"""One of these is in each. A log of gigabytes is searched for them ten times as quickly."""
-_BEFORE, _AFTER = 40, 120
+_SIZE: Final = r"(\d{1,18}(?:\.\d{0,18})?) ?(bytes|B|[KMGT]i?B)"
+_UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_BEFORE, _AFTER = 60, 160
 """Characters of a head before and after its word, at most."""
-_SOURCES: Final = {"driver": "driver", "cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}
+_LINE: Final = 400
+"""Characters of a line in which its rank is looked for."""
 _FIELDS: Final = {
-    "requested_bytes": rf"Tried to allocate {_SIZE}|Requested *: {_SIZE}",
+    "requested_bytes": rf"(?:[Tt]ried to|trying to|Unable to) allocate {_SIZE}|Requested *: {_SIZE}"
+    rf"|(?:memory allocating|to mmap|calloc(?: async)?) {_SIZE}|Required: ?(\d{{1,18}})()",
     "capacity_bytes": rf"{_SIZE} total capacity|total capaci?ty of {_SIZE}|Device limit *: {_SIZE}",
     "free_bytes": rf"{_SIZE}(?: is)? free|Free \(according to CUDA\) *: {_SIZE}",
     "allocated_bytes": rf"{_SIZE} already allocated|{_SIZE} is allocated by PyTorch"
@@ -60,8 +52,9 @@ _OF_JOB: Final = re.compile(
 """A process that the log itself has begun: torchrun's, DeepSpeed's or Ray's words for its own, or NCCL's."""
 _DEVICE: Final = re.compile(r"\((?:GPU|NPU) (\d{1,9});|\. (?:GPU|NPU) (\d{1,9}) has a total|on device (\d{1,9}) would")
 _RANK: Final = re.compile(r"\brank ?[=:]? ?(\d{1,9})|\[default(\d{1,9})\]|^ *(\d{1,9}): ", re.IGNORECASE)
-_PREFIX: Final = re.compile(r"^(?:\[\w+\]:|\([^()]*pid=[^()]*\)|\d+:) ?")
+_PREFIX: Final = re.compile(r"^(?:\[\w+\]:|\([^()]{0,99}pid=[^()]{0,99}\)|\d+:) ?")
 """What launchers write before each line of a rank."""
+_APIS: Final = ("HIP", "XPU", "NPU", "MPS")
 _UNSET: Final = 1 << 60
 """A size from here on is none: the driver's word for what it does not know, and a limit that nobody set."""
 _LONGEST: Final = 2500
@@ -77,24 +70,25 @@ def read_messages(text: str) -> tuple[OutOfMemoryMessage, ...]:
     """
     heads = _find_heads(text)
     ends: dict[int | None, int] = {}
-    found: dict[OutOfMemoryMessage, tuple[int, int, str]] = {}
-    line, begin = 1, 0
-    for index, head in enumerate(heads):
-        line, begin = line + text.count("\n", begin, head.start()), head.start()
-        following = heads[index + 1].start() if index + 1 < len(heads) else len(text)
-        message = _read_message(text, head, min(following, head.start() + _LONGEST))
-        first, count, place = found.get(message, (line, 0, ""))
-        above = max(head.start() - _FRAMES, ends.get(message.rank, 0))
-        found[message] = first, count + 1, place or _find_place(text, above, head.start(), message.rank)
-        ends[message.rank] = head.end()
-    said = [
-        message.model_copy(update={"line": first, "count": count, "place": place})
-        for message, (first, count, place) in found.items()
-    ]
+    found: dict[OutOfMemoryMessage, tuple[int, int, _Traceback]] = {}
+    line, before, begin = 1, 0, 0
+    for index, (head, kind) in enumerate(heads):
+        line, before, start = line + text.count("\n", before, head.start()), head.start(), head.start()
+        begin = max(begin, text.rfind("\n", begin, start) + 1)
+        following = heads[index + 1][0].start() if index + 1 < len(heads) else len(text)
+        rank = _find_rank(text[begin : min(start, begin + _LINE)])
+        message = _read_message(text, head, kind, rank, min(following, start + _LONGEST))
+        first, count, trace = found.get(message, (line, 0, _Traceback()))
+        if not any(trace):
+            trace = _read_traceback(text, max(start - _FRAMES, ends.get(rank, 0)), start, rank)
+        found[message] = first, count + 1, trace
+        ends[rank] = head.end()
+    said = [_add_traceback(message, *about) for message, about in found.items()]
     said = [*_mark_ranks(said, text)]
     # A line without numbers announces the error that is printed in full elsewhere.
     numbered = any(each.requested_bytes is not None for each in said)
-    return tuple(each for each in said if each.source or each.requested_bytes is not None or not numbered)
+    firm = [each for each in said if not find_format(each.source).is_hint] or said
+    return tuple(each for each in firm if each.source or each.requested_bytes is not None or not numbered)
 
 
 def _mark_ranks(messages: Sequence[OutOfMemoryMessage], text: str) -> Iterator[OutOfMemoryMessage]:
@@ -110,40 +104,31 @@ def _mark_ranks(messages: Sequence[OutOfMemoryMessage], text: str) -> Iterator[O
         yield each.model_copy(update={"others": others})
 
 
-def _find_heads(text: str) -> list[re.Match[str]]:
+def _find_heads(text: str) -> list[tuple[re.Match[str], Format]]:
     heads = {}
-    for word in _WORDS:
+    for word, (pattern, formats) in patterns_by_word().items():
         at = text.find(word)
         while at >= 0:
-            head = _HEAD.search(text, max(at - _BEFORE, 0), at + _AFTER)
-            if head is not None:
-                heads[head.start()] = head
+            for head in pattern.finditer(text, max(at - _BEFORE, 0), at + _AFTER):
+                heads[head.start()] = head, formats[(head.lastindex or 1) - 1]
             at = text.find(word, at + len(word))
     return [heads[start] for start in sorted(heads)]
 
 
-def _read_message(text: str, head: re.Match[str], end: int) -> OutOfMemoryMessage:
-    above = text[text.rfind("\n", 0, head.start()) + 1 : head.start()]
-    rank = _find_rank(above)
-    if head["host"]:
-        message = OutOfMemoryMessage(line=0, api="CPU", rank=rank, requested_bytes=int(head["bytes"]))
-        return find_cause(message)
-    source = next((name for group, name in _SOURCES.items() if head[group]), "")
-    lines = text[head.start() : end].splitlines()
+def _read_message(text: str, head: re.Match[str], kind: Format, rank: int | None, end: int) -> OutOfMemoryMessage:
+    lines = text[head.start() : end].splitlines()[: 1 if kind.source else None]
     words = " ".join(" ".join([_PREFIX.sub("", each) for each in lines]).split())
     device = _DEVICE.search(words)
-    sizes: dict[str, Any] = (
-        {} if source else {name: _read_size(pattern.search(words)) for name, pattern in _PATTERNS.items()}
-    )
-    found = () if source else ((int(each[1]), _to_bytes(each[2], each[3])) for each in _OTHER.finditer(words))
-    others = (ProcessUse(pid=pid, nbytes=nbytes) for pid, nbytes in found if 0 < nbytes < _UNSET)
+    sizes: dict[str, Any] = {name: _read_size(pattern.search(words)) for name, pattern in _PATTERNS.items()}
+    found = ((int(each[1]), _to_bytes(each[2], each[3])) for each in _OTHER.finditer(words))
     message = OutOfMemoryMessage(
         line=0,
-        api=head["api"] or ("HIP" if "HIP" in head[0] else "CUDA"),
-        source=source,
+        api=kind.api or next((api for api in _APIS if api in head[0].upper()), "CUDA"),
+        source=kind.source,
+        cause=kind.cause,
         device=None if device is None else next(int(each) for each in device.groups() if each),
         rank=rank,
-        others=tuple(others),
+        others=tuple(ProcessUse(pid=pid, nbytes=nbytes) for pid, nbytes in found if 0 < nbytes < _UNSET),
         **sizes,
     )
     return find_cause(message)
@@ -164,7 +149,7 @@ def _read_size(match: re.Match[str] | None) -> int | None:
 
 def _to_bytes(number: str, unit: str) -> int:
     """Torch writes powers of 1024, MPS under the names of powers of 1000."""
-    return round(float(number) * _UNITS[unit[0].lower()])
+    return round(float(number) * _UNITS[unit[:1].lower()])
 
 
 # --- the traceback above ----------------------------------------------------------------------------------------------
@@ -178,23 +163,61 @@ _FRAME: Final = re.compile(
     r"|^(<ipython-input-\S+|\S+\.py) in ()"  # IPython before; the line is at the arrow
 )
 _ARROW: Final = re.compile(r"^-+> ?(\d+) ")
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_INTERRUPT: Final = "signal_handling.py"
+"""Where a DataLoader's worker ends, its process is at no line that has to do with it."""
+_ESCAPED: Final = re.compile(r"\\(.)")
+_SETUP: Final = re.compile(
+    r"[/\\]_?fsdp[/\\]|parallel[/\\]distributed\.py.{0,20} in __init__"  # a model is wrapped,
+    r"|modules[/\\]module\.py.{0,20} in (?:_apply|convert|cuda|to)\b"  # moved,
+    r"|[/\\]serialization\.py|\bin (?:from_pretrained|load_state_dict|_load_state_dict\w*|load_checkpoint\w*)\b"
+)
+_STEP: Final = re.compile(r"\bin (?:forward|backward|_?pre_forward\w*|_?pre_backward\w*|step)\b")
 
 
-def _find_place(text: str, least: int, end: int, rank: int | None) -> str:
-    """The innermost line of the user's own in the traceback that ends there: `file:line`, or empty."""
-    arrow = ""
-    while end > least:
-        begin = text.rfind("\n", least, end) + 1 or least
-        line, end = text[begin:end], begin - 1
-        if _find_rank(line[:40]) != rank:
+class _Traceback(NamedTuple):
+    """What the traceback above a message says."""
+
+    place: str = ""
+    """The innermost line of the user's own: `file:line`, or empty."""
+    is_setup: bool = False
+    """Whether it moves, loads or wraps a model there."""
+    is_pinned: bool = False
+    """Whether it pins memory in its last call."""
+
+
+def _read_traceback(text: str, least: int, end: int, rank: int | None) -> _Traceback:
+    """Read the traceback that ends there."""
+    part, place, arrow, below, pins, has_frame = text[least:end], "", "", [], False, False
+    one_line, is_one = part.rfind(_TRACEBACK + "\\n"), False  # of a log with escapes
+    if one_line >= 0 and (is_one := "\n" not in part[one_line:]):
+        part = _ESCAPED.sub(lambda each: "\n" if each[1] == "n" else each[1], part[one_line:])
+    for line in reversed(part.split("\n")):
+        if not is_one and _find_rank(line[:40]) != rank:
             continue  # another rank's line between
-        if "Traceback (most recent call last)" in line:
-            break
         words = _PREFIX.sub("", line)
+        below.append(words)
+        pins = pins or (not has_frame and "pin_memory" in words)
+        if _INTERRUPT in line:
+            return _Traceback()
+        if _TRACEBACK in line:
+            break
         if (at := _ARROW.match(words)) is not None:
             arrow = at[1]
         elif (frame := _FRAME.search(words)) is not None:
+            has_frame = True
             file, number = (each for each in frame.groups() if each is not None)
             if not _INSTALLED.search(file) and (number or arrow):
-                return f"{file}:{number or arrow}"
-    return ""
+                place = f"{file}:{number or arrow}"
+                break
+    is_setup = any(map(_SETUP.search, below)) and not any(map(_STEP.search, below))
+    return _Traceback(place, is_setup, pins and has_frame)
+
+
+def _add_traceback(message: OutOfMemoryMessage, line: int, count: int, trace: _Traceback) -> OutOfMemoryMessage:
+    """The message, with where it stands, and what follows from where it was raised."""
+    about: dict[str, Any] = {"line": line, "count": count, "place": trace.place, "is_setup": trace.is_setup}
+    if trace.is_pinned and message.source == "driver":
+        kind = find_format("pinned memory")
+        about |= {"source": kind.source, "cause": kind.cause, "api": kind.api}
+    return message.model_copy(update=about)
