@@ -78,7 +78,7 @@ class SnapshotReport(Record):
     """Devices whose shorter history is left out."""
     allocator_settings: str = ""
     events: Count
-    """Allocations, frees and segments in the history."""
+    """Allocations, frees and segments in the history; 0 where the file has none, and the peak is what it ends with."""
     peak_bytes: Bytes
     """The most requested and alive at once, in the history."""
     peak_event: Count
@@ -108,6 +108,8 @@ class SnapshotReport(Record):
     """Of these, in segments with nothing in use, which go back to the driver where it is asked for more."""
     largest_free_bytes: Bytes
     """The largest unused stretch."""
+    sizes: Many[tuple[Bytes, Count]] = ()
+    """Sizes of blocks that the program holds, each with the number of blocks; most bytes first."""
     in_the_way: Many[InTheWay] = ()
     segments: Many[SegmentMap] = ()
     """The largest."""

@@ -29,15 +29,23 @@ def snapshot_facts(report: SnapshotReport) -> Facts:
         facts.append(Fact("Cause", describe_cause(each), "cause", "bad"))
         facts.append(Fact("Card", describe_card(each), "card"))
         facts.append(Fact("To do", describe_change(each), "change"))
-    peak = f"{exact_bytes(report.peak_bytes)} requested at once, at event {report.peak_event:,} of {report.events:,}"
-    facts.append(Fact("Peak", peak, "peak"))
+    if report.events:
+        words = f"requested at once, at event {report.peak_event:,} of {report.events:,}"
+    else:
+        share = percent(report.allocated_bytes, report.reserved_bytes)
+        words = f"when it was written, {share} of what is reserved; it has no history"
+    facts.append(Fact("Peak" if report.events else "Alive", f"{exact_bytes(report.peak_bytes)} {words}", "peak"))
+    if not report.events:
+        sizes = [f"{count:,} of {format_bytes(nbytes)}" for nbytes, count in report.sizes]
+        facts.append(Fact("Blocks", ", ".join([*sizes[:_MOST], *["..."] * (len(sizes) > _MOST)]), "blocks"))
     above = report.reserved_peak_bytes - report.peak_bytes
     more = f", {format_bytes(above)} more than was ever requested: kept in cache, or in pieces (fragmentation)"
     beside = more if above * 4 > report.peak_bytes else ""
-    facts.append(Fact("Reserved", f"{exact_bytes(report.reserved_peak_bytes)} at most{beside}", "reserved"))
+    at_most, of_it = (" at most", "of the peak by") if report.events else ("", "by")
+    facts.append(Fact("Reserved", f"{exact_bytes(report.reserved_peak_bytes)}{at_most}{beside}", "reserved"))
     if (most := next((each for each in report.lines if each.place), None)) is not None:
-        facts.append(Fact("Most", f"{format_bytes(most.nbytes)} of the peak by {most.place}", "most"))
-    if report.older_bytes:
+        facts.append(Fact("Most", f"{format_bytes(most.nbytes)} {of_it} {most.place}", "most"))
+    if report.older_bytes and report.events:
         facts.append(
             Fact("Older", f"{format_bytes(report.older_bytes)} of the peak are older than the history", "older")
         )
@@ -51,7 +59,7 @@ def snapshot_facts(report: SnapshotReport) -> Facts:
             more = f"{format_bytes(grown.nbytes)} more, {count_blocks(grown.blocks)}"
             words = f"{grown.place or UNKNOWN} keeps {more}, over {between}"
             facts.append(Fact("" if index else "Grows", words, "grows", "bad"))
-    else:
+    elif report.events:
         facts.append(Fact("Grows", f"no line keeps more and more over {between}", "grows"))
     facts += _describe_pieces(report)
     if report.waiting_bytes:
@@ -100,7 +108,8 @@ def count_blocks(count: int) -> str:
 
 def hold_table(report: SnapshotReport, holders: Sequence[Holder], width: int = 100) -> Table:
     """Who held what at the peak."""
-    heads = [TableColumn("Alive at the peak, by line", is_head=True, width=width - 32, wraps=True)]
+    what = f"Alive{' at the peak' * bool(report.events)}"
+    heads = [TableColumn(f"{what}, by line", is_head=True, width=width - 32, wraps=True)]
     rows = [
         [each.place or UNKNOWN, format_bytes(each.nbytes), percent(each.nbytes, report.peak_bytes), f"{each.count:,}"]
         for each in holders
@@ -111,4 +120,4 @@ def hold_table(report: SnapshotReport, holders: Sequence[Holder], width: int = 1
         rows.append([f"{len(rest)} more lines", format_bytes(nbytes), percent(nbytes, report.peak_bytes), ""])
     if (unused := (report.reserved_at_peak_bytes or 0) - report.peak_bytes) > 0:
         rows.append(["unused: reserved by the allocator beside them", format_bytes(unused), "", ""])
-    return make_table("Alive at the peak", [*heads, *numbers("Bytes", "Share", "Blocks")], rows)
+    return make_table(what, [*heads, *numbers("Bytes", "Share", "Blocks")], rows)

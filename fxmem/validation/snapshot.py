@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from fxmem.errors import UsageError
 from fxmem.memory.log_diff import LogEvent, count_by_phase, predicted_events
-from fxmem.memory.snapshots import ALLOC, FREE, GROW, HELD, SHRINK, StackFrame, describe_frames, read_dump
+from fxmem.memory.snapshots import ALLOC, FREE, GROW, HELD, NO_HISTORY, SHRINK, StackFrame, describe_frames, read_dump
 from fxmem.records.profile import Phase, Profile
 from fxmem.records.units import exact_bytes
 from fxmem.records.validation import Machine, Measurement
@@ -85,6 +85,8 @@ def read_snapshot(path: Path) -> Snapshot:
         UsageError: no such file, none that torch wrote, or one without a history.
     """
     dump = read_dump(path, _EXPECTED)
+    if not dump.sizes.any():
+        raise UsageError(f"{_EXPECTED}, got {str(path)!r}, which {NO_HISTORY}")
     columns = (dump.actions, dump.sizes, dump.addresses, dump.stacks)
     history = tuple(
         Request(_REQUESTS.get(action, 0) * nbytes, address, _SEGMENTS.get(action, 0) * nbytes, dump.frames[stack])

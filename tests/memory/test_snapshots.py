@@ -13,8 +13,10 @@ import pytest
 from fxmem.errors import UsageError
 from fxmem.memory.snapshots import is_pickle, read_dump, report_dump
 from fxmem.memory.snapshots.reader import StackFrame, find_place
+from fxmem.records.explanation import Explanation
 from fxmem.records.plain_pickle import PlainPickleError, References, stream
 from fxmem.records.snapshot import GrownLine, SnapshotReport
+from fxmem.show.html import snapshot_html
 from fxmem.show.snapshot_facts import hold_table, snapshot_facts, snapshot_sections
 
 Content = dict[str, Any]
@@ -247,6 +249,32 @@ def test_a_snapshot_says_in_words_how_the_card_was(
     has_other = before > free
     assert facts["Card"].endswith(" less than at another refusal" if has_other else "other processes (nvidia-smi)")
     assert facts["To do"]
+
+
+def test_without_a_history_the_segments_say_who_holds_the_card(tmp_path: Path) -> None:
+    """As torch 2.0 wrote one at an out of memory (Yiyi-philosophy/LLM-inference, oom_snapshot.pickle): the stack of a
+    block is the newest of its own history."""
+    held = segment(0, 100 * MIB, *[(MIB, "active_allocated", 0)] * 70, (30 * MIB, "active_allocated", 0))
+    for number, block in enumerate(held["blocks"]):
+        frames = [LINES[3 if number % 2 else 4]]
+        block |= {"frames": None, "history": [{"addr": 0, "real_size": MIB, "frames": frames}, {"frames": [LINES[9]]}]}
+    other = segment(1 << 40, 7 * MIB, (7 * MIB, "active_allocated", 5), device=1)
+    report = report_of(tmp_path / "a", [], other, held, segment(1 << 41, 2 * MIB, (2 * MIB, "inactive", 0)))
+    assert (report.device, report.events, report.peak_bytes, report.reserved_bytes) == (0, 0, 100 * MIB, 102 * MIB)
+    assert [(each.place, each.nbytes, each.count) for each in report.lines] == [
+        ("/data/train.py:4", 65 * MIB, 36),
+        ("/data/train.py:3", 35 * MIB, 35),
+    ]
+    assert report.sizes == ((MIB, 70), (30 * MIB, 1))
+    said = {each.label: each.text for each in snapshot_facts(report)}
+    assert said["Alive"].endswith(
+        "(104,857,600 bytes) when it was written, 98.0 % of what is reserved; it has no history"
+    )
+    assert said["Blocks"] == "70 of 1.00 MiB, 1 of 30.0 MiB"
+    assert not {"Peak", "Grows", "Older"} & said.keys()
+    assert hold_table(report, report.lines).columns[0].heading == "Alive, by line"
+    page = snapshot_html(Explanation(source="a", snapshot=report))
+    assert "Bytes over the history" not in page
 
 
 def test_the_device_with_the_longest_history_is_read(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from fxmem.memory.snapshots.reader import ALLOC as ALLOC
 from fxmem.memory.snapshots.reader import FREE as FREE
 from fxmem.memory.snapshots.reader import GROW as GROW
 from fxmem.memory.snapshots.reader import HELD as HELD
+from fxmem.memory.snapshots.reader import NO_HISTORY as NO_HISTORY
 from fxmem.memory.snapshots.reader import SHRINK as SHRINK
 from fxmem.memory.snapshots.reader import Dump as Dump
 from fxmem.memory.snapshots.reader import StackFrame as StackFrame

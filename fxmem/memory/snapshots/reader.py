@@ -14,6 +14,7 @@ import mmap
 import re
 import stat
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,7 @@ _BYTES_PER_ENTRY: Final = 16
 """A segment or a block takes more of the file than this; equal ones in two places count twice."""
 _RELEASE: Final = 200_000
 """Events after which the pages of the file that were read are let go."""
+NO_HISTORY: Final = "holds no history; call torch.cuda.memory._record_memory_history() before the step that it is of"
 _EXPECTED = "expected a file written by torch.cuda.memory._dump_snapshot"
 
 
@@ -110,10 +112,10 @@ def is_pickle(path: Path) -> bool:
 
 @pause_gc()
 def read_dump(path: Path, expected: str = _EXPECTED) -> Dump:
-    """Read a snapshot: the device whose history is longest.
+    """Read a snapshot: the device whose history is longest; without a history, the one with most bytes.
 
     Raises:
-        UsageError: no such file, none that torch wrote, or one without a history.
+        UsageError: no such file, none that torch wrote, or one that holds nothing.
     """
 
     def refuse(why: str) -> NoReturn:
@@ -168,10 +170,9 @@ class _Reader:
         if type(found.get("device_traces")) is not list:
             raise PlainPickleError("holds no snapshot: device_traces is missing")
         device = max(self.columns, key=lambda each: len(self.columns[each].actions), default=None)
-        if device is None or not any(action < GROW for action in self.columns[device].actions):
-            raise PlainPickleError(
-                "holds no history; call torch.cuda.memory._record_memory_history() before the step that it is of"
-            )
+        if device is None or not self.columns[device].actions:
+            device = _find_largest(found["segments"])
+            self.take(device, [("free_completed", 0, 0, None, 0, None)])  # a history in which nothing changes
         columns = self.columns[device]
         segments = tuple(self.read_segments(found["segments"], device, len(content) // _BYTES_PER_ENTRY))
         frames, same = self.merge_stacks(resolve)
@@ -247,7 +248,8 @@ class _Reader:
                 requested = _number(block.get("requested_size", size), "requested_size")
                 state = block.get("state")
                 used = _STATES.get(state, UNUSED) if type(state) is str else UNUSED
-                blocks.append(DumpedBlock(at, size, requested, used, self.number_stack(block.get("frames"))))
+                stack = self.number_stack(block.get("frames") or _read_old_frames(block.get("history")))
+                blocks.append(DumpedBlock(at, size, requested, used, stack))
                 address = at + size
             yield DumpedSegment(_number(segment.get("total_size"), "total_size"), blocks)
 
@@ -278,6 +280,23 @@ def _numbers(values: Sequence[Any], key: str, limit: int = _MOST_BYTES) -> Seque
 
 def _number(value: Any, key: str, limit: int = _MOST_BYTES) -> int:
     return _numbers([value], key, limit)[0]
+
+
+def _find_largest(segments: list[Any]) -> int:
+    """The device with most bytes in segments."""
+    sums = Counter[int]()
+    for each in segments:
+        if type(each) is dict:
+            sums[_number(each.get("device", 0), "device")] += _number(each.get("total_size"), "total_size")
+    if not sums:
+        raise PlainPickleError(NO_HISTORY)
+    return sums.most_common(1)[0][0]
+
+
+def _read_old_frames(history: Any) -> Any:
+    """The stack of a block in torch 1.13 and 2.0: that of the newest of the requests that it had."""
+    newest = history[0] if type(history) is list and history else None
+    return newest.get("frames") if type(newest) is dict else None
 
 
 def _read_frame(item: Any) -> StackFrame:

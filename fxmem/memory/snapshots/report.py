@@ -9,7 +9,7 @@ history. A line grows if it has more alive at each mark than at the one before.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import groupby, pairwise
@@ -46,7 +46,7 @@ _STATES: Final[tuple[PieceState, ...]] = ("free", "used", "waiting")
 
 
 def report_dump(dump: Dump) -> SnapshotReport:
-    """Explain a snapshot."""
+    """Explain a snapshot; without a history, what it ends with."""
     actions, sizes = dump.actions, dump.sizes
     signed = np.where(actions == ALLOC, sizes, np.where(actions == FREE, -sizes, 0))
     segment = np.where(actions == GROW, sizes, np.where(actions == SHRINK, -sizes, 0))
@@ -64,12 +64,13 @@ def report_dump(dump: Dump) -> SnapshotReport:
     known = sum(nbytes for nbytes, _ in held.values())
     older = _find_older(dump, peak, int(live[peak]) - known)
     place = cache(lambda stack: find_place(dump.frames[stack]))
+    counts = Counter(block.nbytes for block in blocks if block.state == HELD)
     used = sum(block.nbytes for block in blocks if block.state)
     return SnapshotReport(
         device=dump.device,
         others=dump.others,
         allocator_settings=dump.allocator_settings,
-        events=len(actions),
+        events=len(actions) if sizes.any() else 0,
         peak_bytes=int(live[peak]),
         peak_event=peak,
         reserved_peak_bytes=int(reserved.max()),
@@ -88,6 +89,7 @@ def report_dump(dump: Dump) -> SnapshotReport:
         largest_free_bytes=max(
             (piece.nbytes for each in dump.segments for piece in _pieces(each) if piece.state == "free"), default=0
         ),
+        sizes=tuple(sorted(counts.items(), key=lambda each: -each[0] * each[1])[:_MOST]),
         in_the_way=tuple(_find_in_the_way(dump, place))[:_MOST],
         segments=tuple(
             SegmentMap(nbytes=each.nbytes, pieces=tuple(_pieces(each))[:_PIECES])

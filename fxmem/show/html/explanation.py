@@ -28,19 +28,21 @@ def snapshot_html(explanation: Explanation) -> str:
         [each.place or UNKNOWN, f"{each.count:,}", format_bytes(each.nbytes), format_bytes(each.free_bytes)]
         for each in report.in_the_way
     )
+    alive = "Alive at the peak" if report.events else "Alive"
+    sections = {
+        "summary": "Summary",
+        "history": "Bytes over the history" if report.events else "",
+        "lines": f"{alive}, by line",
+        "joined": "" if about is None else "Beside the prediction",
+        "stacks": f"{alive}, by stack",
+        "segments": "Segments at the end",
+    }
     return fill_page(
         "explanation",
         f"Read from {source}",
         title=title,
         heading=title,
-        sections={
-            "summary": "Summary",
-            "history": "Bytes over the history",
-            "lines": "Alive at the peak, by line",
-            "joined": "Beside the prediction",
-            "stacks": "Alive at the peak, by stack",
-            "segments": "Segments at the end",
-        },
+        sections={name: heading for name, heading in sections.items() if heading},
         facts=snapshot_facts(report),
         history=draw_views(lambda size, width: history_svg(report, width=width, name=f"history-{size}")),
         lines=hold_table(report, report.lines),
