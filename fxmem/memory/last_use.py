@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fxmem.memory.user_code import find_place
 from fxmem.records.profile import Kind, Phase, Profile, Storage
 
 
@@ -17,17 +18,20 @@ def find_idle(profile: Profile, *ticks: int) -> dict[int, int]:
 
 
 def _last_use(profile: Profile) -> dict[int, int]:
-    """For each storage made in forward that nothing keeps for backward: the tick at which the last call that reads it
-    has run."""
+    """For each storage made in forward that nothing keeps for backward or reads after it: the tick at which the last
+    call that reads it has run."""
     ends: dict[int, int] = {}
     for op in profile.ops:
         if op.phase is Phase.FORWARD:
             ends[op.node] = max(op.end, ends.get(op.node, 0))
     saved = {storage for node in profile.nodes for storage in node.saved}
+    # What one step's line makes may be read in the next step, as by a metric after the optimizer.
+    read = {each.made_at for each in profile.storages if each.is_read and each.made_at}
     made = {
         index: ends[storage.node]
         for index, storage in enumerate(profile.storages)
         if storage.kind in (Kind.TEMPORARY, Kind.OUTPUT) and index not in saved and storage.op is not None
+        if not storage.is_read and not (read and find_place(profile, storage.node) in read)
         if profile.ops[storage.op].phase is Phase.FORWARD
         and storage.node is not None
         and profile.nodes[storage.node].op not in ("loss", "optimizer")

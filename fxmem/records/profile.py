@@ -217,6 +217,12 @@ class Storage(Record):
     """`file:line` of a program that made before the step what has no name; empty where that is not known."""
     is_frozen: bool = Field(default=False, exclude_if=lambda value: not value)
     """Of a parameter: whether no gradient of it is wanted (`requires_grad=False`)."""
+    is_read: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Of a program's gradient, or of what else is there when its last backward ends, but for parameters and optimizer
+    states: whether an operator after a backward, or a function that a backward calls, has read it by now; of what was
+    there before the step, also one of forward. Filling it with zeros does not count."""
+    copy_of: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of what a program keeps: index of the storage that all of it was copied from last, where that is alive."""
     other_bytes: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)
     """Of a workspace of a cuDNN that cannot be asked: its bytes by the further ones of `Profile.cudnns`."""
     smaller_bytes: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)
@@ -262,6 +268,9 @@ class ModuleCall(Record):
     """The line that made the call; None where none of the user's did."""
     leads_to_gradients: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether a backward could begin at what it returns."""
+    lacks_backward: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether one could, and none came through it or through what reads its results: no `backward()`, no
+    `torch.autograd.grad`, none within torch.func, and in a program none to the graph of an earlier step."""
 
 
 class RecomputedRegion(Record):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -20,6 +20,7 @@ from fxmem.records.profile import (
     Assumption,
     InputTensor,
     Kind,
+    ModuleCall,
     Node,
     Op,
     Phase,
@@ -89,9 +90,10 @@ def _build_profile(run: FinishedRun) -> tuple[Profile, BareLog]:
         unknowns=(*unknowns(run), *collector.unknowns()),
     )
     nodes = _build_nodes(run, profile, storages, renumbered)
+    calls = tuple(_find_backwards(run, profile, nodes))
     step = profile.step.model_copy(update={"outputs_bytes": _find_outputs_bytes(run, profile, hidden.moved)})
     profile = profile.model_copy(
-        update={"step": step, "nodes": nodes, "restored": _find_restored(run, nodes, renumbered)}
+        update={"step": step, "nodes": nodes, "calls": calls, "restored": _find_restored(run, nodes, renumbered)}
     )
     return profile, BareLog(ops, tuple(log.phases), log.tick, hidden.moved)
 
@@ -126,6 +128,20 @@ def _find_restored(run: FinishedRun, nodes: Sequence[Node], renumbered: dict[int
     )
 
 
+def _find_backwards(run: FinishedRun, profile: Profile, nodes: Sequence[Node]) -> Iterator[ModuleCall]:
+    """The calls, with those that a backward could come through and none did."""
+    ledger = run.recording.nodes
+    used = [index in ledger.differentiated for index in range(len(nodes))]
+    for op in profile.ops:
+        used[op.node] = used[op.node] or op.phase is Phase.BACKWARD
+    for index in reversed(range(len(run.nodes))):  # without the row of the loss, which reads the last node of all
+        for each in nodes[index].inputs if used[index] and index not in ledger.without_gradient else ():
+            used[each] = True
+    for call in profile.calls:
+        is_free = call.leads_to_gradients and not ledger.goes_back and not any(used[call.first_node : call.last_node])
+        yield call.model_copy(update={"lacks_backward": True}) if is_free else call
+
+
 def _sum_node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int | None]]:
     """FLOPs of each node's forward and backward; None as soon as one op has no formula."""
     sums: list[dict[bool, int | None]] = [{} for _ in range(nodes)]
@@ -145,13 +161,14 @@ def _build_storages(
     """The storages that were alive at some moment of the step, with their new indices; `moved` has the ticks."""
     log = run.log
     storages: list[Storage] = []
-    renumbered: dict[int, int] = {}
-    for index, found in enumerate(log.storages):
+    there = (index for index, each in enumerate(log.storages) if each.death is None or each.death > each.birth)
+    renumbered = {index: number for number, index in enumerate(there)}
+    is_read = _find_read(run)
+    for index in renumbered:
+        found = log.storages[index]
         birth, death = found.birth, found.death
-        if death is not None and death <= birth:
-            continue
         node = found.node if birth else readers.get(index)
-        renumbered[index] = len(storages)
+        copied = run.is_program and (found.holder or found.kind is Kind.PARAMETER)
         storages.append(
             Storage(
                 nbytes=found.nbytes,
@@ -164,6 +181,8 @@ def _build_storages(
                 holder="" if found.name else found.holder,
                 made_at="" if birth or found.name else found.made_at,
                 is_frozen=found.is_frozen,
+                is_read=is_read(index),
+                copy_of=renumbered.get(log.reads.copied_from.get(index, -1)) if copied else None,
                 shape=found.shape,
                 dtype=str(found.dtype)[6:],
                 stream=found.stream,
@@ -172,6 +191,22 @@ def _build_storages(
             )
         )
     return tuple(storages), renumbered
+
+
+def _find_read(run: FinishedRun) -> Callable[[int], bool]:
+    """Whether a storage of a program is read beside the backward, and is none of those that optimizers work with."""
+    if not run.is_program:
+        return lambda _: False
+    log, results = run.log, run.recording.nodes.results
+    attributes = (position for position, node in enumerate(run.nodes) if node.op == "get_attr" and node.users)
+    read = log.reads.read | {index for each in attributes for _, _, index in results.get(each, ()) if index is not None}
+    end = max((span.end for span in log.phases if span.phase is Phase.BACKWARD), default=0)
+
+    def is_read(index: int) -> bool:
+        storage = log.storages[index]
+        return index in read and storage.birth < end and storage.kind not in (Kind.PARAMETER, Kind.OPTIMIZER_STATE)
+
+    return is_read
 
 
 def _find_kind(run: FinishedRun, index: int) -> Kind:

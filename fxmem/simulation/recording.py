@@ -501,10 +501,11 @@ class Recording(Observer):
         """A backward runs inside."""
         return self.subject.observe_backward(roots, accumulates=accumulates)
 
-    def observe_backward_function(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def observe_backward_function(self) -> Iterator[None]:
         """A function of the program that backward calls runs inside."""
-        observed: contextlib.AbstractContextManager[None] = self.tracer.observe_backward_calls()
-        return observed
+        with self.tracer.observe_backward_calls(), torch_common.replace(self.log.reads, "in_function", True):
+            yield
 
     def observe_compiled_backward(self) -> contextlib.AbstractContextManager[None]:
         """The backward of a compiled graph, which calls nothing of the program, runs inside."""

@@ -31,6 +31,11 @@ class Growth(Record):
     until: int | None = None
     """The step from which on it keeps no more, for the owner has a bound (`deque(maxlen=10)`); None: none is known."""
 
+    @property
+    def is_graph(self) -> bool:
+        """Whether it is kept for a backward."""
+        return self.holder.startswith("graph of ")
+
 
 class Schedule(Record):
     """What a program does every so many steps, by a condition like `if step % 1000 == 0:`, or after its loop."""

@@ -21,6 +21,7 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind, Phase, PhaseSpan
 from fxmem.simulation.kernels.streams import Done, Streams
 from fxmem.simulation.observe.observer import Observer
+from fxmem.simulation.observe.storage_reads import StorageReads
 
 LOSS = -1
 """The node of everything between the model's forward and its backward."""
@@ -139,6 +140,7 @@ class StepLog:
         """Storages that took their memory back in place."""
         self.communication: set[int] = set()
         """Storages that a collective reads or writes."""
+        self.reads = StorageReads(self.find_storage)
         self.begin()
 
     def begin(self, kept: Collection[int] = ()) -> None:
@@ -482,7 +484,8 @@ class StepLog:
         """Log an op that ran on the tensors of `given` and began at this tick; its index."""
         stream = self.streams.current
         self.ops.append(LoggedOp(name, self.node, self.phase, begin, self.tick, flops, moved_bytes, stream, host_bytes))
-        index = len(self.ops) - 1
+        index, made = len(self.ops) - 1, len(self.storages) - 1 if self.tick > begin else None
+        self.reads.note(name, given, made, outside=self.phase is Phase.OPTIMIZER)
         if self.recomputing and self.phase is Phase.BACKWARD:
             read = {self.note_storage(tensor) for tensor in torch_common.iterate_tensors(given)} - {None}
             self.recomputed[index] = self.sum_bytes(

@@ -37,6 +37,8 @@ class NodeLedger(Observer):
         """By node, shape, dtype and storage of the tensors it returned."""
         self.backward_node = -1
         """Number of the node of autograd whose gradient was computed last."""
+        self.goes_back = False
+        """Whether a backward has come to the graph of an earlier run."""
         self.begin()
 
     def begin(self) -> None:
@@ -44,6 +46,11 @@ class NodeLedger(Observer):
         self.log.node = LOSS
         self.restored: dict[tuple[int, int], None] = {}
         """Node and storage, where its backward read what had not been saved."""
+        self.differentiated: set[int] = set()
+        """Nodes that a backward came to, of `torch.autograd.grad` and of torch.func, too."""
+        self.without_gradient: set[int] = set()
+        """Nodes that returned tensors to none of which a gradient leads."""
+        self._begun_at = torch_autograd.next_sequence_number()
         self._sequence: list[int] = [0]
         self._sequence_node: list[int] = [LOSS]
         self.saved: dict[int, dict[int, None]] = {}
@@ -103,7 +110,9 @@ class NodeLedger(Observer):
                 self._live_saved[self._announced_at :] = [(r, node if n == announced else n, s) for r, n, s in late]
             self._sequence_node[-1] = node
             log.node = node
-        tensors = torch_common.iterate_tensors(result)
+        tensors = list(torch_common.iterate_tensors(result))
+        if tensors and not any(each.requires_grad for each in tensors):
+            self.without_gradient.add(node)
         self.results.setdefault(node, [(known_shape(t), str(t.dtype)[6:], log.note_storage(t)) for t in tensors])
 
     @contextlib.contextmanager
@@ -129,8 +138,11 @@ class NodeLedger(Observer):
     def on_backward_node(self, sequence_number: int) -> None:
         """Work for the node whose gradient is computed next. In forward, as in a loss of gradients, the node stays."""
         self.log.first_of_backward_node, self.backward_node = len(self.log.storages), sequence_number
+        node = self._sequence_node[bisect.bisect_right(self._sequence, sequence_number) - 1]
+        self.differentiated.add(node)
+        self.goes_back = self.goes_back or sequence_number < self._begun_at
         if self.log.phase is not Phase.FORWARD:
-            self.log.node = self._sequence_node[bisect.bisect_right(self._sequence, sequence_number) - 1]
+            self.log.node = node
 
     def on_save(self, value: Any, handle: weakref.ref[Any]) -> None:
         """A node saves these tensors for backward."""

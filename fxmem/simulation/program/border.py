@@ -27,7 +27,7 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import modules as torch_modules
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.records.profile import Kind
+from fxmem.records.profile import Kind, Phase
 from fxmem.simulation.asked import known_values, plausible
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.observe.event_log import StepLog
@@ -118,6 +118,7 @@ class Border:
             return self._run_on_host(func, args, kwargs)
         if func is aten.copy_.default and not isinstance(args[0], torch_common.FakeTensor):
             self._write_to_host(args[1], args[0])
+            self.log.reads.note_copy_to_host(args[0], args[1], outside=self.log.phase is Phase.OPTIMIZER)
             return args[0]
         if any(map(torch_programs.is_host_subclass, args)):
             args = tuple(

@@ -55,6 +55,8 @@ class Uses:
         nodes, record = self._profile.nodes, self._profile.storages[storage]
         if record.kind in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OUTPUT) or not record.birth:
             return f"its input is {to_words(record.kind)} of the step"
+        if record.is_read or record.holder:
+            return "the program keeps its input"
         kept = self._keepers.get(storage, set()) - {index}
         if kept:
             return f"{nodes[min(kept)].name} keeps its input for backward"

@@ -12,11 +12,22 @@ from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding for what such parts have saved at the peak, where the step trains parameters further on."""
+    """A finding for what such parts have saved at the peak, where the step trains parameters further on.
+
+    The gradient of an input is for nothing where nothing reads it. A reentrant checkpoint may be what wants it, for
+    else the parameters within do not train.
+    """
     parameters = [each for each in profile.storages if each.kind is Kind.PARAMETER]
     gradients = {each.name for each in profile.storages if each.kind is Kind.GRADIENT}
     trained = {each.name for each in parameters if f"{each.name}.grad" in gradients}
-    if not trained or len(trained) == len(parameters) or profile.step.ranks is not None:
+    if not trained or len(trained) == len(parameters) or profile.step.ranks is not None or profile.recomputed:
+        return
+    backward = [(each.begin, each.end) for each in profile.phases if each.phase is Phase.BACKWARD]
+    if any(
+        each.is_read and not each.name and (each.kind is Kind.GRADIENT or begin <= each.birth < end)
+        for each in profile.storages
+        for begin, end in backward
+    ):
         return
     has_backward = {op.node for op in profile.ops if op.phase is Phase.BACKWARD}
     needed, frozen = _find_needed(profile, trained), _find_frozen(profile)

@@ -32,7 +32,7 @@ def _find_endless(grown: Sequence[Growth]) -> list[Growth]:
 
 
 def _describe(grown: Growth, of: BytesOf, when: str) -> Finding:
-    is_graph = grown.holder.startswith(_GRAPH)
+    is_graph = grown.is_graph
     what = "what backward needs of it" if is_graph else "more"
     return Finding(
         cause="kept-results",

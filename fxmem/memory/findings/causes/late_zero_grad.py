@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
 
+_ZEROING: Final = frozenset({"aten.zero_.default", "aten._foreach_zero_.default"})
+
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding where the peak is in forward, and gradients were there before the step began."""
-    if timeline.peak.phase is not Phase.FORWARD:
+    """A finding where the peak is in forward, and gradients were there before the step began.
+
+    Those that no backward of the step adds to are freed before the first one, or filled with zeros: what is neither,
+    as what no optimizer has, may be a sum over steps.
+    """
+    begin = next((span.begin for span in profile.phases if span.phase is Phase.BACKWARD), None)
+    if timeline.peak.phase is not Phase.FORWARD or begin is None:
         return
-    left = [index for index in timeline.alive if _is_left(profile.storages[index])]
-    if left:
+    is_filled = profile.step.program is None or any(each.name in _ZEROING for each in profile.ops)
+    left = {index: each for index in timeline.alive if _is_left(each := profile.storages[index])}
+    cleared = {index: 0 for index, each in left.items() if each.death <= begin}
+    filled = [
+        index
+        for index, each in left.items()
+        if is_filled and each.death >= profile.ticks and (each.is_read or profile.step.program is None)
+    ]
+    if cleared or filled:
         yield Finding(
             cause="late-zero-grad",
             text="the gradients of the step before are alive through forward",
-            nbytes=sum(profile.storages[index].nbytes for index in left),
+            nbytes=sum(left[index].nbytes for index in (*cleared, *filled)),
             change="optimizer.zero_grad() after optimizer.step(), and set_to_none as it is by default",
-            saved_bytes=_try(profile, left),
+            saved_bytes=save_bytes(profile, cleared, later=filled, begin=begin),
         )
 
 
 def _is_left(storage: Storage) -> bool:
     return storage.kind is Kind.GRADIENT and storage.birth == 0
-
-
-def _try(profile: Profile, left: list[int]) -> int:
-    """Those that the step clears are gone before it, those that it fills are there from backward on."""
-    backward = next((span.begin for span in profile.phases if span.phase is Phase.BACKWARD), profile.ticks)
-    cleared = [index for index in left if profile.storages[index].death < profile.ticks]
-    return save_bytes(profile, dict.fromkeys(cleared, 0), later={*left} - {*cleared}, begin=backward)
 
 
 register("late-zero-grad", find)

@@ -1,4 +1,4 @@
-"""Gradients of parameters that the optimizer does not have: only a part of the model was given to it."""
+"""Gradients that nothing reads: only a part of what the step differentiates was given to the optimizer."""
 
 from __future__ import annotations
 
@@ -10,33 +10,24 @@ from fxmem.records.profile import Kind, Profile, Timeline
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding where the one optimizer has state of some parameters, and none of others that have a gradient.
-
-    Optimizers without state say nothing of what they step.
-    """
+    """A finding where gradients of the step are read, and those of other parameters that it uses are not: by no
+    optimizer, no copy, no norm over all."""
     program = profile.step.program
     if program is None or profile.step.ranks is not None or len(program.optimizers) != 1:
         return
-    parameters = {each.name for each in profile.storages if each.kind is Kind.PARAMETER and each.name}
-    states = {each.name.rpartition(".")[0] for each in profile.storages if each.kind is Kind.OPTIMIZER_STATE}
-    if not states or not states <= parameters:
-        return  # what it steps may be copies of the model's parameters, and have copies of their gradients
-    alive = set(timeline.alive)
-    unstepped = [
-        index
-        for index, each in enumerate(profile.storages)
-        if each.kind is Kind.GRADIENT
-        and each.name.removesuffix(".grad") in parameters - states
-        and each.death >= profile.ticks
-    ]
-    if unstepped:
-        first = profile.storages[unstepped[0]].name.removesuffix(".grad")
+    gradients = {index: each for index, each in enumerate(profile.storages) if each.kind is Kind.GRADIENT}
+    read = {each.name for each in gradients.values() if each.is_read}
+    used = {f"{each.name}.grad" for each in profile.storages if each.kind is Kind.PARAMETER and each.node is not None}
+    unread = [index for index, each in gradients.items() if each.name in used - read]
+    if unread and read:
+        alive = set(timeline.alive)
         yield Finding(
             cause="unstepped-gradients",
-            text=f"{len(unstepped)} parameters get gradients and the optimizer does not have them, {first} among them",
-            nbytes=sum(profile.storages[index].nbytes for index in unstepped if index in alive),
+            text=f"{len(unread)} parameters get gradients that nothing reads, no optimizer either, "
+            f"{gradients[unread[0]].name.removesuffix('.grad')} among them",
+            nbytes=sum(gradients[index].nbytes for index in unread if index in alive),
             change="requires_grad_(False) of what does not train, before its first forward",
-            saved_bytes=save_bytes(profile, dict.fromkeys(unstepped, 0)),
+            saved_bytes=save_bytes(profile, dict.fromkeys(unread, 0)),
         )
 
 

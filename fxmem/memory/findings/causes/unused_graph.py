@@ -7,49 +7,35 @@ from collections.abc import Iterator
 from fxmem.memory.findings import Finding, is_cut_short, register
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.memory.user_code import find_outermost
-from fxmem.records.profile import Kind, Phase, Profile, Timeline
+from fxmem.records.profile import Kind, ModuleCall, Profile, Timeline
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding for each line that calls a model so, with what is alive of it at the peak that nothing reads again."""
-    if profile.step.program is None or is_cut_short(profile, timeline):
+    """A finding for each line that calls a model so, with what is alive of it at the peak that nothing reads again.
+
+    A line that also makes calls with a backward, or a graph that grows from step to step, may be trained by later.
+    """
+    program = profile.step.program
+    if program is None or is_cut_short(profile, timeline) or any(each.is_graph for each in program.grown):
         return
-    has_backward, kept = _find_backward(profile), dict(_find_kept(profile, timeline))
-    found: dict[str, tuple[str, dict[int, int]]] = {}
+    kept = dict(_find_kept(profile, timeline))
+    found: dict[str, list[ModuleCall]] = {}
     for call in find_outermost(profile):
-        nodes = range(call.first_node, call.last_node)
-        if call.leads_to_gradients and has_backward.isdisjoint(_find_readers(profile, nodes)):
-            place = "" if call.source is None else call.source.place
+        if call.leads_to_gradients:
+            found.setdefault("" if call.source is None else call.source.place, []).append(call)
+    for place, calls in found.items():
+        if all(each.lacks_backward for each in calls):
+            nodes = {node for each in calls for node in range(each.first_node, each.last_node)}
             ends = {each: end for each, end in kept.items() if profile.storages[each].node in nodes}
-            found.setdefault(place, (call.module, {}))[1].update(ends)
-    for place, (module, ends) in found.items():
-        yield Finding(
-            cause="unused-graph",
-            text=f"{module} is called with gradients and no backward follows: it keeps what one would need",
-            place=place,
-            nbytes=sum(profile.storages[each].nbytes for each in ends),
-            change="with torch.no_grad(): around the call",
-            saved_bytes=save_bytes(profile, ends),
-        )
-
-
-def _find_readers(profile: Profile, nodes: range) -> set[int]:
-    """These nodes, and all that read what they make: a backward that ended early came as far as some of them."""
-    found = set(nodes)
-    for index in range(nodes.stop, len(profile.nodes)):
-        if not found.isdisjoint(profile.nodes[index].inputs):
-            found.add(index)
-    return found
-
-
-def _find_backward(profile: Profile) -> set[int]:
-    """Nodes with a backward: one of the phase, or of `torch.autograd.grad`, whose ops come after a later node's."""
-    found, furthest = set[int](), -1
-    for op in profile.ops:
-        if op.phase is Phase.BACKWARD or op.node < furthest:
-            found.add(op.node)
-        furthest = max(furthest, op.node)
-    return found
+            yield Finding(
+                cause="unused-graph",
+                text=f"{calls[0].module} is called with gradients and no backward follows: it keeps what one would "
+                "need",
+                place=place,
+                nbytes=sum(profile.storages[each].nbytes for each in ends),
+                change="with torch.no_grad(): around the call",
+                saved_bytes=save_bytes(profile, ends),
+            )
 
 
 def _find_kept(profile: Profile, timeline: Timeline) -> Iterator[tuple[int, int]]:

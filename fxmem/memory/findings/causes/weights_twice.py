@@ -1,8 +1,8 @@
-"""The weights are on the card twice: a checkpoint that was loaded there, a copy of the best model, an average."""
+"""The weights are on the card twice: a checkpoint that was loaded there, or a copy of the best model."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 
 from fxmem.memory.findings import Finding, register
@@ -10,37 +10,35 @@ from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Kind, Profile, Timeline
 
 _MOST = 0.9
-"""Who holds tensors of the shapes of this share of the weights holds a copy of them."""
+"""A copy of this share of the weights is one of the weights."""
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding for each thing that a program keeps such a copy in.
-
-    Flat ones alone, as a rank's shard is, say no more than a length, which buffers of gradients have as well.
-    """
+    """A finding for each thing that a program keeps such a copy in: what was copied from the weights, or what they
+    were copied from, of as many bytes, and not read by the step, as an average is."""
     if profile.step.program is None:
         return
-    alive = [profile.storages[index] for index in timeline.alive]
-    weights = Counter((each.shape, each.nbytes) for each in alive if each.kind is Kind.PARAMETER)
-    whole = sum(nbytes * count for (_, nbytes), count in weights.items())
-    held = defaultdict[str, list[int]](list)
+    storages = profile.storages
+    weights = {index for index in timeline.alive if storages[index].kind is Kind.PARAMETER}
+    origins = {storages[index].copy_of: index for index in weights}
+    held = defaultdict[str, dict[int, int]](dict)
     for index in timeline.alive:
-        each = profile.storages[index]
-        if each.holder and not each.name and each.kind in (Kind.BUFFER, Kind.TEMPORARY, Kind.OUTPUT):
-            held[_find_owner(each.holder)].append(index)
-    for owner, indices in held.items():
-        copies = [profile.storages[index] for index in indices]
-        tensors = Counter((each.shape, each.nbytes) for each in copies)
-        alike = tensors & weights
-        nbytes = sum(nbytes * count for (_, nbytes), count in alike.items())
-        if whole and nbytes >= _MOST * whole and any(len(shape) > 1 for shape, _ in alike):
+        each = storages[index]
+        of = each.copy_of if each.copy_of in weights else origins.get(index)
+        is_kept = index not in weights and each.holder and not each.name and not each.birth and not each.is_read
+        if of is not None and is_kept and storages[of].nbytes == each.nbytes:
+            held[_find_owner(each.holder)][of] = index
+    whole = sum(storages[index].nbytes for index in weights)
+    for owner, copies in held.items():
+        nbytes = sum(storages[index].nbytes for index in copies)
+        if nbytes >= _MOST * whole:
             yield Finding(
                 cause="weights-twice",
-                text=f"{owner} has tensors of all shapes of the weights: they are on the card twice",
-                place=next((each.made_at for each in copies if each.made_at), ""),
+                text=f"{owner} has a copy of all weights, which no operation of the step reads",
+                place=next((storages[each].made_at for each in copies.values() if storages[each].made_at), ""),
                 nbytes=nbytes,
                 change="map_location='cpu' where it is loaded, .cpu() where it is copied, or del after its use",
-                saved_bytes=save_bytes(profile, dict.fromkeys(indices, 0)),
+                saved_bytes=save_bytes(profile, dict.fromkeys(copies.values(), 0)),
             )
 
 
