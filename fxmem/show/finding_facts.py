@@ -37,6 +37,9 @@ def list_findings(found: Sequence[Finding]) -> Facts:
 
 def describe(about: Finding) -> str:
     """`train.py:14: preds keeps more after each step, 8.00 MiB a step. To do: .cpu() of what is kept (not tried)`."""
+    if about.of == "reserved":
+        freed = "" if about.saved_bytes is None else f" frees {format_bytes(about.saved_bytes)}"
+        return f"{format_bytes(about.nbytes)} of {about.text}; {about.change}{freed}"
     place = f"{about.place}: " if about.place else ""
     size = f"{format_bytes(about.nbytes)} {_OF[about.of]}"
     return f"{place}{about.text}, {size}. To do: {about.change} ({_describe_trial(about)})"

@@ -17,8 +17,6 @@ from fxmem.memory.allocator.address_trace import Levels as Levels
 from fxmem.memory.allocator.address_trace import RecordedStep as RecordedStep
 from fxmem.memory.allocator.address_trace import levels as levels
 from fxmem.memory.allocator.address_trace import trace_step as trace_step
-from fxmem.memory.allocator.breaks import Break as Break
-from fxmem.memory.allocator.breaks import find_break as find_break
 from fxmem.memory.allocator.caching_allocator import CachingAllocator as CachingAllocator
 from fxmem.memory.allocator.peak import CardRun as CardRun
 from fxmem.memory.allocator.peak import complete_timeline as complete_timeline

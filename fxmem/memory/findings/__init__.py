@@ -47,7 +47,7 @@ def register(name: str, find: Find) -> None:
 
 
 def find(profile: Profile, timeline: Timeline) -> tuple[Finding, ...]:
-    """All that is found in a step: first what grows, then what holds most at the peak.
+    """All that is found in a step: first what grows, then what saves most at the peak.
 
     A report has what was found where it was written. What is small is left out, and what was tried and lowers the peak
     by little.
@@ -83,4 +83,9 @@ def _find(profile: Profile, timeline: Timeline) -> tuple[Finding, ...]:
     least = max(timeline.peak.requested_bytes // _WORTH_SAYING, 1)
     worth = [each for each in found if each.of != "peak" or each.nbytes >= least]
     said = [each for each in worth if each.saved_bytes is None or each.saved_bytes >= least]
-    return tuple(sorted(said, key=lambda each: (_ORDER[each.of], -each.nbytes, each.place)))
+    return tuple(sorted(said, key=_rank))
+
+
+def _rank(each: Finding) -> tuple[int, int, str]:
+    """What grows first, then what saves most; what was not tried saves its bytes at most."""
+    return _ORDER[each.of], -(each.nbytes if each.saved_bytes is None else each.saved_bytes), each.place
