@@ -156,12 +156,12 @@ def write_page(options: argparse.Namespace, name: str, report: Report, timeline:
 
 
 def _propose_plan(report: Report, timeline: Timeline) -> Plan | None:
-    """A plan of whole modules by the record alone; None where there is none."""
+    """A plan of modules that edits of the program's lines checkpoint, by the record alone; None where there is none."""
     from fxmem.planning import estimate
     from fxmem.records.names import Application
 
     with contextlib.suppress(FxmemError):
-        return estimate.estimate(report, timeline.peak, "auto", None, Application.MODULES)
+        return estimate.estimate(report, timeline.peak, "auto", None, Application.MODULES, edits_only=True)
     return None
 
 

@@ -14,7 +14,13 @@ from fxmem.records.profile import Assumption, Peak, Profile
 
 
 def estimate(
-    profile: Profile, peak: Peak, strategy: str, budget: BudgetLike | None, application: Application | str | None = None
+    profile: Profile,
+    peak: Peak,
+    strategy: str,
+    budget: BudgetLike | None,
+    application: Application | str | None = None,
+    *,
+    edits_only: bool = False,
 ) -> Plan:
     """Return the plan a planner proposes for a profile. Its peak is the planner's estimate; `analysed` is False.
 
@@ -39,7 +45,8 @@ def estimate(
     overhead = peak.counted_bytes - peak.requested_bytes
     if profile.step.program is not None:
         application = check_program_application(application)
-    plans = list(_plans(profile, strategy, None if limit is None else limit.nbytes - overhead, application))
+    nbytes = None if limit is None else limit.nbytes - overhead
+    plans = list(_plans(profile, strategy, nbytes, application, edits_only=edits_only))
     chosen = min(plans, key=lambda plan: (plan.after_seconds or 0, plan.extra_flops or 0))
     note = "the plan has not been applied and analysed again; give fxmem the model for a peak that is a promise"
     if profile.step.program is not None:
@@ -96,7 +103,7 @@ def strip_root(regions: Iterable[Region]) -> tuple[Region, ...]:
 
 
 def _plans(
-    profile: Profile, strategy: str, nbytes: int | None, application: Application | str | None
+    profile: Profile, strategy: str, nbytes: int | None, application: Application | str | None, *, edits_only: bool
 ) -> Iterator[Plan]:
     wanted = allowed_applications(strategy, application, regions_only=True)
     if not wanted:
@@ -106,7 +113,7 @@ def _plans(
         )
     refused: list[ExceededError] = []
     for way in wanted:
-        planner = Planner(profile, way)
+        planner = Planner(profile, way, edits_only=edits_only)
         if nbytes is None and STRATEGIES.get(strategy).has_curve:
             curve, flops = planner.curve(), sum(op.flops or 0 for op in profile.ops)
             best = min(curve, key=lambda plan: plan.after.requested_bytes * (flops + (plan.extra_flops or 0)))

@@ -9,7 +9,7 @@ from fxmem.memory.findings import Finding, find
 from fxmem.records.advice import Advice
 from fxmem.records.plan import Edit, Plan
 from fxmem.records.profile import Profile, Timeline
-from fxmem.records.units import format_bytes, format_flops, percent
+from fxmem.records.units import format_bytes, format_flops, package_path, percent
 from fxmem.show.finding_facts import describe_worth
 from fxmem.show.plan_facts import describe_saving
 
@@ -39,7 +39,7 @@ def best_changes(profile: Profile, timeline: Timeline, plan: Plan | None, advice
     if advice is not None:
         found += _from_advice(advice)
     if plan is not None and plan.after.requested_bytes < plan.before.requested_bytes:
-        found.append(_from_plan(plan))
+        found += filter(None, [_from_plan(plan)])
     return sorted(found, key=lambda each: each.rank)[:_MOST]
 
 
@@ -63,11 +63,22 @@ def _from_advice(advice: Advice) -> Iterator[Change]:
         yield Change(each.title, worth, code, True, rank)
 
 
-def _from_plan(plan: Plan) -> Change:
-    edits = dict.fromkeys(region.edit for region in plan.all_regions() if region.edit is not None)
-    code = "\n".join(line for edit in edits for line in _list_lines(edit)) or "\n".join(
-        line for line in plan.to_code().splitlines() if line and not line.startswith("#")
+def _from_plan(plan: Plan) -> Change | None:
+    """The plan's edits, where they are all of it and of the user's own lines; else the line that applies its file.
+
+    None where there is no such file, as of a plan that was estimated for the page.
+    """
+    found = [region.edit for region in plan.all_regions()]
+    edits = dict.fromkeys(
+        each for each in found if each is not None and package_path(each.source.file) == each.source.file
     )
+    if None not in found and len(edits) == len({*found}):
+        code = "\n".join(line for edit in edits for line in _list_lines(edit))
+    elif plan.analysed:
+        code = "import fxmem\n# plan.json: what fxmem plan --json wrote, this plan"
+        code += '\nmodel = fxmem.checkpoint(model, fxmem.load_plan("plan.json"))'
+    else:
+        return None
     freed = plan.before.counted_bytes - plan.after.counted_bytes
     return Change(f"checkpoints: {plan.extent}", describe_saving(plan), code, True, (True, False, -freed))
 
