@@ -24,10 +24,11 @@ from fxmem.cli.verbs import show as show_verb
 from fxmem.errors import FxmemError, UsageError
 from fxmem.memory import liveness
 from fxmem.records.names import Application
-from fxmem.records.plan import CurvePoint, Plan, Region
-from fxmem.records.profile import Profile, Timeline
+from fxmem.records.plan import CurvePoint, Edit, Plan, Region
+from fxmem.records.profile import Profile, SourceLine, Timeline
 from fxmem.show.graph import DrawingOptions, render
 from fxmem.show.html import PageOptions, notebook, notebook_html, report_html
+from fxmem.show.html.changes import best_changes
 from fxmem.show.html.links import link_data, script_json
 from tests import ROOT
 from tests.profiles import CPU, deep_profile, make_profile, profiles, small_profile
@@ -361,6 +362,25 @@ def test_every_node_is_in_a_box_of_the_graph_folded_ones_too() -> None:
     assert set(re.findall(r'<g id="([^"]+)" class="box', drawing.svg)) == set(drawing.boxes)
     # The peak's block stands alone; the others share their boxes.
     assert len(set(drawing.boxes)) < 20
+
+
+def test_what_a_change_saves_is_what_its_code_does() -> None:
+    """A plan's saving stands beside edits that are all of it, or the line that applies its file; else nowhere."""
+    profile = small_profile()
+
+    def find_code(*files: str | None, analysed: bool = False) -> str:
+        edits = [
+            None if file is None else Edit(source=SourceLine(file=file, line=3, code="x = b(x)"), after="x = c(b, x)")
+            for file in files
+        ]
+        regions = tuple(Region(first_node=1, last_node=3, freed_bytes=1, extra_flops=1, edit=each) for each in edits)
+        plan = small_plan(profile, regions=regions, analysed=analysed)
+        return "".join(each.code for each in best_changes(profile, liveness.timeline(profile), plan, None))
+
+    assert find_code("net.py") == "- x = b(x)  # net.py:3\n+ x = c(b, x)"
+    assert find_code("net.py", None) == ""
+    assert find_code("lib/site-packages/nets/net.py") == ""
+    assert "load_plan" in find_code("net.py", None, analysed=True)
 
 
 def test_a_plan_is_framed_in_the_graph_and_its_frames_can_be_folded() -> None:

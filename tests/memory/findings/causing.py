@@ -1,6 +1,7 @@
 """A small program for each cause of `fxmem.memory.findings`, and a twin without it: `causing.py CAUSE on|off`."""
 
 import copy
+import functools
 import sys
 
 import torch
@@ -237,6 +238,134 @@ def master_copies() -> None:
         step(optimizer)
         for each in net.parameters():
             each.grad.zero_()
+
+
+def clipped_together() -> None:
+    """A norm over all gradients: those that nobody steps decide how far the others go."""
+    net, head = make_net(1024), nn.Linear(256, 10).cuda()
+    optimizer = torch.optim.AdamW(head.parameters())
+    for _ in range(3):
+        head(net(torch.randn(64, 1024, device="cuda"))).sum().backward()
+        nn.utils.clip_grad_norm_([*net.parameters(), *head.parameters()], 1.0)
+        step(optimizer)
+
+
+def master_module() -> None:
+    """As apex's O2 has float32 masters of a half model, which a hook of each parameter or the loop fills."""
+    net = make_net(1024).half()
+    masters = copy.deepcopy(net).float()
+    optimizer = torch.optim.AdamW(masters.parameters())
+    for _ in range(3):
+        net(torch.randn(64, 1024, device="cuda").half()).float().sum().backward()
+        for master, each in zip(masters.parameters(), net.parameters(), strict=True):
+            master.grad, each.grad = each.grad.float(), None
+        step(optimizer)
+
+
+@functools.lru_cache
+def count(net: nn.Module) -> int:
+    return len([*net.parameters()])
+
+
+def folds() -> None:
+    """A cached function keeps the model of each fold, with gradients that no optimizer steps any more."""
+    for _ in range(3):
+        net = make_net(1024)
+        optimizer = torch.optim.AdamW(net.parameters())
+        optimizer.zero_grad()
+        train(net, 64, 1024)
+        optimizer.step()
+        count(net)
+
+
+def functional_gradient() -> None:
+    """The backward is within torch.func: without gradients for the call there are none at all."""
+    net = make_net()
+    parameters = dict(net.named_parameters())
+    optimizer = torch.optim.SGD(net.parameters())
+    per_sample = torch.func.vmap(torch.func.grad(lambda p, x: loss_of(net, p, x[None])), (None, 0))
+    for _ in range(3):
+        x = torch.randn(512, 256, device="cuda")
+        gradients = torch.func.grad(lambda p, x: loss_of(net, p, x))(parameters, x)
+        rows = per_sample(parameters, x[:4])
+        for name, each in net.named_parameters():
+            each.grad = (gradients[name] + rows[name].mean(0)).detach()
+        step(optimizer)
+
+
+def loss_of(net: nn.Module, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return torch.func.functional_call(net, parameters, (x,)).square().mean()
+
+
+def late_backward() -> None:
+    """The backward of a step's loss comes in the next step."""
+    net, last = make_net(), None
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(5):
+        loss = net(torch.randn(4096, 256, device="cuda")).square().mean()
+        if last is not None:
+            last.backward()
+            step(optimizer)
+        last = loss
+        del loss
+
+
+def shared_line() -> None:
+    """Training and validation call the model at one line: `no_grad` there would end the training."""
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        for rows in (512, 4096):
+            out = net(torch.randn(rows, 256, device="cuda"))
+            if rows == 512:
+                out.square().mean().backward()
+        step(optimizer)
+
+
+def cast_in_place() -> None:
+    """Weights cast in place, of which a loop's variable has the last, and activations of their shapes in a list."""
+    net, kept = make_net(1024, 1, 1024), []
+    optimizer = torch.optim.SGD(net.parameters())
+    for each in net.parameters():
+        each.data = each.data.half().float()
+    for number in range(3):
+        x = net[0][0](torch.randn(1024, 1024, device="cuda"))
+        if number == 0:
+            kept += [x.detach(), net[1](x).detach()]
+        net[1](x).square().mean().backward()
+        step(optimizer)
+
+
+def average_of_weights() -> None:
+    net = make_net(1024)
+    optimizer = torch.optim.SGD(net.parameters())
+    average = [each.detach().clone() for each in net.parameters()]
+    for _ in range(3):
+        train(net, 64, 1024)
+        step(optimizer)
+        torch._foreach_lerp_(average, [each.detach() for each in net.parameters()], 0.1)
+
+
+def adversarial_input() -> None:
+    """The gradient of the input is what the program is after."""
+    net, head = make_net().requires_grad_(False), nn.Linear(256, 10).cuda()
+    optimizer = torch.optim.AdamW(head.parameters())
+    for _ in range(3):
+        x = torch.randn(4096, 256, device="cuda", requires_grad=True)
+        head(net(x)).sum().backward()
+        x.grad.sign()
+        step(optimizer)
+
+
+def metric_after_the_step() -> None:
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8192)).cuda()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        y = torch.zeros(4096, dtype=torch.int64, device="cuda")
+        out = net(torch.randn(4096, 64, device="cuda"))
+        F.cross_entropy(out, y).backward()
+        step(optimizer)
+        (out.argmax(-1) == y).sum().item()
 
 
 def frozen_saves() -> None:

@@ -71,12 +71,26 @@ def test_what_stays_gathered_is_changed_where_its_own_library_is_told(name: str,
     assert ("fully_shard" in found.change) == (change == "fully_shard")
 
 
-def test_a_flat_buffer_as_long_as_flat_weights_is_no_copy_of_them() -> None:
-    assert "weights-twice" not in {each.cause for each in run("flat-buffer", "on").findings}
-
-
-def test_gradients_that_the_optimizer_gets_copies_of_are_stepped() -> None:
-    assert "unstepped-gradients" not in {each.cause for each in run("master-copies", "on").findings}
+@pytest.mark.parametrize(
+    ("case", "cause"),
+    [
+        ("flat-buffer", "weights-twice"),
+        ("cast-in-place", "weights-twice"),
+        ("average-of-weights", "weights-twice"),
+        ("master-copies", "unstepped-gradients"),
+        ("master-module", "unstepped-gradients"),
+        ("clipped-together", "unstepped-gradients"),
+        ("folds", "unstepped-gradients"),
+        ("functional-gradient", "unused-graph"),
+        ("late-backward", "unused-graph"),
+        ("shared-line", "unused-graph"),
+        ("adversarial-input", "frozen-saves"),
+        ("metric-after-the-step", "kept-output"),
+    ],
+)
+def test_what_would_change_the_training_is_not_advised(case: str, cause: str) -> None:
+    """Or what is no copy of the weights is not said to be one."""
+    assert cause not in {each.cause for each in run(case, "on").findings}
 
 
 def find_less(case: str) -> int:
