@@ -22,7 +22,8 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     if timeline.peak.phase is not Phase.FORWARD or begin is None:
         return
     is_filled = profile.step.program is None or any(each.name in _ZEROING for each in profile.ops)
-    left = {index: each for index in timeline.alive if _is_left(each := profile.storages[index])}
+    seen = {output.storage for node in profile.nodes for output in node.outputs}  # those that forward reads
+    left = {index: each for index in timeline.alive if index not in seen and _is_left(each := profile.storages[index])}
     cleared = {index: 0 for index, each in left.items() if each.death <= begin}
     filled = [
         index

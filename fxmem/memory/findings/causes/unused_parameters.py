@@ -13,9 +13,11 @@ from fxmem.records.profile import Kind, Profile, Timeline
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     """A finding for each model with such parameters; ranks, whose shards are gathered before they are read, have none.
 
-    A gradient or an optimizer's state says that another step reads them.
+    A gradient or an optimizer's state says that another step reads them, and what follows the loop may do so.
     """
-    if profile.step.ranks is not None or is_cut_short(profile, timeline):
+    program = profile.step.program
+    calls_later = program is not None and any(each.calls for each in program.schedules)
+    if profile.step.ranks is not None or is_cut_short(profile, timeline) or calls_later:
         return
     used = {each.name for each in profile.storages if each.kind in (Kind.GRADIENT, Kind.OPTIMIZER_STATE)}
     used = {each.rpartition(".")[0] for each in used}
