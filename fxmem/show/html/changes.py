@@ -39,7 +39,7 @@ def best_changes(profile: Profile, timeline: Timeline, plan: Plan | None, advice
     if advice is not None:
         found += _from_advice(advice)
     if plan is not None and plan.after.requested_bytes < plan.before.requested_bytes:
-        found += filter(None, [_from_plan(plan)])
+        found.append(_from_plan(plan))
     return sorted(found, key=lambda each: each.rank)[:_MOST]
 
 
@@ -63,24 +63,20 @@ def _from_advice(advice: Advice) -> Iterator[Change]:
         yield Change(each.title, worth, code, True, rank)
 
 
-def _from_plan(plan: Plan) -> Change | None:
-    """The plan's edits, where they are all of it and of the user's own lines; else the line that applies its file.
-
-    None where there is no such file, as of a plan that was estimated for the page.
-    """
+def _from_plan(plan: Plan) -> Change:
+    """The plan's edits, where they are all of it and of the user's own lines; else what applies or writes it."""
     found = [region.edit for region in plan.all_regions()]
-    edits = dict.fromkeys(
-        each for each in found if each is not None and package_path(each.source.file) == each.source.file
-    )
-    if None not in found and len(edits) == len({*found}):
+    edits = dict.fromkeys(each for each in found if each is not None)
+    is_own = all(package_path(each.source.file) == each.source.file for each in edits)
+    code = "fxmem plan --code analyses it and writes its edits"
+    if is_own and None not in found:
         code = "\n".join(line for edit in edits for line in _list_lines(edit))
     elif plan.analysed:
         code = "import fxmem\n# plan.json: what fxmem plan --json wrote, this plan"
         code += '\nmodel = fxmem.checkpoint(model, fxmem.load_plan("plan.json"))'
-    else:
-        return None
     freed = plan.before.counted_bytes - plan.after.counted_bytes
-    return Change(f"checkpoints: {plan.extent}", describe_saving(plan), code, True, (True, False, -freed))
+    is_code = plan.analysed or (is_own and None not in found)
+    return Change(f"checkpoints: {plan.extent}", describe_saving(plan), code, is_code, (True, False, -freed))
 
 
 def _list_lines(edit: Edit) -> Iterator[str]:
