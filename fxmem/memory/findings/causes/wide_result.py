@@ -32,7 +32,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             shape = "x".join(map(str, node.outputs[0].shape))
             yield Finding(
                 cause="wide-result",
-                text=f"{node.name} makes {shape} numbers, {made // read} times the bytes of what it reads",
+                text=f"{node.target.rpartition('.')[2]} makes {shape} numbers, {made // read} times the bytes of what it reads",
                 place=find_place(profile, index),
                 nbytes=nbytes,
                 change="a part of the rows at a time, if all pairs are meant",
