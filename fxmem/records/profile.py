@@ -219,8 +219,8 @@ class Storage(Record):
     """Of a parameter: whether no gradient of it is wanted (`requires_grad=False`)."""
     is_read: bool = Field(default=False, exclude_if=lambda value: not value)
     """Of a program's gradient, or of what else is there when its last backward ends, but for parameters and optimizer
-    states: whether an operator after a backward, or a function that a backward calls, has read it by now; of what was
-    there before the step, also one of forward. Filling it with zeros does not count."""
+    states: whether an operator after a backward, or a function that a backward calls, reads it; of what was there
+    before the step, also one of forward; of a gradient, in a step before as well. To fill with zeros is not to read."""
     copy_of: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of what a program keeps: index of the storage that all of it was copied from last, where that is alive."""
     other_bytes: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)

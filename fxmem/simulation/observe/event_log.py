@@ -156,6 +156,7 @@ class StepLog:
         self.phase = Phase.FORWARD
         self._phase_tick, self._phase_op = 1, 0
         self.recomputing = 0
+        self.reads.read = {each for each in self.reads.read if self.storages[each].kind is Kind.GRADIENT}
         for index, storage in enumerate(self.storages):
             if storage.death is not None:
                 storage.forget()

@@ -28,7 +28,8 @@ class StorageReads:
         self.in_function = False
         """Whether a function of the program's runs that backward calls."""
         self.read: set[int] = set()
-        """Read by an operator after backward or in such a function. To fill with zeros is not to read."""
+        """Read in this step by an operator after backward or in such a function; of gradients, in one before as well.
+        To fill with zeros is not to read."""
         self.copied_from: dict[int, int] = {}
         """By storage, the one that all of it was copied from last, by way of the host too."""
         self._on_host: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -43,27 +44,28 @@ class StorageReads:
             made: the storage that it allocated, if one.
             outside: whether it is no part of forward or backward.
         """
-        if name in _COPYING:
-            self._note_copy(given[0][0], made)
+        if name in _COPYING and made is not None:
+            self._note_copy(made, given[0][0])
         elif name in _COPYING_INTO:
             into, of = given[0][0], given[0][1]
             for one, other in [(into, of)] if isinstance(into, torch.Tensor) else zip(into, of, strict=True):
-                self._note_copy(other, self._find_storage(one))
+                self.note_copy_into(one, other)
         if (outside or self.in_function) and name not in _ZEROING:
             parts = (part for each in torch_common.iterate_tensors(given) for part in torch_wrappers.parts(each))
             self.read.update(index for part in parts if (index := self._find_storage(part)) is not None)
 
-    def note_copy_to_host(self, into: torch.Tensor, of: torch.Tensor, *, outside: bool) -> None:
-        """Note that a tensor of the host was filled from one of the card."""
-        storage, source = into.untyped_storage(), self._find_storage(of)
-        if source is not None:
+    def note_copy_into(self, into: torch.Tensor, of: torch.Tensor) -> None:
+        """Note that a tensor, of the host or the card, was filled from another."""
+        if (made := self._find_storage(into)) is not None:
+            self._note_copy(made, of)
+        elif (source := self._find_storage(of)) is not None and into.layout is torch.strided:
+            storage = into.untyped_storage()
             self._on_host[torch_common.storage_address(storage)] = weakref.ref(storage), source
-        self.note("", (of,), None, outside=outside)
 
-    def _note_copy(self, of: torch.Tensor, made: int | None) -> None:
+    def _note_copy(self, made: int, of: torch.Tensor) -> None:
         source = self._find_storage(of)
-        if source is None and not torch_wrappers.is_fake(of) and self._on_host and of.layout is torch.strided:
+        if source is None and self._on_host and of.layout is torch.strided:
             there, index = self._on_host.get(torch_common.storage_address(of.untyped_storage()), (None, None))
             source = index if there is not None and there() is not None else None
-        if source is not None and made is not None and source != made:
+        if source is not None and source != made:
             self.copied_from[made] = source

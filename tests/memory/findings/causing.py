@@ -102,6 +102,19 @@ def weights_twice() -> None:
     kept.clear()
 
 
+def weights_twice_of_checkpoint() -> None:
+    """The checkpoint is on the card, and comes to the weights by way of the host."""
+    net = make_net(1024).cpu()
+    checkpoint = {name: each.cuda() if HAS else each.clone() for name, each in net.state_dict().items()}
+    net.load_state_dict(checkpoint)
+    net.cuda()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        train(net, 64, 1024)
+        step(optimizer)
+    checkpoint.clear()
+
+
 def flat_buffer() -> None:
     """As a rank of ZeRO-3 has its shard of the weights, and a buffer for its gradients."""
     shard = nn.Parameter(torch.randn(1 << 22, device="cuda"))

@@ -22,7 +22,10 @@ from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launc
 from tests.profiles import small_profile
 
 PROGRAM = str(Path(__file__).with_name("causing.py"))
-VARIED = ("kept-results-of-evaluation", "kept-output-of-accumulation", "fragmentation-of-sizes")
+VARIED = (
+    "kept-results-of-evaluation", "kept-output-of-accumulation", "fragmentation-of-sizes",
+    "weights-twice-of-checkpoint",
+)  # fmt: skip
 CASES = [*(each for each in CAUSES if each != "loader-workers"), *VARIED]
 OF_RANKS = ("ddp-buckets", "fsdp-gather")
 SMALL = ("fragmentation", "fragmentation-of-sizes")

@@ -29,10 +29,10 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             continue
         nbytes = sum(each.nbytes for each in alive if each.node == index)
         if nbytes * _SHARE >= timeline.peak.requested_bytes:
-            shape = "x".join(map(str, node.outputs[0].shape))
+            name, shape = node.target.rpartition(".")[2], "x".join(map(str, node.outputs[0].shape))
             yield Finding(
                 cause="wide-result",
-                text=f"{node.target.rpartition('.')[2]} makes {shape} numbers, {made // read} times the bytes of what it reads",
+                text=f"{name} makes {shape} numbers, {made // read} times the bytes of what it reads",
                 place=find_place(profile, index),
                 nbytes=nbytes,
                 change="a part of the rows at a time, if all pairs are meant",
