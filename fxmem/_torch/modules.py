@@ -24,6 +24,15 @@ def own_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
+def derived_buffers(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Its buffers that no checkpoint has, and those of the modules within (`Module._non_persistent_buffers_set`, since
+    1.5)."""
+    for each in module.modules():
+        for name in each._non_persistent_buffers_set:
+            if (tensor := each._buffers.get(name)) is not None:
+                yield tensor
+
+
 def all_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     """The parameters and buffers of a module, whose class may have attributes of these names (Megatron-LM's wrapper
     has a list `buffers`)."""

@@ -102,8 +102,8 @@ def _chains(profile: Profile) -> list[tuple[SourceLine, ...]]:
         if call.source is not None:
             for index in range(call.first_node, call.last_node):
                 around[index] = (call.source, *around[index])
-    own = ((node.source,) if node.source is not None else () for node in profile.nodes)
-    return [(*source, *outer) for source, outer in zip(own, around, strict=True)]
+    own = ([each for each in (node.source, node.called_from) if each is not None] for node in profile.nodes)
+    return [(*lines, *outer) for lines, outer in zip(own, around, strict=True)]
 
 
 def _find_innermost(chain: tuple[SourceLine, ...], files: Sequence[str], installed: bool) -> SourceLine | None:

@@ -69,6 +69,11 @@ Heat = Literal["saved", "output", "params", "flops", "live", "scratch"]
 MATH_ATTENTION: Final = "unfused attention runs where no other kernel takes the call: "
 """What an assumption of topic "attention" begins with that says why the others do not."""
 
+OF_GRAPH: Final = "graph of "
+OF_FRAMES: Final = "frames of "
+"""What the holder of a storage begins with where a tensor's graph keeps it, or the functions that an exception has run
+through."""
+
 MAX_OPERATORS: Final = 200_000
 """Operators of one round after which a recorded program is ended, unless the user gives another number."""
 STEPS: Final = 3

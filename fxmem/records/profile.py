@@ -149,12 +149,19 @@ class Node(Viewed, Record):
     module_type: str = ""
     """Class name of that module."""
     source: SourceLine | None = None
+    called_from: SourceLine | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The program's own line that leads to `source`, where that is an installed package's and no call of a module has
+    the same."""
     inputs: Many[int] = ()
     """Indices of the nodes whose results it reads, in argument order, each once."""
     outputs: Many[TensorInfo] = ()
     view_of: int | None = None
     """Index of the node that owns the storage of its first output, when this node brought none (a view or an in-place
     result)."""
+    leads_to_gradients: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether a backward could begin at what it returns."""
+    lacks_backward: bool = Field(default=False, exclude_if=lambda value: not value)
+    """As of a `ModuleCall`, where it is the call of a single layer."""
     params_bytes: Bytes = 0
     """Parameters and buffers the node reads, each storage once per model: its first reader owns it."""
     output_bytes: Bytes = 0
@@ -223,6 +230,8 @@ class Storage(Record):
     before the step, also one of forward; of a gradient, in a step before as well. To fill with zeros is not to read."""
     copy_of: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of what a program keeps: index of the storage that all of it was copied from last, where that is alive."""
+    is_derived: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Of a buffer: whether no checkpoint has it (`persistent=False`)."""
     other_bytes: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)
     """Of a workspace of a cuDNN that cannot be asked: its bytes by the further ones of `Profile.cudnns`."""
     smaller_bytes: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)
@@ -271,6 +280,8 @@ class ModuleCall(Record):
     lacks_backward: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether one could, and none came through it or through what reads its results: no `backward()`, no
     `torch.autograd.grad`, none within torch.func, and in a program none to the graph of an earlier step."""
+    skips_checkpoint: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether its module is told to checkpoint (`gradient_checkpointing`) and is in eval mode, in which some do not."""
 
 
 class RecomputedRegion(Record):

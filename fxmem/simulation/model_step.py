@@ -35,7 +35,7 @@ from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.ranks.world import shard
 from fxmem.simulation.recording import FinishedRun, Subject
 from fxmem.simulation.request import StepRequest
-from fxmem.simulation.residents import Holders, name_optimizer_state
+from fxmem.simulation.residents import Holders, name_optimizer_state, note_derived
 from fxmem.simulation.step import LoopVariables, default_loss, describe, make_optimizer, run_forward, run_step
 
 
@@ -164,6 +164,7 @@ class ModelStep(Subject):
         moved = [own.pop(id(tensor)) for tensor in _iterate_as_moved(self._model) if id(tensor) in own]
         for kind, label, tensor in (*moved, *own.values()):
             self._log.resident(tensor, kind, label)
+        note_derived(self._log, self._model)
         named: tuple[tuple[Kind, Iterable[tuple[str, torch.Tensor]]], ...] = (
             (Kind.INPUT, self._inputs),
             (Kind.INPUT, self._waiting),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -31,7 +31,8 @@ from fxmem.records.profile import (
     TensorInfo,
 )
 from fxmem.simulation.assumptions import assumptions, unknowns
-from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, LoggedStorage
+from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, LoggedStorage, StepLog
+from fxmem.simulation.observe.fx_tracer import CALLED_FROM
 from fxmem.simulation.recording import FinishedRun, Recording
 
 
@@ -90,7 +91,7 @@ def _build_profile(run: FinishedRun) -> tuple[Profile, BareLog]:
         unknowns=(*unknowns(run), *collector.unknowns()),
     )
     nodes = _build_nodes(run, profile, storages, renumbered)
-    calls = tuple(_find_backwards(run, profile, nodes))
+    nodes, calls = _find_backwards(run, profile, nodes)
     step = profile.step.model_copy(update={"outputs_bytes": _find_outputs_bytes(run, profile, hidden.moved)})
     profile = profile.model_copy(
         update={"step": step, "nodes": nodes, "calls": calls, "restored": _find_restored(run, nodes, renumbered)}
@@ -128,8 +129,10 @@ def _find_restored(run: FinishedRun, nodes: Sequence[Node], renumbered: dict[int
     )
 
 
-def _find_backwards(run: FinishedRun, profile: Profile, nodes: Sequence[Node]) -> Iterator[ModuleCall]:
-    """The calls, with those that a backward could come through and none did."""
+def _find_backwards(
+    run: FinishedRun, profile: Profile, nodes: Sequence[Node]
+) -> tuple[tuple[Node, ...], tuple[ModuleCall, ...]]:
+    """The nodes and the calls, with those of modules that a backward could come through and none did."""
     ledger = run.recording.nodes
     used = [index in ledger.differentiated for index in range(len(nodes))]
     for op in profile.ops:
@@ -137,9 +140,16 @@ def _find_backwards(run: FinishedRun, profile: Profile, nodes: Sequence[Node]) -
     for index in reversed(range(len(run.nodes))):  # without the row of the loss, which reads the last node of all
         for each in nodes[index].inputs if used[index] and index not in ledger.without_gradient else ():
             used[each] = True
-    for call in profile.calls:
-        is_free = call.leads_to_gradients and not ledger.goes_back and not any(used[call.first_node : call.last_node])
-        yield call.model_copy(update={"lacks_backward": True}) if is_free else call
+
+    def lack(of: Node | ModuleCall, first: int, last: int) -> dict[str, bool]:
+        is_free = of.leads_to_gradients and not ledger.goes_back and not any(used[first:last])
+        return {"lacks_backward": True} if is_free else {}
+
+    layers = {at: lack(each, at, at + 1) for at, each in enumerate(nodes) if each.op == "call_module"}
+    return (
+        tuple(each.model_copy(update=layers[at]) if layers.get(at) else each for at, each in enumerate(nodes)),
+        tuple(each.model_copy(update=lack(each, each.first_node, each.last_node)) for each in profile.calls),
+    )
 
 
 def _sum_node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int | None]]:
@@ -183,6 +193,7 @@ def _build_storages(
                 is_frozen=found.is_frozen,
                 is_read=is_read(index),
                 copy_of=renumbered.get(log.reads.copied_from.get(index, -1)) if copied else None,
+                is_derived=found.is_derived,
                 shape=found.shape,
                 dtype=str(found.dtype)[6:],
                 stream=found.stream,
@@ -217,7 +228,16 @@ def _find_kind(run: FinishedRun, index: int) -> Kind:
         return storage.kind
     if index in run.log.communication and storage.held_kind in (None, Kind.BUFFER, Kind.OUTPUT):
         return Kind.COMMUNICATION
+    if run.recording.collectives.world is not None and _outlives_backward(run.log, storage):
+        return Kind.GRADIENT  # a whole one that FSDP has not sent yet
     return Kind.TEMPORARY if storage.birth else storage.held_kind or Kind.BUFFER
+
+
+def _outlives_backward(log: StepLog, storage: LoggedStorage) -> bool:
+    """Whether a storage was made in a backward and is there after it."""
+    ends = (each.end for each in log.phases if each.phase is Phase.BACKWARD and each.begin <= storage.birth < each.end)
+    end = next(ends, None)
+    return end is not None and (storage.death is None or storage.death > end)
 
 
 def _find_first_readers(run: FinishedRun) -> dict[int, int]:
@@ -337,6 +357,7 @@ def _build_nodes(
                 module=module,
                 module_type=module_type,
                 source=run.recording.tracer.sources[i],
+                called_from=node.meta.get(CALLED_FROM),
                 inputs=tuple(position[n] for n in node.all_input_nodes),
                 outputs=tuple(
                     TensorInfo(shape=shape, dtype=dtype, storage=None if s is None else renumbered.get(s))
@@ -344,6 +365,7 @@ def _build_nodes(
                 ),
                 view_of=view_of,
                 output_bytes=log.sum_bytes(fresh),
+                leads_to_gradients=node.op.startswith("call_") and i not in ledger.without_gradient,
                 **sum_up(i),
             )
         )

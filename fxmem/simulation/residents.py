@@ -21,6 +21,7 @@ from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
+from fxmem.records.names import OF_FRAMES, OF_GRAPH
 from fxmem.records.profile import Kind
 from fxmem.simulation.loaded_modules import program_modules
 from fxmem.simulation.observe.event_log import StepLog
@@ -55,7 +56,16 @@ def name_modules(log: StepLog, modules: Iterable[tuple[torch.nn.Module, str]]) -
                 log.resident(parameter.grad, Kind.GRADIENT, bucket, None)
         for path, buffer in module.named_buffers():
             log.resident(buffer, Kind.BUFFER, f"{root}.{path}", _NOT_YET_NAMED[Kind.BUFFER])
+        note_derived(log, module)
     return names
+
+
+def note_derived(log: StepLog, module: torch.nn.Module) -> None:
+    """Note which buffers of a module no checkpoint has: what it makes of its settings alone."""
+    for buffer in torch_modules.derived_buffers(module):
+        for part in torch_wrappers.parts(buffer):
+            if (index := log.find_storage(part)) is not None:
+                log.storages[index].is_derived = True
 
 
 def _is_part(tensor: torch.Tensor) -> bool:
@@ -183,6 +193,8 @@ class _Search:
         bounds: dict[str, list[tuple[int, int]]],
     ) -> None:
         self._log, self.wanted, self._bounds = log, wanted, bounds
+        self._held = Counter[int]()
+        """By wanted storage, the bytes of the tensors in it that were found."""
         self._saved: dict[int, list[int]] = {}
         """By node of autograd, the wanted storages that it keeps."""
         for index in wanted & saved.keys():
@@ -193,6 +205,7 @@ class _Search:
 
     def run(self, places: Iterable[tuple[str, Any, Kind | None]]) -> None:
         """Look through these places, and what is in them, level by level."""
+        all_wanted = {*self.wanted}
         for name, value, kind in places:
             self._wait(name, value, kind)
         while self._waiting and self.wanted and len(self._looked_at) < _MOST_LOOKED_AT:
@@ -207,7 +220,20 @@ class _Search:
             elif (base := next((each for each in _SEQUENCES if issubclass(cls, each)), None)) is not None:
                 self._open_elements(path, base, value, kind)
             else:
+                if issubclass(cls, BaseException):
+                    self._wait(OF_FRAMES + path, value.__traceback__, kind)
                 self._open(path, value, kind)
+        for _, value, _ in self._waiting:  # further views of what was found
+            if issubclass(type(value), torch.Tensor):
+                self._count(value)
+        for index in all_wanted:
+            self._log.storages[index].held_bytes = self._held[index]
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        for part in torch_wrappers.parts(tensor):
+            index = self._log.find_storage(part)
+            if index is not None:
+                self._held[index] += part.nbytes
 
     def _wait(self, path: str, value: Any, kind: Kind | None) -> None:
         """Look at a value later, unless it was, or holds nothing."""
@@ -220,6 +246,7 @@ class _Search:
     def _take(self, path: str, tensor: torch.Tensor, kind: Kind | None) -> None:
         """Name what a tensor lies in, its gradient, and what its graph keeps."""
         kind = Kind.PARAMETER if isinstance(tensor, torch.nn.Parameter) else kind
+        self._count(tensor)
         for inner, part in torch_wrappers.named_parts(tensor):
             self._name(self._log.find_storage(part), f"{path}.{inner}".rstrip("."), kind)
         if torch_autograd.is_view(tensor):
@@ -230,7 +257,7 @@ class _Search:
             self._wait(f"{path}.grad", tensor.grad, Kind.GRADIENT)
 
     def _follow_graph(self, path: str, node: Any) -> None:
-        nodes, name = [node], path if path.startswith(_GRAPH) else _GRAPH + path
+        nodes, name = [node], path if path.startswith(OF_GRAPH) else OF_GRAPH + path
         while nodes and self._saved:
             node = nodes.pop()
             if node is None or id(node) in self._looked_at:
@@ -299,9 +326,6 @@ class _Search:
             kept, most = attributes.get(name), attributes.get(limit)
             if type(kept) is list and type(most) is int:
                 self._bounds.setdefault(f"{path}.{name}".lstrip("."), []).append((len(kept), most))
-
-
-_GRAPH: Final = "graph of "
 
 
 def _find_attributes(value: Any) -> dict[str, Any]:

@@ -49,8 +49,25 @@ _NOT_AN_OPTIMIZERS = (_HERE, _TORCH + "_tensor.py", _TORCH + "utils" + os.sep)
 
 def calling_line() -> SourceLine | None:
     """The user's line that the caller runs for; None where there is none."""
+    return _find_line(user_frame(sys._getframe(2)))
+
+
+def calling_lines() -> tuple[SourceLine | None, SourceLine | None]:
+    """The same, and where that is an installed package's, the program's own line that leads to it."""
     frame = user_frame(sys._getframe(2))
+    own = _own_frame(frame)
+    return _find_line(frame), None if own is frame else _find_line(own)
+
+
+def _find_line(frame: types.FrameType | None) -> SourceLine | None:
     return None if frame is None else user_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def _own_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    """The innermost of a frame of the user's and its callers in no installed package; None where all are."""
+    while frame is not None and _is_installed(frame.f_code.co_filename):
+        frame = user_frame(frame.f_back)
+    return frame
 
 
 def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
@@ -71,10 +88,7 @@ def program_place(frame: types.FrameType | None) -> str:
     torch's or ours.
     """
     found = user_frame(frame)
-    own = found
-    while own is not None and _is_installed(own.f_code.co_filename):
-        own = user_frame(own.f_back)
-    shown = own or found
+    shown = _own_frame(found) or found
     if shown is None or shown.f_code.co_filename.startswith("<frozen"):
         return ""
     return f"{package_path(shown.f_code.co_filename)}:{shown.f_lineno}"

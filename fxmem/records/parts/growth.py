@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from fxmem.records.names import OF_FRAMES, OF_GRAPH
 from fxmem.records.parts.base import Bytes, Many, Record
 
 
@@ -13,8 +14,8 @@ class Growth(Record):
     """What one owner keeps more of after each step than after the one before."""
 
     holder: str
-    """What the program calls the owner (`preds`, `graph of losses`); where only torch keeps it, the call that made it.
-    Untrusted text."""
+    """What the program calls the owner (`preds`, `graph of losses`, `frames of errors`); where only torch keeps it, the
+    call that made it. Untrusted text."""
     nbytes: Bytes
     """A step; the mean where steps differ."""
     tensors: int
@@ -22,6 +23,8 @@ class Growth(Record):
     shape: Many[int] = ()
     """Of the largest."""
     dtype: str = ""
+    times: int = Field(default=1, exclude_if=lambda value: value == 1)
+    """How many times the bytes of the tensors that the program has of the largest it keeps, as they are views of it."""
     made_at: str = ""
     """`file:line` that made the largest; empty where that is not known."""
     kept_at: str = ""
@@ -34,7 +37,12 @@ class Growth(Record):
     @property
     def is_graph(self) -> bool:
         """Whether it is kept for a backward."""
-        return self.holder.startswith("graph of ")
+        return self.holder.startswith(OF_GRAPH)
+
+    @property
+    def is_frames(self) -> bool:
+        """Whether an exception keeps it, with the functions that it came through."""
+        return self.holder.startswith(OF_FRAMES)
 
 
 class Schedule(Record):

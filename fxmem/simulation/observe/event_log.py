@@ -53,10 +53,14 @@ class LoggedStorage:
     """What the program calls it where it outlives a round; empty where it has a name, or nothing was found."""
     held_kind: Kind | None = None
     """Its kind by that holder."""
+    held_bytes: int = 0
+    """Those of the tensors in it that were found where that holder was."""
     made_at: str = ""
     """The line of the program that made it, where that is known."""
     is_frozen: bool = False
     """Whether it is a parameter of which no gradient is wanted."""
+    is_derived: bool = False
+    """Whether it is a buffer that no checkpoint has."""
 
     def forget(self) -> None:
         """Take it out of the step: it was never there."""

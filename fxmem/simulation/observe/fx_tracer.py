@@ -28,11 +28,11 @@ from torch.overrides import TorchFunctionMode
 
 from fxmem._torch import checkpoint as torch_checkpoint
 from fxmem._torch import common as torch_common
-from fxmem.records.profile import ModuleCall, RecomputedRegion
+from fxmem.records.profile import ModuleCall, RecomputedRegion, SourceLine
 from fxmem.simulation.observe.argument_holders import assigns_to_a_tensor, call_unheld
 from fxmem.simulation.observe.fx_writer import GraphWriter, as_node, has_tensor, named_apply
 from fxmem.simulation.observe.observer import Observer
-from fxmem.simulation.source_lines import calling_line
+from fxmem.simulation.source_lines import calling_line, calling_lines
 
 _METADATA_METHODS = frozenset(
     """size stride dim ndimension numel nelement storage_offset is_contiguous element_size data_ptr untyped_storage
@@ -44,6 +44,11 @@ _METADATA_ATTRIBUTES = frozenset(
 _WATCHED = ("tracing", "recomputing", "repeating")
 """States in which the program's calls are looked at: the first run, a checkpointed region that runs again, the second
 run."""
+
+
+CALLED_FROM = "called_from"
+"""The key of a node's `meta` with the program's own line, where a package's code makes the call and no module's call
+has that line."""
 
 
 class _TorchCall(NamedTuple):
@@ -79,6 +84,8 @@ class ProgramTracer(torch.fx.Tracer):
         self.writes_anew = writes_anew
         self._start_graph()
         self._thread = threading.get_ident()
+        self._lines: list[SourceLine | None] = []
+        """The lines of the module calls that are under way."""
         self._names = {module: name for name, module in root.named_modules()}
         self._named_apply = functools.cache(named_apply)
         self._torch_calls: dict[Any, _TorchCall] = {}
@@ -168,12 +175,14 @@ class ProgramTracer(torch.fx.Tracer):
         tracing, first = self._state == "tracing", len(self.nodes)
         source = calling_line() if tracing else None
         self.writer.stack.append((name, type(module)))
+        self._lines.append(source)
         result: Any = None
         try:
             result = run()
             return result
         finally:
             self.writer.stack.pop()
+            self._lines.pop()
             if tracing and len(self.nodes) > first:
                 found = ModuleCall(
                     module=name,
@@ -181,6 +190,7 @@ class ProgramTracer(torch.fx.Tracer):
                     last_node=len(self.nodes),
                     source=source,
                     leads_to_gradients=_leads_to_gradients(result),
+                    skips_checkpoint=getattr(module, "gradient_checkpointing", None) is True and not module.training,
                 )
                 self.calls.append(found)
             del result
@@ -269,7 +279,10 @@ class ProgramTracer(torch.fx.Tracer):
             if self._observer.op_count() == first_op and not has_tensor(result):
                 return result
             # Written only now, so that asking a tensor for its shape leaves no trace of the tensor.
-            index = self.writer.call(op, target, lifted or self.writer.lift(args, kwargs), result, calling_line())
+            source, own = calling_lines()
+            index = self.writer.call(op, target, lifted or self.writer.lift(args, kwargs), result, source)
+            if own is not None and own not in self._lines:
+                self.nodes[index].meta[CALLED_FROM] = own
         finally:
             self._inside -= 1
         self._observer.on_result(index, first_op, result)

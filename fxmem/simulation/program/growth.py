@@ -174,6 +174,7 @@ class GrowthLog:
             tensors=round(sum(tensors for _, tensors in last) / len(last)),
             shape=storage.shape,
             dtype=str(storage.dtype).removeprefix("torch."),
+            times=max(storage.nbytes // storage.held_bytes, 1) if storage.held_bytes else 1,
             made_at=self._made_at.get(held.largest, ""),
             kept_at=find_keeping_line(owner, self._files),
             since=rounds - len(last) + 1 if len(last) < rounds - 1 else 1,  # nothing is known of before the first
