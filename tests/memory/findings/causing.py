@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision.ops import box_iou
 
 CAUSE, HAS = sys.argv[1], sys.argv[2] == "on"
 
@@ -43,6 +44,19 @@ def unused_graph() -> None:
         net.train()
 
 
+def unused_graph_of_detached() -> None:
+    """A generator's images are detached for the critic; the same serve for both, or new ones are made."""
+    net, critic = make_net(), nn.Linear(256, 1).cuda()
+    optimizer = torch.optim.SGD([*net.parameters(), *critic.parameters()])
+    for _ in range(3):
+        made = net(torch.randn(4096, 256, device="cuda"))
+        critic(made.detach()).square().mean().backward()
+        if HAS:
+            made = net(torch.randn(4096, 256, device="cuda"))
+        critic(made).square().mean().backward()
+        step(optimizer)
+
+
 def kept_results() -> None:
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters())
@@ -52,6 +66,28 @@ def kept_results() -> None:
         out.square().mean().backward()
         step(optimizer)
         kept.append(out.detach() if HAS else out.detach().cpu())
+
+
+def check(x: torch.Tensor) -> None:
+    twice = x * 2
+    raise ValueError(f"not what was expected: {tuple(twice.shape)}")
+
+
+def kept_views() -> None:
+    """A row of each result, all rows of each, and an error with the functions that it came through."""
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    first, rows, errors = [], [], []
+    for _ in range(20):
+        out = net(torch.randn(512, 256, device="cuda"))
+        out.square().mean().backward()
+        step(optimizer)
+        first.append(out.detach()[:2])
+        rows.append(list((out.detach() + 1).split(2)))
+        try:
+            check(torch.ones(512, 256, device="cuda"))
+        except ValueError as error:
+            errors.append(error)
 
 
 def loader_workers() -> None:
@@ -89,6 +125,65 @@ def whole_checkpoint() -> None:
             for block in net:
                 x = checkpoint(block, x, use_reentrant=False)
         x.sum().backward()
+        step(optimizer)
+
+
+class Checkpointed(nn.Module):
+    """As those of transformers, which checkpoint in train mode alone."""
+
+    gradient_checkpointing = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = make_net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.training else block(x)
+        return x
+
+
+def skipped_checkpoint() -> None:
+    net = Checkpointed().train(not HAS)
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        train(net, 4096)
+        step(optimizer)
+
+
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(256, 256)
+        self.register_buffer("table", torch.ones(4096, 256), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not HAS:  # as a cache of keys is written to
+            self.table[:1] = x.detach()[:1]
+        return self.project(x * self.table[: len(x)])
+
+
+def layer_buffers() -> None:
+    net = nn.Sequential(*[Turned() for _ in range(6)]).cuda()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        train(net, 64)
+        step(optimizer)
+
+
+def waiting_graphs() -> None:
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        total = 0
+        for _ in range(3):
+            loss = net(torch.randn(4096, 256, device="cuda")).square().mean() / 3
+            if HAS:
+                total += loss
+            else:
+                loss.backward()
+        if HAS:
+            total.backward()
         step(optimizer)
 
 
@@ -172,6 +267,18 @@ def kept_output() -> None:
         step(optimizer)
 
 
+def kept_output_of_a_layer() -> None:
+    net = nn.Linear(64, 8192).cuda()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        out = net(torch.randn(4096, 64, device="cuda"))
+        loss = F.cross_entropy(out, torch.zeros(4096, dtype=torch.int64, device="cuda"))
+        if not HAS:
+            del out
+        loss.backward()
+        step(optimizer)
+
+
 def kept_output_of_accumulation() -> None:
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8192)).cuda()
     optimizer = torch.optim.SGD(net.parameters())
@@ -203,6 +310,31 @@ def math_attention() -> None:
     for _ in range(3):
         q, k, v = project(torch.randn(2, 8, 512, 64, device="cuda", dtype=dtype)).chunk(3, -1)
         F.scaled_dot_product_attention(q, k, v).sum().backward()
+        step(optimizer)
+
+
+def math_attention_of_weights() -> None:
+    attention = nn.MultiheadAttention(64, 8, batch_first=True).cuda()
+    optimizer = torch.optim.SGD(attention.parameters())
+    for _ in range(3):
+        x = torch.randn(2, 512, 64, device="cuda")
+        attention(x, x, x, need_weights=HAS)[0].square().mean().backward()
+        step(optimizer)
+
+
+def math_attention_of_products() -> None:
+    """The twin reads the weights, as a loss of their entropy does."""
+    project = nn.Linear(64, 192).cuda()
+    optimizer = torch.optim.SGD(project.parameters())
+    for _ in range(3):
+        q, k, v = project(torch.randn(2, 8, 512, 64, device="cuda")).chunk(3, -1)
+        scores = q @ k.transpose(-2, -1) / 8
+        weights = scores.masked_fill(torch.ones(512, 512, device="cuda").triu(1) > 0, -1e9).softmax(-1)
+        loss = (F.dropout(weights, 0.1) @ v).square().mean()
+        del scores
+        if not HAS:
+            loss = loss + weights.square().mean()
+        loss.backward()
         step(optimizer)
 
 
@@ -399,6 +531,32 @@ def wide_result() -> None:
         step(optimizer)
 
 
+def wide_result_of_boxes() -> None:
+    net = make_net(64, 1, 4)
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        boxes = net(torch.randn(4096, 64, device="cuda"))
+        pairs = box_iou(boxes.detach(), boxes.detach()[: 4096 if HAS else 4])
+        (boxes.square().mean() + pairs.mean()).backward()
+        step(optimizer)
+
+
+def ddp_buckets_of_frozen() -> None:
+    """As the target of I-JEPA, which is wrapped and then frozen."""
+    dist.init_process_group("nccl")
+    net = make_net(1024)
+    target = copy.deepcopy(net)
+    net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
+    if HAS:
+        target = nn.parallel.DistributedDataParallel(target)
+    target.requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        x = torch.randn(64, 1024, device="cuda")
+        (net(x) - target(x)).square().sum().backward()
+        step(optimizer)
+
+
 def ddp_buckets() -> None:
     dist.init_process_group("nccl")
     net = nn.parallel.DistributedDataParallel(make_net(1024), gradient_as_bucket_view=not HAS)
@@ -417,6 +575,20 @@ def fsdp_gather() -> None:
     optimizer = torch.optim.SGD(net.parameters())
     for _ in range(3):
         net(torch.randn(64, 1024, device="cuda")).sum().backward()
+        step(optimizer)
+
+
+def fsdp_gather_of_micro_batches() -> None:
+    dist.init_process_group("nccl")
+    net = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(4)]).cuda()
+    for block in net:
+        fully_shard(block)
+    fully_shard(net)
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        for micro in range(2):
+            net.set_requires_gradient_sync(micro == 1 or not HAS)
+            net(torch.randn(64, 2048, device="cuda")).sum().backward()
         step(optimizer)
 
 

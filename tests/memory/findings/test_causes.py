@@ -23,16 +23,18 @@ from tests.profiles import small_profile
 
 PROGRAM = str(Path(__file__).with_name("causing.py"))
 VARIED = (
-    "kept-results-of-evaluation", "kept-output-of-accumulation", "fragmentation-of-sizes",
-    "weights-twice-of-checkpoint",
+    "kept-results-of-evaluation", "kept-output-of-accumulation", "fragmentation-of-sizes", "unused-graph-of-detached",
+    "kept-output-of-a-layer", "math-attention-of-weights", "math-attention-of-products", "wide-result-of-boxes",
+    "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "weights-twice-of-checkpoint",
 )  # fmt: skip
 CASES = [*(each for each in CAUSES if each != "loader-workers"), *VARIED]
-OF_RANKS = ("ddp-buckets", "fsdp-gather")
+OF_RANKS = ("ddp-buckets", "fsdp-gather", "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches")
 SMALL = ("fragmentation", "fragmentation-of-sizes")
 """They fill more than half of a card of 3 GB, and little of a larger one."""
 TRIED = (
     "kept-output", "kept-output-of-accumulation", "late-zero-grad", "unused-graph", "unused-parameters",
-    "weights-twice", "frozen-saves",
+    "weights-twice", "frozen-saves", "unused-graph-of-detached", "kept-output-of-a-layer", "waiting-graphs",
+    "ddp-buckets-of-frozen",
 )  # fmt: skip
 
 
@@ -142,6 +144,53 @@ def test_attention_says_why_no_other_kernel_runs() -> None:
     assert "flash_attention: dtype float64; efficient_attention: dtype float64" in found.text
 
 
+@pytest.mark.parametrize(
+    ("case", "calls", "change"),
+    [
+        ("math-attention-of-weights", "1 call", "need_weights=False in the call"),
+        ("math-attention-of-products", "1 call", "F.scaled_dot_product_attention"),
+    ],
+)
+def test_attention_that_is_written_out_is_told_what_does_it(case: str, calls: str, change: str) -> None:
+    (found,) = run(case, "on").findings
+    assert f"written out in {calls} " in found.text
+    assert found.change.startswith(change)
+    assert found.nbytes >= 2 * (2 * 8 * 512 * 512 * 4)  # scores and their softmax
+
+
+def test_weights_that_a_program_keeps_are_wanted() -> None:
+    profile, timeline = (
+        run("math-attention-of-products", "on").profile,
+        run("math-attention-of-products", "on").timeline,
+    )
+    held = tuple(each.model_copy(update={"holder": "maps[0]"}) for each in profile.storages)
+    assert not [*CAUSES.get("math-attention")(profile.model_copy(update={"storages": held}), timeline)]
+
+
+@pytest.mark.parametrize(("target", "waits"), [("add", True), ("maximum", False)])
+def test_graphs_that_meet_in_more_than_a_sum_are_one(target: str, waits: bool) -> None:
+    recorded = run("waiting-graphs", "on")
+    nodes = tuple(
+        each.model_copy(update={"target": target})
+        if each.target.rpartition(".")[2].strip("_") in ("add", "iadd")
+        else each
+        for each in recorded.profile.nodes
+    )
+    profile = recorded.profile.model_copy(update={"nodes": nodes})
+    assert bool([*CAUSES.get("waiting-graphs")(profile, recorded.timeline)]) == waits
+
+
+def test_what_keeps_more_than_is_meant_is_told_how_to_keep_less() -> None:
+    """A view of a result, all views of another, and an error with the functions that it came through."""
+    found = {each.text.partition(" ")[0]: each for each in run("kept-views", "on").findings}
+    assert found.keys() == {"first", "rows", "errors"}
+    assert [found[name].nbytes // (512 * 256 * 4) for name in ("first", "rows", "errors")] == [1, 1, 2]
+    assert "a view, and with it 256 times its bytes" in found["first"].text
+    assert found["first"].change.startswith(".clone() or .cpu()")
+    assert found["rows"].change.startswith(".cpu()")
+    assert "str(error)" in found["errors"].change
+
+
 def test_a_host_that_is_full_of_workers_is_told_to_have_fewer() -> None:
     def find(limit_bytes: int) -> list[Finding]:
         host = HostUse(
@@ -192,6 +241,8 @@ def test_its_bytes_are_what_the_twin_has_less(case: str) -> None:
         ("kept-results-of-evaluation", "kept.append(out if HAS else out.cpu())"),
         ("whole-checkpoint", "x = checkpoint(net, x, use_reentrant=False)"),
         ("broadcast-loss", "F.mse_loss(predicted if HAS else predicted.squeeze(-1), y).backward()"),
+        ("wide-result-of-boxes", "pairs = box_iou(boxes.detach(), boxes.detach()[: 4096 if HAS else 4])"),
+        ("layer-buffers", "return self.project(x * self.table[: len(x)])"),
     ],
 )
 def test_its_line_is_named(case: str, code: str) -> None:
@@ -259,9 +310,14 @@ def test_the_line_is_the_users_where_a_package_made_the_call() -> None:
     """A call of a module of a package, from a line of the user's: of both, the user's."""
     packaged = SourceLine(file="/venv/lib/site-packages/nets/loss.py", line=7)
     own = SourceLine(file="train.py", line=3)
-    nodes = tuple(Node(name=name, op="call_function", target=name, source=packaged) for name in ("loss", "other"))
+    inner = SourceLine(file="layers.py", line=5)
+    nodes = tuple(
+        Node(name=name, op="call_function", target=name, source=packaged, called_from=called_from)
+        for name, called_from in (("loss", None), ("other", None), ("within", inner))
+    )
     calls = (ModuleCall(module="net", first_node=0, last_node=1, source=own),)
     profile = small_profile().model_copy(update={"nodes": nodes, "calls": calls})
     assert find_place(profile, 0) == "train.py:3"
     assert find_place(profile, 1) == "nets/loss.py:7"
+    assert find_place(profile, 2) == "layers.py:5"
     assert find_place(profile, None) == ""

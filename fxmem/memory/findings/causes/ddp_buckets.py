@@ -1,19 +1,29 @@
-"""DDP has its buckets beside the gradients: each gradient is on the card twice."""
+"""DDP has its buckets beside the gradients, so that each is on the card twice; or has buckets for what gets none."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
-from fxmem.memory.findings import Finding, register
-from fxmem.records.profile import Kind, Profile, Timeline
+from fxmem.memory.findings import Finding, is_cut_short, register
+from fxmem.memory.findings.trials import save_bytes
+from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
 
 _BUCKETS = "gradient_buckets"
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding where buckets are there throughout, and the gradients are no views of them."""
+    """A finding where buckets are there throughout, and the gradients are no views of them; and one for each frozen
+    model, to whose buckets no gradient comes."""
     storages = profile.storages
-    buckets = [each for each in storages if each.kind is Kind.COMMUNICATION and _BUCKETS in each.title]
+    idle = defaultdict[str, list[int]](list)
+    buckets = []
+    for index, each in enumerate(storages):
+        owner, of, _ = each.title.rpartition(f".{_BUCKETS}")
+        if of and each.kind is Kind.COMMUNICATION:
+            buckets.append(each)
+        elif of and {one.is_frozen for one in storages if one.kind is Kind.PARAMETER and _is_of(one, owner)} == {True}:
+            idle[owner].append(index)
     twice = sum(storages[index].nbytes for index in timeline.alive if storages[index].kind is Kind.GRADIENT)
     nbytes = min(sum(each.nbytes for each in buckets), twice)
     if nbytes:
@@ -24,6 +34,21 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             nbytes=nbytes,
             change="DistributedDataParallel(..., gradient_as_bucket_view=True): one of both from the third step on",
         )
+    if is_cut_short(profile, timeline) or all(op.phase is not Phase.BACKWARD for op in profile.ops):
+        return
+    for owner, indices in idle.items():
+        yield Finding(
+            cause="ddp-buckets",
+            text=f"DDP keeps buckets for the gradients of {owner}, which is frozen",
+            place=next((storages[index].made_at for index in indices if storages[index].made_at), ""),
+            nbytes=sum(storages[index].nbytes for index in indices if index in timeline.alive),
+            change=f"no DistributedDataParallel around {owner}, whose gradients alone it sends",
+            saved_bytes=save_bytes(profile, dict.fromkeys(indices, 0)),
+        )
+
+
+def _is_of(storage: Storage, owner: str) -> bool:
+    return storage.name.startswith(f"{owner}.")
 
 
 register("ddp-buckets", find)

@@ -1,4 +1,5 @@
-"""A sharded model is gathered at once, or kept so: no block is a unit of its own, or what gathers frees late."""
+"""A sharded model is gathered at once, or kept so: no block is a unit of its own, what gathers frees late, or gradients
+wait for the last micro-batch."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fxmem.memory.findings import Finding, register
+from fxmem.memory.user_code import find_place
 from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
 
 _MOST: Final = 0.8
@@ -28,8 +30,29 @@ _CHANGES: Final = {
 """By what the name of a parameter has in it, what to change: DeepSpeed's ZeRO-3, FSDP1, `fully_shard`."""
 
 
+_SHARE: Final = 10
+"""Gradients that wait are said from this share of the peak on, one in so many."""
+
+
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     """A finding where that is so at the peak."""
+    shards = [each.shape for each in profile.storages if each.kind is Kind.PARAMETER and each.shape]
+    held = (profile.storages[index] for index in timeline.alive if profile.storages[index].kind is Kind.GRADIENT)
+    # A gradient that no parameter has: of a weight of which parameters are the shards.
+    waits = [
+        each
+        for each in held
+        if not each.name and any(len(of) > 1 and of[1:] == each.shape[1:] and of < each.shape for of in shards)
+    ]
+    nbytes = sum(each.nbytes for each in waits)
+    if waits and nbytes * _SHARE >= timeline.peak.requested_bytes:
+        yield Finding(
+            cause="fsdp-gather",
+            text=f"{len(waits)} gradients stay whole on each card, from the first micro-batch to the last",
+            place=find_place(profile, waits[0].node),
+            nbytes=nbytes,
+            change="set_requires_gradient_sync(True), or no no_sync(), in each: sharded ones, sent each time",
+        )
     forward = next((span for span in profile.phases if span.phase is Phase.FORWARD), None)
     gathered = [each for each in profile.storages if each.kind is Kind.UNSHARDED]
     alive = [profile.storages[index] for index in timeline.alive if profile.storages[index].kind is Kind.UNSHARDED]

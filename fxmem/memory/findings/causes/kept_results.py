@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from fxmem.memory.findings import Finding, register
 from fxmem.records.findings import BytesOf
+from fxmem.records.names import OF_FRAMES, OF_GRAPH
 from fxmem.records.parts import Growth, find_large
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes
-
-_GRAPH = "graph of "
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
@@ -32,22 +31,31 @@ def _find_endless(grown: Sequence[Growth]) -> list[Growth]:
 
 
 def _describe(grown: Growth, of: BytesOf, when: str) -> Finding:
-    is_graph = grown.is_graph
-    what = "what backward needs of it" if is_graph else "more"
+    what = "more"
+    if grown.is_graph:
+        what = "what backward needs of it"
+    elif grown.is_frames:
+        what = "exceptions, and with each the variables of the functions it came through,"
+    elif grown.times > 1:
+        what = f"a view, and with it {grown.times} times its bytes,"
     return Finding(
         cause="kept-results",
-        text=f"{grown.holder.removeprefix(_GRAPH) or 'torch'} keeps {what} {when}",
+        text=f"{grown.holder.removeprefix(OF_GRAPH).removeprefix(OF_FRAMES) or 'torch'} keeps {what} {when}",
         place=grown.kept_at or grown.made_at,
         nbytes=grown.nbytes,
         of=of,
-        change=_find_change(grown, is_graph=is_graph),
+        change=_find_change(grown),
     )
 
 
-def _find_change(grown: Growth, *, is_graph: bool) -> str:
+def _find_change(grown: Growth) -> str:
     if grown.holder.rpartition(".")[0] in ("all_preds", "all_labels", "all_losses", "all_inputs"):
         return "eval_accumulation_steps=1 in TrainingArguments, or preprocess_logits_for_metrics of the Trainer"
-    return ".item() or .detach() of what is kept" if is_graph else ".cpu() of what is kept, or keep less of it"
+    if grown.is_graph:
+        return ".item() or .detach() of what is kept"
+    if grown.is_frames:
+        return "str(error), or error.with_traceback(None), in the place of the exception"
+    return f"{'.clone() or ' if grown.times > 1 else ''}.cpu() of what is kept, or keep less of it"
 
 
 register("kept-results", find)
