@@ -11,7 +11,7 @@ import copyreg
 import functools
 import importlib
 import os
-import weakref
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
@@ -246,20 +246,22 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         tensor.fake_device = value.fake_device  # an attribute of its own (since 2.0)
 
 
-def swap_moved(original: Callable[[Any, Any], None], t1: torch.Tensor, t2: torch.Tensor) -> None:
-    """`torch.utils.swap_tensors` that moves tensors to a pretended card or to meta; `original` swaps two fakes."""
-    # `original` refuses tensors that others refer to, and takes one that is used twice for one with a gradient
-    # (`_use_count`, since 2.3): a module under `weight_norm` has computed its weight from them.
-    uses, both = torch.Tensor._use_count, (t1, t2)  # type: ignore[attr-defined]
-    if all(type(t) is FakeTensor and not weakref.getweakrefs(t) and uses(t) == 1 for t in both):
-        own = _find_attributes(t1)
-        original(t1, t2)
-        vars(t1).update(own)
-    elif type(t1) is not type(t2) or isinstance(t1, FakeTensor) or is_wrapper(t1) or t1.device != t2.device:
-        become(t1, t2)  # from the host to meta, too
-    else:
+def swap_moved(_: Callable[[Any, Any], None], t1: torch.Tensor, t2: torch.Tensor) -> None:
+    """`torch.utils.swap_tensors` that also moves tensors to a pretended card or to meta.
+
+    The original refuses tensors that others refer to: a graph, a weak reference, autocast's copies, a weight that
+    `weight_norm` computes. Modules move by `.data =` and take them; nobody asks what becomes of their `t2`.
+    """
+    is_module = str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.nn.")  # past `wrap`'s own
+    is_here = type(t1) is type(t2) and not is_wrapper(t1) and (isinstance(t1, FakeTensor) or t1.device == t2.device)
+    if is_module and is_here:
         with torch.no_grad():
-            t1.data = t2.detach()
+            set_data(t1, t2.detach())
+        return
+    before = t1.detach()
+    become(t1, t2)  # from the host to meta, too
+    if not is_module:
+        become(t2, before)
 
 
 def observe_mappings(note: Callable[[str, torch.UntypedStorage], None]) -> AbstractContextManager[None]:

@@ -185,7 +185,7 @@ def _build_storages(
                 kind=_find_kind(run, index),
                 birth=moved[birth] if birth else 0,
                 death=moved[log.tick if death is None else death],
-                op=None if found.op == len(log.ops) else found.op,  # found when the last one was over: no operator's
+                op=_find_op(log, found),
                 node=None if node is None else run.row(node),
                 name=found.name,
                 holder="" if found.name else found.holder,
@@ -218,6 +218,12 @@ def _find_read(run: FinishedRun) -> Callable[[int], bool]:
         return index in read and storage.birth < end and storage.kind not in (Kind.PARAMETER, Kind.OPTIMIZER_STATE)
 
     return is_read
+
+
+def _find_op(log: StepLog, found: LoggedStorage) -> int | None:
+    """The operator that ran when a storage was found; None between two of them, as of what the host hands over."""
+    runs = found.op is not None and found.op < len(log.ops) and log.ops[found.op].begin <= found.birth
+    return found.op if runs else None
 
 
 def _find_kind(run: FinishedRun, index: int) -> Kind:

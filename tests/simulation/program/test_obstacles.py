@@ -556,6 +556,29 @@ def test_a_large_layer_under_weight_norm_moves() -> None:
     assert held == 4 * (65_536 * (256 + 1) + 4 * 256)
 
 
+def test_a_layer_moves_while_a_graph_or_autocast_refers_to_it() -> None:
+    """`.data =`, as a card does: nothing is allocated, and the graph's gradients reach the layer."""
+    with fxmem.record("t4"):
+        layer, x = nn.Linear(250, 1000, bias=False).cuda(), torch.ones(2, 250, device="cuda")
+        with torch.autocast("cuda"):
+            loss = layer(x).sum()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            layer.to("cuda:0")
+            most = torch.cuda.max_memory_allocated()
+            loss.backward()
+        has_gradient, output = layer.weight.grad is not None, layer(x)
+        layer.cpu().cuda().half()
+        there = layer.weight.dtype, layer.weight.device.type, output.grad_fn is not None
+        other = nn.Linear(250, 500, bias=False, device="cuda")
+        torch.utils.swap_tensors(layer.weight, other.weight)
+        shapes = [tuple(each.weight.shape) for each in (layer, other)]
+    assert before == most
+    assert has_gradient
+    assert there == (torch.float16, "cuda", True)
+    assert shapes == [(500, 250), (1000, 250)]
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

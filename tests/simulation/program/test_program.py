@@ -803,6 +803,26 @@ def test_a_model_made_before_the_recording_trains_on_the_cpu() -> None:
     assert recorded.profile.step.optimizer == "AdamW"
 
 
+def test_what_a_file_gives_within_a_step_is_no_operators_on_the_cpu() -> None:
+    layer, file = nn.Linear(8, 64), io.BytesIO()
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    with fxmem.record("cpu") as recorded:
+        for step in range(2):
+            if step:
+                torch.save(torch.get_rng_state(), file)
+                file.seek(0)
+                loaded = torch.load(file)
+            layer(torch.ones(512, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    profile, states = recorded.profile, [each for each in recorded.profile.storages if each.dtype == "uint8"]
+    made = [(each, profile.ops[each.op]) for each in profile.storages if each.op is not None]
+    assert all(op.begin <= each.birth < op.end for each, op in made)
+    assert [each.op is None for each in states] == [False, True, True]  # the generator's, in the file, and read from it
+    assert {each.nbytes for each in states} == {loaded.nbytes}
+    assert not recorded.findings
+
+
 def test_a_round_on_the_cpu_counts_what_a_kernel_has_for_itself() -> None:
     """`_log_softmax` copies an input that is not contiguous."""
     layer = torch.nn.Linear(8, 64)
