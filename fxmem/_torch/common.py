@@ -112,7 +112,7 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     and strides span: a storage that the operator padded, such as the gradient of an attention bias, is smaller then.
     So padded results are not kept (`FakeTensorMode._validate_output_for_cache_entry`), and what other modes have kept
     is not used (`_cache_key`); both are the same in 2.11 to 2.15. Nor are calls kept that take a storage, as `set_`
-    does: it would live as long as the process.
+    does: it would live as long as the process; nor the one that moves its arguments and has no tag that says so.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,8 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
     def _cache_key(self, *call: Any) -> Any:
-        if any(isinstance(each, torch.UntypedStorage) for each in call[2]):
+        moves = call[1] is torch.ops.aten._cudnn_rnn_flatten_weight.default
+        if moves or any(isinstance(each, torch.UntypedStorage) for each in call[2]):
             raise _BypassDispatchCache("storage")
         key = super()._cache_key(*call)
         return type(key)((*key.key, FakeMode))

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from fxmem._torch.common import FakeTensor, FakeTensorMode, OpOverload, storage_key, wrap
+from fxmem._torch.common import FakeTensor, FakeTensorMode, OpOverload, nested, storage_key, wrap
 
 DEVICE_OF: Final[Any] = torch.ops.prim.device.default
 """What C++ calls to ask a FakeTensor for its device."""
@@ -119,15 +119,22 @@ def forget(ops: Iterable[Any]) -> None:
 
 
 def fakes_have_addresses() -> AbstractContextManager[None]:
-    """Let each fake storage have an address of its own. By these libraries find tied weights.
+    """Let each fake storage have an address of its own. By these libraries find tied weights, and `nn.LSTM` whether it
+    may lay its weights into one block.
 
-    It is 0 for all of them, as they are on meta (`UntypedStorage._cdata` tells them apart, since 1.0).
+    It is 0 for all of them, as they are on meta (`UntypedStorage._cdata` tells them apart, since 1.0). Addresses are
+    multiples of 512 bytes, as a card's are.
     """
 
-    def data_ptr(original: Callable[[Any], int], storage: Any) -> int:
-        return int(storage._cdata) if storage.device.type == "meta" else original(storage)
+    def storage_pointer(original: Callable[[Any], int], storage: Any) -> int:
+        return int(storage._cdata) << 9 if storage.device.type == "meta" else original(storage)
 
-    return wrap(torch.UntypedStorage, "data_ptr", data_ptr)
+    def pointer(original: Callable[[Any], int], tensor: Any) -> int:
+        if not isinstance(tensor, FakeTensor):
+            return original(tensor)
+        return int(tensor.untyped_storage().data_ptr()) + tensor.storage_offset() * tensor.element_size()
+
+    return nested(wrap(torch.UntypedStorage, "data_ptr", storage_pointer), wrap(torch.Tensor, "data_ptr", pointer))
 
 
 def observe_twins(mode: FakeTensorMode, see: Callable[[torch.Tensor, torch.Tensor], None]) -> None:

@@ -181,11 +181,15 @@ def _row(numbers: Any, device: torch.device) -> Any:
 
 
 def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
-    """As `Tensor.__deepcopy__` does, a copy of a leaf, with its gradient and attributes; it would copy its memory."""
+    """As `Tensor.__deepcopy__` does, a copy of a leaf, with its gradient and attributes; it would copy its memory. Of a
+    parameter, as `Parameter.__deepcopy__` does: a clone, without those."""
     if not torch_wrappers.is_fake(tensor):
         with torch_common.no_modes(), torch_common.pause_observers():
             return copy.deepcopy(tensor, memo)
     if id(tensor) in memo:
+        return memo[id(tensor)]
+    if isinstance(tensor, torch_common.FakeTensor) and isinstance(tensor, torch.nn.Parameter):
+        memo[id(tensor)] = torch.nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
         return memo[id(tensor)]
     if isinstance(tensor, torch_common.FakeTensor):
         made: Any = _copy_memory(tensor.detach(), memo)

@@ -22,7 +22,6 @@ from fxmem.records.profile import Phase, ProgramRun, Step, Target
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.asked.routing import BALANCED, Rule
 from fxmem.simulation.asked.values import MadeUpValues
-from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.observer import PendingCall
 from fxmem.simulation.program.block_trace import BlockTrace
@@ -217,7 +216,6 @@ class RecordedCode(Subject):
         yield from trace_patches(self.notes)
         yield from self._thread.patches()
         yield torch_programs.observe_moves(self._move)
-        yield torch_common.wrap(torch.nn.RNNBase, "_apply", self._apply_recurrent)
         yield torch_common.wrap(torch.nn.Module, "__setstate__", self._copy)
         if self.memory is None:
             yield torch_programs.observe_mappings(self._border.log.note_mapping)
@@ -237,14 +235,6 @@ class RecordedCode(Subject):
         if not self._is_moving and has_target_tensors(module, self.recording.device.type):
             self.roots.note_move(module)
         return moved
-
-    def _apply_recurrent(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """`RNNBase._apply`: the weights are one block as soon as they are on the target, before other modules move."""
-        applied = original(module, *args, **kwargs)
-        if has_target_tensors(module, self.recording.device.type):
-            with self.recording.tracer.write_nothing():
-                flatten_rnn_weights(module)
-        return applied
 
     def _copy(self, original: Callable[..., None], module: torch.nn.Module, state: Any) -> None:
         """`copy.deepcopy`: a copy that is averaged or kept is a root, too."""

@@ -512,6 +512,41 @@ def test_a_deep_copy_shares_memory_where_the_original_does() -> None:
         assert copy.deepcopy(one).item() == 3
 
 
+def test_a_deep_copy_clones_each_parameter_without_its_gradient() -> None:
+    """`Parameter.__deepcopy__`: what shared a block, as FSDP's or cuDNN's flat weights do, has one each."""
+    with fxmem.record("h100"):
+        flat = torch.zeros(1024, 256, device="cuda")
+        layer = nn.Linear(256, 512, bias=False, device="cuda")
+        layer.weight.data, layer.other = flat[:512], nn.Parameter(flat[512:768], requires_grad=False)
+        layer(flat[:2]).sum().backward()
+        layer.weight.note = "ours"
+        before = torch.cuda.memory_allocated()
+        copied = copy.deepcopy(layer)
+        assert torch.cuda.memory_allocated() - before == 4 * 768 * 256
+    assert [each.requires_grad for each in (copied.weight, copied.other)] == [True, False]
+    assert copied.weight.grad is None
+    assert not hasattr(copied.weight, "note")
+
+
+def test_weights_of_a_copied_lstm_are_packed_at_each_call_until_it_flattens_them() -> None:
+    nbytes = 4 * (4 * 128 * (64 + 128 + 2) + 4 * 128 * (128 + 128 + 2))
+
+    def train(flatten: bool) -> fxmem.ProgramStep:
+        with fxmem.record("h100") as recorded:
+            lstm = nn.LSTM(64, 128, num_layers=2, device="cuda")  # one block, as on a card
+            assert len({each.untyped_storage().data_ptr() for each in lstm.parameters()}) == 1
+            assert len({each.data_ptr() for each in lstm.parameters()}) == 8
+            lstm = copy.deepcopy(lstm)
+            if flatten:
+                lstm.flatten_parameters()
+            x = torch.ones(1, 2, 64, device="cuda")
+            sum(lstm(x)[0].sum() for _ in range(3)).backward()
+        return recorded
+
+    packed, flat = train(False), train(True)
+    assert packed.profile.saved_bytes - flat.profile.saved_bytes == 3 * nbytes
+
+
 def test_a_deep_copy_of_packed_weights_is_recorded() -> None:
     with fxmem.record("h100"):
         weight = NF4Tensor.from_tensor(torch.empty(1024, 1024, dtype=torch.bfloat16, device="cuda"), 64, 256)
