@@ -59,6 +59,11 @@ def grow_a_tensor(h: Tensor) -> Tensor:
     return small.resize_(600, 600)
 
 
+def grow_a_tensor_like_another(h: Tensor) -> Tensor:
+    grown = torch.empty(4, 4).resize_as_(h)
+    return torch.empty(1, 1, 2, 2).resize_as_(grown[None, None], memory_format=torch.contiguous_format)
+
+
 def grow_the_result(h: Tensor) -> Tensor:
     return h.resize_(600, 600)
 
@@ -108,7 +113,7 @@ def test_what_is_written_is_differentiated_as_in_a_real_run(change: Callable[[Te
 @pytest.mark.parametrize(
     "change",
     [
-        *(grow_a_tensor, grow_the_result, grow_and_go_on, give_memory_back_meanwhile),
+        *(grow_a_tensor, grow_a_tensor_like_another, grow_the_result, grow_and_go_on, give_memory_back_meanwhile),
         *(add_into_what_is_too_small, multiply_into_what_is_too_small, find_the_largest_into_what_is_too_small),
     ],
 )

@@ -61,7 +61,7 @@ class OpTraits:
         self.checks_dtypes = func in ONE_DTYPE or func in INDICES
         self.unless = None if torch_fakes.sees_no_values(func) else known_values.VALUE
         """The attribute of tensors with which a call is not like one without; None where there is none."""
-        self.may_grow = name == "aten.resize_.default" or torch_common.has_out(func)
+        self.may_grow = name in ("aten.resize_.default", "aten.resize_as_.default") or torch_common.has_out(func)
         """Whether a storage that is too small becomes a larger one."""
         self.says_what_it_makes = func in plausible.SAYS
         self.routes = has_rule(name)
@@ -198,7 +198,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if call is None or replay is None or self._cache.compares:
             result = self._run(op, args, kwargs, follows=not follows)
             if op.may_grow:
-                for tensor in torch_common.iterate_tensors(kwargs or args[0]):
+                for tensor in torch_common.iterate_tensors((args[:1], kwargs)):
                     self._log.note_growth(tensor)
             self._log.note_tensors(result if op.allocated is None else [result[i] for i in op.allocated])
             if call is not None:
