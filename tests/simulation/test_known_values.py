@@ -46,6 +46,9 @@ def _rows(question, x=None):
         (lambda x: torch.empty(1).uniform_(2.0, 8.0), 5),
         (lambda x: torch.rand(1) * 8, 4),
         (lambda x: torch.full_like(x, 2.0).sum(), 24),
+        (lambda x: torch.cat([x.new_ones(3), x.new_zeros(2), x.new_full((1,), 2), torch.ones_like(x[0])]).sum(), 9),
+        (lambda x: torch.linspace(0, 4, 5, device=x.device).sum() + torch.eye(2, device=x.device).sum(), 12),
+        (lambda x: torch.logspace(0, 1, 2, device=x.device).sum() + torch.zeros_like(x).sum(), 11),
         (lambda x: len(x[tuple(torch.arange(3, device=x.device)), tuple(torch.arange(1, 4, device=x.device))]), 3),
         (
             lambda x: (
@@ -123,7 +126,7 @@ def test_values_of_small_integer_inputs_given_on_the_cpu_are_known():
         lambda x: torch.zeros(3, dtype=torch.long, device=x.device)[:2].copy_(x[:2, 0].long()).sum(),
         lambda x: torch.ones(3, device=x.device).add_(x[:, 0]).sum(),
         lambda x: torch.ones(4, device=x.device).mul(x).sum(),
-        lambda x: torch.zeros_like(x).sum(),  # made like data, it may be state that something writes to
+        lambda x: torch.zeros_like(x, memory_format=torch.preserve_format).sum(),  # an optimizer's state
         lambda x: torch.rand(2).sum(),
         lambda x: torch.ones(1 << 21, device=x.device).sum(),
     ],

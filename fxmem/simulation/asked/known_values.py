@@ -44,11 +44,9 @@ _LIBRARY = "transformers.utils.import_utils"
 VALUE = "_fxmem_value"
 """The attribute in which a fake tensor carries its value."""
 _FACTORIES = frozenset(
-    "arange full zeros ones scalar_tensor eye tril_indices triu_indices full_like zeros_like ones_like "
-    "new_zeros new_ones new_full".split()
+    "arange linspace logspace full zeros ones scalar_tensor eye tril_indices triu_indices full_like zeros_like "
+    "ones_like new_zeros new_ones new_full".split()
 )
-_FLOAT_FACTORIES = ("arange", "full", "zeros", "ones", "scalar_tensor", "full_like", "new_full")
-"""In floating point. Zeros and ones like another tensor are mostly state, which something writes to."""
 _UNIFORM_: Final[Any] = aten.uniform_.default
 _DRAWS: Final = (aten.rand.default, _UNIFORM_)
 _UNIFORM = "_fxmem_uniform"
@@ -247,7 +245,8 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         fill(result, (low + high) / 2)
         return
     if not (_is_trackable(result) or _is_of_a_large_input(result, args)) or (
-        result.dtype.is_floating_point and _is_factory(func) and torch_common.op_name(func) not in _FLOAT_FACTORIES
+        # Torch's own zeros and ones, which something writes to: optimizers' state, the gradient that backward begins by.
+        result.dtype.is_floating_point and "memory_format" in kwargs and _is_factory(func)
     ):
         return
     value = _compute(func, args, kwargs)
