@@ -245,7 +245,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         fill(result, (low + high) / 2)
         return
     if not (_is_trackable(result) or _is_of_a_large_input(result, args)) or (
-        # Torch's own zeros and ones, which something writes to: optimizers' state, the gradient that backward begins by.
+        # Torch's own zeros and ones, which something writes to: state of optimizers, the gradient of a loss.
         result.dtype.is_floating_point and "memory_format" in kwargs and _is_factory(func)
     ):
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -65,11 +66,11 @@ def is_positive(x: torch.Tensor) -> bool:
 
 
 def is_increasing(times: torch.Tensor) -> bool:
-    return all(a < b for a, b in zip(times[:-1], times[1:], strict=True))
+    return all(a < b for a, b in itertools.pairwise(times))
 
 
 def is_valid(x: torch.Tensor) -> bool:
-    if (x < 0).any():
+    if (x < 0).any():  # noqa: SIM103
         return False
     return True
 
@@ -162,6 +163,7 @@ def test_a_truth_is_that_of_the_number_that_is_compared() -> None:
 
 
 _PROGRAM = """
+import itertools
 import math
 import sys
 import sys
