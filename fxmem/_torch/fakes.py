@@ -132,7 +132,7 @@ def fakes_have_addresses() -> AbstractContextManager[None]:
     def pointer(original: Callable[[Any], int], tensor: Any) -> int:
         if not isinstance(tensor, FakeTensor):
             return original(tensor)
-        return int(tensor.untyped_storage().data_ptr()) + tensor.storage_offset() * tensor.element_size()
+        return int(tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.element_size())
 
     return nested(wrap(torch.UntypedStorage, "data_ptr", storage_pointer), wrap(torch.Tensor, "data_ptr", pointer))
 

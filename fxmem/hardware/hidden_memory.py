@@ -83,8 +83,8 @@ class HeldBuffer(NamedTuple):
     """A buffer that is allocated once, in the first step of a loop, and kept; a CUDA graph's, to the graph's end."""
 
     nbytes: int
-    op: int
-    """Index of the op that needs it first."""
+    op: int | None
+    """Index of the op that needs it first; None where a step before did."""
     stream: int = 0
     needed_by: tuple[int, ...] = ()
     """In the pool of CUDA graphs, all ops that need it."""

@@ -70,6 +70,8 @@ class CpuCollector:
     def __init__(self, platform: Platform | None = None) -> None:
         self._platform = platform or Platform()
         self._known: dict[Any, Seen | None] = {}
+        self.seen: dict[int, SeenOp] = {}
+        """By op index, all that was seen."""
         self.begin()
 
     def follow(self, settings: ConvSettings, *, deterministic: bool) -> None:
@@ -78,8 +80,7 @@ class CpuCollector:
     def begin(self) -> None:
         """Forget everything; a new step begins."""
         self._memory: dict[int, tuple[str, HiddenMemory]] = {}
-        self.seen: dict[int, SeenOp] = {}
-        """By op index, all that was seen."""
+        self.seen = {}
 
     def note(self, index: int, name: str, args: Sequence[Any], result: Any, phase: Phase) -> None:
         """Op `index` of the step was this call; tensors may be anything with shape, stride and dtype."""
@@ -160,6 +161,8 @@ class Collector(CpuCollector):
         self._torch_version = torch_version
         self._given_environ = environ
         self._cudnns = cudnns
+        self._kept: dict[str, HeldBuffer] = {}
+        """What the steps before have left there."""
         super().__init__()
         self.follow(settings, deterministic=deterministic)
         self._guesses = GUESSES if self._stands_for_another and target.capability != ASKED else {}
@@ -179,7 +182,9 @@ class Collector(CpuCollector):
         self._known = {}
 
     def begin(self) -> None:
-        """Forget everything; a new step begins."""
+        """Forget everything but what is held; a new step begins."""
+        if self.seen:
+            self._kept = {name: each._replace(op=None) for name, each in self.held().items() if not each.needed_by}
         super().begin()
         self._multiplying: dict[tuple[int, bool], list[int]] = {}
         """By stream, and by thread, whether it is autograd's: the ops that multiplied."""
@@ -247,8 +252,8 @@ class Collector(CpuCollector):
         return tuple(names) if self._notes and len(names) > 1 else ()
 
     def held(self) -> dict[str, HeldBuffer]:
-        """Workspaces that the first step leaves there for good, by name."""
-        sizes, found = self._cublas, self._random_states()
+        """Workspaces that the first step leaves there for good, by name, and what those before it left."""
+        sizes, found = self._cublas, self._kept | self._random_states()
         if not sizes.is_kept:
             return found
         cublas = "cuBLAS workspace", sizes.handle_bytes, self._multiplying

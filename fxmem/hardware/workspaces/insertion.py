@@ -83,7 +83,7 @@ def insert_workspaces(
     return WorkspaceLog(ticks, log.moved, spans, tuple(moved_phases), (*log.added, *residents))
 
 
-def _workspace(name: str, nbytes: int, birth: int, op: int, node: int | None, stream: int) -> Storage:
+def _workspace(name: str, nbytes: int, birth: int, op: int | None, node: int | None, stream: int) -> Storage:
     return Storage(
         nbytes=nbytes, kind=Kind.WORKSPACE, birth=birth, death=birth, op=op, node=node, name=name, stream=stream
     )

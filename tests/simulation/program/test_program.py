@@ -559,6 +559,23 @@ def test_a_deep_copy_of_packed_weights_is_recorded() -> None:
         assert torch.cuda.memory_allocated() == 2 * before > 2 << 19
 
 
+def test_a_workspace_that_an_earlier_step_took_is_in_the_profile() -> None:
+    """Set-up multiplies, the steps do not."""
+    with fxmem.record("h100") as recorded:
+        weight = nn.Parameter(torch.ones(250, 1000, device="cuda"))
+        optimizer = torch.optim.SGD([weight], 0.1)
+        with torch.no_grad():
+            weight @ weight.t()
+        for _ in range(2):
+            (weight * 2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (workspace,) = [each for each in recorded.profile.storages if each.name.startswith("cuBLAS workspace")]
+    assert (workspace.nbytes, workspace.op, workspace.birth) == (32 << 20, None, 0)
+    assert recorded.rounds[-1].requested_bytes == recorded.peak.requested_bytes
+    assert recorded.rounds[-1].allocated_bytes == recorded.peak.allocated_bytes
+
+
 def test_torch_cuda_answers_with_the_prediction() -> None:
     with fxmem.record("h100") as recorded:
         assert torch.cuda.is_available()
