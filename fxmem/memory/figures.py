@@ -32,6 +32,8 @@ class Figures:
     """
 
     params: int = 0
+    """Of parameters and buffers."""
+    buffers: int = 0
     output: int = 0
     saved: int = 0
     at_peak: int = 0
@@ -44,6 +46,7 @@ class Figures:
     def __add__(self, other: Figures) -> Figures:
         return Figures(
             params=self.params + other.params,
+            buffers=self.buffers + other.buffers,
             output=self.output + other.output,
             saved=self.saved + other.saved,
             at_peak=self.at_peak + other.at_peak,
@@ -68,6 +71,7 @@ def sum_figures(nodes: Iterable[Node], at_peak: Iterable[int] = ()) -> Figures:
     backward = (node.backward_flops for node in nodes if node.live_bytes.backward is not None)
     return Figures(
         params=sum(node.params_bytes for node in nodes),
+        buffers=sum(node.buffers_bytes for node in nodes),
         output=sum(node.output_bytes for node in nodes),
         saved=sum(node.saved_bytes for node in nodes),
         at_peak=sum(at_peak),

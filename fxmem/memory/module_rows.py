@@ -92,7 +92,9 @@ def _unread_figures(storages: Iterable[Storage]) -> Figures:
     """Figures of what a module has and no node reads."""
     figures = NO_FIGURES
     for each in storages:
-        figures += Figures(params=0 if each.birth or each.kind is Kind.GRADIENT else each.nbytes, at_peak=each.nbytes)
+        params = 0 if each.birth or each.kind is Kind.GRADIENT else each.nbytes
+        buffers = params if each.kind is Kind.BUFFER else 0
+        figures += Figures(params=params, buffers=buffers, at_peak=each.nbytes)
     return figures
 
 

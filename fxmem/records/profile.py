@@ -164,6 +164,8 @@ class Node(Viewed, Record):
     """As of a `ModuleCall`, where it is the call of a single layer."""
     params_bytes: Bytes = 0
     """Parameters and buffers the node reads, each storage once per model: its first reader owns it."""
+    buffers_bytes: Bytes = Field(default=0, exclude_if=lambda value: not value)
+    """Of `params_bytes`, those of buffers."""
     output_bytes: Bytes = 0
     """New storage its outputs bring; 0 for a view or an in-place result."""
     saved_bytes: Bytes = 0

@@ -317,7 +317,7 @@ def _build_nodes(
     flops = _sum_node_flops(profile.ops, len(profile.nodes))
     log, ledger, rows = run.log, run.recording.nodes, len(run.nodes) + 2
     position = {node: i for i, node in enumerate(run.nodes)}
-    parameters, saved = [0] * rows, [0] * rows
+    parameters, buffers, saved = [0] * rows, [0] * rows, [0] * rows
     flat = {renumbered[index]: shares for index, shares in _share_flat_parameters(run).items() if index in renumbered}
     for number, storage in enumerate(storages):
         if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.node is not None:
@@ -326,6 +326,7 @@ def _build_nodes(
             for reader, nbytes in shares.items():
                 parameters[reader] += nbytes
             parameters[storage.node] += storage.nbytes - sum(shares.values())
+            buffers[storage.node] += storage.nbytes if storage.kind is Kind.BUFFER else 0
     for index, owner in ledger.saved_at_end.items():
         saved[run.row(owner)] += log.storages[index].nbytes
     kept = {
@@ -337,6 +338,7 @@ def _build_nodes(
         """The figures of a row."""
         return {
             "params_bytes": parameters[row],
+            "buffers_bytes": buffers[row],
             "saved_bytes": saved[row],
             "saved": kept.get(row, ()),
             "scratch_bytes": scratch[row],

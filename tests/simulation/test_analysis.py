@@ -41,6 +41,9 @@ def test_annotations_add_up(name, target):
     assert sum(n.params_bytes for n in profile.nodes) == sum(
         s.nbytes for s in profile.storages if s.kind in (Kind.PARAMETER, Kind.BUFFER)
     )
+    assert sum(n.buffers_bytes for n in profile.nodes) == sum(
+        s.nbytes for s in profile.storages if s.kind is Kind.BUFFER
+    )
     assert [span.phase for span in profile.phases] == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
     assert [
         u.what for u in profile.unknowns if "CUDA context" not in u.what and "attention workspace" not in u.what

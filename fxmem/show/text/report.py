@@ -32,6 +32,10 @@ from fxmem.show.text.tables import (
 
 _INDENT = LABEL + GAP
 _NARROWEST_NAMES = 34
+_WITH_BUFFERS = 80
+"""Columns of the terminal from which on buffers have a column of their own, where they are one part in so many of the
+peak or more; else they stand among Params."""
+_PEAK_SHARE = 100
 
 
 def table(
@@ -54,8 +58,12 @@ def table(
     return render(parts, width, color)
 
 
+_PARAMS: tuple[Column[Row], ...] = (Column("Params", 9, lambda row: short_bytes(row.figures.params)),)
+_PARAMS_AND_BUFFERS: tuple[Column[Row], ...] = (
+    Column("Params", 9, lambda row: short_bytes(row.figures.params - row.figures.buffers)),
+    Column("Buffers", 9, lambda row: short_bytes(row.figures.buffers)),
+)
 _COLUMNS: tuple[Column[Row], ...] = (
-    Column("Params", 9, lambda row: short_bytes(row.figures.params)),
     Column("Output", 9, lambda row: short_bytes(row.figures.output)),
     Column("Saved", 9, lambda row: short_bytes(row.figures.saved)),
     Column("At peak", 9, lambda row: short_bytes(row.figures.at_peak)),
@@ -79,9 +87,12 @@ def module_tree(
     `small_rows`: with a depth, show every call down there, and each module by itself; else those of less than a
     hundredth of the peak are left out, or share a row.
     """
-    columns, names = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
     model = module_rows(profile, timeline)
     rest = step_rows(profile, timeline)
+    total = total_row([model[0], *rest])
+    has_buffers = width >= _WITH_BUFFERS and _PEAK_SHARE * total.figures.buffers >= timeline.peak.requested_bytes > 0
+    always = (*(_PARAMS_AND_BUFFERS if has_buffers else _PARAMS), *_COLUMNS)
+    columns, names = choose_columns(always, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
     worth = 0 if small_rows and depth is not None else max(timeline.peak.requested_bytes // 100, 1)
     rows = [*select_rows(model, depth=depth, worth=worth), *rest]
     rows = rows if small_rows else fold_small(rows, worth)
@@ -90,7 +101,6 @@ def module_tree(
     for row in rows:
         tree.add_row(name_cell(row.title, row.type_name, row.depth, names), *_cells(row, columns))
     tree.add_section()
-    total = total_row([model[0], *rest])
     tree.add_row(name_cell(total.title, total.type_name, 0, names), *_cells(total, columns), style="bold")
     yield tree
     yield note(_legend(rows, columns))

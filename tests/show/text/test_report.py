@@ -116,6 +116,19 @@ def test_wider_terminals_get_more_columns_and_lose_none() -> None:
         assert wide[: len(narrow)] == narrow
 
 
+def test_buffers_have_a_column_where_they_are_a_hundredth_of_the_peak() -> None:
+    def rows(buffers: int, width: int) -> list[list[str]]:
+        plain = small_profile()
+        conv = plain.nodes[1].model_copy(update={"params_bytes": 4 << 20, "buffers_bytes": buffers})
+        profile = plain.model_copy(update={"nodes": (plain.nodes[0], conv, *plain.nodes[2:])})
+        lines = report(profile, width=width).splitlines()
+        return [re.split(r"  +", line.strip())[:3] for line in lines if re.match("Module|total", line)]
+
+    heads = ["Module", "Params", "Output"], ["total", "4.00 MiB", "96.0 MiB"]
+    assert rows(3 << 20, 80) == [["Module", "Params", "Buffers"], ["total", "1.00 MiB", "3.00 MiB"]]
+    assert rows(3 << 20, 79) == rows(1 << 10, 80) == [*heads]
+
+
 def test_total_is_the_sum_over_the_nodes_and_the_peak() -> None:
     for profile in (small_profile(), deep_profile(5)):
         line = timeline(profile)

@@ -22,8 +22,9 @@ def view(node: Node) -> str:
         *([Fact("Source", describe_source(node.source))] if node.source else []),
         Fact("FLOPs", f"forward {format_flops(node.forward_flops)}, backward {format_flops(node.backward_flops)}"),
     ]
+    buffers = f", {exact_bytes(node.buffers_bytes)} of them buffers" if node.buffers_bytes else ""
     figures = [
-        ("Params", exact_bytes(node.params_bytes), "parameters and buffers it is the first to read"),
+        ("Params", exact_bytes(node.params_bytes), f"parameters and buffers it is the first to read{buffers}"),
         ("Output", exact_bytes(node.output_bytes), "new memory its results bring"),
         ("Saved", exact_bytes(node.saved_bytes), "new memory it keeps for backward"),
         ("Scratch", exact_bytes(node.scratch_bytes.max), "peak of what lives only inside it"),
