@@ -194,8 +194,8 @@ def plans_facts(profile: Profile, peak: Peak) -> Facts:
     """
     if any(each.what.startswith(PLANS_BY_TIMING) for each in profile.unknowns):
         words = (
-            "cudnn.benchmark tries them all in the first step, whose peak is not known by that: four programs took "
-            "1.0, 1.5, 3 and 12 times what is predicted. A trial that finds no room is left out"
+            "cudnn.benchmark times all plans of a convolution at its first call; their workspaces may lift the peak of "
+            "the first step: in four measured programs to 1.0, 1.5, 3 and 12 times the prediction"
         )
         return [Fact("Plans", words, "plans")]
     facts = []

@@ -126,7 +126,8 @@ def describe_host(host: HostUse) -> str:
         each = f": {size}" if host.workers == 1 else f"s: {format_bytes(host.workers_bytes)}, {size} each"
         parts.append(f"{host.workers} worker{each}")
     if host.worker_adds_bytes is not None:
-        parts.append(f"one more worker adds {format_bytes(host.worker_adds_bytes)}")
+        adds = format_bytes(host.worker_adds_bytes)
+        parts.append(f"one more adds {adds}, the most that one had and the batches that it loads ahead")
     counted = {"pinned": host.pinned_bytes, "batches in shared memory": host.batches_bytes}
     parts += [f"{name} {format_bytes(nbytes)}" for name, nbytes in counted.items() if nbytes]
     if host.pretended_bytes:

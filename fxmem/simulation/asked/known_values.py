@@ -55,6 +55,12 @@ _WHETHER_FINITE: Final[dict[Any, bool]] = {
     **{getattr(home, name): False for home in (torch, torch.Tensor) for name in ("isnan", "isinf")},
 }
 """What each of these answers everywhere if all numbers are finite."""
+_OF_ITSELF: Final[dict[Any, bool]] = {
+    function: name in ("eq", "le", "ge")
+    for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    for function in (getattr(torch, name), getattr(torch.Tensor, name), getattr(torch.Tensor, f"__{name}__"))
+}
+"""What each of these answers everywhere for a number and itself."""
 _REDUCTIONS: Final = tuple(getattr(home, name) for home in (torch, torch.Tensor) for name in ("all", "any", "sum"))
 
 
@@ -126,6 +132,16 @@ def _mark_finite(function: Any, everywhere: bool) -> Callable[..., Any]:
         return result
 
     return call_and_mark
+
+
+def _compare_with_itself(function: Any, everywhere: bool) -> Callable[..., Any]:
+    """A comparison, whose result is known where it is that of a tensor with itself."""
+    marked = _mark_finite(function, everywhere)
+
+    def compare(*args: Any, **kwargs: Any) -> Any:
+        return (marked if len(args) > 1 and args[0] is args[1] else function)(*args, **kwargs)
+
+    return compare
 
 
 def _reduce_uniform(function: Any) -> Callable[..., Any]:
@@ -224,6 +240,7 @@ _REPLACEMENTS: Final[dict[Any, Callable[..., Any]]] = {
     torch.Tensor.__deepcopy__: _copy_deeply,
     **{function: _unpack_sequences(function) for function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)},
     **{function: _mark_finite(function, everywhere) for function, everywhere in _WHETHER_FINITE.items()},
+    **{function: _compare_with_itself(function, everywhere) for function, everywhere in _OF_ITSELF.items()},
     **{function: _reduce_uniform(function) for function in (*_REDUCTIONS, *torch_common.CHECKS)},
 }
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.simulation.asked import known_values, plausible
@@ -21,6 +22,8 @@ aten = torch.ops.aten
 
 _UNSCALE: Final[Any] = aten._amp_foreach_non_finite_check_and_unscale_.default
 """Writes in place and allocates nothing. All numbers are taken to be finite, so that `found_inf` stays what it was."""
+_FRACTION: Final = "_fxmem_fraction"
+"""The attribute in which a fake tensor carries what was made up for it, and its version then."""
 _COMPARED: Final = (aten.equal.default, aten.allclose.default)
 _FALLS: Final = 1e-4
 """By how much of the first one made-up fraction is smaller than the one before."""
@@ -154,8 +157,8 @@ class MadeUpValues(Values):
     def _make_up(self, func: Any, args: tuple[Any, ...]) -> Any:
         """A number, or an answer, that no kernel has computed.
 
-        A fraction is a little smaller each time, as a loss that falls, so that nothing takes two for equal and stops:
-        LBFGS would.
+        A fraction is a little smaller for each tensor, as a loss that falls, so that nothing takes two for equal and
+        stops: LBFGS would. A tensor that nothing has written to meanwhile has the same each time.
         """
         if func in _COMPARED:
             if all(each.numel() == 1 for each in args[:2]):
@@ -174,7 +177,12 @@ class MadeUpValues(Values):
             return number
         if tensor.dtype is torch.bool:
             return False
-        return self._make_fraction() if tensor.dtype.is_floating_point else 0
+        if not tensor.dtype.is_floating_point:
+            return 0
+        version = 0 if tensor.is_inference() else torch_autograd.version(tensor)
+        if getattr(tensor, _FRACTION, (None, 0.0))[0] != version:
+            setattr(tensor, _FRACTION, (version, self._make_fraction()))
+        return float(getattr(tensor, _FRACTION)[1])
 
     def _make_fraction(self) -> float:
         self._fractions += 1

@@ -94,6 +94,24 @@ def test_a_check_of_made_up_values_holds(check: Callable[[nn.Module, torch.Tenso
     read(check)
 
 
+def test_a_number_is_the_same_each_time_and_equals_itself() -> None:
+    def ask(net: nn.Module, x: torch.Tensor) -> None:
+        y = net(x)
+        loss, other = y.mean(), y.mean()
+        numbers = [loss.item(), float(loss), loss.tolist(), loss.item()]
+        comparisons = [loss == loss, loss <= loss, (y == y).all(), ~(y != y).any(), loss.item() == loss.item()]
+        found.extend([len(set(numbers)) == 1, *map(bool, comparisons), other.item() != numbers[0]])
+        other = loss.detach().add_(1)
+        found.append(other.item() != loss.item())
+        with torch.inference_mode():
+            mean = net(x).mean()
+            found.append(mean.item() == mean.item())
+
+    found: list[bool] = []
+    read(ask)
+    assert found == [True] * 9
+
+
 def test_a_decision_that_is_no_check_is_by_the_number() -> None:
     def decide(net: nn.Module, x: torch.Tensor) -> None:
         number = net(x).mean().item()
