@@ -63,8 +63,9 @@ ARGUMENTS = (
     ),
     argument(
         "--host",
-        metavar="64GiB",
-        help="the host's memory: whether the program fits it, and until when what it keeps there does (exit code 4)",
+        metavar="64GiB|none",
+        help="the host's memory: whether the program fits it, and until when what it keeps there does (exit code 4); "
+        "none: nothing is measured there, and two equal runs answer the same to the byte",
     ),
     flag("--strict", "exit code 1 if the program decided anything by a number that was made up"),
     argument(
@@ -108,7 +109,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         if options.write:
             raise UsageError("expected --keep-files or --write, not both: what is written for real is not moved")
         check_folder("--keep-files", options.keep_files)
-    host = None if options.host is None else parse_bytes(options.host, "--host").nbytes
+    host = None if options.host in (None, "none") else parse_bytes(options.host, "--host").nbytes
     ranks, rank = read_ranks(options)
     card = catalogue.target(options.target)
     require_torch()
@@ -134,6 +135,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         given=given,
         rule=read_rule(options.routing),
         host_bytes=host,
+        measures_host=options.host != "none",
         reads_epoch=True,
         watch=contextlib.nullcontext if options.quiet else StatusLine,
     )

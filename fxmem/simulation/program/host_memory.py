@@ -288,6 +288,7 @@ class HostMeter:
         nodes: how many nodes the graph of the round has.
         has_made_optimizer: whether the program has made one.
         limit_bytes: what the host has; None where nothing is said.
+        measures: whether processes are looked at; else what is counted is all that is known.
     """
 
     def __init__(
@@ -297,7 +298,10 @@ class HostMeter:
         nodes: Callable[[], int],
         has_made_optimizer: Callable[[], bool],
         limit_bytes: int | None,
+        *,
+        measures: bool = True,
     ) -> None:
+        self._measures = measures
         self.limit_bytes = limit_bytes
         self.ledger, self._find_pretended, self._count_nodes = ledger, pretended, nodes
         self._has_made_optimizer = has_made_optimizer
@@ -325,7 +329,7 @@ class HostMeter:
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """Measure what runs inside, in this thread."""
-        if (first := _read_resident()) is not None:
+        if self._measures and (first := _read_resident()) is not None:
             self._is_known, self._highest = True, first.highest
             self._status = os.open("/proc/self/status", os.O_RDONLY)
         self._thread, self.ledger.on_rise = threading.get_ident(), self._note_rise
@@ -405,7 +409,8 @@ class HostMeter:
     def _measure(self) -> int:
         """Look at the process and its workers; what there is, without what came and went since the last look."""
         self._most_nodes = max(self._most_nodes, self._count_nodes())
-        self._workers.look()
+        if self._measures:
+            self._workers.look()
         if self._status is not None:
             text = os.pread(self._status, _STATUS_BYTES, 0)
             anonymous, shared = _read_field(text, b"RssAnon:"), _read_field(text, b"RssShmem:")

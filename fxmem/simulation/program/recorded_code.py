@@ -61,6 +61,7 @@ class RecordedCode(Subject):
         given: values that the user says it reads, by line.
         rule: how tokens are shared out among experts.
         host_bytes: the host's memory; None where it is not known.
+        measures_host: whether what the process has there is measured.
         loaders: what watches its loaders.
     """
 
@@ -79,6 +80,7 @@ class RecordedCode(Subject):
         given: Mapping[str, torch.Tensor] | None = None,
         rule: Rule = BALANCED,
         host_bytes: int | None = None,
+        measures_host: bool = True,
         loaders: LoaderWatch | None = None,
     ) -> None:
         self.name = name
@@ -101,6 +103,7 @@ class RecordedCode(Subject):
             lambda: len(self.recording.tracer.nodes),
             lambda: self.rounds.has_made_optimizer,
             host_bytes,
+            measures=measures_host,
         )
         if not on_card:
             self._live.on_rise = lambda passing: self._border.host.on_rise(passing)

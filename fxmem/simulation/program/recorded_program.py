@@ -61,6 +61,8 @@ class RunSettings:
     """How tokens are shared out among experts."""
     host_bytes: int | None = None
     """The host's memory; None where it is not known."""
+    measures_host: bool = True
+    """Whether what the process has there is measured, which differs a little from run to run."""
     reads_epoch: bool = False
     """Whether an epoch of its loader's batches is read, where they have different lengths."""
     explains: bool = True
@@ -428,6 +430,7 @@ def record_rank(
         given=settings.given,
         rule=settings.rule,
         host_bytes=settings.host_bytes,
+        measures_host=settings.measures_host,
         loaders=LoaderWatch(reads=settings.reads_epoch, gives=not (settings.steps or settings.until)),
     )
     recording = make_recording(target, code, world, compiling)

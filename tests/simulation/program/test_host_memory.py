@@ -141,6 +141,15 @@ def test_a_host_that_is_too_small_is_said_first(tmp_path: Path) -> None:
     assert re.match(r"does NOT fit the host: [\d.]+ [MG]iB of 64.0 MiB at .*train.py:\d+.*; fits: ", fit.verdict)
 
 
+def test_what_is_not_measured_is_unknown_and_two_runs_are_equal(tmp_path: Path) -> None:
+    settings = RunSettings(steps=2, measures_host=False)
+    code = f"import torch\nkept = torch.ones(1 << 18).pin_memory()\n{STEP}"
+    one, other = (run(tmp_path, code, settings).host for _ in range(2))
+    assert one == other
+    assert (one.peak_bytes, one.process_bytes, one.worker_adds_bytes, one.by_round) == (None, None, None, ())
+    assert one.pinned_bytes == MIB
+
+
 def test_a_host_that_says_nothing_is_unknown() -> None:
     unknown = HostUse(peak_bytes=None, process_bytes=None, limit_bytes=64 << 30)
     assert unknown.fits is None
