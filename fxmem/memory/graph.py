@@ -59,7 +59,8 @@ def node_attributes(node: Node) -> dict[str, str | int | None]:
         "output_storages": " ".join(
             "none" if output.storage is None else str(output.storage) for output in node.outputs
         ),
-        **{name: getattr(node, name) for name in ("view_of", "params_bytes", "output_bytes", "saved_bytes")},
+        "view_of": node.view_of,
+        **{f"{name}_bytes": getattr(node, f"{name}_bytes") for name in ("params", "buffers", "output", "saved")},
         "saved_storages": " ".join(map(str, node.saved)),
         "scratch_forward_bytes": node.scratch_bytes.forward,
         "scratch_backward_bytes": node.scratch_bytes.backward,

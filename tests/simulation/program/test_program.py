@@ -528,6 +528,7 @@ def test_a_deep_copy_clones_each_parameter_without_its_gradient() -> None:
     assert not hasattr(copied.weight, "note")
 
 
+@pytest.mark.truth
 def test_weights_of_a_copied_lstm_are_packed_at_each_call_until_it_flattens_them() -> None:
     nbytes = 4 * (4 * 128 * (64 + 128 + 2) + 4 * 128 * (128 + 128 + 2))
 
