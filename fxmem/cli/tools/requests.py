@@ -45,7 +45,7 @@ class Predict(AskedStep):
     """How much memory a step takes, where its peak is, whether it fits and whether it grows."""
 
     budget: str | None = None
-    """Of a model: what the step may take instead of the card's memory, e.g. 8GiB."""
+    """What the step may take instead of the card's memory, e.g. 8GiB."""
     until_steady: bool = False
     """Of a program: run on until a step allocates no more than the one before, which tells whether it leaks."""
 
@@ -107,8 +107,6 @@ def _predict(asked: Predict, folder: Path) -> Iterator[str]:
     if not asked.program:
         yield "generate" if asked.mode == "generate" else "analyze"
         yield from _model_words(asked, folder)
-        if asked.budget:
-            yield f"--budget={asked.budget}"
         return
     yield from ("run", f"--target={asked.target}", "--oom=continue")
     if asked.until_steady:
@@ -179,8 +177,8 @@ def program_words(asked: Record, folder: Path) -> list[str]:
 
 def check_inside(name: str, folder: Path) -> None:
     """Raise UsageError for a file of the user's that is not in the folder: nothing else is run."""
-    path = (folder / name).resolve()
-    if name.startswith("-") or not path.is_relative_to(folder.resolve()):
+    path = (folder / name.replace("\0", "")).resolve()
+    if name.startswith("-") or "\0" in name or not path.is_relative_to(folder.resolve()):
         raise UsageError(f"expected a file in {folder}, for which this server was started, got {name!r}")
 
 

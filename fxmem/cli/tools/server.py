@@ -21,16 +21,19 @@ from mcp.types import Tool as ListedTool
 from pydantic import ValidationError
 
 from fxmem import __version__
-from fxmem.cli.tools.requests import TOOLS, Compare, ExplainError, program_words
+from fxmem.cli.tools.requests import TOOLS, Compare, ExplainError, Predict, program_words
 from fxmem.errors import UsageError
+from fxmem.memory.budget import parse_bytes
 from fxmem.memory.report_reader import load_report
 from fxmem.records import schemas
+from fxmem.records.explanation import Explanation
 from fxmem.show.facts import find_fit
+from fxmem.show.text.explanation import summarize
 
 _PATIENCE_S: Final = 10.0
 """Seconds that a command has to end in when it is cancelled."""
 _MEANINGS: Final = {
-    0: "done, and it fits",
+    0: "done",
     1: "the program raised, or does what no run without data can follow",
     2: "an argument is not understood",
     3: "something is not installed",
@@ -104,21 +107,27 @@ class ToolServer:
         self._count += 1
         answer = self._kept / f"report-{self._count}.json"
         words = [*tool.words(asked, self._folder), "--json", str(answer), *program]
+        if any("\0" in word for word in words):
+            raise UsageError("expected words without a NUL character, which no command line can have")
         text = asked.text if isinstance(asked, ExplainError) else ""
+        budget = parse_bytes(asked.budget) if isinstance(asked, Predict) and asked.budget else None
         code, said = await self._run(words, text, progress)
         if not answer.exists():
             return _refusal(code, said)
         found = json.loads(answer.read_text(encoding="utf-8"))
         meaning = _MEANINGS.get(code, "")
-        if tool.keeps_report and code in (0, 4) and not getattr(asked, "budget", None):
+        said = said if code else ""  # else it is where the work was
+        if isinstance(asked, Predict):
             report = load_report(answer)
-            meaning = find_fit(report, report.peak).verdict
+            fit = find_fit(report, report.peak, budget)
+            meaning, code = fit.verdict, fit.exit_code
+        elif isinstance(asked, ExplainError):
+            meaning = summarize(Explanation.model_validate(found))
         result = {key: value for key, value in found.items() if key not in tool.leaves_out}
         if tool.keeps_report:
             result["report"] = answer.stem
         else:
             answer.unlink()
-        said = said if code else ""  # else it is where the work was
         return _result({"exit_code": code, "meaning": meaning, "said": said, "answer": result})
 
     def _find(self, name: str) -> str:

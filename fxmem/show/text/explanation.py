@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from fxmem.records.explanation import Explanation
 from fxmem.show.export.markdown_parts import write_sections
@@ -22,6 +23,15 @@ def table(explanation: Explanation, *, width: int = 100, color: bool = False) ->
 def markdown(explanation: Explanation) -> str:
     """The same as Markdown."""
     return write_sections(_sections(explanation))
+
+
+_SUMMARY: Final = ("Cause", "To do", "Predicted", "Fits with")
+
+
+def summarize(explanation: Explanation) -> str:
+    """The cause and what to do, in a few sentences."""
+    told = (fact for section in _sections(explanation) for fact in section.facts if fact.label in _SUMMARY)
+    return ". ".join(f"{fact.label}: {fact.text}" for fact in told)
 
 
 def _sections(explanation: Explanation, width: int = 100) -> Iterator[Section]:

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -20,8 +21,12 @@ import fxmem
 from fxmem.cli.tools.requests import TOOLS, ExplainError, MaxBatch, Predict, program_words
 from fxmem.cli.verbs import mcp as verb
 from fxmem.errors import EnvironmentLacksError, UsageError
+from fxmem.memory.shortage import read_messages
 from fxmem.records import schemas
-from tests.verbs import called
+from fxmem.records.explanation import Explanation
+from fxmem.records.profile import Phase, ProgramRun, Round
+from tests.profiles import small_profile
+from tests.verbs import called, report_of
 
 TRAIN = """
 import sys
@@ -87,6 +92,7 @@ def test_arguments_have_a_schema_with_words_for_each_field(name: str) -> None:
         ("-m", "..outside"),
         ("-m",),
         ("link.py",),
+        ("train.py\0", "1"),
     ],
 )
 def test_nothing_outside_the_folder_is_run(words: tuple[str, ...], folder: Path) -> None:
@@ -148,6 +154,57 @@ class Agent:
         assert found == result.structured_content
         assert result.is_error is ("answer" not in found)
         return found
+
+
+class Told:
+    """What the server asks of a session: nothing comes of progress."""
+
+    async def report_progress(self, *_: Any) -> None: ...
+
+
+def answer(folder: Path, kept: Path, tool: str, report: str, code: int = 0, **arguments: Any) -> dict[str, Any]:
+    """What the server makes of a command that answers with this report and exit code."""
+    anyio = pytest.importorskip("anyio")
+    pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+    from types import SimpleNamespace
+
+    from fxmem.cli.tools.server import ToolServer
+
+    class Server(ToolServer):
+        async def _run(self, words: Any, text: str, progress: Any) -> tuple[int, str]:
+            (kept / Path(words[words.index("--json") + 1]).name).write_text(report)
+            return code, ""
+
+    kept.mkdir(exist_ok=True)
+    params = SimpleNamespace(name=tool, arguments=arguments)
+    told = anyio.run(Server(folder, kept)._call, SimpleNamespace(session=Told()), params)
+    found: dict[str, Any] = told.structured_content
+    return found
+
+
+def test_the_meaning_is_the_verdicts_and_the_budget_counts(folder: Path, tmp_path: Path) -> None:
+    profile = small_profile()
+    report = report_of(profile, fits=True, room_bytes=1 << 30, reserved_bytes=1 << 29)
+    asked = {"program": ["train.py", "1"], "target": "rtx3080"}
+    told = answer(folder, tmp_path / "k", "predict", report.model_dump_json(), **asked)
+    assert (told["exit_code"], told["meaning"].partition(":")[0]) == (0, "fits")
+    told = answer(folder, tmp_path / "k", "predict", report.model_dump_json(), **asked, budget="1KiB")
+    assert (told["exit_code"], told["meaning"].partition(":")[0]) == (4, "does NOT keep the budget of 1.00 KiB")
+    step = Round(requested_bytes=9, allocated_bytes=512, phase=Phase.FORWARD, operators=1)
+    run = ProgramRun(ending="stopped after step 3", rounds=[step], shown=1, growth_bytes=7)
+    grows = report.model_copy(update={"step": report.step.model_copy(update={"program": run})})
+    told = answer(folder, tmp_path / "k", "predict", grows.model_dump_json(), **asked, budget="1GiB")
+    assert re.match("keeps the budget of 1.00 GiB.*; grows by 7 bytes a step", told["meaning"])
+    assert "expected a budget in bytes" in answer(folder, tmp_path / "k", "predict", "", **asked, budget="60%")["said"]
+    assert "NUL" in answer(folder, tmp_path / "k", "predict", "", program=["train.py", "a\0"])["said"]
+
+
+def test_an_explained_message_is_answered_with_its_cause(folder: Path, tmp_path: Path) -> None:
+    explained = Explanation(source="-", shortages=read_messages(LOG))
+    told = answer(folder, tmp_path / "k", "explain", explained.model_dump_json(), text=LOG)
+    assert re.match("Cause: the program is too large for the card: .*. To do: a smaller batch", told["meaning"])
+    compared = answer(folder, tmp_path / "k", "max_batch", "{}", model="torchvision:resnet18")
+    assert compared["meaning"] == "done"
 
 
 @contextlib.asynccontextmanager
