@@ -30,7 +30,7 @@ from fxmem.records.parts import (
     RankedStep,
     Schedule,
 )
-from fxmem.records.parts.base import Bytes, Flops, FlopsChange, Many, Mapped, Record, Tick
+from fxmem.records.parts.base import Bytes, Count, Flops, FlopsChange, Many, Mapped, Record, Tick
 from fxmem.records.registry import Viewed, print_record
 from fxmem.records.units import package_path
 
@@ -441,6 +441,16 @@ class ProgramFiles(Record):
     """What became of what libraries and child processes write by themselves: apart as well, refused, or written."""
 
 
+class RefusedRequests(Record):
+    """Requests that the card had no memory for, whose errors the program caught."""
+
+    count: Count
+    last: str
+    """The last of them, in words."""
+    is_outlived: bool
+    """Whether a step ran through after the last; of a program without a backward, a call of a module."""
+
+
 class ProgramRun(Record):
     """A program that was run as it is on a pretended card."""
 
@@ -474,6 +484,8 @@ class ProgramRun(Record):
     optimizers: Many[str] = ()
     """Class names of the optimizers that stepped, in order."""
     made_up: Many[MadeUp] = ()
+    refused: RefusedRequests | None = Field(default=None, exclude_if=lambda value: value is None)
+    """None where the card refused nothing, or the error ended the program."""
     files: ProgramFiles | None = Field(default=None, exclude_if=lambda value: value is None)
     """None where the program wrote its own files itself."""
     host: HostUse | None = Field(default=None, exclude_if=lambda value: value is None)

@@ -288,8 +288,9 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     if is_fitting is not None:
         unfinished = _describe_unfinished(profile)
         until = " until then" if is_failed else f" so far{unfinished}" if growth or unfinished else ""
+        until = f"{_describe_refused(profile)}{until}"
         fits = f"but fits the card{until}" if keeps is False else f"fits{until}"
-        verdict = f"{fits if is_fitting else 'does NOT fit'}: {verdict}"
+        verdict = f"{fits if is_fitting else f'does NOT fit{_describe_refused(profile)}'}: {verdict}"
     if growth:
         verdict = f"{growth}; {verdict}"
     if program is not None and is_failed:
@@ -347,6 +348,12 @@ def _describe_unfinished(profile: Headed) -> str:
     named = [f"with {count} batches of the evaluation at {each.place}" for count, each in zip(ran, passes, strict=True)]
     named += [f"without the call of a model at {each.calls}" for each in program.schedules if each.calls]
     return f", {' and '.join(named)}" if named else ""
+
+
+def _describe_refused(profile: Profile) -> str:
+    """How many requests the card refused and whose errors the program caught, in words that follow the verdict."""
+    found = profile.step.program and profile.step.program.refused
+    return f" after {found.count:,} refused request{'s' * (found.count != 1)}" if found else ""
 
 
 def _describe_budget(peak: Peak, budget: Budget, *, keeps: bool) -> str:

@@ -99,6 +99,12 @@ def program_facts(profile: Profile) -> Facts:
     if program is None:
         return [] if profile.step.generation is None else _generation_facts(profile.step.generation)
     facts = [Fact("Run", program.ending)]
+    if (refused := program.refused) is not None:
+        since = "it ran through" if refused.is_outlived else "nothing ran through"
+        last = refused.last.removeprefix("It runs out ")
+        facts.append(
+            Fact("Refused", f"{refused.count:,}, whose errors the program caught; {since} after the last, {last}")
+        )
     if program.setup is not None:
         facts.append(Fact("Set-up", _describe_round(program.setup, "") + (_SHOWN if program.shown == 0 else "")))
     groups = equal_rounds(program)

@@ -40,7 +40,7 @@ _HIGHER_ORDER_ADVICE: Final = {
 }
 
 
-def describe_end(error: Exception) -> str:
+def describe_end(error: BaseException) -> str:
     """What ended a program of the user's own, in one line."""
     higher = _HIGHER_ORDER.search(str(error))
     if higher is not None:
@@ -61,7 +61,7 @@ def _of_no_graph(text: str) -> str:
     )
 
 
-def _of_missing_kernels(error: Exception) -> str:
+def _of_missing_kernels(error: BaseException) -> str:
     """How to install a package whose kernels fxmem knows, in words that follow the error; empty where it is none."""
     command = find_install(str(error)) if isinstance(error, ImportError) else ""
     return command and f"; its kernels are known, and its Python is enough: {command}"

@@ -61,6 +61,8 @@ class Border:
         self._memory = memory
         self._notes = notes
         self.host = HostLedger()
+        self.cards = 1
+        """How many the machine has."""
         self.loading = False
         """Whether a data loader is at work: what it does is the host's, on whichever target."""
         self.making_buffers = False
@@ -111,6 +113,8 @@ class Border:
             return run(func, types, args, kwargs, caller)
         if any(map(torch_wrappers.is_wrapper_type, types)):
             return NotImplemented  # it takes itself apart; what it then calls comes here
+        if (device := kwargs.get("device")) is not None:
+            check_card(device, self.cards)
         if not self.is_targets(func, types, args, kwargs):
             if torch_common.is_composite(func):
                 with recorder:  # under inference_mode `x.to("cuda")` comes whole, and says where by position
@@ -202,6 +206,20 @@ class Border:
             self._notes.mark_copy(real)
         self.host.note_from_card(real, self.log.node)
         return real
+
+
+_DeviceError: Final[Any] = getattr(torch, "AcceleratorError", RuntimeError)  # since torch 2.8
+
+
+def check_card(device: Any, cards: int) -> None:
+    """Raise what CUDA raises for a card that the machine has not."""
+    index = device if isinstance(device, int) else -1 if device is None else torch.device(device).index
+    if index is not None and index >= cards:
+        has = "1 card" if cards == 1 else f"{cards} cards"
+        raise _DeviceError(
+            f"CUDA error: invalid device ordinal ({device} on a pretended machine with {has}; fxmem run --ranks N "
+            "gives each of N ranks its own)"
+        )
 
 
 class CardMode(torch_common.FakeMode):  # type: ignore[no-untyped-call]

@@ -121,6 +121,8 @@ class CardMemory(Observer):
         """What the card had no memory for and where, once that was noted; in words."""
         self.wanted: tuple[int, int] | None = None
         """Allocated and reserved bytes with the request that was refused last; None where none was."""
+        self.refused: tuple[tuple[str, str], ...] = ()
+        """The text of each error that a refused request raised, and the line of the program."""
         self._target = target
         self.environ = environ
         """As it was when the program first initialised CUDA: it may set it until then."""
@@ -543,6 +545,7 @@ class CardMemory(Observer):
     def _run_out(self, complaint: str, frame: types.FrameType) -> None:
         """Raise what the card raises, or note it and have as much as is asked for from here on."""
         if self.raises:
+            self.refused = (*self.refused, (complaint, program_place(frame)))
             raise torch.cuda.OutOfMemoryError(complaint)
         self.shortage = describe_shortage(complaint, program_place(frame))
         self._allocator.capacity_bytes = None

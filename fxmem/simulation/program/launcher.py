@@ -196,27 +196,33 @@ def _run_recorded(program: Launch, recorded: RecordedProgram, world: World | Non
     try:
         with settings.watch(recorded.progress), _on_its_way_out(recorded):
             run_as_main(program, recorded.note_answer, {} if world is None else world.variables)
-    except (Enough, KeyboardInterrupt, FxmemError):
+    except FxmemError:
         raise
     except SystemExit as leaving:
-        if recorded.is_after:
-            return False
-        if leaving.code:
-            recorded.note_error(f"called sys.exit({leaving.code!r})")
-        return bool(leaving.code)
-    except Exception as error:
+        if leaving.code and not recorded.is_after:
+            recorded.note_exception(leaving)
+        return bool(leaving.code) and not recorded.is_after
+    except BaseException as error:
+        if not _is_programs(error):
+            raise
         if recorded.is_after and isinstance(error.__cause__ or error, StopIteration):
             return False  # `next` had no more of the batches that were left out
         _print_traceback(error)
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            recorded.note_shortage(error)
-        elif recorded.is_after:
+        if recorded.is_after and not isinstance(error, torch.cuda.OutOfMemoryError):
             recorded.note_afterwards(error)
             return False
-        else:
-            recorded.note_exception(error)
+        recorded.note_exception(error)
         return True
     return False
+
+
+def _is_programs(error: BaseException) -> bool:
+    """Whether the program raised an error; else it is our end of the program, or a signal that came from outside.
+
+    Those are raised by functions of ours, a user's interrupt by `postpone_interrupts`.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, Exception) or not frames[-1].f_code.co_filename.startswith(_OURS)
 
 
 @contextlib.contextmanager
@@ -224,8 +230,8 @@ def _on_its_way_out(recorded: RecordedProgram) -> Iterator[None]:
     """What a program does that catches its end, as by `except:`, is no end of its own."""
     try:
         yield
-    except (SystemExit, Exception):
-        if not recorded.is_ended:
+    except BaseException as error:
+        if not (recorded.is_ended and (isinstance(error, SystemExit) or _is_programs(error))):
             raise
     if recorded.is_ended:
         raise Enough
@@ -287,7 +293,7 @@ def _first_folder(program: Launch) -> str:
     return os.getcwd() if program.is_module else os.path.dirname(os.path.abspath(program.program))
 
 
-def _print_traceback(error: Exception) -> None:
+def _print_traceback(error: BaseException) -> None:
     """Print the error as Python does, without the frames that run and watch the program.
 
     Where memory ran out, those of libraries say no more than the answer does: the innermost one is enough.

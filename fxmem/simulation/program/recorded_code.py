@@ -129,9 +129,11 @@ class RecordedCode(Subject):
     def record(self, recording: Recording) -> None:
         """Trace whatever the program calls."""
         self.rounds.attach(recording)
+        if (world := recording.collectives.world) is not None:
+            self._border.cards = int(world.variables["LOCAL_WORLD_SIZE"])
         self.rounds.compiles = compiles = recording.compilation.compiles
         # A rank in a fork would send what others wait for.
-        fork = self._host.look_ahead if hasattr(os, "fork") and recording.collectives.world is None else None
+        fork = self._host.look_ahead if hasattr(os, "fork") and world is None else None
         self.loops = DecodeLoops(
             *(recording.log, self.trace, self._made_up.maker),
             memory=self.memory,
@@ -189,8 +191,9 @@ class RecordedCode(Subject):
         with self.rounds.observe_optimizers(), self._thread.watch(), self._host.watch():
             try:
                 yield
-            except torch.cuda.OutOfMemoryError:
-                self.rounds.finish()
+            except Exception as error:
+                if self.rounds.refusals.find_cause(error) is not None:
+                    self.rounds.finish()
                 raise
             except Enough:
                 if self.rounds.is_cut or self.rounds.is_cut_after:
@@ -224,7 +227,7 @@ class RecordedCode(Subject):
             yield torch_programs.observe_mappings(self._border.log.note_mapping)
         if self.memory is not None and target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
-            yield from stand_ins(self.memory, self._border.host.pinned, target.capability, self._thread)
+            yield from stand_ins(self.memory, self._border, target.capability, self._thread)
             yield from nvidia_smi_patches(self.memory, target, self.notes)
             yield from nvml_patches(self.memory, target, self.notes)
         if on_card or world is not None:

@@ -17,7 +17,18 @@ from fxmem.hardware.context import room_bytes
 from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
 from fxmem.records.parts import CompileRecord, CompileSettings, HostUse
-from fxmem.records.profile import Assumption, MadeUp, Phase, Profile, ProgramFiles, ProgramRun, Round, Target, Timeline
+from fxmem.records.profile import (
+    Assumption,
+    MadeUp,
+    Phase,
+    Profile,
+    ProgramFiles,
+    ProgramRun,
+    RefusedRequests,
+    Round,
+    Target,
+    Timeline,
+)
 from fxmem.records.units import format_bytes
 from fxmem.simulation.asked.routing import BALANCED, Rule
 from fxmem.simulation.error_advice import describe_end
@@ -96,7 +107,7 @@ class RecordedProgram(ProfiledStep):
         self._code = code
         self.ending = _TO_ITS_END
         """How the program ended, in words."""
-        self._failed = False
+        self._has_raised = False
         self._shortage = ""
         self._compiled: CompileRecord | None = None
         self.files: ProgramFiles | None = None
@@ -106,7 +117,7 @@ class RecordedProgram(ProfiledStep):
     def timeline(self) -> Timeline:
         """Bytes alive at every moment of the largest round; its peak says whether the program fits."""
         memory, shown = self._code.memory, self._code.rounds.shown
-        wanted = None if memory is None or not self._shortage else memory.wanted
+        wanted = None if memory is None or not self._refusal else memory.wanted
         allocated, reserved = wanted or (0, 0)
         if shown is not None and not shown.record.is_whole:
             allocated = max(allocated, shown.record.allocated_bytes or 0)
@@ -133,7 +144,23 @@ class RecordedProgram(ProfiledStep):
         longest = self._code.longest
         later = "" if longest is None or longest.full_at is None else f"It runs out at step {longest.full_at:,}"
         later = self._find_full_evaluation() or later
-        return self._shortage or ("" if memory is None else memory.shortage) or later
+        return self._refusal or ("" if memory is None else memory.shortage) or later
+
+    @property
+    def _refusal(self) -> str:
+        """The refused request that ended the program, or after which nothing ran through; empty for none."""
+        caught = self._refused
+        return self._shortage or ("" if caught is None or caught.is_outlived else caught.last)
+
+    @property
+    def _refused(self) -> RefusedRequests | None:
+        """The requests that the card refused and whose errors the program caught."""
+        return self._code.rounds.refusals.record(has_ended=bool(self._shortage))
+
+    @property
+    def _failed(self) -> bool:
+        """Whether an error of the program's own ended it, and not a refused request."""
+        return self._has_raised and not self._shortage
 
     def _find_full_evaluation(self) -> str:
         """The evaluation in which the card is full, in words; empty for none."""
@@ -170,7 +197,7 @@ class RecordedProgram(ProfiledStep):
     def program(self) -> ProgramRun:
         """The record of the whole run."""
         run = self._code.summarize(self.ending, failed=self._failed)
-        return run if self.files is None else run.model_copy(update={"files": self.files})
+        return run.model_copy(update={"files": self.files, "refused": self._refused})
 
     @functools.cached_property
     def profile(self) -> Profile:  # type: ignore[override]
@@ -212,12 +239,6 @@ class RecordedProgram(ProfiledStep):
             self._compiled = made.with_peaks(*peaks_bytes)
             del self.profile, self.timeline
 
-    def note_shortage(self, error: torch.cuda.OutOfMemoryError) -> None:
-        """Note that the program ended because the card had no more memory."""
-        place = error_place(error)
-        at = f" at {place}" if place else ""
-        self.ending, self._shortage = f"ran out of memory{at}", describe_shortage(str(error), place)
-
     @property
     def is_ended(self) -> bool:
         """Whether the program was ended, and what it does since is on its way out."""
@@ -257,19 +278,22 @@ class RecordedProgram(ProfiledStep):
         elif done and most and done < most and not (self._failed or self._shortage):
             self.ending = f"ran to its end after step {done} of {most}"
 
-    def note_afterwards(self, error: Exception) -> None:
+    def note_afterwards(self, error: BaseException) -> None:
         """Note that what follows an epoch raised. The steps before stand: its batches are few, and its numbers made up,
         so that the error may come of these."""
         raised = f"{describe_end(error)}{self._code.notes.explain(error)}"
         self.ending = f"{self._describe_stop()}; what follows the epoch raised {raised}"
 
-    def note_exception(self, error: Exception) -> None:
-        """Note what the program raised, and which made-up value it may come of."""
-        self.note_error(f"raised {describe_end(error)}{self._code.notes.explain(error)}")
-
-    def note_error(self, what: str) -> None:
-        """Note the error that ended the program, in words that follow its name."""
-        self.ending, self._failed = what, True
+    def note_exception(self, error: BaseException) -> None:
+        """Note what the program raised, and which made-up value it may come of; or that the card had no more memory."""
+        if (cause := self._code.rounds.refusals.find_cause(error)) is not None:
+            complaint, place = cause
+            place = error_place(error) if complaint in str(error) else place
+            self.ending = f"ran out of memory{f' at {place}' if place else ''}"
+            self._shortage = describe_shortage(complaint, place)
+            return
+        what = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raised {describe_end(error)}"
+        self.ending, self._has_raised = f"{what}{self._code.notes.explain(error)}", True
 
     def _largest(self) -> Profile:
         shown, target = self._code.rounds.shown, self._code.recording.target.name
@@ -443,12 +467,9 @@ def record_rank(
             with recording.environment():
                 yield recorded
             recorded.note_end(settings)
-        except torch.cuda.OutOfMemoryError as error:
-            recorded.note_shortage(error)
-            raise
         except Enough:
             recorded.note_stop(settings)
-        except Exception as error:
+        except BaseException as error:
             recorded.note_exception(error)
             raise
         finally:

@@ -33,6 +33,7 @@ from fxmem.simulation.program.evaluations import Evaluations
 from fxmem.simulation.program.growth import FurtherSteps, GrowthLog
 from fxmem.simulation.program.host_memory import HostMeter
 from fxmem.simulation.program.loader_watch import LoaderWatch
+from fxmem.simulation.program.refusals import Refusals
 from fxmem.simulation.program.repeated_calls import RepeatedCalls
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.program.round_tracer import is_within_module
@@ -121,9 +122,8 @@ class Rounds(RoundRule):
         self._trace, self._loaders = trace, loaders
         self._roots = roots
         self._host = host
-        self._host_log = host.ledger.log
-        self._host_holders = Holders(self._host_log)
-        self.host_growth = GrowthLog(self._host_log, self._host_holders)
+        self._host_holders = Holders(host.ledger.log)
+        self.host_growth = GrowthLog(host.ledger.log, self._host_holders)
         self._live = live
         self._memory = memory
         self._enough = enough
@@ -138,6 +138,7 @@ class Rounds(RoundRule):
         """The calls that most of these were made in; empty where no calls were."""
         self._ended_after = -1
         """How many rounds were finished when the program was last ended."""
+        self.refusals = Refusals(memory)
         self._elsewhere = 0
         self._is_generating = False
         self.is_cut_after = False
@@ -197,8 +198,11 @@ class Rounds(RoundRule):
     def run_module(self, call: PendingCall) -> Any:
         """The result of a call of a root. Where other ranks wait for what it sends, it runs."""
         if not self.repeats.is_on or self._recording.collectives.world is not None:
-            return call.run()
-        return self.repeats.run(call)
+            result = call.run()
+        else:
+            result = self.repeats.run(call)
+        self.refusals.end_call()
+        return result
 
     def _note_hidden(self, op: int, most: Seen, whole: Seen) -> None:
         """A call was made of one like it: the profile has the most of its memory, the card all."""
@@ -307,6 +311,7 @@ class Rounds(RoundRule):
             yield
             return
         self.backward_begins()
+        self.refusals.begin_backward()
         for root in roots:
             if isinstance(root, torch.Tensor):
                 log.rename(root, "", Kind.OUTPUT)
@@ -315,6 +320,7 @@ class Rounds(RoundRule):
         self._begin_part(Phase.BACKWARD)
         try:
             yield
+            self.refusals.end_backward()
         finally:
             self.backward_ends()
             self._name_residents()
@@ -376,6 +382,7 @@ class Rounds(RoundRule):
         if self.has_evaluated:
             self.evaluations.note_step()
             self._end_after()
+        self.refusals.end_step()
         self._loaders.end_round()
         self.finished.append(self._close(len(self.finished) + 1))
         is_enough = self._enough(self.finished)
@@ -440,7 +447,7 @@ class Rounds(RoundRule):
             self.shown = ShownRound(record, sizes, number, build_profile(self._recording))
         gc.collect()
         self._host_holders.search([(find_variables, None)], {})
-        for growth, of in ((self.growth, log), (self.host_growth, self._host_log)):
+        for growth, of in ((self.growth, log), (self.host_growth, self._host.ledger.log)):
             growth.note_made(sources)
             if is_whole:
                 growth.note_round(Counter(each.nbytes for each in of.storages if each.birth > 0))
@@ -464,7 +471,7 @@ class Rounds(RoundRule):
 
     def _start(self) -> None:
         self._recording.begin()
-        self._host_log.begin()
+        self._host.ledger.log.begin()
         self._live.clear_highest()
         if self._memory is not None:
             self._begin_part(Phase.FORWARD)

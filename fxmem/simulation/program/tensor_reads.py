@@ -20,7 +20,7 @@ from fxmem._torch import programs as torch_programs
 from fxmem.records.profile import MadeUpKind
 from fxmem.simulation.asked import known_values, plausible
 from fxmem.simulation.asked.made_up import MadeUpNotes, made_up_number
-from fxmem.simulation.program.border import Border
+from fxmem.simulation.program.border import Border, check_card
 from fxmem.simulation.program.stand_ins.checkpoints import reduce_tensor
 from fxmem.simulation.program.stand_ins.cuda import convert
 from fxmem.simulation.source_lines import exact_types_place
@@ -66,7 +66,14 @@ class TensorReads:
             self._answers[function] = self._of_copies(function, self._answers.get(function, function), how)
         self._answers[torch_programs.SET_DATA] = torch_programs.set_data
         if device.type == "cuda":
-            self._answers |= {**_ON_CARD, Tensor.pin_memory: self._pin}
+            self._answers |= {**_ON_CARD, Tensor.cuda: self._move, Tensor.pin_memory: self._pin}
+
+    def _move(
+        self, tensor: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
+    ) -> Tensor:
+        """`Tensor.cuda`."""
+        check_card(device, self._border.cards)
+        return tensor.to("cuda", non_blocking=non_blocking, memory_format=memory_format)
 
     def _pin(self, tensor: Tensor, *_: Any) -> Tensor:
         """`Tensor.pin_memory`: a copy in pinned memory, which is counted."""
@@ -188,14 +195,7 @@ def _of_fakes(function: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _cuda(
-    tensor: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
-) -> Tensor:
-    return tensor.to("cuda", non_blocking=non_blocking, memory_format=memory_format)
-
-
 _ON_CARD: Final[dict[Any, Callable[..., Any]]] = {
-    Tensor.cuda: _cuda,
     Tensor.type: convert,
     Tensor.is_pinned: lambda tensor, *_, **__: False,
 }

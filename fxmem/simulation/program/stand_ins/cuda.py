@@ -14,7 +14,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.errors import AnalysisError
-from fxmem.memory.pinned import PinnedPool
+from fxmem.simulation.program.border import Border, check_card
 from fxmem.simulation.program.card_memory import CardMemory, memory_answers
 from fxmem.simulation.program.card_thread import CardThread
 from fxmem.simulation.program.stand_ins.memory_history import MemoryHistory
@@ -120,11 +120,11 @@ def convert(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False)
 
 
 def stand_ins(
-    memory: CardMemory, pinned: PinnedPool, capability: tuple[int, int], thread: CardThread
+    memory: CardMemory, border: Border, capability: tuple[int, int], thread: CardThread
 ) -> torch_common.Patches:
     """The patches that put everything in place, for `contextlib.ExitStack`."""
     cuda, history = torch.cuda, MemoryHistory(memory)
-    answers = {**memory_answers(memory), "host_memory_stats": pinned.counts}
+    answers = {**memory_answers(memory), "host_memory_stats": border.host.pinned.counts}
 
     def initialize() -> None:
         thread.require()
@@ -152,6 +152,13 @@ def stand_ins(
             if hasattr(owner, name):  # in this torch
                 yield torch_common.replace(owner, name, answer)
     yield torch_common.wrap(torch, "get_device_module", _find_device_module)
+
+    def checked(original: Callable[..., Any], device: Any = None) -> Any:
+        check_card(device, border.cards)
+        return original(device)
+
+    for name in ("set_device", "get_device_properties", "_exchange_device", "_maybe_exchange_device"):
+        yield torch_common.wrap(cuda, name, checked)
     default = _DefaultTensorType()
     yield torch_common.wrap(torch, "set_default_tensor_type", default.set)
     yield torch_common.wrap(torch.Tensor, "__new__", default.make)
