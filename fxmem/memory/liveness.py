@@ -38,6 +38,9 @@ def timeline(profile: Profile) -> Timeline:
     total = live_bytes(profile)
     tick = total.index(max(total)) if total else 0
     peak = _make_peak(profile, tick, {kind: live[tick] for kind, live in by_kind.items() if total})
+    certain = [each for each in profile.storages if not each.is_bounded]
+    if len(certain) < len(profile.storages):
+        peak = peak.model_copy(update={"least_bytes": max(_live(profile.ticks, certain), default=0)})
     return Timeline(live_bytes=total, by_kind=by_kind, peak=peak, alive=alive_storages(profile, tick))
 
 

@@ -102,5 +102,5 @@ COMPILED_AS_EAGER: Final = "torch.compile'd code is analysed as the eager code i
 """What an assumption of topic "model" begins with where a compiler was left out."""
 PLANS_BY_TIMING: Final = "workspaces of the convolutions that torch.backends.cudnn.benchmark chooses by timing"
 """What an unknown of topic "memory" begins with where cuDNN tries every plan in the first step."""
-REAL_VALUES: Final = "what hangs on data is decided by one real run on the CPU"
+REAL_VALUES: Final = "what depends on data is decided by one real run on the CPU"
 """What an assumption of topic "values" begins with where a real run decided."""

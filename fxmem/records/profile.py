@@ -234,6 +234,8 @@ class Storage(Record):
     """Of what a program keeps: index of the storage that all of it was copied from last, where that is alive."""
     is_derived: bool = Field(default=False, exclude_if=lambda value: not value)
     """Of a buffer: whether no checkpoint has it (`persistent=False`)."""
+    is_bounded: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether its size comes of a shape that depends on data, and is counted at the largest that it can be."""
     other_bytes: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)
     """Of a workspace of a cuDNN that cannot be asked: its bytes by the further ones of `Profile.cudnns`."""
     smaller_bytes: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)
@@ -403,7 +405,7 @@ class Round(Record):
 
 
 MadeUpKind = Literal["read", "decided", "shape", "file", "answered", "sent"]
-"""A number read back; a decision by such a number; a shape that hangs on data; a file without values; an answer of a
+"""A number read back; a decision by such a number; a shape that depends on data; a file without values; an answer of a
 library that was not there; what would have been sent."""
 
 
@@ -657,6 +659,10 @@ class Peak(Viewed, Record):
 
     requested_bytes: Bytes
     """Bytes the program asked for and has not given back."""
+    least_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The most alive without what has a size that depends on data (`Storage.is_bounded`), which may be nothing; None
+    where nothing has. Sizes that the program computes from such a size are taken to depend on data where they equal
+    it."""
     allocated_bytes: Bytes | None = None
     """The same in the allocator's blocks; what `torch.cuda.max_memory_allocated()` reports. None: not modelled for this
     target."""

@@ -263,6 +263,8 @@ class Fit:
     """None without a budget."""
     is_failed: bool = False
     """Whether the program was ended by an error of its own, or within a step."""
+    is_open: bool = False
+    """Whether shapes that depend on data decide whether it fits."""
     is_growing: bool = False
     """Whether the program takes more with each step."""
     fits_host: bool | None = None
@@ -270,8 +272,14 @@ class Fit:
 
     @property
     def exit_code(self) -> int:
-        """1: a program's own error; 4: a card, a budget or a host that is too small; else 0."""
-        return 1 if self.is_failed else 4 if False in (self.is_fitting, self.keeps_budget, self.fits_host) else 0
+        """1: a program's own error, or not known; 4: a card, a budget or a host that is too small; else 0."""
+        return (
+            1
+            if self.is_failed or self.is_open
+            else 4
+            if False in (self.is_fitting, self.keeps_budget, self.fits_host)
+            else 0
+        )
 
 
 def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
@@ -309,7 +317,9 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
         counted = f"Counted: {requested if peak.fits is None else 'what the allocator reserves'}"
         counted += f"; room: {room}; other processes are not counted" if room else ""
     return Fit(
-        *(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed, bool(growth)),
+        *(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed),
+        is_open=_is_open(profile, peak),
+        is_growing=bool(growth),
         fits_host=None if host is None else host.fits,
     )
 
@@ -335,7 +345,22 @@ def compare_with_target(profile: Headed, peak: Peak) -> tuple[bool | None, str]:
     is_fitting = nbytes <= room if peak.fits is None else peak.fits
     nbytes = min(nbytes, room) if is_fitting else nbytes  # cached blocks go back to the driver where it asks for them
     least = "at least " if peak.at_least or (not is_fitting and _describe_unfinished(profile)) else ""
+    if peak.least_bytes is not None and not peak.at_least:
+        low = f"between {format_bytes(peak.least_bytes)} and "
+        is_certain = 100 * (peak.requested_bytes - peak.least_bytes) < peak.requested_bytes
+        least = f"{'' if is_fitting else low}at most " if not is_certain or _is_open(profile, peak) else least
+    if _is_open(profile, peak):
+        words = f"not known: {least}{format_bytes(nbytes)} of {format_bytes(room)} on {name}"
+        return None, f"{words}, as shapes depend on data"
     return is_fitting, f"{least}{format_bytes(nbytes)} of {format_bytes(room)} on {name}, {percent(nbytes, room)}"
+
+
+def _is_open(about: Headed, peak: Peak) -> bool:
+    """Whether shapes that depend on data decide whether a step fits: not at their largest, maybe at their smallest."""
+    room = room_bytes(about.target)
+    is_too_large = peak.requested_bytes > (room or 0) if peak.fits is None else not peak.fits
+    found = peak.least_bytes is not None and room is not None and not peak.at_least
+    return found and is_too_large and (peak.least_bytes or 0) <= (room or 0)
 
 
 def _describe_unfinished(profile: Headed) -> str:

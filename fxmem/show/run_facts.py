@@ -261,7 +261,7 @@ def made_up(profile: Profile) -> list[str]:
 _MADE_UP = {
     "read": "a number read back",
     "decided": "a decision by a made-up number",
-    "shape": "a shape that hangs on data, at its largest",
+    "shape": "a shape that depends on data, at the largest it can be",
     "file": "a file",
     "answered": "an answer",
     "sent": "not sent",

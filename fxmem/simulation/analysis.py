@@ -142,7 +142,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         accumulate: micro-batches of the size of `inputs` to one optimizer step; above 1, the step is the last of them,
             and the gradients of those before exist when it begins.
         prefetch: further batches like `inputs` that wait on the card throughout the step.
-        values: "bound" takes shapes that hang on data at their largest, where that is known; "real" runs forward and
+        values: "bound" counts shapes that depend on data at the largest they can be; "real" runs forward and
             loss once more on the CPU, on these inputs and weights (made up where they are on meta), and decides by what
             is read there. It needs the memory of a real forward.
         target: a name from the catalogue ("h100", "rtx4090", "cpu"), a size ("24GB"), or a `Target`.

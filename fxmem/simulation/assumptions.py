@@ -66,9 +66,7 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
         inputs = ", ".join(f"{label} {'x'.join(map(str, tensor.shape))}" for label, tensor in run.inputs)
         made_up = "weights and inputs without data are made up (ids are all 0), and others may decide otherwise"
         yield "values", f"{REAL_VALUES}, for this batch alone ({inputs}); {made_up}"
-    for what, place in values.bounded:
-        at = f" at {place}" if place else ""
-        yield "values", f"a shape that hangs on data is taken at its largest{at}: {what}"
+    yield from _bounds(run)
     if values.made_up_scalars:
         text = "the optimizer reads numbers from tensors; each was taken to be 1, on which no allocation depends"
         yield "optimizer", text
@@ -95,6 +93,15 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
     if (of_release := release_assumption(run.recording.target.release(torch.__version__))) is not None:
         yield "torch", of_release
     yield from _card(run.recording.target, run.step)
+
+
+def _bounds(run: FinishedRun) -> Iterator[_Said]:
+    """Shapes that depend on data, and what else depends on it."""
+    for what, place in run.recording.subject.values.bounded:
+        at = f" at {place}" if place else ""
+        yield "values", f"a shape that depends on data is counted at the largest it can be{at}: {what}"
+    if run.log.bounded_sizes:
+        yield "values", "a size that the program computes depends on data where it equals a shape that does"
 
 
 def _compiled_functions(recording: Recording) -> Iterator[_Said]:

@@ -194,6 +194,7 @@ def _build_storages(
                 is_read=is_read(index),
                 copy_of=renumbered.get(log.reads.copied_from.get(index, -1)) if copied else None,
                 is_derived=found.is_derived,
+                is_bounded=found.is_bounded and found.kind not in (Kind.GRADIENT, Kind.PARAMETER, Kind.OPTIMIZER_STATE),
                 shape=found.shape,
                 dtype=str(found.dtype)[6:],
                 stream=found.stream,

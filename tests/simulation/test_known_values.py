@@ -290,7 +290,7 @@ class _Picks(nn.Module):
 
 def test_shapes_that_hang_on_data_are_taken_at_their_largest() -> None:
     profile = analyze(_Picks(), torch.randn(4, 8), target="cpu").profile
-    said = [each.text for each in profile.assumptions if "hangs on data" in each.text]
+    said = [each.text for each in profile.assumptions if "depends on data is counted" in each.text]
     assert [text.rpartition(": ")[2] for text in said] == ["every element", "every element", "every place"]
     assert all(Path(__file__).name in text for text in said)
     # Of x[mask] and of its gradient, the two columns of places, each time; of nonzero, the places.

@@ -146,7 +146,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     # Which runs the program by itself, as eager code.
     following = "" if options.compile else next_for_program(card.name, words, (ranks, rank))
     code, text = write_report(options, step.report(), step.timeline, following)
-    if step.peak.shortage and options.oom == "raise":
+    if step.peak.at_least and options.oom == "raise":
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")
     run = step.profile.step.program
     for place in find_unread(given, run):

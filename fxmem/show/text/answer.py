@@ -80,6 +80,7 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
     loop = findings.loop_facts(profile) if profile.step.outputs_bytes * _WORTH_SAYING >= peak.requested_bytes else ()
     below = [
         Fact("Peak", where),
+        *_open_facts(profile, fit),
         *findings.plans_facts(profile, peak),
         *longest_facts(profile)[:1],
         *loop,
@@ -88,6 +89,17 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
         *([Fact("Next", printable(following))] if following else []),
     ]
     return add_facts(label_content("Memory", memory), below)
+
+
+def _open_facts(profile: Profile, fit: Fit) -> Facts:
+    """What tells whether a step fits, where shapes that depend on data decide it."""
+    if not fit.is_open:
+        return []
+    if profile.step.program is None:
+        return [Fact("To know", "--values real takes such shapes from a real run of forward on the CPU")]
+    places = [each.place for each in profile.step.program.made_up if each.kind == "shape" and each.place]
+    where = f"{places[0]}{f' and {len(places) - 1} more lines' if len(places) > 1 else ''}" if places else "FILE:LINE"
+    return [Fact("To know", printable(f"--value FILE:LINE=mask.pt gives the values that decide at {where}"))]
 
 
 def _eager_facts(profile: Profile) -> Facts:

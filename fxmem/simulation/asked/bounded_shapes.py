@@ -1,4 +1,4 @@
-"""Upper bounds of results whose shapes hang on data: every element is picked, no two are equal.
+"""Upper bounds of results whose shapes depend on data: every element is picked, no two are equal.
 
 A FakeTensor has no values to pick by. What a program allocates for such results is then at most what is computed here.
 """

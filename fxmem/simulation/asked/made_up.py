@@ -1,4 +1,4 @@
-"""What a program is told that no card has computed: numbers read back, decisions by them, shapes that hang on data.
+"""What a program is told that no card has computed: numbers read back, decisions by them, shapes that depend on data.
 
 A prediction is as good as these guesses are harmless, so each is noted with the user's line; the report lists them.
 """

@@ -1,8 +1,8 @@
 """What a reader on the host gets for a tensor that no card has computed: numbers that are legal where they are read.
 
 A softmax sums to one, an index is below its bound, a sort's places are all there, a norm is not zero, a mask lets all
-through and a count is of all, as shapes that hang on data are taken at their largest; a square matrix is symmetric and
-positive-definite; every other fraction is between a half and one and a half. `note` keeps with a tensor what its
+through and a count is of all, as shapes that depend on data are counted at their largest; a square matrix is symmetric
+and positive-definite; every other fraction is between a half and one and a half. `note` keeps with a tensor what its
 operator says of it, through views, casts and copies; `make` gives the numbers.
 
 A truth that is read by itself is no mask: it decides the way that the program goes on. That of a comparison with a

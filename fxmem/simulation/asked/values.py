@@ -41,7 +41,9 @@ class Values:
         self.reads: RealReads | None = None
         """Values of a real run, if there was one."""
         self.bounded: dict[tuple[str, str], None] = {}
-        """Shapes that hang on data and are taken at their largest: what, and where."""
+        """Shapes that depend on data and are counted at the largest they can be: what, and where."""
+        self.has_bounded = False
+        """Whether the last operator made one."""
         self.passed_checks = 0
         """Conditions without values that the program read only to raise an error."""
         self.made_up_scalars = 0
@@ -79,6 +81,7 @@ class Values:
         if bound is None:
             return self._make_up(func, args)
         result, what = bound
+        self.has_bounded = True
         self._note_bound(what)
         return result
 
@@ -90,7 +93,7 @@ class Values:
         return passed
 
     def _note_bound(self, what: str) -> None:
-        """Note that a shape that hangs on data is taken at its largest."""
+        """Note that a shape that depends on data is counted at the largest it can be."""
         self.bounded[what, program_place(sys._getframe(1))] = None
 
     def _make_up(self, func: Any, args: tuple[Any, ...]) -> Any:

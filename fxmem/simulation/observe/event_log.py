@@ -61,6 +61,8 @@ class LoggedStorage:
     """Whether it is a parameter of which no gradient is wanted."""
     is_derived: bool = False
     """Whether it is a buffer that no checkpoint has."""
+    is_bounded: bool = False
+    """Whether its size comes of a shape that depends on data and is counted at the largest it can be."""
 
     def forget(self) -> None:
         """Take it out of the step: it was never there."""
@@ -142,6 +144,10 @@ class StepLog:
         """By address, the storages without bytes, and what they were."""
         self.grown: set[int] = set()
         """Storages that took their memory back in place."""
+        self.bounded_sizes: set[int] = set()
+        """Sizes that depend on data, at the largest they can be."""
+        self.making_bounded = False
+        """Whether the operator that runs makes such sizes, or follows from them."""
         self.communication: set[int] = set()
         """Storages that a collective reads or writes."""
         self.reads = StorageReads(self.find_storage)
@@ -226,7 +232,31 @@ class StepLog:
         else:
             self.storages.append(LoggedStorage(nbytes, self.tick, len(self.ops), self.node, shape, dtype, stream))
             self.tick += 1
+        self.storages[index].is_bounded = self.making_bounded
         return index
+
+    def note_bound(self, result: Any) -> None:
+        """Note that what is made now has shapes that depend on data, at the largest they can be."""
+        self.making_bounded = True
+        self.bounded_sizes.update(
+            size for tensor in torch_common.iterate_tensors(result) for size in tensor.shape if size > 1
+        )
+
+    def follows_from_bounds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operator reads a tensor of such a size, or is told to make one."""
+        if not self.bounded_sizes:
+            return False
+        read = map(self.find_storage, torch_common.iterate_tensors((args, kwargs)))
+        return any(index is not None and self.storages[index].is_bounded for index in read) or any(
+            size in self.bounded_sizes
+            for each in (*args, *kwargs.values())
+            for size in (each if type(each) in (list, tuple) else (each,))
+            if type(size) is int
+        )
+
+    def sum_bounded(self) -> int:
+        """The bytes alive whose size comes of a shape that depends on data."""
+        return sum(each.nbytes for each in map(self.storages.__getitem__, self.alive()) if each.is_bounded)
 
     def discard(self, first: int) -> None:
         """Forget the storages from this one on: the card had no memory for them."""

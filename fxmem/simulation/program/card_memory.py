@@ -121,6 +121,8 @@ class CardMemory(Observer):
         """What the card had no memory for and where, once that was noted; in words."""
         self.wanted: tuple[int, int] | None = None
         """Allocated and reserved bytes with the request that was refused last; None where none was."""
+        self.find_bounded: Callable[[], int] = lambda: 0
+        """The bytes alive whose size depends on data; asked where a request finds no room."""
         self.refused: tuple[tuple[str, str], ...] = ()
         """The text of each error that a refused request raised, and the line of the program."""
         self._target = target
@@ -259,7 +261,7 @@ class CardMemory(Observer):
         if allocator.capacity_bytes is not None:
             if self.raises:
                 self.wanted = allocator.allocated_bytes + nbytes, allocator.reserved_bytes + nbytes
-            self._run_out(self._complaint(nbytes), sys._getframe(1))
+            self._run_out(self._complaint(nbytes), sys._getframe(1), raises=self.raises)
 
     def part_peaks(self) -> dict[Part, PartPeak]:
         """The highest levels of each part since `clear_highest`."""
@@ -507,7 +509,7 @@ class CardMemory(Observer):
         if self._is_untouched:
             self._read_settings()
         allocator = self._allocator
-        before, complaint, smaller = allocator.reserved_bytes, "", None
+        before, complaint, smaller, raises = allocator.reserved_bytes, "", None, False
         try:
             address = allocator.malloc(nbytes, stream)
             if self.blocks is not None:
@@ -516,13 +518,17 @@ class CardMemory(Observer):
                 self._note("alloc", address, nbytes, stream)
         except OutOfMemory as error:
             smaller = None if workspace_of is None else self._next_plan(workspace_of, nbytes)
-            if self.raises and smaller is None:
+            bounded = self.find_bounded()
+            least = allocator.requested_bytes + nbytes - bounded
+            raises = self.raises and not (bounded and least <= (allocator.capacity_bytes or 0))
+            if raises and smaller is None:
                 self.wanted = error.allocated_bytes + error.asked_bytes, error.reserved_bytes + error.segment_bytes
+                self.wanted = (least, least) if bounded else self.wanted
             complaint = self._complaint(error.segment_bytes)
         if smaller is not None:
             return self._malloc(smaller, stream, workspace_of)
         if complaint:  # what is raised here has no other error behind it, as on the card
-            self._run_out(complaint, sys._getframe(1))
+            self._run_out(complaint, sys._getframe(1), raises=raises)
             return self._malloc(nbytes, stream)
         # `max` takes three times as long, and a run of a generation comes here a million times.
         if (requested := allocator.requested_bytes) > self.highest_requested:
@@ -542,9 +548,10 @@ class CardMemory(Observer):
             self._plans[signature] = found
         return found
 
-    def _run_out(self, complaint: str, frame: types.FrameType) -> None:
-        """Raise what the card raises, or note it and have as much as is asked for from here on."""
-        if self.raises:
+    def _run_out(self, complaint: str, frame: types.FrameType, *, raises: bool) -> None:
+        """Raise what the card raises, or note it and have as much as is asked for from here on: so, too, where there
+        may be room, as sizes that depend on data are counted at their largest."""
+        if raises:
             self.refused = (*self.refused, (complaint, program_place(frame)))
             raise torch.cuda.OutOfMemoryError(complaint)
         self.shortage = describe_shortage(complaint, program_place(frame))

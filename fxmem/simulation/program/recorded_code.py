@@ -161,6 +161,8 @@ class RecordedCode(Subject):
         observers = (self.trace, self._live) if self.memory is None else (self.memory, self.trace, self._live)
         log = StepLog(device, counts=self._counts, keeps_outputs=True, observers=observers)
         self._live.log = self._border.log = log
+        if self.memory is not None:
+            self.memory.find_bounded = log.sum_bounded
         return log
 
     def _counts(self, tensor: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ _ADVICE: Final = {
     "sp sequence": "say tp=N, and for sequence parallel give your own function (--parallelize)",
     "cp context ulysses": "context parallel is not analysed: tp=N splits the heads, and checkpoints (fxmem plan) take "
     "less for long sequences",
-    "ep expert experts": "expert parallel is not analysed, since what experts get hangs on data: fsdp=N shards "
+    "ep expert experts": "expert parallel is not analysed, since what experts get depends on data: fsdp=N shards "
     "experts, too",
     "pp pipe pipeline": "a pipeline is analysed as a script with its schedule: fxmem run --ranks N train.py",
 }

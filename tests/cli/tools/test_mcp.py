@@ -185,7 +185,7 @@ def answer(folder: Path, kept: Path, tool: str, report: str, code: int = 0, **ar
 def test_the_meaning_is_the_verdicts_and_the_budget_counts(folder: Path, tmp_path: Path) -> None:
     profile = small_profile()
     report = report_of(profile, fits=True, room_bytes=1 << 30, reserved_bytes=1 << 29)
-    asked = {"program": ["train.py", "1"], "target": "rtx3080"}
+    asked: dict[str, Any] = {"program": ["train.py", "1"], "target": "rtx3080"}
     told = answer(folder, tmp_path / "k", "predict", report.model_dump_json(), **asked)
     assert (told["exit_code"], told["meaning"].partition(":")[0]) == (0, "fits")
     told = answer(folder, tmp_path / "k", "predict", report.model_dump_json(), **asked, budget="1KiB")

@@ -107,7 +107,7 @@ def test_values_say_what_they_are_of() -> None:
     analysis = fxmem.analyze(model, rows(), target="h100", values="real")
     said = [each.text for each in analysis.profile.assumptions if each.topic == "values"]
     said_first, _, _ = said[0].partition(";")
-    assert said_first == "what hangs on data is decided by one real run on the CPU, for this batch alone (x 200x64)"
+    assert said_first == "what depends on data is decided by one real run on the CPU, for this batch alone (x 200x64)"
     assert f"Note        {said_first}" in text.overview(analysis.profile, analysis.timeline, width=200)
     assert all(map(torch.equal, before[0], model.parameters()))
     assert torch.equal(before[1], torch.random.get_rng_state())

@@ -85,7 +85,7 @@ def test_an_optimizer_that_steps_all_the_same_is_no_step() -> None:
         trained = Trained()
         while True:
             try:
-                trained.call(HUGE).sum().backward()
+                trained.call(HUGE).sum().backward()  # type: ignore[no-untyped-call]
             except RuntimeError:
                 torch.cuda.empty_cache()
             trained.optimizer.step()
