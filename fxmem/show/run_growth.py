@@ -36,7 +36,7 @@ def describe_growth(profile: Profile, *, has_run_out: bool = False) -> str:
         return words
     step, alive = ahead.points[-1]
     if ahead.is_full:
-        sooner = [each for each in program.schedules if each.every is not None and each.every < step]
+        sooner = [each for each in program.schedules if not each.counter and 0 < (each.every or 0) < step]
         by = f", or sooner in what {sooner[0].place} does every {sooner[0].every:,}" if sooner else ""
         return f"{words}, out of memory at about step {step:,}{by}"
     return f"{words} until step {step:,}, to {format_bytes(alive)}"
@@ -61,6 +61,9 @@ def later_facts(program: ProgramRun) -> Facts:
             f"it comes after the steps, at {each.place}; --until end runs it"
             if each.every is None
             else f"{each.place} does it every {each.every:,} steps; --steps {each.every} runs it"
+            if not each.counter
+            else f"{each.place} does it every {each.every:,} of `{each.counter}`, which does not count steps; --until "
+            "end runs it"
         )
         for each in program.schedules
         if each.calls

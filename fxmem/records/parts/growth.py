@@ -52,6 +52,8 @@ class Schedule(Record):
     """`file:line` of the condition, or of what follows the loop."""
     every: int | None
     """None: once its steps are over."""
+    counter: str = Field(default="", exclude_if=lambda value: not value)
+    """What it counts in the place of steps, as epochs: no recorded step changed it. Empty where it counts steps."""
     calls: str = Field(default="", exclude_if=lambda value: not value)
     """`file:line` where it calls a model and no step did; empty where it calls none."""
 

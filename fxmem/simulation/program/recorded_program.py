@@ -211,7 +211,7 @@ class RecordedProgram(ProfiledStep):
                 topic="schedules", text=f"at most one of the steps did what {each.place} does every {each.every:,}"
             )
             for each in self.program.schedules
-            if each.every is not None
+            if each.every is not None and not each.counter
         ]
         if longest is not None:
             taken += [Assumption(topic="lengths", text=text) for text in explain_longest(longest)]

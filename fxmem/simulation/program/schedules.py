@@ -7,9 +7,10 @@ import functools
 import inspect
 import linecache
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -33,6 +34,10 @@ class LaterWork:
         """By line of the program that an operator or a call of a module came from, the first round in which one did."""
         self._schedules: dict[Schedule, list[str]] = {}
         self._following: tuple[Schedule, ...] = ()
+        self._counted: dict[Schedule, Any] = {}
+        """What each condition divided when the last step ended."""
+        self._slower: dict[Schedule, str] = {}
+        """Conditions that divide what a step left as it was, such as the number of an epoch."""
 
     def note_ran(self, number: int, sources: Iterable[SourceLine | None]) -> None:
         """Note where the operators and calls of a round come from; of set-up, which is 0."""
@@ -42,7 +47,13 @@ class LaterWork:
 
     def search(self, frame: types.FrameType | None) -> None:
         """Search the code of the frame that ends a step, and of its callers."""
-        self._schedules, self._following = find_schedules(frame), find_following(frame)
+        self._schedules, self._following, before = {}, find_following(frame), self._counted
+        self._counted = {}
+        for found, name, counted, lines in find_schedules(frame):
+            self._counted[found] = counted
+            if counted is not None and before.get(found) == counted:
+                self._slower[found] = name
+            self._schedules[found.model_copy(update={"counter": self._slower.get(found, "")})] = lines
 
     def describe(
         self, peaks: Sequence[int], read: AbstractSet[str], *, is_over: bool, is_after: bool
@@ -60,19 +71,18 @@ class LaterWork:
             at = min((self._ran[line] for line in (*lines, each.calls) if line in self._ran), default=None)
             at = 0 if at is None and not read.isdisjoint(lines) else at
             is_shown = at is not None and (at == 0 or at > last or peaks[at - 1] <= peaks[at])
-            if each.every is not None and each.every > len(peaks) and not is_shown:
+            if each.every is not None and (each.every > len(peaks) or each.counter) and not is_shown:
                 later.append(each if at is None and not is_over else each.model_copy(update={"calls": ""}))
         known = {*self._ran, *(each.calls for each in later)}
         return (*later, *(each for each in self._following if not (is_over or is_after) and each.calls not in known))
 
 
-def find_schedules(frame: types.FrameType | None) -> dict[Schedule, list[str]]:
-    """The conditions `if step % 1000 == 0:`, or `if not step % 1000:`, of a frame and its callers, each with the lines
-    of its branch.
+def find_schedules(frame: types.FrameType | None) -> Iterator[tuple[Schedule, str, Any, list[str]]]:
+    """The conditions `if step % 1000 == 0:`, or `if not step % 1000:`, of a frame and its callers, each with what is
+    divided, its value, and the lines of its branch.
 
     Assumes that what is divided counts steps. A divisor that only the program's own code could tell is left out.
     """
-    found: dict[Schedule, list[str]] = {}
     for each in program_frames(frame)[0]:
         file, scope = each.f_code.co_filename, _scope(each)
         lines = {line for *_, line in each.f_code.co_lines()}
@@ -80,11 +90,18 @@ def find_schedules(frame: types.FrameType | None) -> dict[Schedule, list[str]]:
             if condition.lineno in lines:
                 name, branch = package_path(file), condition.body
                 within = [f"{name}:{line}" for line in range(branch[0].lineno, (branch[-1].end_lineno or 0) + 1)]
-                for every in (_find_value(divisor, scope) for divisor in divisors):
+                for counter, divisor in divisors:
+                    every, names = _find_value(divisor, scope), [n for n in ast.walk(counter) if _is_named(n)]
                     if type(every) is int and every > 0:
                         calls = _find_model_call(branch, scope, file)
-                        found[Schedule(place=f"{name}:{condition.lineno}", every=every, calls=calls)] = within
-    return found
+                        found = Schedule(place=f"{name}:{condition.lineno}", every=every, calls=calls)
+                        value = _find_value(names[0], scope) if names else None
+                        named = ast.unparse(names[0]) if names else ""
+                        yield found, named, value if type(value) is int else None, within
+
+
+def _is_named(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
+    return isinstance(node, (ast.Name, ast.Attribute))
 
 
 def find_following(frame: types.FrameType | None) -> tuple[Schedule, ...]:
@@ -128,8 +145,8 @@ def _parse(text: str) -> ast.Module:
 
 
 @functools.lru_cache(maxsize=64)
-def _find_conditions(tree: ast.Module) -> list[tuple[ast.If, list[ast.expr]]]:
-    """The conditions of a file in which something is divided, and by what: once for all rounds that ask."""
+def _find_conditions(tree: ast.Module) -> list[tuple[ast.If, list[tuple[ast.expr, ast.expr]]]]:
+    """The conditions of a file in which something is divided, what, and by what: once for all rounds that ask."""
     conditions = ((each, list(_divide(each.test))) for each in ast.walk(tree) if isinstance(each, ast.If))
     return [(each, divisors) for each, divisors in conditions if divisors]
 
@@ -173,7 +190,8 @@ def _find_model_call(
 ) -> str:
     """`file:line` of the first call of a module with parameters, in functions of the program's own, too; or empty."""
     seen = set() if seen is None else seen
-    for call in (each for one in statements for each in ast.walk(one) if isinstance(each, ast.Call)):
+    fixed = _find_fixed(_read(file))
+    for call in (each for one in statements for each in _walk(one, scope, fixed) if isinstance(each, ast.Call)):
         called = _find_value(call.func, scope)
         owner = _find_value(call.func.value, scope) if isinstance(call.func, ast.Attribute) else None
         if isinstance(called, nn.Module) and any(True for _ in nn.Module.parameters(called)):
@@ -200,16 +218,68 @@ def _find_model_call(
     return ""
 
 
-def _divide(test: ast.expr) -> Iterator[ast.expr]:
+@functools.lru_cache(maxsize=64)
+def _find_fixed(tree: ast.Module) -> Callable[[str], bool]:
+    """Whether a file writes to a name, or an attribute, once at most: its value is then what it stays."""
+    written: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            written[node.id if isinstance(node, ast.Name) else node.attr] += 1
+        loops = [node.target] if isinstance(node, (ast.For, ast.AsyncFor, ast.AugAssign)) else []
+        written.update(each.id for one in loops for each in ast.walk(one) if isinstance(each, ast.Name))
+    return lambda name: written[name] < 2
+
+
+def _walk(node: ast.AST, scope: _Scope, is_fixed: Callable[[str], bool]) -> Iterator[ast.AST]:
+    """As `ast.walk`, without branches that the program's options do not take."""
+    yield node
+    children: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, (ast.If, ast.IfExp)) and (taken := _decide(node.test, scope, is_fixed)) is not None:
+        branch = node.body if taken else node.orelse
+        children = [node.test, *(branch if isinstance(branch, list) else [branch])]
+    for each in children:
+        yield from _walk(each, scope, is_fixed)
+
+
+def _decide(test: ast.expr, scope: _Scope, is_fixed: Callable[[str], bool]) -> bool | None:
+    """Whether a condition of options holds: words, flags and None that nothing writes to again; None for any other."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            found = _decide(operand, scope, is_fixed)
+            return None if found is None else not found
+        case ast.BoolOp(op=op, values=values):
+            each = [_decide(value, scope, is_fixed) for value in values]
+            ends = isinstance(op, ast.Or)
+            return ends if ends in each else None if None in each else not ends
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot() as op], comparators=[right]):
+            sides = [_find_option(one, scope, is_fixed) for one in (left, right)]
+            if not all(sides):
+                return None
+            return (sides[0] == sides[1]) == isinstance(op, (ast.Eq, ast.Is))
+    option = _find_option(test, scope, is_fixed)
+    return None if option is None else bool(option[0])
+
+
+def _find_option(node: ast.expr, scope: _Scope, is_fixed: Callable[[str], bool]) -> tuple[str | bool | None] | None:
+    """The value of an option; None for what is none."""
+    names = [each.id if isinstance(each, ast.Name) else each.attr for each in ast.walk(node) if _is_named(each)]
+    value = _find_value(node, scope)
+    is_known = isinstance(value, (str, bool)) or (value is None and isinstance(node, ast.Constant))
+    return (value,) if is_known and all(map(is_fixed, names)) else None
+
+
+def _divide(test: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
     match test:
         case ast.BoolOp(op=ast.And(), values=values):
             for each in values:
                 yield from _divide(each)
         case (
-            ast.Compare(left=ast.BinOp(op=ast.Mod(), right=divisor), ops=[ast.Eq()], comparators=[ast.Constant()])
-            | ast.UnaryOp(op=ast.Not(), operand=ast.BinOp(op=ast.Mod(), right=divisor))
+            ast.Compare(
+                left=ast.BinOp(left=counter, op=ast.Mod(), right=divisor), ops=[ast.Eq()], comparators=[ast.Constant()]
+            )
+            | ast.UnaryOp(op=ast.Not(), operand=ast.BinOp(left=counter, op=ast.Mod(), right=divisor))
         ):
-            yield divisor
+            yield counter, divisor
 
 
 def _find_value(node: ast.expr, scope: Mapping[str, Any]) -> Any:

@@ -191,7 +191,7 @@ def test_the_meaning_is_the_verdicts_and_the_budget_counts(folder: Path, tmp_pat
     told = answer(folder, tmp_path / "k", "predict", report.model_dump_json(), **asked, budget="1KiB")
     assert (told["exit_code"], told["meaning"].partition(":")[0]) == (4, "does NOT keep the budget of 1.00 KiB")
     step = Round(requested_bytes=9, allocated_bytes=512, phase=Phase.FORWARD, operators=1)
-    run = ProgramRun(ending="stopped after step 3", rounds=[step], shown=1, growth_bytes=7)
+    run = ProgramRun(ending="stopped after step 3", rounds=(step,), shown=1, growth_bytes=7)
     grows = report.model_copy(update={"step": report.step.model_copy(update={"program": run})})
     told = answer(folder, tmp_path / "k", "predict", grows.model_dump_json(), **asked, budget="1GiB")
     assert re.match("keeps the budget of 1.00 GiB.*; grows by 7 bytes a step", told["meaning"])

@@ -191,3 +191,47 @@ def test_what_has_run_in_a_recorded_step_is_not_said(tmp_path: Path, condition: 
 def test_what_has_not_run_or_takes_more_is_said(tmp_path: Path, condition: str, before: str, kept: int) -> None:
     recorded = run(tmp_path, condition, before, kept)
     assert "or sooner in what" in describe_growth(recorded.profile)
+
+
+OPTIONS = """
+import torch
+from torch import nn
+
+KIND, flags = "pair", {"single": False}
+net = nn.Bilinear(64, 64, 32).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+
+def call(net, x):
+    if KIND == "single" or not KIND or flags["single"]:
+        return net(x)
+    return net(x, x)
+
+def epoch(learn=True):
+    for _ in range(2):
+        loss = call(net, torch.randn(8, 64, device="cuda")).sum()
+        if learn:
+            loss.backward(); optimizer.step()
+
+for number in range(100):
+    epoch()
+    if number % 5 == 4:
+        BODY
+"""
+
+
+def run_options(folder: Path, body: str) -> RecordedProgram:
+    (folder / "train.py").write_text(OPTIONS.replace("BODY", body))
+    return launch(Launch(str(folder / "train.py")), catalogue.target("t4"), RunSettings()).recorded
+
+
+def test_a_branch_that_the_options_never_take_is_not_named(tmp_path: Path) -> None:
+    assert not run_options(tmp_path, "epoch(learn=False)").program.schedules  # what it calls has run
+    calls = "net(torch.ones(9, 64, device='cuda'), torch.ones(9, 64, device='cuda'))"
+    (tmp_path / "other").mkdir()  # the lines of a file are read once
+    recorded = run_options(tmp_path / "other", calls)
+    (found,) = recorded.program.schedules
+    assert (found.every, found.counter, found.calls) == (5, "number", found.place.replace(":22", ":23"))
+    assert "every 5 of `number`, which does not count steps; --until end runs it" in str(
+        program_facts(recorded.profile)
+    )
+    assert not [each for each in recorded.profile.assumptions if each.topic == "schedules"]
