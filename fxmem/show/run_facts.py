@@ -11,7 +11,7 @@ from fxmem.hardware.context import format_range
 from fxmem.hardware.links import bytes_per_second
 from fxmem.records.names import REAL_VALUES, TimedQuestion
 from fxmem.records.parts import EngineUse, GenerationPeak, GenerationRun, RankClass, RankedStep, TimedChoice
-from fxmem.records.profile import FileChange, Headed, PartOfRound, Profile, ProgramFiles, ProgramRun, Round
+from fxmem.records.profile import FileChange, Headed, PartOfRound, Phase, Profile, ProgramFiles, ProgramRun, Round
 from fxmem.records.units import exact_bytes, format_bytes, printable
 from fxmem.show.longest_batch import longest_facts
 from fxmem.show.run_growth import describe_host, evaluation_facts, growth_facts, later_facts
@@ -28,7 +28,7 @@ def rank_facts(about: Headed) -> Facts:
     ranks = about.step.ranks
     if ranks is None:
         return []
-    facts = [Fact("Rank", f"{ranks.rank} of {ranks.world}, in a world that is not there")]
+    facts = [Fact("Rank", f"{ranks.rank} of {ranks.world} (simulated; no other process runs)")]
     for each in ranks.classes:
         label = f"Rank {each.first}" if each.size == 1 else f"Ranks {each.first}-{each.last}"
         facts.append(Fact(label, _describe_class(each, ranks)))
@@ -98,7 +98,8 @@ def program_facts(profile: Profile) -> Facts:
     program = profile.step.program
     if program is None:
         return [] if profile.step.generation is None else _generation_facts(profile.step.generation)
-    facts = [Fact("Run", program.ending)]
+    phases = {phase for each in program.rounds for phase in each.phases}
+    facts = [Fact("Run", program.ending + (", without a backward" if phases and Phase.BACKWARD not in phases else ""))]
     if (refused := program.refused) is not None:
         since = "it ran through" if refused.is_outlived else "nothing ran through"
         last = refused.last.removeprefix("It runs out ")
@@ -106,11 +107,14 @@ def program_facts(profile: Profile) -> Facts:
             Fact("Refused", f"{refused.count:,}, whose errors the program caught; {since} after the last, {last}")
         )
     if program.setup is not None:
-        facts.append(Fact("Set-up", _describe_round(program.setup, "") + (_SHOWN if program.shown == 0 else "")))
+        setup = f"{describe_counts(program.setup)}{_SHOWN}" if not program.shown else _describe_round(program.setup, "")
+        facts.append(Fact("Set-up", setup))
     groups = equal_rounds(program)
     for each in groups:
-        mark = _SHOWN if each.is_shown and len(groups) > 1 else ""
-        facts.append(Fact(each.label, ("" if each.are_equal else "at most ") + _describe_round(each.round) + mark))
+        if each.is_shown:  # where its peak falls, `Peak` says
+            facts.append(Fact(each.label, describe_counts(each.round) + (_SHOWN if len(groups) > 1 else "")))
+        else:
+            facts.append(Fact(each.label, ("" if each.are_equal else "at most ") + _describe_round(each.round)))
     facts += [*_part_facts(program), *(Fact("Engine", _describe_engine(each)) for each in program.engines)]
     if program.steady is not None:
         grows = f"no: it grows by {program.growth_bytes:,} bytes a step" if program.growth_bytes else ""
@@ -131,9 +135,10 @@ def _part_facts(program: ProgramRun) -> Facts:
     if found is None:
         return []
     lines = [f"{each.title}: {describe_counts(each)}" for each in found[1].parts]
+    which = f"step {found[0]}{'' if found[0] == program.shown else ', which the table is not of'}"
     return [
         Fact("" if index else "Phases", line)
-        for index, line in enumerate([f"of step {found[0]}, each with its own peak", *lines])
+        for index, line in enumerate([f"of {which}, each with its own peak", *lines])
     ]
 
 

@@ -24,7 +24,13 @@ from fxmem.errors import UsageError
 from fxmem.records.names import GRAPH_POOL
 from fxmem.records.profile import Kind, Phase
 from fxmem.simulation.asked.values import Values
-from fxmem.simulation.given.losses import LabelledLoss, find_label_argument, loss_assumption, missing_loss
+from fxmem.simulation.given.losses import (
+    LabelledLoss,
+    describe_own_loss,
+    find_label_argument,
+    loss_assumption,
+    missing_loss,
+)
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.model.fake_model import fake_copy, fake_inputs
@@ -56,6 +62,8 @@ class ModelStep(Subject):
         self._cycles = 0
         self._labels: torch.Tensor | None = None
         self._missing_loss = ("", 0)
+        self._own_loss: dict[str, str] = {}
+        """What the loss is where none was given."""
         self._earlier: dict[str, int | None] = {}
         """Storages of the gradients that earlier micro-batches have left, by parameter."""
         self._observers_paused = contextlib.ExitStack()
@@ -148,7 +156,7 @@ class ModelStep(Subject):
             recording=self.recording,
             name=self._request.name,
             notes=self._request.notes,
-            step=describe(self._request, self._optimizer).model_copy(update={"compiled": compiled}),
+            step=describe(self._request, self._optimizer).model_copy(update={"compiled": compiled, **self._own_loss}),
             model=self._model,
             inputs=tuple(self._inputs),
             optimizer=self._optimizer,
@@ -223,6 +231,7 @@ class ModelStep(Subject):
         else:
             value = (default_loss if loss is None else loss)(out)
         if loss is None:
+            self._own_loss = {"loss": describe_own_loss(out)}
             label = find_label_argument(self._model, self._request.args, self._request.kwargs)
             self._missing_loss = missing_loss(out, label)
         if isinstance(value, torch.Tensor):

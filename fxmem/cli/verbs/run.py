@@ -89,6 +89,7 @@ ARGUMENTS = (
     QUIET,
     *REPORT_OUTPUT,
     flag("-m", "PROGRAM is a module's name, as for python -m"),
+    flag("-u", "taken as python takes it, and changes nothing: what is printed is not kept back"),
     argument("program", metavar="PROGRAM", help="the script to run"),
     argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="its own arguments"),
 )

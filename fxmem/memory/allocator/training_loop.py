@@ -10,8 +10,11 @@ from typing import Final
 
 from fxmem.memory.allocator.caching_allocator import CachingAllocator
 from fxmem.memory.allocator.stats import OutOfMemory
+from fxmem.memory.module_tree import describe
+from fxmem.memory.user_code import find_place
 from fxmem.records.names import GRAPH_INPUT
 from fxmem.records.profile import Kind, MeasuredPhase, Phase, PhaseSpan, Profile, Storage
+from fxmem.records.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,17 @@ class Shortage:
     """Operator that asked; None for what no operator of the step allocates."""
     node: str | None
     """Name of the node that operator runs for, else of the storage's node."""
+    where: str
+    """The module or function that asked, with the user's line, as far as they are known."""
     refused: OutOfMemory
 
     @property
     def sentence(self) -> str:
         """A sentence without its full stop."""
         refused = self.refused
-        who = f"{self.op or 'the program'}{f' of {self.node}' if self.node else ''}"
         when = f"in {self.phase} of step {self.step}" if self.phase is not None else "before the first step"
-        asked = f"{refused.asked_bytes:,} bytes, for which a segment of {refused.segment_bytes:,} is needed"
-        return f"It runs out {when}: {who} asks for {asked}, and {refused.free_bytes:,} are free"
+        sizes = f"{format_bytes(refused.segment_bytes)}, {format_bytes(refused.free_bytes)} are free"
+        return f"It runs out {when}{f' at {self.where}' if self.where else ''}: asks for {sizes}"
 
 
 PEAKS: Final = ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes")
@@ -214,8 +218,13 @@ class TrainingLoop:
             storage=self._placing,
             op=op.name if op is not None else None,
             node=self.profile.nodes[node].name if node is not None else None,
+            where="" if node is None else self._describe(node),
             refused=error.with_traceback(None),  # its frames would keep the loop
         )
+
+    def _describe(self, node: int) -> str:
+        place = find_place(self.profile, node)
+        return f"{describe(self.profile.nodes[node])}{f' ({place})' if place else ''}"
 
 
 def _pairs(storages: tuple[Storage, ...], left_behind: list[int], leftovers: list[int]) -> dict[int, int]:

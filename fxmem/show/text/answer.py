@@ -126,6 +126,6 @@ def _ending(profile: Profile) -> Facts:
     about = [of["inputs"] if profile.inputs else "", weights, of["step"]]
     return [
         *([Fact("Room", room)] if room else []),
-        Fact("Of", "; ".join(filter(None, about))),
+        Fact("Settings", "; ".join(filter(None, about))),
         Fact("More", more),
     ]

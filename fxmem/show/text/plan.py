@@ -32,9 +32,9 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
     if plan.regions:
         parts.append(label_content("Regions", _regions(plan.regions, width)))
         if plan.application == "operators":
-            made = "Made: so many results, saved for backward, are recomputed when it asks for them. Nothing of the "
-            sent = "Sent: so many wait in the host's memory until then."
-            parts.append(note(f"{made}program runs twice.{f' {sent}' if plan.host_bytes else ''}"))
+            made = "Made: saved tensors that backward recomputes; your Python code does not run twice."
+            sent = "Sent: those that wait in the host's memory until then."
+            parts.append(note(f"{made}{f' {sent}' if plan.host_bytes else ''}"))
         if any(region.keeps for region in plan.regions):
             products = "results of so many products (matrix products, convolutions, attention)"
             parts.append(note(f"Keeps: {products}, which then do not run again."))

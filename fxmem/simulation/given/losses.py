@@ -75,6 +75,15 @@ def find_own_loss(out: Any) -> tuple[torch.Tensor | None, str]:
     return None, ""
 
 
+def describe_own_loss(out: Any) -> str:
+    """What the loss of an output is where none is given, in words."""
+    if find_own_loss(out)[0] is not None:
+        return "the output's own"
+    tensors = [tensor for tensor in iterate_tensors(out) if tensor.is_floating_point()]
+    is_scalar = len(tensors) == 1 and tensors[0].dim() == 0
+    return "the output" if is_scalar else "the sum of the output's floating-point tensors"
+
+
 def read_loss(loss: Any) -> Any:
     """The loss that a name or a module of `torch.nn` means; anything else as it is.
 
