@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from fxmem.__main__ import main
+from fxmem.cli.parser import Parser
+from fxmem.cli.verbs import run as verb
 from fxmem.memory import report_reader
 from fxmem.records.profile import Report, Round
 
@@ -158,6 +160,11 @@ def test_an_operator_limit_is_no_end(capsys: pytest.CaptureFixture[str]) -> None
     assert "stopped within step 1 of 3, after 30 operators, most of them in " in said
     assert ": --max-operators N of fxmem run allows more, and fxmem.mark_step() ends" in said
     assert "Until then it requested " in said
+
+
+def test_pythons_own_option_is_taken() -> None:
+    options = Parser().add_arguments(verb.ARGUMENTS).parse_args(["-u", "train.py", "-u"])
+    assert (options.program, options.arguments) == ("train.py", ["-u"])
 
 
 _ENDINGS = """

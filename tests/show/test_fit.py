@@ -8,11 +8,12 @@ from fxmem.hardware.context import context_range, explain_room, give_room, room_
 from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.memory.budget import Budget, find_least_budget, peak_in_room
 from fxmem.memory.liveness import timeline
-from fxmem.records.profile import Kind, Peak, Phase, Profile, ProgramRun, Round
+from fxmem.records.profile import Kind, PartOfRound, Peak, Phase, Profile, ProgramRun, Round
 from fxmem.records.units import percent
 from fxmem.show.facts import find_fit
 from fxmem.show.html import PageOptions, report_html
 from fxmem.show.html.sections import verdict as page_verdict
+from fxmem.show.run_facts import program_facts
 from tests.profiles import TINY_CARD, Log
 
 MIB = 1 << 20
@@ -136,6 +137,29 @@ def test_growth_and_an_error_come_before_that_it_fits(failed: bool, grown: int, 
     assert page_verdict(profile, peak_of(profile))["mark"] == ("yes" if not (failed or grown) else "")
     page = report_html(profile, timeline(profile), PageOptions(graph=False))
     assert ("Out of memory at about step" in page) == bool(grown)
+
+
+def test_phases_of_another_step_say_so_and_the_peak_has_one_place() -> None:
+    part = PartOfRound(
+        phase=Phase.EVALUATION,
+        model="net",
+        with_gradients=False,
+        requested_bytes=1,
+        allocated_bytes=1,
+        reserved_bytes=1,
+    )
+    step = Round(requested_bytes=2, phase=Phase.FORWARD, operators=2, place="train.py:7", phases=(Phase.BACKWARD,))
+    rounds = (step.model_copy(update={"parts": (part,), "requested_bytes": 1}), step)
+    run = ProgramRun(ending="stopped", rounds=rounds, shown=2)
+    profile = growing(1024)
+    for shown, of in ((2, "of step 1, which the table is not of, each"), (1, "of step 1, each")):
+        now = run.model_copy(update={"shown": shown})
+        told = program_facts(profile.model_copy(update={"step": profile.step.model_copy(update={"program": now})}))
+        assert [each.text.startswith(of) for each in told if each.label == "Phases"] == [True]
+        assert ["train.py:7" in each.text for each in told if each.label.startswith("Step ")] == [
+            shown == 2,
+            shown == 1,
+        ]
 
 
 def test_a_share_of_more_than_all_says_so() -> None:

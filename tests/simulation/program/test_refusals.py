@@ -110,6 +110,8 @@ def test_a_search_for_a_batch_that_fits_does(trains: bool) -> None:
     said, code = verdict(recorded)
     assert said.startswith(f"fits after {recorded.program.refused.count} refused requests: ")
     assert code == 0
+    told = " ".join(recorded.table().split())
+    assert ("ran to its end, without a backward" in told) is not trains
 
 
 TRY = "try:\n    step(1 << 20)\nexcept RuntimeError:\n    "
