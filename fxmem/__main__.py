@@ -1,9 +1,9 @@
 """The command line. Nothing here imports torch until a command needs it.
 
-Exit codes: 0 ok; 1 the analysis failed; 2 usage; 3 the environment lacks something; 4 the answer is no, as it does not
-fit or a budget or tolerance was exceeded; as in a shell, 130 interrupted, 143 terminated and 141 stdout closed by its
-reader. Results go to stdout and are written last, all at once; progress, warnings, errors (one line each) and what the
-model itself prints go to stderr.
+Exit codes: 0 ok; 1 the analysis failed, or does not know; 2 usage; 3 something lacks here; 4 the answer is no, as it
+does not fit or a budget or tolerance was exceeded; as in a shell, 130 interrupted, 143 terminated and 141 stdout closed
+by its reader. Results go to stdout and are written last, all at once; progress, warnings, errors (one line each) and
+what the model itself prints go to stderr.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _PATIENCE_S: Final = 10.0
 """Seconds that a command has to end in when it is cancelled."""
 _MEANINGS: Final = {
     0: "done",
-    1: "the program raised, or does what no run without data can follow",
+    1: "the program raised, does what no run without data can follow, or the answer is not known",
     2: "an argument is not understood",
     3: "something is not installed",
     4: "it does not fit, or no answer keeps the budget",
