@@ -451,6 +451,17 @@ class RefusedRequests(Record):
     """The last of them, in words."""
     is_outlived: bool
     """Whether a step ran through after the last; of a program without a backward, a call of a module."""
+NetworkReach = Literal["none", "udp", "python"]
+"""What the program's processes could reach of the network by themselves: nothing; datagrams alone; all, since only what
+Python's libraries send is held."""
+
+
+class ProgramNetwork(Record):
+    """What a program could not send."""
+
+    reach: NetworkReach
+    was_refused: bool = False
+    """Whether a process has tried to reach something by itself, and found nothing."""
 
 
 class ProgramRun(Record):
@@ -490,6 +501,8 @@ class ProgramRun(Record):
     """None where the card refused nothing, or the error ended the program."""
     files: ProgramFiles | None = Field(default=None, exclude_if=lambda value: value is None)
     """None where the program wrote its own files itself."""
+    network: ProgramNetwork | None = Field(default=None, exclude_if=lambda value: value is None)
+    """None where it may send, where its code ran in a live process, or in reports of older versions."""
     host: HostUse | None = Field(default=None, exclude_if=lambda value: value is None)
     """What the program took of the host's memory; None in reports of older versions."""
     engines: Many[EngineUse] = Field(default=(), exclude_if=lambda value: not value)

@@ -125,6 +125,8 @@ def program_facts(profile: Profile) -> Facts:
         facts.append(Fact("Host", words, "host"))
     if program.files is not None and (program.files.written or program.files.native != "held"):
         facts.append(Fact("Files", _describe_files(program.files)))
+    if program.network is not None and (program.network.was_refused or program.network.reach != "none"):
+        facts.append(Fact("Network", _REACH[program.network.reach]))
     return make_printable(facts)
 
 
@@ -165,6 +167,12 @@ def _describe_files(files: ProgramFiles) -> str:
     return found + _NATIVE[files.native]
 
 
+_REACH: Final = {
+    "none": "refused to a process or library that looked for it, besides downloads by Python's own libraries of HTTP",
+    "udp": "connections are refused, but for downloads by Python's own libraries of HTTP; datagrams are sent",
+    "python": "only what Python's own libraries send is held; a child process reaches what it likes",
+}
+"""What the program's processes reach."""
 _NATIVE: Final = {
     "held": "",
     "refused": "; what a library's own code or a child process writes is refused: only Python's own ways are held",

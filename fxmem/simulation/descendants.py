@@ -48,7 +48,7 @@ def find_descendants(process: int) -> dict[int, str]:
     waiting = [process]
     while waiting:
         for child in find_children(waiting.pop()):
-            begun = _find_begin(child)
+            begun = find_begin(child)
             if begun and child not in found:
                 found[child] = begun
                 waiting.append(child)
@@ -75,6 +75,14 @@ def end_descendants(process: int) -> None:
         time.sleep(_INTERVAL_S)
 
 
+def end_tree(process: int, begun: str) -> None:
+    """End a process that is no child of this one, with all below it."""
+    if begun and begun == find_begin(process):
+        _signal({process: begun}, signal.SIGSTOP)
+        end_descendants(process)
+        end_processes({process: begun})
+
+
 def _signal(processes: Processes, number: int = signal.SIGKILL) -> None:
     for process, _ in filter(_is_there, processes.items()):
         with contextlib.suppress(OSError):
@@ -83,10 +91,10 @@ def _signal(processes: Processes, number: int = signal.SIGKILL) -> None:
 
 def _is_there(process: tuple[int, str]) -> bool:
     number, begun = process
-    return _find_begin(number) == begun
+    return find_begin(number) == begun
 
 
-def _find_begin(process: int) -> str:
+def find_begin(process: int) -> str:
     """When a process began, in ticks since the machine did; empty where it is over."""
     with contextlib.suppress(OSError):
         with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:

@@ -29,16 +29,21 @@ _PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 class Forked:
-    """A fork of this process that runs a function and ends with what it returns."""
+    """A fork of this process that runs a function and ends with what it returns.
 
-    def __init__(self, start: Callable[[], int]) -> None:
+    Args:
+        start: the function.
+        is_left: whether it goes on where this process has ended; another clears up after both.
+    """
+
+    def __init__(self, start: Callable[[], int], *, is_left: bool = False) -> None:
         _flush()
         parent = os.getpid()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # threads; none is needed there
             self.pid = os.fork()
         if self.pid == 0:
-            _run_forked(start, parent)
+            _run_forked(start, None if is_left else parent)
         self._code: int | None = None
         self._descriptor = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
 
@@ -76,15 +81,16 @@ class Forked:
             self._descriptor = None
 
 
-def _run_forked(start: Callable[[], int], parent: int) -> NoReturn:
-    """Run a function in a fork."""
+def _run_forked(start: Callable[[], int], parent: int | None) -> NoReturn:
+    """Run a function in a fork, which ends with its parent, if that is given."""
     code = 1
     try:
         if sys.platform == "linux":  # ends this process when its parent is
             with contextlib.suppress(AttributeError, OSError):
-                ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+                if parent is not None:
+                    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
                 adopt_orphans()
-            if os.getppid() != parent:
+            if parent not in (None, os.getppid()):
                 os._exit(1)
         atexit._clear()  # what the process that is forked from does at its end is its own
         code = start()

@@ -143,12 +143,12 @@ def launch_apart(
     if program.ranks is not None:
         one = functools.partial(_run_rank, target, around)
         work = functools.partial(_report_ranks, program, settings, one, isolation.write)
-    text, files = run_apart(work, isolation, [os.getcwd(), _first_folder(program)], output)
+    text, files, network = run_apart(work, isolation, [os.getcwd(), _first_folder(program)], output)
     with pause_gc(stays=True):
         report = Report.model_validate_json(text)
     run = report.step.program
     if run is not None:
-        step = report.step.model_copy(update={"program": run.model_copy(update={"files": files})})
+        step = report.step.model_copy(update={"program": run.model_copy(update={"files": files, "network": network})})
         report = report.model_copy(update={"step": step})
     return ReportedStep(report)
 

@@ -81,7 +81,7 @@ class _Job:
                 if self.isolation is not None:
                     found = _read(run_within(self._answer, self.isolation, output))
                 else:
-                    found = _read(run_apart(self._answer, IsolationSettings(), [self.folder], output)[0])
+                    found = _read(run_apart(self._answer, IsolationSettings(), [self.folder], output).text)
             except FxmemError:
                 _show(output)
                 raise

@@ -17,16 +17,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
-from fxmem.records.profile import ProgramFiles, WrittenFile
+from fxmem.records.profile import NetworkReach, ProgramFiles, WrittenFile
 from fxmem.simulation.asked.made_up import MadeUpNotes
-from fxmem.simulation.program.sandbox.landlock import command_that_refuses
+from fxmem.simulation.program.sandbox.landlock import command_that_refuses, refuse_connections
+from fxmem.simulation.program.sandbox.namespaces import cut_network, is_of_all_users
 from fxmem.simulation.program.sandbox.network import network_patches
-from fxmem.simulation.program.sandbox.overlay import is_of_all_users
+from fxmem.simulation.program.sandbox.received import make_received, read_received, received_patches
 from fxmem.simulation.program.sandbox.redirect import Redirect
 from fxmem.simulation.program.sandbox.written_files import (
     REDIRECTED,
     Written,
-    download_folders,
     keep_downloads,
     keep_files,
     list_files,
@@ -49,23 +49,41 @@ class IsolationSettings:
     """The folder to which what it wrote is moved; None drops it."""
 
 
+@dataclasses.dataclass
 class Isolation:
-    """What the program runs inside.
+    """What the program runs inside."""
 
-    Args:
-        redirect: where Python's ways to files lead; None where the process has a view of its own, or writes for real.
-        in_overlay: whether the process has such a view.
-        network: whether the program may send.
-    """
-
-    def __init__(self, redirect: Redirect | None = None, *, in_overlay: bool = False, network: bool = True) -> None:
-        self.redirect = redirect
-        self._in_overlay = in_overlay
-        self._network = network
+    redirect: Redirect | None = None
+    """Where Python's ways to files lead; None where the process has a view of its own, or writes for real."""
+    in_overlay: bool = False
+    """Whether the process has such a view."""
+    network: bool = True
+    """Whether the program may send."""
+    reach: NetworkReach | None = None
+    """How much of the network the process is kept from; None before it is, or for nothing."""
+    outside: int | None = None
+    """The socket of the process that connects its downloads; None where it does so itself."""
+    received: int | None = None
+    """Where it notes what came from the network; None for nowhere."""
+    has_begun: bool = False
+    """Whether this process is apart already."""
 
     def unsent(self) -> Isolation:
         """The same, but that the program sends nothing."""
-        return Isolation(self.redirect, in_overlay=self._in_overlay, network=False)
+        return dataclasses.replace(self, network=False)
+
+    def hold_network(self) -> None:
+        """Keep this process, and those that it starts, from the network, as far as the system can."""
+        if self.network or self.reach is not None:
+            return
+        self.reach = "python"
+        with contextlib.suppress(OSError, AttributeError):
+            try:
+                cut_network()
+                self.reach = "none"
+            except OSError:
+                refuse_connections()
+                self.reach = "udp"
 
     def place_to_read(self, path: Any) -> Any:
         """Where a library that opens files by itself finds one."""
@@ -80,23 +98,26 @@ class Isolation:
         if self.redirect is not None:
             yield from self.redirect.patches()
             if not self.redirect.is_guarded and sys.platform == "linux":
-                yield torch_common.wrap(subprocess.Popen, "__init__", _start_guarded)
+                start = functools.partial(_start_guarded, self.network)
+                yield torch_common.wrap(subprocess.Popen, "__init__", start)
                 yield torch_common.wrap(os, "system", _call_shell)
-        if self._in_overlay:
+        if self.in_overlay:
             # What works on a plain file system and not on an ordinary user's overlay.
             for name in ("rename", "replace"):
                 yield torch_common.wrap(os, name, _move)
             _prepare_opens()
-        if not self._network:
-            yield from network_patches(notes)
+        if self.received is not None:
+            yield from received_patches(self.received)
+        if not self.network:
+            yield from network_patches(notes, self.outside, refuses_all=self.reach == "udp")
 
     def find_written(self, settings: IsolationSettings, folders: Sequence[str] = ()) -> ProgramFiles | None:
         """What was written by the ways that are redirected, which may be so no longer; None where none are."""
-        if self.redirect is None:
+        if self.redirect is None or self.received is None:
             return None
         redirect = self.redirect
         with redirect.pause():
-            found = find_written(redirect.written, settings, folders or (os.getcwd(),))
+            found = find_written(redirect.written, settings, folders or (os.getcwd(),), self.received)
             names = [name_from_here(each) for each in redirect.removed]
         there = {each.path for each in found.written}
         gone = tuple(WrittenFile(path=each, change="removed") for each in names if each not in there)
@@ -110,35 +131,48 @@ def isolate_block(settings: IsolationSettings) -> Iterator[Isolation]:
     if settings.write:
         yield Isolation(network=settings.network)
         return
-    with tempfile.TemporaryDirectory(prefix=REDIRECTED, ignore_cleanup_errors=True) as folder:
-        yield Isolation(Redirect(folder), network=settings.network)
+    with (
+        tempfile.TemporaryDirectory(prefix=REDIRECTED, ignore_cleanup_errors=True) as folder,
+        make_received() as received,
+    ):
+        yield Isolation(Redirect(folder), network=settings.network, received=received.fileno())
 
 
-def find_written(written: Callable[[], Written], settings: IsolationSettings, folders: Sequence[str]) -> ProgramFiles:
+def find_written(
+    written: Callable[[], Written], settings: IsolationSettings, folders: Sequence[str], received: int
+) -> ProgramFiles:
     """List what a program wrote, and move what is to stay: downloads, and what the settings ask for.
 
     Args:
         written: lists each file.
         settings: where they are kept.
         folders: the user's, whose temporary files are files like others.
+        received: where it noted what came from the network.
     """
-    files = list_files(written(), folders)
-    keep_downloads(written())
+    downloads = read_received(received)
+    files = list_files(written(), folders, downloads)
+    keep_downloads(written(), downloads)
     if settings.keep_files is not None:
         keep_files(written(), files, settings.keep_files)
     return ProgramFiles(written=files, kept_in=settings.keep_files)
 
 
 def _start_guarded(
-    original: Callable[..., None], process: Any, args: Any, *further: Any, shell: bool = False, **settings: Any
+    connects: bool,
+    original: Callable[..., None],
+    process: Any,
+    args: Any,
+    *further: Any,
+    shell: bool = False,
+    **settings: Any,
 ) -> None:
-    """A child of a live process may write temporary files alone (Landlock)."""
+    """A child of a live process may write temporary files alone, and connect to nothing (Landlock)."""
     words = list(args) if isinstance(args, (list, tuple)) else [args]
     if shell:
         words = ["/bin/sh", "-c", *words]
     if not further and settings.get("executable") is None and shutil.which(os.fsdecode(words[0])):
-        folders = (tempfile.gettempdir(), "/dev", "/proc", "/run", *download_folders())
-        words = command_that_refuses(folders, list(map(os.fsdecode, words)))
+        folders = (tempfile.gettempdir(), "/dev", "/proc", "/run")
+        words = command_that_refuses(folders, list(map(os.fsdecode, words)), connects=connects)
     original(process, words, *further, **settings)
 
 

@@ -1,13 +1,15 @@
-"""Refuses writes outside some folders, to this process and those that it starts (Landlock, since Linux 5.13).
+"""Refuses writes outside some folders, and connections, to this process and those that it starts (Landlock).
 
-The guard where a process has no view of its own: what is not redirected, a library's own code or a child process, gets
-an error (EACCES) and changes nothing.
+The guard where a process has no view or no network of its own: what is not redirected, a library's own code or a child
+process, gets an error (EACCES) and changes nothing. Since Linux 5.13; connections by TCP since 6.7, to whatever
+address, and no datagrams.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,6 +20,7 @@ _VERSION, _PATH_BENEATH, _NO_NEW_PRIVS = 1, 1, 38  # linux/landlock.h, linux/prc
 _WRITING: Final = sum(1 << bit for bit in (1, *range(4, 13)))  # write a file; remove and make of every kind
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 """Link and move between folders (second version); truncate (third)."""
+_CONNECT, _CONNECTS_SINCE = 1 << 1, 4
 
 
 class _PathBeneath(ctypes.Structure):
@@ -33,8 +36,24 @@ def refuse_writes(outside: Iterable[str]) -> None:
         OSError: this system has no Landlock.
     """
     version = _call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
-    handled = _WRITING | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    ruleset = _call(_CREATE_RULESET, ctypes.byref(ctypes.c_uint64(handled)), ctypes.c_size_t(8), 0)
+    _restrict(_WRITING | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0), outside)
+
+
+def refuse_connections() -> None:
+    """Refuse connections by TCP, for the rest of the process's life.
+
+    Raises:
+        OSError: this system has no Landlock that does.
+    """
+    if _call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION) < _CONNECTS_SINCE:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    _restrict(0, (), _CONNECT)
+
+
+def _restrict(handled: int, outside: Iterable[str], connects: int = 0) -> None:
+    attributes = (ctypes.c_uint64 * 2)(handled, connects)  # struct landlock_ruleset_attr
+    size = ctypes.sizeof(attributes) if connects else 8
+    ruleset = _call(_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(size), 0)
     try:
         for folder in outside:
             with contextlib.suppress(OSError):
@@ -49,9 +68,9 @@ def refuse_writes(outside: Iterable[str]) -> None:
         os.close(ruleset)
 
 
-def command_that_refuses(outside: Sequence[str], words: Sequence[str]) -> list[str]:
-    """The command of a process that refuses writes outside folders, then becomes another."""
-    return [sys.executable, "-I", "-S", __file__, *outside, "--", *words]
+def command_that_refuses(outside: Sequence[str], words: Sequence[str], *, connects: bool) -> list[str]:
+    """The command of a process that refuses writes outside folders, and connections, then becomes another."""
+    return [sys.executable, "-I", "-S", __file__, *outside, "--", str(int(connects)), *words]
 
 
 def _call(number: int, *arguments: object) -> int:
@@ -66,4 +85,6 @@ if __name__ == "__main__":
     cut = sys.argv.index("--")
     with contextlib.suppress(OSError):
         refuse_writes(sys.argv[1:cut])
-    os.execvp(sys.argv[cut + 1], sys.argv[cut + 1 :])
+        if not int(sys.argv[cut + 1]):
+            refuse_connections()
+    os.execvp(sys.argv[cut + 2], sys.argv[cut + 2 :])

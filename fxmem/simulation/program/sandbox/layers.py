@@ -6,13 +6,13 @@ import contextlib
 import fcntl
 import os
 import shutil
-import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from fxmem.simulation.program.sandbox.overlay import ROOT, UPPER
-from fxmem.simulation.program.sandbox.written_files import PREFIX, Written, walk_files
+from fxmem.simulation.program.sandbox.written_files import PREFIX, Written, walk_layer
 
 _PLACES: Final = ("/var/tmp", "/tmp")
 """Folders for layers beside the one for temporary files: two that do not lie below each other are needed."""
@@ -22,12 +22,15 @@ class Layers:
     """The folders of one program, each on a disk of this machine; removed by `close`.
 
     Folders whose process was killed are removed by the next one of the same user. A lock says whose process lives.
+
+    Args:
+        places: where they are made, beside the folder for temporary files.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, places: Iterable[str] = _PLACES) -> None:
         self.folders: list[str] = []
         self._locks: list[int] = []
-        for place in dict.fromkeys(os.path.realpath(each) for each in (*_PLACES, tempfile.gettempdir())):
+        for place in dict.fromkeys(os.path.realpath(each) for each in (*places, tempfile.gettempdir())):
             if os.path.isdir(place) and os.access(place, os.W_OK):
                 _remove_abandoned(place)
                 self.folders.append(tempfile.mkdtemp(prefix=PREFIX, dir=place))
@@ -47,19 +50,24 @@ class Layers:
         return self.free_bytes() < self._free_bytes // 2
 
     def written(self) -> Written:
-        """Place and path of each file that was written."""
+        """What was written, moved or removed."""
         for folder in self.folders:
             for name in os.listdir(folder):
                 base = os.path.join(folder, name)
                 if name == ROOT:
-                    yield from walk_files(base, "/")
+                    yield from walk_layer(base, "/", "/")
                 elif os.path.isfile(os.path.join(base, "path")):
-                    yield from walk_files(os.path.join(base, UPPER), os.fsdecode(Path(base, "path").read_bytes()))
+                    path = os.fsdecode(Path(base, "path").read_bytes())
+                    yield from walk_layer(os.path.join(base, UPPER), path, path)
+
+    def remove(self) -> None:
+        """Remove all that lies there."""
+        for folder in self.folders:
+            _remove(folder)
 
     def close(self) -> None:
         """Remove all of it."""
-        for folder in self.folders:
-            _remove(folder)
+        self.remove()
         for lock in self._locks:
             os.close(lock)
 
@@ -94,14 +102,10 @@ def _remove_abandoned(place: str) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder, what an overlay has left in it without rights included."""
-
-    def allow(remove: object, path: str, _: object) -> None:
-        with contextlib.suppress(OSError):
-            os.chmod(path, 0o700)
-            os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
-
-    if sys.version_info >= (3, 12):
-        shutil.rmtree(folder, onexc=allow)
-    else:
-        shutil.rmtree(folder, onerror=allow)
+    """Remove a folder, with what an overlay or the program has left in it without rights."""
+    for inside, names, _ in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # before it is looked into
+                if not os.path.islink(place := os.path.join(inside, name)):
+                    os.chmod(place, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)

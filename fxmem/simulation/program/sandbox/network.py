@@ -1,17 +1,21 @@
-"""Keeps what a program has made from leaving the machine: pushes, trackers, posts. Downloads go on.
+"""What a program would send, and what it downloads.
 
-Held are Python's libraries and the command-line tools that send. What a library's own code or another child process
-sends is not.
+Its processes reach nothing by themselves, where the system allows that. Here is what it is told: that a push, a post,
+a tracker of Python's libraries has succeeded; and a way out for what these libraries read, by the process `outside`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import contextlib
+import contextvars
 import functools
 import http.client
 import io
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import urllib.parse
@@ -25,23 +29,23 @@ from fxmem._torch import common as torch_common
 from fxmem._torch.imports import PatchesOf, patch_when_imported
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.loaded_modules import find_holders
+from fxmem.simulation.program.sandbox import outside as outside_process
 
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS", "CONNECT", "PROPFIND"})
 _ASKS: Final = ("/paths-info/", "/info/lfs/objects/batch")
 """Parts of addresses that are posted to in order to download (huggingface_hub, git lfs)."""
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+_ASKED: Final = ("family", "type", "proto", "flags")
+"""What `socket.getaddrinfo` is asked for."""
 _OFFLINE: Final = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "COMET_START_ONLINE": "0"}
-_UPLOADERS: Final = frozenset("aws azcopy dvc gcloud gsutil mc rclone s3cmd s5cmd sftp ssh".split())
-_COPIERS: Final = ("rsync", "scp")
-"""Send where an argument names another machine, `host:path`."""
-_UPLOADS: Final = {
-    "git": {"push"},
-    "hf": {"upload", "upload-large-folder", "repo", "repos"},
-    "huggingface-cli": {"upload", "upload-large-folder", "repo"},
-    "wandb": {"sync"},
-    "curl": set("-d --data --data-binary --data-raw -F --form --json -T --upload-file POST PUT -XPOST -XPUT".split()),
-}
-"""By tool, words with which it sends."""
+_PUSHES: Final = (
+    *("git push", "dvc push", "wandb sync", "hf upload", "hf upload-large-folder", "docker push", "twine upload"),
+    *("huggingface-cli upload", "huggingface-cli upload-large-folder"),
+)
+"""Commands that send, whatever else they say."""
+_COPIES: Final = frozenset(("aws s3 cp", "aws s3 mv", "aws s3 sync", "gsutil cp", "gsutil rsync", "gcloud storage cp"))
+_COPIERS: Final = frozenset(("azcopy", "rclone", "rsync", "s3cmd", "s5cmd", "scp"))
+"""Tools that copy: they send where the last of their words alone names another machine."""
 _HUB_CHANGES: Final = (
     *("create_repo", "delete_repo", "move_repo", "update_repo_settings", "super_squash_history"),
     *("create_commit", "upload_file", "upload_folder", "upload_large_folder", "delete_file", "delete_folder"),
@@ -52,26 +56,112 @@ _Call = Callable[..., Any]
 """What another function stands for."""
 
 
-def network_patches(notes: MadeUpNotes) -> torch_common.Patches:
-    """Patches of what sends. It gets an answer of success, empty where possible; an unknown library gets an error."""
+def network_patches(notes: MadeUpNotes, outside: int | None, *, refuses_all: bool) -> torch_common.Patches:
+    """Patches of what sends. It gets an answer of success, empty where possible; an unknown library gets an error.
+
+    Args:
+        notes: told what is not sent.
+        outside: the socket of the process that connects downloads; None where this one can.
+        refuses_all: whether the system refuses connections to this machine as well.
+    """
     gate, patch = _Gate(notes), torch_common.wrap
     yield torch_common.set_environment(_OFFLINE)
+    if outside is not None:
+        door = _Door(outside, refuses_all=refuses_all)
+        yield patch(socket, "getaddrinfo", door.look_up)
+        yield patch(socket.socket, "connect", door.connect)
+        yield patch(asyncio.BaseEventLoop, "getaddrinfo", door.look_up_later)
+    yield patch(http.client.HTTPConnection, "connect", _while_reading)
     yield patch(http.client.HTTPConnection, "putrequest", gate.put_request)
     yield patch(urllib.request.OpenerDirector, "open", gate.open_address)
     yield patch(subprocess.Popen, "__init__", gate.start_process)
     yield patch(os, "system", gate.call_shell)
+    of_httpx: PatchesOf = lambda module: [  # noqa: E731
+        patch(module.Client, "send", gate.send_by_httpx),
+        patch(module.AsyncClient, "send", gate.send_later_by_httpx),
+    ]
     libraries: dict[str, PatchesOf] = {
         "requests.sessions": lambda module: [patch(module.Session, "send", gate.send_by_requests)],
-        "httpx": lambda module: [
-            patch(module.Client, "send", gate.send_by_httpx),
-            patch(module.AsyncClient, "send", gate.send_later_by_httpx),
-        ],
+        "urllib3.connection": lambda module: [patch(module.HTTPConnection, "_new_conn", _while_reading)],
+        **dict.fromkeys(("httpx", "httpx2"), of_httpx),
         "aiohttp.client": lambda module: [patch(module.ClientSession, "_request", gate.request_by_aiohttp)],
         "botocore.client": lambda module: [patch(module.BaseClient, "_make_api_call", gate.call_by_botocore)],
+        # Its downloads in Rust find no network.
+        "huggingface_hub.constants": lambda module: [torch_common.replace(module, "HF_HUB_DISABLE_XET", True)],
         "huggingface_hub.hf_api": gate.patch_hub,
         "wandb": lambda module: [patch(module, "init", gate.begin_wandb)],
     }
     yield patch_when_imported(libraries)
+
+
+_is_reading: contextvars.ContextVar[bool] = contextvars.ContextVar("is_reading", default=False)
+"""Whether a library of HTTP runs that connects, which posts nothing."""
+
+
+def _while_reading(original: _Call, *args: Any, **kwargs: Any) -> Any:
+    """A function that connects for HTTP; what is sent by the connection is looked at by itself."""
+    token = _is_reading.set(True)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _is_reading.reset(token)
+
+
+async def _while_awaited(original: _Call, *args: Any, **kwargs: Any) -> Any:
+    """As `_while_reading`, in an event loop."""
+    token = _is_reading.set(True)
+    try:
+        return await original(*args, **kwargs)
+    finally:
+        _is_reading.reset(token)
+
+
+class _Door:
+    """The way out. Each function is run in the place of the `original` one.
+
+    Args:
+        outside: the socket of the process that is asked.
+        refuses_all: whether connections to this machine go that way, too.
+    """
+
+    def __init__(self, outside: int, *, refuses_all: bool) -> None:
+        self._outside = outside
+        self._refuses_all = refuses_all
+
+    def look_up(self, original: _Call, host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        """`socket.getaddrinfo`."""
+        name = host.decode() if isinstance(host, bytes) else host
+        if name and name == socket.gethostname():  # a network of its own has this machine at one address alone
+            name = "localhost"
+        if not _is_reading.get():
+            return original(name, port, *args, **kwargs)
+        given = dict(zip(_ASKED, args, strict=False)) | kwargs
+        return outside_process.look_up(self._outside, name, port, *map(int, (given.get(each, 0) for each in _ASKED)))
+
+    async def look_up_later(self, original: _Call, loop: Any, host: Any, port: Any, **kwargs: Any) -> Any:
+        """As `look_up`, in an event loop, whose threads do not know what is read."""
+        return (
+            socket.getaddrinfo(host, port, **kwargs)
+            if _is_reading.get()
+            else await original(loop, host, port, **kwargs)
+        )
+
+    def connect(self, original: _Call, connection: socket.socket, address: Any) -> None:
+        """`socket.socket.connect`. Servers of this machine are reached, the program's own first."""
+        is_near = isinstance(address, tuple) and str(address[0]) in _LOCAL
+        is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+        if not is_tcp or not (_is_reading.get() or (is_near and self._refuses_all)):
+            original(connection, address)
+            return
+        if is_near and not self._refuses_all:
+            with contextlib.suppress(ConnectionRefusedError):
+                original(connection, address)
+                return
+        seconds = connection.gettimeout()
+        opened = outside_process.connect(self._outside, connection.family, address, seconds or None)
+        os.dup2(opened, connection.fileno())
+        os.close(opened)
+        connection.settimeout(seconds)
 
 
 class _Gate:
@@ -109,7 +199,7 @@ class _Gate:
         method = fullurl.get_method() if is_request and data is None else "GET" if data is None else "POST"
         if address.startswith("http") and self._is_held(method, address):
             return urllib.response.addinfourl(io.BytesIO(b"{}"), Message(), address, 200)
-        return original(opener, fullurl, data, *args, **kwargs)
+        return _while_reading(original, opener, fullurl, data, *args, **kwargs)  # FTP as well
 
     def start_process(self, original: _Call, process: Any, args: Any, *further: Any, **settings: Any) -> None:
         """`subprocess`: a tool that sends is not started, and has succeeded."""
@@ -141,17 +231,18 @@ class _Gate:
     def send_by_httpx(self, original: _Call, client: Any, request: Any, **kwargs: Any) -> Any:
         """`httpx`, with which huggingface_hub works since 1.0."""
         held = self._is_held(request.method, str(request.url))
-        return _answer_of_httpx(request) if held else original(client, request, **kwargs)
+        return _answer_of_httpx(request) if held else _while_reading(original, client, request, **kwargs)
 
     async def send_later_by_httpx(self, original: _Call, client: Any, request: Any, **kwargs: Any) -> Any:
         """As `send_by_httpx`, in an event loop."""
-        held = self._is_held(request.method, str(request.url))
-        return _answer_of_httpx(request) if held else await original(client, request, **kwargs)
+        if self._is_held(request.method, str(request.url)):
+            return _answer_of_httpx(request)
+        return await _while_awaited(original, client, request, **kwargs)
 
     async def request_by_aiohttp(self, original: _Call, session: Any, method: str, url: Any, **kwargs: Any) -> Any:
         """`aiohttp`, which has no answer to make up."""
         self._require_unheld(method, str(url))
-        return await original(session, method, url, **kwargs)
+        return await _while_awaited(original, session, method, url, **kwargs)
 
     def call_by_botocore(self, original: _Call, client: Any, operation: str, parameters: Mapping[str, Any]) -> Any:
         """`boto3`: what is stored has been stored."""
@@ -198,20 +289,36 @@ class _Gate:
 
 
 def _answer_of_httpx(request: Any) -> Any:
-    return sys.modules["httpx"].Response(200, json={}, request=request)
+    return sys.modules[type(request).__module__.partition(".")[0]].Response(200, json={}, request=request)
 
 
 def sends(args: Any) -> bool:
-    """Whether a command, as text for a shell or as words, sends something away."""
-    words = command_words(args)
-    starts = range(len(words)) if isinstance(args, str) else range(min(1, len(words)))
-    for at in starts:
-        name, further = os.path.basename(words[at]), words[at + 1 :]
-        if name in _UPLOADERS or (name in _UPLOADS and _UPLOADS[name] & set(further)):
-            return True
-        if name in _COPIERS and any(":" in each for each in further):
-            return True
-    return False
+    """Whether a command, as text for a shell or as words, is clearly there to send something away."""
+    commands = _shell_commands(args) if isinstance(args, str) else [command_words(args)]
+    return any(map(_pushes, commands))
+
+
+def _pushes(words: Sequence[str]) -> bool:
+    name, *further = [os.path.basename(words[0]), *words[1:]] if words else [""]
+    plain = [each for each in further if not each.startswith("-")]
+    begins = [" ".join([name, *plain[:count]]) for count in range(3)]
+    if any(each in _PUSHES for each in begins):
+        return True
+    copies = name in _COPIERS or any(each in _COPIES for each in begins)
+    return copies and len(plain) > 1 and [":" in each for each in plain[-2:]] == [False, True]
+
+
+def _shell_commands(text: str) -> list[list[str]]:
+    """The commands of a line for a shell, in words; none where it is no plain line."""
+    found: list[list[str]] = [[]]
+    with contextlib.suppress(ValueError):
+        for word in shlex.shlex(text, posix=True, punctuation_chars=True):
+            if set(word) <= set("();<>|&"):
+                found.append([])
+            else:
+                found[-1].append(word)
+        return found
+    return []
 
 
 def command_words(args: Any) -> Sequence[str]:

@@ -10,26 +10,28 @@ A file system that cannot be below an overlay is read-only.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
-import itertools
+import errno
 import os
+import secrets
 import shutil
 import stat
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from fxmem.simulation.program.sandbox.namespaces import call, unshare_mounts
 
 UPPER: Final = "upper"
 """In a layer's folder, what was written; `path` beside it names the folder above which it lies."""
 ROOT: Final = "root"
 """In a layer's folder, the new root: what was written directly into folders that others are mounted in."""
 
-_NEWNS, _NEWUSER = 0x00020000, 0x10000000  # sched.h
 _RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE, _DETACH = 1, 32, 4096, 16384, 1 << 18, 2  # sys/mount.h
 _PIVOT_ROOT: Final = {"x86_64": 155}
 """Its number by machine, since glibc has no function for it; 41 everywhere else (linux/unistd.h)."""
-_WHOLE_MAP: Final = ["0", "0", "4294967295"]
-"""The users of the first namespace, each as itself."""
 _INTERFACES: Final = ("/dev", "/proc", "/run", "/sys")
 _PSEUDO: Final = frozenset(
     "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fuse.portal fusectl hugetlbfs "
@@ -38,22 +40,26 @@ _PSEUDO: Final = frozenset(
 _SHARED_MEMORY: Final = "/dev/shm"
 _MOST_COPIED: Final = 16 << 20
 """Bytes of a file in a folder that is no overlay, up to which it is copied; a larger one is read-only."""
-_MOST_PREPARED: Final = 1_000
-"""Folders below the working directory that are looked at for a group that is not the user's own."""
+_MOST_PREPARED: Final = 2_000
+"""Folders of a mount that are looked at for another owner or group than the user's own, the uppermost first."""
+_SYSTEM: Final = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/sbin", "/usr")
+"""Folders in which a user has none of his own."""
 
 
-def enter_overlay(layers: list[str]) -> None:
+def enter_overlay(layers: list[str], folders: Iterable[str] = ()) -> None:
     """Move this process, which has one thread, into such a view; what it writes goes below the folders of `layers`.
 
     Args:
         layers: empty folders of this process alone, on disks; of each overlay one is taken that does not lie below it.
+        folders: where the program writes, if it may; here as well.
 
     Raises:
-        OSError: the system has no such namespaces or does not let this process have them. The process is as before, or
-            of no use for anything else.
+        OSError: the system has no such namespaces or does not let this process have them, or one of the folders could
+            not be written to. The process is as before, or of no use for anything else.
     """
-    is_root = _unshare()
-    _call("mount", None, b"/", None, ctypes.c_ulong(_REC | _PRIVATE), None)
+    tried = [os.path.join(each, f".{secrets.token_hex(8)}") for each in folders if os.access(each, os.W_OK)]
+    is_root = unshare_mounts()
+    call("mount", None, b"/", None, ctypes.c_ulong(_REC | _PRIVATE), None)
     folder = os.getcwd()
     new_root = os.path.join(layers[0], ROOT)
     os.mkdir(new_root)
@@ -62,18 +68,11 @@ def enter_overlay(layers: list[str]) -> None:
     for entry in os.scandir("/"):
         view.add(entry)
     os.chdir(new_root)
-    _call("syscall", _PIVOT_ROOT.get(os.uname().machine, 41), b".", b".")
-    _call("umount2", b".", _DETACH)
+    call("syscall", _PIVOT_ROOT.get(os.uname().machine, 41), b".", b".")
+    call("umount2", b".", _DETACH)
     os.chdir(folder)
-    if os.getuid() != 0:
-        # Give up what a user namespace grants: the program has the rights that it has without us.
-        header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, linux/capability.h; this process
-        _call("capset", header, (ctypes.c_uint32 * 6)())
-
-
-def is_of_all_users() -> bool:
-    """Whether this process sees every user as the system does, and is in no namespace of few."""
-    return Path("/proc/self/uid_map").read_text(encoding="ascii").split() == _WHOLE_MAP
+    for each in tried:
+        _try_to_write(each)
 
 
 def read_mounts() -> dict[str, tuple[str, bool]]:
@@ -177,7 +176,7 @@ class _View:
         try:
             # By descriptor: a comma or a colon in a name would end the option.
             options = "lowerdir=/proc/self/fd/{},upperdir=/proc/self/fd/{},workdir=/proc/self/fd/{}".format(*folders)
-            options += ",redirect_dir=on" if self._is_root else ",userxattr"
+            options += ",redirect_dir=on,index=on" if self._is_root else ",userxattr"
             _mount("overlay", self._root + path, "overlay", 0, options)
         except OSError:
             if (os.getcwd() + "/").startswith(path + "/"):
@@ -196,55 +195,53 @@ class _View:
 
 
 def _prepare_folders(lower: str, upper: str) -> None:
-    """Make the folders of another owner or group at and below the working directory.
+    """Make the folders that this user may write to below ones of others, and those of others.
 
     An overlay copies a folder up with its owner and group before it writes there, which a user namespace that has
     neither refuses (EOVERFLOW). A folder that is there already it takes.
     """
-    here = os.getcwd()
-    if not (here + "/").startswith(lower + "/"):
-        return
-    below = (each for each, _, _ in os.walk(here))
-    for path in itertools.islice(below, _MOST_PREPARED):
-        status = os.stat(path)
-        if (status.st_uid, status.st_gid) != (os.getuid(), os.getgid()) and os.access(path, os.W_OK):
-            _make_folder(os.path.relpath(path, lower), lower, upper)
+    here = os.path.join(os.getcwd(), "")
+    waiting = collections.deque([here.rstrip("/") or "/", lower] if here.startswith(lower + "/") else [lower])
+    for _ in range(0 if lower in _SYSTEM else _MOST_PREPARED):
+        if not waiting:
+            return
+        path = waiting.popleft()
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            if os.access(path, os.W_OK):
+                _make_folder(os.path.relpath(path, lower), lower, upper)
+            if (status.st_uid, status.st_gid) != (os.getuid(), os.getgid()) or (path + "/").startswith(here):
+                with os.scandir(path) as entries:
+                    waiting.extend(each.path for each in entries if each.is_dir(follow_symlinks=False))
 
 
 def _make_folder(path: str, lower: str, upper: str) -> None:
-    """Make a folder in the upper layer, and its parents, with their modes."""
+    """Make a folder in the upper layer, and its parents, with what this user may do there."""
     place = os.path.join(upper, path)
     if not os.path.isdir(place):
         _make_folder(os.path.dirname(path), lower, upper)
         os.mkdir(place)
-        os.chmod(place, stat.S_IMODE(os.stat(os.path.join(lower, path)).st_mode) & 0o777)
+        before = os.path.join(lower, path)
+        may = sum(each for each in (os.R_OK, os.W_OK, os.X_OK) if os.access(before, each))
+        os.chmod(place, may << 6 | stat.S_IMODE(os.stat(before).st_mode) & 0o077)
+
+
+def _try_to_write(file: str) -> None:
+    """Make a file and remove it, where the system may still refuse a copy of a folder (EOVERFLOW)."""
+    try:
+        Path(file).touch()
+        os.unlink(file)
+    except OSError as error:
+        if error.errno == errno.EOVERFLOW:
+            raise
 
 
 # --- system calls -----------------------------------------------------------------------------------------------------
 
 
-def _unshare() -> bool:
-    """Get namespaces of this process alone; whether it is the system's root, and needs none for users."""
-    is_first = is_of_all_users()
-    with contextlib.suppress(OSError):
-        _call("unshare", _NEWNS)
-        return is_first
-    user, group = os.getuid(), os.getgid()
-    _call("unshare", _NEWNS | _NEWUSER)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        Path("/proc/self", name).write_text(text, encoding="ascii")
-    return False
-
-
-def _call(name: str, *arguments: Any) -> None:
-    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), name)
-
-
 def _mount(source: str | None, place: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
     words = (None if each is None else os.fsencode(each) for each in (source, place, kind))
-    _call("mount", *words, ctypes.c_ulong(flags), None if options is None else os.fsencode(options))
+    call("mount", *words, ctypes.c_ulong(flags), None if options is None else os.fsencode(options))
 
 
 def _unescape(word: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -13,14 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import torch
 
 from fxmem.errors import EnvironmentLacksError
-from fxmem.records.profile import ProgramFiles
+from fxmem.records.profile import ProgramFiles, ProgramNetwork
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.descendants import end_processes, find_descendants
 from fxmem.simulation.fork import (
@@ -33,12 +34,15 @@ from fxmem.simulation.fork import (
 )
 from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, find_written
 from fxmem.simulation.program.sandbox.landlock import refuse_writes
+from fxmem.simulation.program.sandbox.namespaces import give_up_rights, was_refused
 from fxmem.simulation.program.sandbox.overlay import enter_overlay
+from fxmem.simulation.program.sandbox.received import make_received
 from fxmem.simulation.program.sandbox.redirect import Redirect
-from fxmem.simulation.program.sandbox.written_files import REDIRECTED, download_folders
+from fxmem.simulation.program.sandbox.written_files import REDIRECTED
 
 if TYPE_CHECKING:
     from fxmem.simulation.program.sandbox.layers import Layers
+    from fxmem.simulation.program.sandbox.outside import Outside
 
 _NO_VIEW: Final = "no view"
 """The answer of a process that got no view of its own, before any work."""
@@ -50,14 +54,24 @@ _INTERVAL: Final = 1.0
 """Seconds between looks at a process that works."""
 
 
+class Apart(NamedTuple):
+    """What work in another process has come to."""
+
+    text: str
+    files: ProgramFiles | None
+    """What it wrote; None where it writes for real."""
+    network: ProgramNetwork | None
+    """What it could not send; None where it may."""
+
+
 def run_apart(
     work: Callable[[Isolation], str], settings: IsolationSettings, folders: list[str], output: Path | None = None
-) -> tuple[str, ProgramFiles | None]:
-    """Run work in another process; what it returns, and what it wrote, which is None where it writes for real.
+) -> Apart:
+    """Run work in another process; what it returns, what it wrote, and what it could not send.
 
     Where this process can be forked, nothing has to be imported again. On Linux the other one has a view of the file
-    system of its own; where that is not to be had, Python's ways to files are redirected. On Linux all processes that
-    it has started end with it.
+    system of its own; where that is not to be had, Python's ways to files are redirected. It has a network of its own
+    as well. On Linux all processes that it has started end with it, even where this process is killed.
 
     Args:
         work: called there; where this process cannot be forked, it is pickled.
@@ -69,20 +83,33 @@ def run_apart(
         FxmemError: as the work raised it; AnalysisError where the process ended before the work did.
         KeyboardInterrupt: here, or in the work.
     """
-    if settings.write:
-        return _run(work, Isolation(network=settings.network), output)["text"], None
     with contextlib.ExitStack() as stack:
+        received = stack.enter_context(make_received())
+        isolation = Isolation(network=settings.network, received=None if settings.write else received.fileno())
         if sys.platform == "linux":
             from fxmem.simulation.program.sandbox.layers import Layers  # locks files as no Windows does
+            from fxmem.simulation.program.sandbox.outside import Outside
 
             layers = Layers()
             stack.callback(layers.close)
-            found = _run(work, Isolation(in_overlay=True, network=settings.network), output, layers)
-            if _NO_VIEW not in found:
-                return found["text"], find_written(layers.written, settings, folders)
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=REDIRECTED, ignore_cleanup_errors=True))
-        isolation = Isolation(Redirect(folder), network=settings.network)
-        return _run(work, isolation, output)["text"], isolation.find_written(settings, folders)
+            outside = Outside(layers.remove)
+            stack.callback(outside.close)
+            isolation.outside = None if settings.network else outside.descriptor
+            run = _Run(work, output, layers.folders[-1], layers, outside)
+            if not settings.write:
+                found = run(dataclasses.replace(isolation, in_overlay=True), [*folders, os.path.expanduser("~")])
+                if _NO_VIEW not in found:
+                    files = find_written(layers.written, settings, folders, received.fileno())
+                    return Apart(found["text"], files, _network_of(found))
+        else:
+            temporary = tempfile.TemporaryDirectory(prefix=REDIRECTED, ignore_cleanup_errors=True)
+            run = _Run(work, output, stack.enter_context(temporary))
+        if settings.write:
+            found = run(isolation)
+            return Apart(found["text"], None, _network_of(found))
+        isolation.redirect = Redirect(tempfile.mkdtemp(dir=run.folder))
+        found = run(isolation)
+        return Apart(found["text"], isolation.find_written(settings, folders), _network_of(found))
 
 
 def run_within(work: Callable[[Isolation], str], isolation: Isolation, output: Path | None = None) -> str:
@@ -95,27 +122,50 @@ def run_within(work: Callable[[Isolation], str], isolation: Isolation, output: P
     Raises:
         As `run_apart`.
     """
-    text: str = _run(work, isolation, output)["text"]
+    with tempfile.TemporaryDirectory() as folder:
+        text: str = _Run(work, output, folder)(isolation)["text"]
     return text
 
 
-def _run(
-    work: Callable[[Isolation], str], isolation: Isolation, output: Path | None, layers: Layers | None = None
-) -> dict[str, Any]:
-    """Run work in another process; what it answers."""
-    with tempfile.TemporaryDirectory(prefix="fxmem-answer-") as folder:
-        answer = Path(folder, "answer")
+@dataclasses.dataclass
+class _Run:
+    """Runs work in another process."""
+
+    work: Callable[[Isolation], str]
+    output: Path | None
+    folder: str
+    """For its answer."""
+    layers: Layers | None = None
+    outside: Outside | None = None
+
+    def __call__(self, isolation: Isolation, tried: Sequence[str] = ()) -> dict[str, Any]:
+        """What it answers. With a view of its own, it must be able to write to the folders that are `tried`."""
+        answer = Path(self.folder, "answer")
+        layers = self.layers if isolation.in_overlay else None
         upper = None if layers is None else layers.folders
-        start = functools.partial(_work, work, isolation, answer, output, upper)
+        start = functools.partial(_work, self.work, isolation, answer, self.output, upper, tried)
         found: dict[str, Any] = {_NO_BACKWARD: True}
         if hasattr(os, "fork"):
-            found = read_answer(answer, _wait(Forked(start), answer, layers))
+            found = read_answer(answer, self._wait(Forked(start, is_left=self.outside is not None), answer, layers))
         if _NO_BACKWARD in found:
             answer.unlink(missing_ok=True)
-            found = read_answer(answer, _wait(_Spawned(start, answer.parent), answer, layers))
-    if isolation.redirect is not None:
-        isolation.redirect.adopt(found["removed"], is_guarded=found["is_guarded"])
-    return found
+            spawned = _Spawned(start, answer.parent, [each for each in (isolation.outside, isolation.received) if each])
+            found = read_answer(answer, self._wait(spawned, answer, layers))
+        answer.unlink(missing_ok=True)
+        if isolation.redirect is not None:
+            isolation.redirect.adopt(found["removed"], is_guarded=found["is_guarded"])
+        return found
+
+    def _wait(self, process: Forked | _Spawned, answer: Path, layers: Layers | None) -> int:
+        if self.outside is not None:
+            self.outside.watch(process.pid)
+        return _wait(process, answer, layers)
+
+
+def _network_of(found: Mapping[str, Any]) -> ProgramNetwork | None:
+    if found.get("reach") is None:
+        return None
+    return ProgramNetwork(reach=found["reach"], was_refused=found["was_refused"])
 
 
 # --- the other process, seen from here --------------------------------------------------------------------------------
@@ -160,11 +210,11 @@ class _Spawned:
     Where processes cannot be forked; and where autograd's threads run in this one, after which no fork runs it.
     """
 
-    def __init__(self, start: Callable[[], int], folder: Path) -> None:
+    def __init__(self, start: Callable[[], int], folder: Path, given: Sequence[int]) -> None:
         file = folder / "work"
         file.write_bytes(pickle.dumps(start))
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import run_pickled; run_pickled({str(file)!r})"
-        self._process = subprocess.Popen([sys.executable, "-c", code])
+        self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=given)
         self.pid = self._process.pid
 
     def wait(self, seconds: float) -> int | None:
@@ -202,7 +252,12 @@ def run_pickled(file: str) -> NoReturn:
 
 
 def _work(
-    work: Callable[[Isolation], str], isolation: Isolation, answer: Path, output: Path | None, layers: list[str] | None
+    work: Callable[[Isolation], str],
+    isolation: Isolation,
+    answer: Path,
+    output: Path | None,
+    layers: list[str] | None,
+    tried: Sequence[str],
 ) -> int:
     """Do the work and write its answer; the exit code."""
     with open(answer, "wb") as stream:  # before the view, which has another file there
@@ -213,18 +268,16 @@ def _work(
             with output.open("wb") as file:  # all that this process prints, and those that it starts
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
-        if layers is not None:
-            try:
-                enter_overlay(layers)
-            except (OSError, AttributeError) as error:  # AttributeError: a C library without these calls
-                stream.write(format_answer({_NO_VIEW: str(error)}))
-                return 0
-        elif (redirect := isolation.redirect) is not None and not redirect.has_begun:
-            _guard(redirect)
+        try:
+            _go_apart(isolation, layers, tried, stream.fileno())
+        except (OSError, AttributeError) as error:  # AttributeError: a C library without these calls
+            stream.write(format_answer({_NO_VIEW: str(error)}))
+            return 0
         settle_threads(torch.get_num_threads())
         found = answer_work(lambda: work(isolation))
         if (redirect := isolation.redirect) is not None:
             found |= {"removed": redirect.removed, "is_guarded": redirect.is_guarded}
+        found |= {"reach": isolation.reach, "was_refused": isolation.reach == "none" and was_refused()}
         stream.write(format_answer(found))
     with contextlib.ExitStack() as stack:  # for what the program does at its end, and its threads
         for patch in isolation.patches(MadeUpNotes()):
@@ -234,9 +287,31 @@ def _work(
     return 0
 
 
+def _go_apart(isolation: Isolation, layers: list[str] | None, tried: Sequence[str], answer: int) -> None:
+    """Keep this process apart from the user's files and from the network. Raises OSError where it gets no view."""
+    if isolation.has_begun:
+        return
+    isolation.has_begun, given, redirect = True, dict[int, str](), isolation.redirect
+    if sys.platform == "linux":
+        from fxmem.simulation.program.sandbox.descriptors import find_descriptors, part_descriptors
+
+        kept = (answer, isolation.outside, isolation.received)
+        writes = layers is None and redirect is None
+        given = find_descriptors(kept, writes=writes, sends=isolation.network)
+    isolation.hold_network()
+    if layers is not None:
+        enter_overlay(layers, [os.getcwd(), *tried])
+    elif isolation.reach == "none":
+        give_up_rights()
+    if redirect is not None:
+        _guard(redirect)
+    if given:
+        part_descriptors(given, (lambda file: file) if redirect is None else redirect.place_to_change)
+
+
 def _guard(redirect: Redirect) -> None:
     """Refuse what is not redirected, where the system can; temporary files go where they may be written."""
     tempfile.tempdir = os.environ["TMPDIR"] = redirect.make_temporary()
     with contextlib.suppress(OSError, AttributeError):
-        refuse_writes((redirect.folder, "/dev", "/proc", "/run", *download_folders()))
+        refuse_writes((redirect.folder, "/dev", "/proc", "/run"))
         redirect.is_guarded = True

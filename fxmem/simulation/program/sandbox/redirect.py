@@ -130,6 +130,11 @@ class Redirect:
         with self.pause():
             return self._place(self._replace, path)
 
+    def place_to_change(self, path: str) -> str:
+        """The place of a file that is written by other ways than these, with what was in it."""
+        with self.pause():
+            return str(self._place(self._claim, path))
+
     # --- where a path leads -------------------------------------------------------------------------------------------
 
     def _place(self, find: Callable[[str], str], path: Any, dir_fd: int | None = None) -> Any:
