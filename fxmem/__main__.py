@@ -66,14 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_stdout()
         return _SIGPIPE
-    except KeyboardInterrupt:
-        return _fail("interrupted", 128 + signal.SIGINT, debug)
-    except _TerminatedError:
-        return _fail("terminated", 128 + signal.SIGTERM, debug)
+    except KeyboardInterrupt as error:
+        return _fail(_with_notes("interrupted", error), 128 + signal.SIGINT, debug)
+    except _TerminatedError as error:
+        return _fail(_with_notes("terminated", error), 128 + signal.SIGTERM, debug)
     except SystemExit as error:
         return _fail(f"the model's own code called sys.exit({error.code!r}) while it ran", 1, debug)
     except Exception as error:
         return _fail(*_explain(error, debug), debug)
+
+
+def _with_notes(what: str, error: BaseException) -> str:
+    """What ended the command, and where the program was that it ran."""
+    return "; ".join([what, *getattr(error, "__notes__", ())])
 
 
 def _explain(error: Exception, debug: bool) -> tuple[str, int]:

@@ -22,6 +22,7 @@ import torch
 from fxmem import errors
 from fxmem.errors import AnalysisError, FxmemError
 from fxmem.simulation.descendants import adopt_orphans, end_descendants
+from fxmem.simulation.source_lines import error_place
 
 _INTERVAL: Final = 1.0
 """Seconds between looks at a process that is being ended."""
@@ -148,7 +149,14 @@ def answer_work(work: Callable[[], str]) -> dict[str, Any]:
     except BaseException as error:
         if not isinstance(error, (FxmemError, KeyboardInterrupt)):
             traceback.print_exc()
-        return {"error": type(error).__name__, "text": str(error)}
+        place = error_place(error) if isinstance(error, KeyboardInterrupt) else ""
+        return {"error": type(error).__name__, "text": str(error), "place": place}
+
+
+def note_place(error: BaseException, place: str) -> None:
+    """Let an error that ends fxmem say where the program was: `file:line`, or nothing where that is not known."""
+    if place:
+        error.add_note(f"the program was at {place}")
 
 
 def read_answer(answer: Path, code: int) -> dict[str, Any]:
@@ -163,7 +171,9 @@ def read_answer(answer: Path, code: int) -> dict[str, Any]:
     if kind is None:
         return found
     if kind == KeyboardInterrupt.__name__:
-        raise KeyboardInterrupt
+        interrupt = KeyboardInterrupt()
+        note_place(interrupt, found["place"])
+        raise interrupt
     known = getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, FxmemError):
         raise known(found["text"])

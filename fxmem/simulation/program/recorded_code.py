@@ -291,7 +291,8 @@ class RecordedCode(Subject):
     def on_torch_call(self) -> None:
         """The program calls torch, as an evaluation may without end, and before `generate`, which calls a module."""
         self.loops.install()
-        if not self.rounds.is_cut_after:  # once: closing the round calls torch, too
+        if not (self.rounds.is_cut or self.rounds.is_cut_after):  # once: closing the round calls torch, too
+            self.rounds.end_long_round()
             self.rounds.end_long_evaluation()
 
     def on_gradient(self) -> None:

@@ -254,11 +254,11 @@ class RecordedProgram(ProfiledStep):
         done, most = len(self.program.steps), settings.most_steps
         self.ending = self._describe_stop()
         if self._code.rounds.is_cut:
-            step = f"step {done + 1}{f' of {most}' if most else ''}"
-            calls = self._code.rounds.cut_in
+            rounds, (setup, place) = self._code.rounds, self._code.rounds.cut_at
+            step = setup or f"step {done + 1}{f' of {most}' if most else ''}"
             self.ending = (
-                f"stopped within {step}, after {settings.max_operators:,} operators"
-                f"{f', most of them in {calls}' if calls else ''}: --max-operators N of fxmem run "
+                f"stopped within {step}{f' at {place}' if place else ''}, after {rounds.cut_after:,} operators"
+                f"{f', most of them in {rounds.cut_in}' if rounds.cut_in else ''}: --max-operators N of fxmem run "
                 f"allows more{'' if done else ', and fxmem.mark_step() ends a step that no optimizer ends'}"
             )
 

@@ -41,6 +41,7 @@ from fxmem.simulation.program.schedules import LaterWork
 from fxmem.simulation.recording import Recording
 from fxmem.simulation.residents import Holders, Place, find_variables, name_modules, name_optimizer_state
 from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
+from fxmem.simulation.source_lines import program_place
 
 _ELSEWHERE: Final = 20
 """Steps of optimizers with nothing on the card after which a program is refused."""
@@ -53,6 +54,9 @@ _MOST_SECONDS_AFTER: Final = 60.0
 
 _WORTH_GOING_ON: Final = 1 << 20
 """Bytes a step that more rounds are run for where they are kept on the host, whose size nobody has said."""
+
+_MORE_IN_SETUP: Final = 5
+"""As many times more operators than a round may set-up have."""
 
 _NO_MODULE: Final = torch.nn.Module()
 """What a function is called in the place of."""
@@ -136,6 +140,10 @@ class Rounds(RoundRule):
         """Whether the program was ended within a round of too many operators."""
         self.cut_in = ""
         """The calls that most of these were made in; empty where no calls were."""
+        self.cut_after = 0
+        """How many it might have."""
+        self.cut_at = "", ""
+        """`set-up`, or nothing for a step, and the program's own line at which it was ended."""
         self._ended_after = -1
         """How many rounds were finished when the program was last ended."""
         self.refusals = Refusals(memory)
@@ -176,9 +184,7 @@ class Rounds(RoundRule):
 
     def module_called(self, module: torch.nn.Module) -> None:
         """A root is about to be called: forward or evaluation, if the phase was another."""
-        if len(self._log.ops) > self._max_operators and not self._is_setup:
-            self.is_cut, self.cut_in = True, self._describe_calls()
-            self._end()
+        self.end_long_round()
         if self._loaders.has_begun_again and not self.has_evaluated:
             self._end()  # nothing came between the epochs
         self.end_long_evaluation()
@@ -223,6 +229,14 @@ class Rounds(RoundRule):
             if 2 * count > len(tracer.nodes):
                 return f"{calls[what]:,} calls of {what}"
         return ""
+
+    def end_long_round(self) -> None:
+        """End the program where a round has too many operators, or set-up has, in which each weight has some."""
+        most = self._max_operators * (_MORE_IN_SETUP if self._is_setup else 1)
+        if len(self._log.ops) > most:
+            self.is_cut, self.cut_in, self.cut_after = True, self._describe_calls(), most
+            self.cut_at = "set-up" if self._is_setup else "", program_place(sys._getframe())
+            self._end()
 
     def end_long_evaluation(self) -> None:
         """End the program where what follows its epoch has taken long."""

@@ -311,8 +311,10 @@ def _pushes(words: Sequence[str]) -> bool:
 def _shell_commands(text: str) -> list[list[str]]:
     """The commands of a line for a shell, in words; none where it is no plain line."""
     found: list[list[str]] = [[]]
+    line = shlex.shlex(text, posix=True, punctuation_chars=True)
+    line.whitespace_split, line.commenters = True, ""
     with contextlib.suppress(ValueError):
-        for word in shlex.shlex(text, posix=True, punctuation_chars=True):
+        for word in line:
             if set(word) <= set("();<>|&"):
                 found.append([])
             else:

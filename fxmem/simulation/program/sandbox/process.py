@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import faulthandler
 import functools
 import logging
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +31,8 @@ from fxmem.simulation.fork import (
     answer_work,
     format_answer,
     may_run_backward,
+    note_place,
+    parse_answer,
     read_answer,
     settle_threads,
 )
@@ -39,6 +43,7 @@ from fxmem.simulation.program.sandbox.overlay import enter_overlay
 from fxmem.simulation.program.sandbox.received import make_received
 from fxmem.simulation.program.sandbox.redirect import Redirect
 from fxmem.simulation.program.sandbox.written_files import REDIRECTED
+from fxmem.simulation.source_lines import is_own_file
 
 if TYPE_CHECKING:
     from fxmem.simulation.program.sandbox.layers import Layers
@@ -50,6 +55,10 @@ _NO_BACKWARD: Final = "no backward"
 """The answer of a fork in which no backward would run."""
 _PATIENCE: Final = 10.0
 """Seconds that a process has to end by itself once its work is done: a program's thread may wait for ever."""
+_ASK: Final[int | None] = getattr(signal, "SIGRTMIN", None)
+"""By which a process is asked where it is; None where there is no signal that programs do not use."""
+_MOMENT: Final = 0.2
+"""Seconds in which it says so."""
 _INTERVAL: Final = 1.0
 """Seconds between looks at a process that works."""
 
@@ -188,13 +197,16 @@ def _wait(process: Forked | _Spawned, answer: Path, layers: Layers | None) -> in
                 answered_at = time.monotonic()
             if answered_at is not None and time.monotonic() - answered_at > _PATIENCE:
                 break
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         # A terminal sends the signal to both; whoever sends it to this process alone means both.
+        place = _find_place(process, answer)
         process.wait(_INTERVAL)
+        note_place(interrupt, (parse_answer(answer) or {}).get("place") or place)
         process.signal(signal.SIGINT)
         process.wait(_PATIENCE)
         raise
-    except BaseException:
+    except BaseException as error:
+        note_place(error, _find_place(process, answer))
         process.signal(signal.SIGTERM)
         process.wait(_INTERVAL)
         raise
@@ -202,6 +214,21 @@ def _wait(process: Forked | _Spawned, answer: Path, layers: Layers | None) -> in
         process.kill()
         end_processes(started)
     return 0 if code is None else code
+
+
+def _find_place(process: Forked | _Spawned, answer: Path) -> str:
+    """The program's own line that it is at, whatever it waits for; empty where that is not known."""
+    where = _where(answer)
+    if _ASK is None or not isinstance(process, Forked) or not where.exists():
+        return ""
+    process.signal(_ASK)
+    process.wait(_MOMENT)
+    lines = re.findall(r'^  File "(.*)", line (\d+) in ', where.read_text(encoding="utf-8", errors="replace"), re.M)
+    return next((f"{file}:{line}" for file, line in lines if is_own_file(file)), "")
+
+
+def _where(answer: Path) -> Path:
+    return answer.with_name("where")
 
 
 class _Spawned:
@@ -260,7 +287,7 @@ def _work(
     tried: Sequence[str],
 ) -> int:
     """Do the work and write its answer; the exit code."""
-    with open(answer, "wb") as stream:  # before the view, which has another file there
+    with open(answer, "wb") as stream, _where(answer).open("wb") as where:  # before the view, which has others there
         if not may_run_backward():
             stream.write(format_answer({_NO_BACKWARD: True}))
             return 0
@@ -269,10 +296,12 @@ def _work(
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
         try:
-            _go_apart(isolation, layers, tried, stream.fileno())
+            _go_apart(isolation, layers, tried, (stream.fileno(), where.fileno()))
         except (OSError, AttributeError) as error:  # AttributeError: a C library without these calls
             stream.write(format_answer({_NO_VIEW: str(error)}))
             return 0
+        if _ASK is not None:
+            faulthandler.register(_ASK, where, all_threads=False)
         settle_threads(torch.get_num_threads())
         found = answer_work(lambda: work(isolation))
         if (redirect := isolation.redirect) is not None:
@@ -287,7 +316,7 @@ def _work(
     return 0
 
 
-def _go_apart(isolation: Isolation, layers: list[str] | None, tried: Sequence[str], answer: int) -> None:
+def _go_apart(isolation: Isolation, layers: list[str] | None, tried: Sequence[str], ours: Sequence[int]) -> None:
     """Keep this process apart from the user's files and from the network. Raises OSError where it gets no view."""
     if isolation.has_begun:
         return
@@ -295,7 +324,7 @@ def _go_apart(isolation: Isolation, layers: list[str] | None, tried: Sequence[st
     if sys.platform == "linux":
         from fxmem.simulation.program.sandbox.descriptors import find_descriptors, part_descriptors
 
-        kept = (answer, isolation.outside, isolation.received)
+        kept = (*ours, isolation.outside, isolation.received)
         writes = layers is None and redirect is None
         given = find_descriptors(kept, writes=writes, sends=isolation.network)
     isolation.hold_network()

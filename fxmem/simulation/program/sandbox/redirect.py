@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fxmem._torch import common as torch_common
 from fxmem.simulation.program.sandbox.written_files import Written, walk_files
@@ -27,7 +27,7 @@ _AS_THEY_ARE: Final = ("/dev", "/proc", "/run", "/sys")
 _COMPILERS: Final = ("torchinductor_",)
 """How folders of compilers begin, below the one for temporary files."""
 _READING: Final = ("stat", "lstat", "access", "readlink", "statvfs", "chdir", "pathconf", "getxattr", "listxattr")
-_CHANGING: Final = ("chmod", "lchmod", "chown", "lchown", "utime", "truncate", "setxattr")
+_CHANGING: Final = ("chmod", "lchmod", "chown", "lchown", "utime", "setxattr")
 _MAKING: Final = ("mkdir", "mkfifo", "mknod")
 _REMOVING: Final = ("remove", "unlink", "rmdir")
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -87,7 +87,8 @@ class Redirect:
         """What the program runs inside."""
         ways: dict[str, Callable[..., Any]] = {
             **dict.fromkeys(_READING, functools.partial(self._with_path, self.find)),
-            **dict.fromkeys(_CHANGING, functools.partial(self._with_path, self._claim)),
+            **dict.fromkeys(_CHANGING, functools.partial(self._with_path, functools.partial(self._claim, by="owner"))),
+            "truncate": functools.partial(self._with_path, self._claim),
             **dict.fromkeys(_MAKING, functools.partial(self._with_path, self._claim_new)),
             **{name: functools.partial(self._with_path, functools.partial(self._drop, name)) for name in _REMOVING},
             **dict.fromkeys(("rename", "replace"), self._move),
@@ -151,8 +152,11 @@ class Redirect:
         """The place of a path that is written anew."""
         return self._claim(known, keep=False)
 
-    def _claim(self, known: str, *, keep: bool = True) -> str:
-        """The place of a path that is written: in the folder; what was there before is copied there, if it is kept."""
+    def _claim(self, known: str, *, keep: bool = True, by: Literal["file", "owner", "folder"] = "file") -> str:
+        """The place of a path that is written: in the folder; what was there before is copied there, if it is kept.
+
+        Who may do so for real is said by the file's rights, by its owner, or by the rights of its folder.
+        """
         place, parent = self.folder + known, os.path.dirname(known)
         if self._is_made(known):
             return known
@@ -168,7 +172,8 @@ class Redirect:
         if is_there and os.path.isdir(known) and not os.path.islink(known):
             self._make_folders(known)
         elif is_there:
-            if not os.access(known, os.W_OK) and not os.path.islink(known):  # the program might not write it itself
+            may = os.access(parent if by == "folder" else known, os.W_OK) or os.path.islink(known)
+            if not may and not (by == "owner" and os.lstat(known).st_uid == os.geteuid()):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), known)
             if keep:
                 shutil.copy2(known, place, follow_symlinks=False)
@@ -303,10 +308,13 @@ class Redirect:
             return
         if os.path.isdir(place) and not os.path.islink(place):
             self._here.is_at_work = False  # each file of the folder by itself
+            if os.path.isdir(dst):
+                os.rmdir(dst)  # which is empty, or cannot be replaced
             shutil.copytree(src, dst, symlinks=True)
             shutil.rmtree(src)
             return
-        place, target = self._claim(known), self._place(self._replace, dst, dst_dir_fd)
+        claim = functools.partial(self._claim, by="folder")
+        place, target = claim(known), self._place(functools.partial(claim, keep=False), dst, dst_dir_fd)
         if self._is_made(known):
             shutil.move(place, target)
             self._made.discard(known)
