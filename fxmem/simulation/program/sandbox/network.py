@@ -153,11 +153,17 @@ class _Door:
         if not is_tcp or not (_is_reading.get() or (is_near and self._refuses_all)):
             original(connection, address)
             return
-        if is_near and not self._refuses_all:
-            with contextlib.suppress(ConnectionRefusedError):
-                original(connection, address)
-                return
         seconds = connection.gettimeout()
+        if is_near and not self._refuses_all:
+            connection.settimeout(seconds or None)  # an event loop would be told later that it is refused
+            try:
+                original(connection, address)
+            except ConnectionRefusedError:
+                pass
+            else:
+                return
+            finally:
+                connection.settimeout(seconds)
         opened = outside_process.connect(self._outside, connection.family, address, seconds or None)
         os.dup2(opened, connection.fileno())
         os.close(opened)

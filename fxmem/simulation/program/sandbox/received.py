@@ -67,13 +67,12 @@ class _Log:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._bodies: weakref.WeakKeyDictionary[Any, _Body] = weakref.WeakKeyDictionary()
-
-    def _body(self, response: Any) -> _Body:
-        return self._bodies.setdefault(response, _Body(self._descriptor))
+        self._streams: dict[int, _Body] = {}
+        """By number of the object, which cannot be referred to weakly, until it ends."""
 
     def read(self, original: _Call, response: Any, *args: Any, **kwargs: Any) -> Any:
         """`http.client`'s responses, one function of which may call another."""
-        body = self._body(response)
+        body = self._bodies.setdefault(response, _Body(self._descriptor))
         with torch_common.replace(body, "is_within", True):
             found = original(response, *args, **kwargs)
         if not body.is_within:
@@ -100,12 +99,13 @@ class _Log:
 
     def feed(self, original: _Call, stream: Any, data: Any, *args: Any) -> Any:
         """`aiohttp`, of whatever it has decoded."""
-        self._body(stream).add(data)
+        self._streams.setdefault(id(stream), _Body(self._descriptor)).add(data)
         return original(stream, data, *args)
 
     def end(self, original: _Call, stream: Any) -> None:
         """As `feed`, at its end."""
-        self._body(stream).close({})
+        if body := self._streams.pop(id(stream), None):
+            body.close({})
         original(stream)
 
 
