@@ -198,7 +198,7 @@ class RecordedCode(Subject):
                     self.rounds.finish()
                 raise
             except Enough:
-                if self.rounds.is_cut or self.rounds.is_cut_after:
+                if self.rounds.cut or self.rounds.is_cut_after:
                     self.rounds.finish()
                 raise
         self.rounds.finish()
@@ -291,7 +291,7 @@ class RecordedCode(Subject):
     def on_torch_call(self) -> None:
         """The program calls torch, as an evaluation may without end, and before `generate`, which calls a module."""
         self.loops.install()
-        if not (self.rounds.is_cut or self.rounds.is_cut_after):  # once: closing the round calls torch, too
+        if not (self.rounds.cut or self.rounds.is_cut_after):  # once: closing the round calls torch, too
             self.rounds.end_long_round()
             self.rounds.end_long_evaluation()
 
@@ -382,7 +382,7 @@ class RecordedCode(Subject):
         return ProgramRun(
             ending=ending,
             failed=failed,
-            is_cut=self.rounds.is_cut,
+            is_cut=self.rounds.cut is not None,
             setup=self.rounds.setup,
             rounds=tuple(each.record for each in rounds),
             shown=0 if shown is None else shown.number,

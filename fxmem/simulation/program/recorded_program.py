@@ -253,12 +253,11 @@ class RecordedProgram(ProfiledStep):
         """Note that the program was ended, and why."""
         done, most = len(self.program.steps), settings.most_steps
         self.ending = self._describe_stop()
-        if self._code.rounds.is_cut:
-            rounds, (setup, place) = self._code.rounds, self._code.rounds.cut_at
-            step = setup or f"step {done + 1}{f' of {most}' if most else ''}"
+        if (cut := self._code.rounds.cut) is not None:
+            step = "set-up" if cut.is_setup else f"step {done + 1}{f' of {most}' if most else ''}"
             self.ending = (
-                f"stopped within {step}{f' at {place}' if place else ''}, after {rounds.cut_after:,} operators"
-                f"{f', most of them in {rounds.cut_in}' if rounds.cut_in else ''}: --max-operators N of fxmem run "
+                f"stopped within {step}{f' at {cut.place}' if cut.place else ''}, after {cut.operators:,} operators"
+                f"{f', most of them in {cut.calls}' if cut.calls else ''}: --max-operators N of fxmem run "
                 f"allows more{'' if done else ', and fxmem.mark_step() ends a step that no optimizer ends'}"
             )
 
@@ -297,7 +296,7 @@ class RecordedProgram(ProfiledStep):
 
     def _largest(self) -> Profile:
         shown, target = self._code.rounds.shown, self._code.recording.target.name
-        if self._code.rounds.is_cut and shown is not None and not self.program.steps:
+        if self._code.rounds.cut and shown is not None and not self.program.steps:
             most = format_bytes(shown.record.requested_bytes)
             raise AnalysisError(f"the program {self.ending}. Until then it requested {most} at once")
         if self._failed and not self.program.steps:

@@ -96,6 +96,19 @@ class ShownRound:
     profile: Profile
 
 
+@dataclasses.dataclass(frozen=True)
+class CutRound:
+    """A round of too many operators, within which the program was ended."""
+
+    is_setup: bool
+    operators: int
+    """How many it might have."""
+    calls: str
+    """The calls that most of these were made in; empty where no calls were."""
+    place: str
+    """The program's own line."""
+
+
 class Rounds(RoundRule):
     """The rounds of one program.
 
@@ -136,14 +149,8 @@ class Rounds(RoundRule):
         self.finished: list[FinishedRound] = []
         self.shown: ShownRound | None = None
         self.stepped_names: dict[str, None] = {}
-        self.is_cut = False
-        """Whether the program was ended within a round of too many operators."""
-        self.cut_in = ""
-        """The calls that most of these were made in; empty where no calls were."""
-        self.cut_after = 0
-        """How many it might have."""
-        self.cut_at = "", ""
-        """`set-up`, or nothing for a step, and the program's own line at which it was ended."""
+        self.cut: CutRound | None = None
+        """Where the program was ended within a round of too many operators."""
         self._ended_after = -1
         """How many rounds were finished when the program was last ended."""
         self.refusals = Refusals(memory)
@@ -234,8 +241,7 @@ class Rounds(RoundRule):
         """End the program where a round has too many operators, or set-up has, in which each weight has some."""
         most = self._max_operators * (_MORE_IN_SETUP if self._is_setup else 1)
         if len(self._log.ops) > most:
-            self.is_cut, self.cut_in, self.cut_after = True, self._describe_calls(), most
-            self.cut_at = "set-up" if self._is_setup else "", program_place(sys._getframe())
+            self.cut = CutRound(self._is_setup, most, self._describe_calls(), program_place(sys._getframe()))
             self._end()
 
     def end_long_evaluation(self) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from fxmem.simulation.program.sandbox.namespaces import call, unshare_mounts
+from fxmem.simulation.program.sandbox.namespaces import call, give_up_rights, unshare_mounts
 
 UPPER: Final = "upper"
 """In a layer's folder, what was written; `path` beside it names the folder above which it lies."""
@@ -71,6 +71,7 @@ def enter_overlay(layers: list[str], folders: Iterable[str] = ()) -> None:
     call("syscall", _PIVOT_ROOT.get(os.uname().machine, 41), b".", b".")
     call("umount2", b".", _DETACH)
     os.chdir(folder)
+    give_up_rights()
     for each in tried:
         _try_to_write(each)
 

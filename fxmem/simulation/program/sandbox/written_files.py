@@ -30,7 +30,7 @@ Downloads = Collection[tuple[int, bytes]]
 """Length and digest of what came from the network."""
 
 
-class Place(NamedTuple):
+class WrittenPlace(NamedTuple):
     """A file that was written, moved or removed."""
 
     place: str
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     """Whether it lies apart; a file in a folder that was moved lies where it was."""
 
 
-Written = Iterator[Place]
+Written = Iterator[WrittenPlace]
 
 
 def walk_files(folder: str, path: str, *, is_ours: bool = True) -> Written:
@@ -49,7 +49,7 @@ def walk_files(folder: str, path: str, *, is_ours: bool = True) -> Written:
     for inside, folders, names in os.walk(folder):
         for name in (*names, *(each for each in folders if os.path.islink(os.path.join(inside, each)))):
             place = os.path.join(inside, name)
-            yield Place(place, os.path.normpath(os.path.join(path, os.path.relpath(place, folder))), is_ours)
+            yield WrittenPlace(place, os.path.normpath(os.path.join(path, os.path.relpath(place, folder))), is_ours)
 
 
 def walk_layer(upper: str, lower: str, path: str, top: str = "") -> Written:
@@ -69,13 +69,13 @@ def walk_layer(upper: str, lower: str, path: str, top: str = "") -> Written:
             with contextlib.suppress(OSError):  # that is no folder at all
                 yield from walk_layer(entry.path, _find_lower(entry.path, below if lower else "", top), known, top)
         else:
-            yield Place(entry.path, known)
+            yield WrittenPlace(entry.path, known)
     if lower != path:
         theirs = _list(lower)
         for name in theirs - ours.keys():
             place, known = os.path.join(lower, name), os.path.join(path, name)
             is_folder = os.path.isdir(place) and not os.path.islink(place)
-            yield from walk_files(place, known, is_ours=False) if is_folder else [Place(place, known, False)]
+            yield from walk_files(place, known, is_ours=False) if is_folder else [WrittenPlace(place, known, False)]
         for name in _list(path) - theirs - ours.keys():
             yield from _walk_removed(os.path.join(path, name))
 
@@ -83,9 +83,9 @@ def walk_layer(upper: str, lower: str, path: str, top: str = "") -> Written:
 def _walk_removed(path: str) -> Written:
     """A file that was there and is removed, or those of a folder."""
     if os.path.isdir(path) and not os.path.islink(path):
-        yield from (Place("", each.path) for each in walk_files(path, path))
+        yield from (WrittenPlace("", each.path) for each in walk_files(path, path))
     elif os.path.lexists(path):
-        yield Place("", path)
+        yield WrittenPlace("", path)
 
 
 def _find_lower(folder: str, below: str, top: str) -> str:
@@ -230,7 +230,7 @@ def _is_below(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip("/") + "/")
 
 
-def _move(file: Place, to: str) -> None:
+def _move(file: WrittenPlace, to: str) -> None:
     os.makedirs(os.path.dirname(to), exist_ok=True)
     if os.path.lexists(to) and not os.path.isdir(to):
         os.unlink(to)
