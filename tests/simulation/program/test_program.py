@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import copy
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -776,9 +777,17 @@ def test_a_program_that_is_stopped_before_its_first_step_ends_is_told_so() -> No
         layer = torch.nn.Linear(3, 3, device="cuda")
         for _ in range(5):
             layer(torch.ones(2, 3, device="cuda")).sum().backward()
-    said = r"stopped within step 1, after 2 operators: --max-operators N .* allows more, .*\. Until then it requested "
+    said = r"stopped within step 1 at .*, after 2 operators: --max-operators N .* more, .*\. Until then it requested "
     with pytest.raises(AnalysisError, match=said):
         _ = recorded.profile
+
+
+def test_operators_count_without_a_module_and_in_set_up() -> None:
+    with fxmem.record("h100", max_operators=20) as recorded:
+        x = torch.zeros(4, device="cuda")
+        while True:
+            x = torch.sin(x) * 2
+    assert re.fullmatch(r"stopped within set-up at .*test_program\.py:\d+, after 100 operators: .*", recorded.ending)
 
 
 def test_a_program_that_never_uses_the_card_is_told_so() -> None:

@@ -110,7 +110,7 @@ class _View:
             os.symlink(os.readlink(entry.path), place)
         elif entry.is_dir(follow_symlinks=False):
             os.mkdir(place)
-            shutil.copymode(entry.path, place)
+            self._copy_rights(entry.path, place)
             self._add_folder(entry.path)
         elif entry.is_file(follow_symlinks=False):
             self._add_file(entry, place)
@@ -170,9 +170,9 @@ class _View:
         upper, work = os.path.join(base, UPPER), os.path.join(base, "work")
         for each in (upper, work):
             os.mkdir(each)
-        shutil.copymode(path, upper)
+        self._copy_rights(path, upper)
         if not self._is_root:
-            _prepare_folders(path, upper)
+            self._prepare_folders(path, upper)
         folders = [os.open(each, os.O_PATH | os.O_DIRECTORY) for each in (path, upper, work)]
         try:
             # By descriptor: a comma or a colon in a name would end the option.
@@ -187,44 +187,48 @@ class _View:
             for descriptor in folders:
                 os.close(descriptor)
 
+    def _copy_rights(self, path: str, place: str) -> None:
+        """Let this user do in a new folder, which is his, what he may do in the one that it stands for."""
+        rights = stat.S_IMODE(os.stat(path).st_mode)
+        if not self._is_root:
+            may = sum(each for each in (os.R_OK, os.W_OK, os.X_OK) if os.access(path, each))
+            rights = may << 6 | rights & 0o077
+        os.chmod(place, rights)
+
+    def _prepare_folders(self, lower: str, upper: str) -> None:
+        """Make the folders that this user may write to below ones of others, and those of others.
+
+        An overlay copies a folder up with its owner and group before it writes there, which a user namespace that has
+        neither refuses (EOVERFLOW). A folder that is there already it takes.
+        """
+        here = os.path.join(os.getcwd(), "")
+        waiting = collections.deque([here.rstrip("/") or "/", lower] if here.startswith(lower + "/") else [lower])
+        for _ in range(0 if lower in _SYSTEM else _MOST_PREPARED):
+            if not waiting:
+                return
+            path = waiting.popleft()
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                if os.access(path, os.W_OK):
+                    self._make_folder(os.path.relpath(path, lower), lower, upper)
+                if (status.st_uid, status.st_gid) != (os.getuid(), os.getgid()) or (path + "/").startswith(here):
+                    with os.scandir(path) as entries:
+                        waiting.extend(each.path for each in entries if each.is_dir(follow_symlinks=False))
+
+    def _make_folder(self, path: str, lower: str, upper: str) -> None:
+        """Make a folder in the upper layer, and its parents."""
+        place = os.path.join(upper, path)
+        if not os.path.isdir(place):
+            self._make_folder(os.path.dirname(path), lower, upper)
+            os.mkdir(place)
+            self._copy_rights(os.path.join(lower, path), place)
+
     def _show_read_only(self, path: str) -> None:
         place = self._root + path
         _mount(path, place, flags=_BIND | _REC)
         # What the mount forbids must stay forbidden in a user namespace.
         forbids = os.statvfs(place).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)
         _mount(None, place, flags=_REMOUNT | _BIND | _RDONLY | forbids)
-
-
-def _prepare_folders(lower: str, upper: str) -> None:
-    """Make the folders that this user may write to below ones of others, and those of others.
-
-    An overlay copies a folder up with its owner and group before it writes there, which a user namespace that has
-    neither refuses (EOVERFLOW). A folder that is there already it takes.
-    """
-    here = os.path.join(os.getcwd(), "")
-    waiting = collections.deque([here.rstrip("/") or "/", lower] if here.startswith(lower + "/") else [lower])
-    for _ in range(0 if lower in _SYSTEM else _MOST_PREPARED):
-        if not waiting:
-            return
-        path = waiting.popleft()
-        with contextlib.suppress(OSError):
-            status = os.stat(path)
-            if os.access(path, os.W_OK):
-                _make_folder(os.path.relpath(path, lower), lower, upper)
-            if (status.st_uid, status.st_gid) != (os.getuid(), os.getgid()) or (path + "/").startswith(here):
-                with os.scandir(path) as entries:
-                    waiting.extend(each.path for each in entries if each.is_dir(follow_symlinks=False))
-
-
-def _make_folder(path: str, lower: str, upper: str) -> None:
-    """Make a folder in the upper layer, and its parents, with what this user may do there."""
-    place = os.path.join(upper, path)
-    if not os.path.isdir(place):
-        _make_folder(os.path.dirname(path), lower, upper)
-        os.mkdir(place)
-        before = os.path.join(lower, path)
-        may = sum(each for each in (os.R_OK, os.W_OK, os.X_OK) if os.access(before, each))
-        os.chmod(place, may << 6 | stat.S_IMODE(os.stat(before).st_mode) & 0o077)
 
 
 def _try_to_write(file: str) -> None:

@@ -60,14 +60,15 @@ def walk_layer(upper: str, lower: str, path: str, top: str = "") -> Written:
         top: the lowest of the lower folders, by which a moved one says where it was.
     """
     top = top or lower
-    ours = {each.name: each for each in os.scandir(upper)}
+    ours: dict[str, os.DirEntry[str]] = {}
+    with contextlib.suppress(OSError):  # that this user may not read
+        ours = {each.name: each for each in os.scandir(upper)}
     for name, entry in ours.items():
         known, below, status = os.path.join(path, name), os.path.join(lower, name), entry.stat(follow_symlinks=False)
         if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:  # a whiteout
             yield from _walk_removed(known)
         elif stat.S_ISDIR(status.st_mode):
-            with contextlib.suppress(OSError):  # that is no folder at all
-                yield from walk_layer(entry.path, _find_lower(entry.path, below if lower else "", top), known, top)
+            yield from walk_layer(entry.path, _find_lower(entry.path, below if lower else "", top), known, top)
         else:
             yield WrittenPlace(entry.path, known)
     if lower != path:

@@ -1,7 +1,6 @@
 """Sends what it has made in some thirty ways; prints which of them were answered by a server.
 
-`python sends.py HOST PORTS SELF`, where a server listens at HOST on consecutive PORTS, one for each way, and answers a
-connection by HTTP. SELF is a word of the environment of child Pythons.
+`python sends.py HOST PORT`, where somebody listens at HOST from PORT on, at a port for each way.
 """
 
 import asyncio
@@ -254,7 +253,7 @@ if __name__ == "__main__":
     model(torch.randn(4, 8).cuda()).sum().backward()
     found = {each.__name__: try_way(each, first + index) for index, each in enumerate(WAYS)}
     port = first + len(WAYS)
-    found["get"] = try_way(lambda: urllib.request.urlopen(f"http://{HOST}:{port}/", timeout=5).read().decode())
+    found["get"] = try_way(lambda: urllib.request.urlopen(f"http://{HOST}:{port}/", timeout=2).read().decode())
     for each in (own_server, own_server_by_python, own_unix_socket, own_name):
         found[each.__name__] = try_way(each)
     print("WAYS", json.dumps(found), flush=True)

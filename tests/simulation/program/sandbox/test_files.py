@@ -9,11 +9,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -279,38 +279,48 @@ def test_a_trainer_saves_rotates_and_resumes(run: Run, folder: Path) -> None:
 
 
 SLEEPER = """
+import subprocess
 import time
 import torch
 
 torch.nn.Linear(8, 8).cuda()
 open("write_at_exit", "w").close()
-print("ASLEEP", flush=True)
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print("ASLEEP", child.pid, flush=True)
 time.sleep(600)
 """
 
 
 @pytest.mark.truth
 @needs_view
-def test_files_are_held_when_fxmem_itself_is_killed(run: Run, folder: Path) -> None:
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=str)
+def test_nothing_is_left_when_fxmem_itself_is_ended(folder: Path, by: signal.Signals) -> None:
     (folder / "sleep.py").write_text(SLEEPER)
     before = state(folder)
     command = [sys.executable, "-m", "fxmem", "run", "--target", "rtx3080", "sleep.py"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as fxmem_:
         assert fxmem_.stderr is not None
-        assert any("ASLEEP" in line for line in fxmem_.stderr)
+        asleep = next(line for line in fxmem_.stderr if line.startswith("ASLEEP"))
         opened = Path(f"/proc/{fxmem_.pid}/fd").iterdir()
         aside = [name for each in opened if PREFIX in (name := os.readlink(each))]
         assert aside
-        fxmem_.kill()
-        assert fxmem_.stderr.read() == ""  # until the program's process, which has it too, is over
+        fxmem_.send_signal(by)
+        said = fxmem_.stderr.read()  # until the process that clears up, which has it too, is over
+        assert said == ("" if by == signal.SIGKILL else "fxmem: terminated; the program was at sleep.py:10\n")
     assert state(folder) == before
-    (folder / "train.py").write_text("import torch; torch.nn.Linear(8, 8).cuda()")
-    assert run("train.py").code == 0
-    for _ in range(100):
-        if not any(map(os.path.exists, aside)):
-            return
-        time.sleep(0.1)  # another test's process has found them first and removes them
-    pytest.fail(f"{aside} are still there")
+    assert not any(map(os.path.exists, aside))
+    assert not Path("/proc", asleep.split()[1], "exe").exists()
+
+
+def test_what_a_killed_process_has_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"{PREFIX}left" / "upper" / "without rights").mkdir(parents=True)
+    (tmp_path / f"{PREFIX}left" / "upper" / "without rights" / "file").touch()
+    (tmp_path / f"{PREFIX}left" / "upper" / "without rights").chmod(0)
+    made = Layers(())
+    assert [str(each) for each in tmp_path.iterdir()] == made.folders
+    made.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_another_process_removes_meanwhile_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,6 +348,78 @@ def test_what_is_written_is_bounded(run: Run, folder: Path, monkeypatch: pytest.
     assert done.code == 3
     assert "has taken half of what was free there. Free some, or" in done.err.splitlines()[-1]
     assert state(folder) == before
+
+
+FOLDERS = """
+import os, shutil, sys, torch
+torch.nn.Linear(8, 8).cuda()
+shutil.rmtree("old")
+os.mkdir("old")
+open("old/new", "w").close()
+os.rename("kept", "moved")
+os.write(int(sys.argv[1]), b"by descriptor")
+assert open("open_to_update").read().startswith("by descriptor")
+if os.getuid() == 0:
+    open("link", "a").write("by one name")
+    assert open("linked").read().endswith("by one name")
+"""
+
+
+@pytest.mark.truth
+@needs_view
+def test_folders_that_are_moved_or_made_anew_are_listed(run: Run, folder: Path) -> None:
+    """An overlay has for them no more than a note: what lies in them is told from the folders below it."""
+    (folder / "train.py").write_text(FOLDERS)
+    os.link(folder / "link", folder / "linked")
+    before, given = state(folder), os.open(folder / "open_to_update", os.O_RDWR)
+    try:
+        done = run("--json", "-", "--keep-files", str(folder.parent / "out"), "train.py", str(given))
+        assert done.code == 0, done.err
+        assert os.lseek(given, 0, os.SEEK_CUR) == 0
+    finally:
+        os.close(given)
+    assert state(folder) == before
+    written = json.loads(done.out)["step"]["program"]["files"]["written"]
+    assert [(each["change"], each["path"]) for each in written if each["path"] != "link"] == [
+        ("removed", "kept/file"),
+        ("new", "moved/file"),
+        ("removed", "old/file"),
+        ("new", "old/new"),
+        ("removed", "old/other"),
+        ("changed", "open_to_update"),
+    ]
+    assert (folder.parent / "out/moved/file").read_bytes() == b"kept"
+
+
+@pytest.mark.truth
+@needs_view
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="one user runs as another")
+def test_a_users_folder_below_ones_of_others() -> None:
+    """An overlay copies each folder above it up, whose owner a namespace of one user does not have (EOVERFLOW)."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
+        here, elsewhere = Path(scratch, "a/b/here"), Path(scratch, "c/elsewhere")
+        for path in (here, elsewhere):
+            path.mkdir(parents=True)
+            os.chown(path, 1234, 1234)
+        for path in (Path(scratch), *Path(scratch).rglob("*")):
+            path.chmod(0o755)
+        program = here / "train.py"
+        program.write_text(
+            "import os, torch\ntorch.nn.Linear(8, 8).cuda()\n"
+            f"open('x.txt', 'w').write('1')\nopen('{elsewhere}/x.txt', 'w').write('1')\n"
+            f"print('MAY', os.access('{elsewhere.parent}', os.W_OK), os.access('.', os.W_OK))\n"
+        )
+        user = ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups"]
+        environ = {**os.environ, "HOME": str(here), "USER": "user", "PYTHONPATH": str(Path(fxmem.__file__).parents[1])}
+        command = [*user, sys.executable, "-m", "fxmem", "run", "--target", "rtx3080", "train.py"]
+        done = subprocess.run(command, cwd=here, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "MAY False True" in done.stderr
+        assert "apart from yours and dropped: x.txt" in done.stdout
+        assert list(here.iterdir()) == [program]
+        assert list(elsewhere.iterdir()) == []
+        left = [each for place in ("/var/tmp", "/tmp") for each in Path(place).glob(f"{PREFIX}*")]
+        assert [each for each in left if each.lstat().st_uid == 1234] == []
 
 
 TRAINING = """

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import http.client
 import http.server
+import json
 import os
+import re
+import select
+import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -20,12 +27,20 @@ import httpx
 import huggingface_hub
 import pytest
 import requests
+import torch
 import transformers
 
 import fxmem
-from fxmem.simulation.program.sandbox.network import sends
+from fxmem.__main__ import main
+from fxmem._torch.common import nested
+from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.program.sandbox.network import network_patches, sends
+from fxmem.simulation.program.sandbox.outside import Outside
 
 AWAY = "http://hooks.example.invalid/x"  # RFC 2606: no such host, ever
+
+
+WEIGHTS = b"weights" * 1000
 
 
 def said(recorded: fxmem.RecordedProgram) -> list[str]:
@@ -86,6 +101,12 @@ def server() -> Iterator[tuple[str, list[str]]]:
     posted: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(WEIGHTS)))
+            self.end_headers()
+            self.wfile.write(WEIGHTS)
+
         def do_POST(self) -> None:
             posted.append(self.path)
             self.send_response(204)
@@ -170,7 +191,9 @@ SENDING = (
     ["rsync", "-a", "out/", "host:out/"],
     ["scp", "best.pt", "host:"],
     ["git", "push", "origin", "main"],
-    "curl -X POST -d @metrics.json https://example.com",
+    ["docker", "push", "me/image"],
+    "twine upload dist/x.whl",
+    "(cd out; gsutil -m cp -r . gs://b)",
     ["huggingface-cli", "upload", "me/model", "."],
     ["/usr/bin/rclone", "copy", "out", "remote:out"],
     "wandb sync wandb/offline-run-1",
@@ -182,6 +205,13 @@ STAYING = (
     ["wget", "https://example.com/data.zip"],
     ["python", "aws"],
     "echo 'unbalanced",
+    "git commit -m push",
+    "echo aws s3 cp x s3://b",
+    "aws s3 cp s3://b/x .",
+    ["gsutil", "cp", "gs://b/x", "here"],
+    ["rsync", "-a", "host:out/", "out/"],
+    ["ssh", "host", "ls"],
+    ["scp", "host:x", "."],
     [],
 )
 
@@ -203,3 +233,103 @@ def test_tools_that_send_are_not_started() -> None:
         assert os.system("scp best.pt host:") == 0
         assert subprocess.check_output([sys.executable, "-S", "-c", "print(3)"]).split() == [b"3"]
     assert said(recorded) == ["aws s3 cp", "gsutil cp best.pt", "scp best.pt host:"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has networks of processes")
+def test_downloads_are_connected_outside(server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this process connects to nothing: what is read is connected there, and raw sockets are not."""
+    address, _ = server
+    port = int(address.rpartition(":")[2])
+
+    def refuse(*_: object) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "as in a network of its own")
+
+    async def read_later() -> list[bytes]:
+        async with aiohttp.ClientSession() as session, session.get(address) as first:
+            found = [await first.read()]
+        async with httpx.AsyncClient() as client:
+            return [*found, (await client.get(address)).content]
+
+    outside = Outside(lambda: None)
+    try:
+        monkeypatch.setattr(socket.socket, "connect", refuse)
+        with nested(*network_patches(MadeUpNotes(), outside.descriptor, refuses_all=False)):
+            assert requests.get(address, timeout=5).content == WEIGHTS
+            assert httpx.get(address).content == WEIGHTS
+            assert urllib.request.urlopen(address, timeout=5).read() == WEIGHTS
+            assert asyncio.run(read_later()) == [WEIGHTS, WEIGHTS]
+            with pytest.raises(ConnectionRefusedError, match="network of its own"):
+                socket.create_connection(("127.0.0.1", port), 5)
+            with pytest.raises(urllib.error.URLError, match=r"Name or service|not known|resolution"):
+                urllib.request.urlopen(AWAY, timeout=5)
+            with pytest.raises(urllib.error.URLError, match="Connection refused"):
+                urllib.request.urlopen("http://127.0.0.1:9", timeout=5)
+    finally:
+        outside.close()
+
+
+def test_only_what_came_from_the_network_stays_in_caches(
+    server: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # else they are temporary files
+    cache = tmp_path / "hub" / "checkpoints"
+    cache.mkdir(parents=True)
+    (cache / "before").write_bytes(b"x")
+    with fxmem.record("rtx3080") as recorded:
+        torch.hub.download_url_to_file(server[0], str(cache / "by_hub"), progress=False)
+        (cache / "by_requests").write_bytes(requests.get(server[0], timeout=5).content)
+        urllib.request.urlretrieve(server[0], cache / "changed")
+        with (cache / "changed").open("ab") as file:
+            file.write(b"x")
+        (cache / "cut").write_bytes(WEIGHTS[:-1])
+        torch.save(torch.nn.Linear(2, 2).cuda().state_dict(), cache / "made.pt")
+        (cache / "made.npy").write_bytes(torch.ones(2, device="cuda").cpu().numpy().tobytes())
+        (cache / "before").write_bytes(WEIGHTS)
+        (cache / "done").touch()
+        (cache / "link").symlink_to("by_hub")
+        (cache / "link_of_made").symlink_to("made.pt")
+        assert (cache / "made.npy").stat().st_size == 8
+    assert {each.name for each in cache.iterdir()} == {"before", "by_hub", "by_requests", "link"}
+    assert (cache / "by_hub").read_bytes() == (cache / "by_requests").read_bytes() == WEIGHTS
+    assert (cache / "before").read_bytes() == b"x"
+    assert recorded.files is not None
+    assert [Path(each.path).name for each in recorded.files.written] == ["changed", "cut", "made.npy", "made.pt"]
+
+
+SENDS = Path(__file__).parent / "sends.py"
+HAS_NETWORK = shutil.which("unshare") is not None and not subprocess.call(["unshare", "-Urn", "true"])
+
+
+def listen(host: str, count: int) -> list[socket.socket]:
+    """Sockets for connections and for datagrams, in turn, at ports that follow each other."""
+    while True:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            first = stack.enter_context(socket.create_server((host, 0))).getsockname()[1]
+            stack.close()
+            made = []
+            for port in range(first, first + count):
+                made.append(stack.enter_context(socket.create_server((host, port))))
+                made.append(stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)))
+                made[-1].bind((host, port))
+            stack.pop_all()
+            return made
+
+
+@pytest.mark.truth
+@pytest.mark.skipif(not HAS_NETWORK, reason="this machine gives a process no network of its own")
+def test_no_way_to_send_leads_out(capfd: pytest.CaptureFixture[str]) -> None:
+    listening = listen("127.0.0.2", 40)  # an address of this machine that programs do not have for it
+    try:
+        first = listening[0].getsockname()[1]
+        code = main(["run", "--target", "rtx3080", "--until", "end", str(SENDS), "127.0.0.2", str(first)])
+        err = capfd.readouterr().err
+        assert code == 0, err
+        reached = {each.getsockname()[1] - first for each in select.select(listening, [], [], 0)[0]}
+    finally:
+        for each in listening:
+            each.close()
+    ways = json.loads(re.search(r"^WAYS (.*)$", err, re.MULTILINE)[1])  # type: ignore[index]
+    assert len(ways) > 30
+    assert reached == {list(ways).index("get")}  # a download
+    assert [ways[name] for name in ways if name.startswith("own")] == [True] * 4

@@ -125,6 +125,20 @@ def rename_folder(_: str) -> bool:
     return read("kept.1/file") == b"kept" and not os.path.exists("kept")
 
 
+def rename_over_folder(_: str) -> bool:
+    os.makedirs("full/inner")
+    os.mkdir("empty")
+    os.rename("full", "empty")
+    return os.listdir("empty") == ["inner"] and not os.path.exists("full")
+
+
+def replace_read_only(name: str) -> bool:
+    os.chmod(name, 0o444)
+    pathlib.Path("writable").write_bytes(b"new")
+    os.replace("writable", name)
+    return read(name) == b"new"
+
+
 def change_rights(name: str) -> bool:
     os.chmod(name, 0o600)
     os.utime(name, (1, 1))
