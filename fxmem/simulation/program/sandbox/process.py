@@ -199,6 +199,7 @@ def _wait(process: Forked | _Spawned, answer: Path, layers: Layers | None) -> in
                 break
     except KeyboardInterrupt as interrupt:
         # A terminal sends the signal to both; whoever sends it to this process alone means both.
+        started |= find_descendants(process.pid)
         place = _find_place(process, answer)
         process.wait(_INTERVAL)
         note_place(interrupt, (parse_answer(answer) or {}).get("place") or place)
@@ -206,6 +207,7 @@ def _wait(process: Forked | _Spawned, answer: Path, layers: Layers | None) -> in
         process.wait(_PATIENCE)
         raise
     except BaseException as error:
+        started |= find_descendants(process.pid)
         note_place(error, _find_place(process, answer))
         process.signal(signal.SIGTERM)
         process.wait(_INTERVAL)

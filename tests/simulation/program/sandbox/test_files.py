@@ -293,7 +293,7 @@ time.sleep(600)
 
 @pytest.mark.truth
 @needs_view
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=str)
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=lambda each: each.name)
 def test_nothing_is_left_when_fxmem_itself_is_ended(folder: Path, by: signal.Signals) -> None:
     (folder / "sleep.py").write_text(SLEEPER)
     before = state(folder)
