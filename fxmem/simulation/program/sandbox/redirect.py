@@ -64,7 +64,7 @@ class Redirect:
 
     def make_temporary(self) -> str:
         """Make a folder for temporary files, which are not redirected: compilers read them where they are."""
-        self._temporary = os.path.join(self.folder, "tmp")
+        self._temporary = os.path.join(self.folder, ".fxmem-temporary")  # no path of the program's
         os.mkdir(self._temporary)
         return self._temporary
 
