@@ -451,6 +451,8 @@ class RefusedRequests(Record):
     """The last of them, in words."""
     is_outlived: bool
     """Whether a step ran through after the last; of a program without a backward, a call of a module."""
+
+
 NetworkReach = Literal["none", "udp", "python"]
 """What the program's processes could reach of the network by themselves: nothing; datagrams alone; all, since only what
 Python's libraries send is held."""
