@@ -341,12 +341,34 @@ def call_after_backward(function: Callable[[], None]) -> None:
     engine.queue_callback(function)
 
 
-def observe_backwards(around: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
-    """Run every backward that accumulates gradients inside `around()`, on torch's own engine."""
+def is_inner_backward(*, create_graph: bool) -> bool:
+    """Whether another backward follows one whose gradients have a graph, as those of torch.func always have: within
+    its outermost transform for gradients none does (`torch._C._functorch.get_interpreter_stack`, since 2.0)."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return create_graph and sum(each.key() == torch._C._functorch.TransformType.Grad for each in stack) != 1
 
-    def run(original: Callable[..., Any], *args: Any, accumulate_grad: bool = True, **kwargs: Any) -> Any:
-        with around() if accumulate_grad else contextlib.nullcontext():
-            return original(*args, accumulate_grad=accumulate_grad, **kwargs)
+
+def observe_backwards(
+    around: Callable[[], AbstractContextManager[None]], after_gradients: Callable[[], None]
+) -> AbstractContextManager[None]:
+    """Run every backward that accumulates gradients inside `around()`, on torch's own engine, and call
+    `after_gradients()` after one that returns them and is no inner one."""
+
+    def run(
+        original: Callable[..., Any],
+        outputs: Any,
+        given: Any,
+        retain: bool,
+        create_graph: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        accumulates = kwargs.get("accumulate_grad", True)
+        with around() if accumulates else contextlib.nullcontext():
+            found = original(outputs, given, retain, create_graph, *args, **kwargs)
+        if not accumulates and not is_inner_backward(create_graph=create_graph):
+            after_gradients()
+        return found
 
     return wrap(torch.autograd, "_engine_run_backward", run)
 

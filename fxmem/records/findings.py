@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fxmem.records.parts.base import Bytes, Record
 
-BytesOf = Literal["peak", "step", "batch", "reserved", "host"]
+BytesOf = Literal["peak", "step", "optimizer", "batch", "reserved", "host"]
 """What the bytes of a finding are of: the peak, how many more there are after each step, or batch of evaluation, what
 the allocator has reserved, the host's memory."""
 

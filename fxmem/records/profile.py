@@ -489,6 +489,9 @@ class ProgramRun(Record):
     """Who keeps more after each step, the most first; empty where nothing grows, or not enough steps are known."""
     full_at: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """The step within which the card has no more memory, where the steps to come are replayed; None: not known."""
+    grown_anew: Many[Growth] = Field(default=(), exclude_if=lambda value: not value)
+    """Who keeps more after the first step of each further optimizer that the program makes, as for each fold or each
+    trial; these are the steps of it."""
     schedules: Many[Schedule] = Field(default=(), exclude_if=lambda value: not value)
     """What its loop does every so many steps, more than ran, so that at most one did it; and what follows its loop,
     calls a model and did not run."""

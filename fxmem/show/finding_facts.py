@@ -7,6 +7,7 @@ from typing import Final
 
 from fxmem.memory.findings import Finding, find
 from fxmem.records.findings import BytesOf
+from fxmem.records.parts import ANEW
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes
 from fxmem.show.sections import Fact, Facts, make_printable
@@ -16,6 +17,7 @@ MOST: Final = 3
 _OF: Final[dict[BytesOf, str]] = {
     "peak": "at the peak",
     "step": "a step",
+    "optimizer": ANEW,
     "batch": "a batch",
     "reserved": "reserved and not allocated",
     "host": "on the host",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxmem.memory.forecast import forecast
-from fxmem.records.parts import EvaluationPass, Growth, HostUse, find_large
+from fxmem.memory.forecast import forecast, is_proved
+from fxmem.records.parts import ANEW, ONLY_TORCH, EvaluationPass, Growth, HostUse, find_large
 from fxmem.records.profile import Profile, ProgramRun, Step
 from fxmem.records.units import format_bytes, format_shape, percent, printable
 from fxmem.show.sections import Fact, Facts, make_printable
 
 _MOST_GROWING = 3
 """Owners that grow that have a line of their own."""
+_MORE_STEPS = 200
+"""To run where it is not known whether a growth goes on."""
 
 
 # --- growth ---------------------------------------------------------------------------------------------------------
@@ -27,11 +29,12 @@ def describe_growth(profile: Profile, *, has_run_out: bool = False) -> str:
     program = profile.step.program
     if program is None or not program.growth_bytes:
         return ""
-    words, ahead = f"grows by {program.growth_bytes:,} bytes a step", forecast(profile)
-    if program.grown:
-        words += f" ({_describe_keeper(program.grown[0])})"
+    keeper = f" ({_describe_keeper(program.grown[0])})" if program.grown else ""
+    words, ahead = f"grows by {program.growth_bytes:,} bytes a step{keeper}", forecast(profile)
     if has_run_out:
         return f"{words}, out of memory in step {len(program.rounds):,}"
+    if not is_proved(program.growth_bytes, program.grown):
+        return _describe_unproved(program, program.growth_bytes, keeper)
     if ahead is None:
         return words
     step, alive = ahead.points[-1]
@@ -42,6 +45,15 @@ def describe_growth(profile: Profile, *, has_run_out: bool = False) -> str:
     return f"{words} until step {step:,}, to {format_bytes(alive)}"
 
 
+def _describe_unproved(program: ProgramRun, growth_bytes: int, keeper: str) -> str:
+    """What was seen of a growth of which nobody knows whether it goes on."""
+    last = len(program.steps)
+    first = max([2, *(each.since for each in program.grown[:1])])
+    seen = f"in each of {last - first + 1} steps" if last > first else "in a step"
+    more = f"--steps {_MORE_STEPS if last < _MORE_STEPS else 4 * last}"
+    return f"grew by {growth_bytes:,} bytes {seen}{keeper}; whether it goes on was not seen: {more}"
+
+
 def growth_facts(step: Step) -> Facts:
     """Who keeps more after each step, the most first, and the sum of the rest."""
     program = step.program
@@ -49,6 +61,7 @@ def growth_facts(step: Step) -> Facts:
         return []
     return [
         *_grown_facts(program.grown),
+        *_grown_facts(program.grown_anew, of_each=ANEW),
         *_grown_facts(() if program.host is None else program.host.grown, " of host memory"),
     ]
 
@@ -92,26 +105,26 @@ def _describe_evaluation(about: EvaluationPass) -> str:
     return f"{words}; --until end runs what is made of them, too" if about.is_carried_on else words
 
 
-def _grown_facts(grown: Sequence[Growth], of: str = "") -> Facts:
+def _grown_facts(grown: Sequence[Growth], of: str = "", of_each: str = "a step") -> Facts:
     found: Facts = []
     large = find_large(grown)[:_MOST_GROWING]
     for each in large:
-        tensors = "one tensor" if not each.tensors else f"{each.tensors} tensor{'s' * (each.tensors != 1)} a step"
+        tensors = "one tensor" if not each.tensors else f"{each.tensors} tensor{'s' * (each.tensors != 1)} {of_each}"
         largest = f"{format_shape(each.shape)} {each.dtype}" + (f" of {each.made_at}" if each.made_at else "")
-        since = "" if each.since == 1 else f", from step {each.since} on"
-        until = "" if each.until is None else f", until step {each.until:,}"
-        much = f"{each.nbytes:,} bytes{of} a step"
+        since = "" if each.since == 1 or of_each == ANEW else f", from step {each.since} on"
+        until = "" if each.last is None else f", until step {each.last:,}"
+        much = f"{each.nbytes:,} bytes{of} {of_each}"
         what = f"{much}, {_describe_keeper(each)}: {tensors}, the largest {largest}{since}{until}"
         found.append(Fact("" if found else "Grows", what, "grows"))
     if rest := grown[len(large) :]:
         others = f"{len(rest)} other{'s' * (len(rest) > 1)}"
-        found.append(Fact("", f"{sum(each.nbytes for each in rest):,} bytes{of} a step of {others}", "grows"))
+        found.append(Fact("", f"{sum(each.nbytes for each in rest):,} bytes{of} {of_each} of {others}", "grows"))
     return make_printable(found)
 
 
 def _describe_keeper(grown: Growth) -> str:
     """Who keeps it, and on which line."""
-    return f"{grown.kept_at} keeps {grown.holder}" if grown.kept_at else f"kept by {grown.holder or 'torch'}"
+    return f"{grown.kept_at} keeps {grown.holder}" if grown.kept_at else f"kept by {grown.holder or ONLY_TORCH}"
 
 
 # --- the host ---------------------------------------------------------------------------------------------------------
@@ -145,11 +158,13 @@ def describe_host_growth(program: ProgramRun) -> str:
         return ""
     keeper = f" ({_describe_keeper(host.grown[0])})" if host.grown else ""
     words = f"the host's memory grows by {host.growth_bytes:,} bytes a step{keeper}"
-    ends = [each.until for each in host.grown]
-    if host.limit_bytes is None or host.after_bytes is None or host.fits is False or not ends or None not in ends:
+    if host.limit_bytes is None or host.after_bytes is None or host.fits is False:
         return words
-    left = max(host.limit_bytes - host.after_bytes, 0)
-    return f"{words}, out of host memory at about step {len(program.steps) + 1 + left // host.growth_bytes:,}"
+    left, ends = max(host.limit_bytes - host.after_bytes, 0), [each.last for each in host.grown]
+    full = len(program.steps) + 1 + left // host.growth_bytes
+    if not is_proved(host.growth_bytes, host.grown) or not any(each is None or each >= full for each in ends):
+        return words
+    return f"{words}, out of host memory at about step {full:,}"
 
 
 def compare_with_host(host: HostUse) -> str:

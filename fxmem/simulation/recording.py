@@ -497,9 +497,11 @@ class Recording(Observer):
         """Whether a backward from these roots is observed."""
         return self.subject.takes_backward(roots)
 
-    def observe_backward(self, roots: Sequence[Any], *, accumulates: bool) -> contextlib.AbstractContextManager[None]:
+    def observe_backward(
+        self, roots: Sequence[Any], *, accumulates: bool, is_inner: bool
+    ) -> contextlib.AbstractContextManager[None]:
         """A backward runs inside."""
-        return self.subject.observe_backward(roots, accumulates=accumulates)
+        return self.subject.observe_backward(roots, accumulates=accumulates, is_inner=is_inner)
 
     @contextlib.contextmanager
     def observe_backward_function(self) -> Iterator[None]:

@@ -8,11 +8,14 @@ What neither has is looked for in all that the program holds.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import inspect
+import re
 import sys
 import types
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import ChainMap, Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -23,9 +26,10 @@ from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.names import OF_FRAMES, OF_GRAPH
 from fxmem.records.profile import Kind
-from fxmem.simulation.loaded_modules import program_modules
+from fxmem.simulation.loaded_modules import program_files, program_modules
 from fxmem.simulation.observe.event_log import StepLog
-from fxmem.simulation.source_lines import find_limits, loop_variables, program_frames, variables
+from fxmem.simulation.source_lines import loop_variables, program_frames, variables
+from fxmem.simulation.source_trees import Limit, find_limits, find_number, read_tree
 
 _NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {
     Kind.PARAMETER: (None, Kind.BUFFER, Kind.INPUT, Kind.SAVED, Kind.OUTPUT),
@@ -113,6 +117,14 @@ def _find_master_weights(optimizer: torch.optim.Optimizer, names: Mapping[int, s
 
 Place = tuple[str, Any]
 """What the program calls something, and the thing."""
+Places = Iterable[tuple[Callable[[], Iterable[Place]], Kind | None]]
+"""What is looked through, in this order, and the kind of what has none."""
+Bounds = dict[str, dict[int, list[tuple[int, int]]]]
+"""By container that the program's code bounds and by comparison that does, at each search how many elements it has, or
+what counts them, and how many it may have."""
+_Scope = ChainMap[str, Any]
+"""What is beside something, and around it: the other attributes of its owner, then the program's variables."""
+_CACHED: Final = type(functools.lru_cache(int))
 
 _MOST_LOOKED_AT: Final = 100_000
 """Objects of one search; a program that holds more keeps few tensors among the last of them."""
@@ -145,18 +157,15 @@ class Holders:
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
-        self.bounds: dict[str, list[tuple[int, int]]] = {}
-        """By container that has a bound, its length and that bound at each search."""
+        self.bounds: Bounds = {}
         self._searches: Counter[int] = Counter()
         self._in_vain = 0
 
-    def search(
-        self, places: Iterable[tuple[Callable[[], Iterable[Place]], Kind | None]], saved: Mapping[int, int]
-    ) -> list[int]:
+    def search(self, places: Places, saved: Mapping[int, int]) -> list[int]:
         """Look for every storage alive that has no name yet, or only a variable's; those that were not found.
 
         Args:
-            places: what is looked through, in this order, and the kind of what has none.
+            places: what is looked through.
             saved: by storage that autograd keeps, the number of its node.
         """
         log, wanted = self._log, set[int]()
@@ -168,11 +177,23 @@ class Holders:
                 wanted.add(index)
         if not wanted or self._in_vain >= _MOST_IN_VAIN:
             return sorted(wanted)
-        with torch_common.no_modes(), torch_common.pause_observers():
-            search = _Search(log, wanted, saved, self.bounds)
-            search.run((name, value, kind) for find, kind in places for name, value in find())
+        search = self._run(wanted, places, saved, self.bounds)
+        for index, (path, kind) in search.found.items():
+            log.storages[index].holder, log.storages[index].held_kind = path, kind
         self._in_vain += any(not log.storages[index].holder for index in search.wanted)
         return sorted(index for index in search.wanted if not log.storages[index].holder)
+
+    def locate(self, wanted: Iterable[int], places: Places, saved: Mapping[int, int]) -> dict[int, str] | None:
+        """Who has these storages now; without those that no object of Python's has. None where there is too much to
+        look through."""
+        search = self._run(set(wanted), places, saved, {})
+        return {index: path for index, (path, _) in search.found.items()} if search.is_whole else None
+
+    def _run(self, wanted: set[int], places: Places, saved: Mapping[int, int], bounds: Bounds) -> _Search:
+        with torch_common.no_modes(), torch_common.pause_observers():
+            search = _Search(self._log, wanted, saved, bounds)
+            search.run([(name, value, kind) for find, kind in places for name, value in find()])
+        return search
 
 
 class _Search:
@@ -182,39 +203,47 @@ class _Search:
         log: of the storages.
         wanted: those that are looked for; without those that were found, afterwards.
         saved: as of `Holders.search`.
-        bounds: of containers, to which those found are added.
+        bounds: to which those found are added.
     """
 
-    def __init__(
-        self,
-        log: StepLog,
-        wanted: set[int],
-        saved: Mapping[int, int],
-        bounds: dict[str, list[tuple[int, int]]],
-    ) -> None:
+    def __init__(self, log: StepLog, wanted: set[int], saved: Mapping[int, int], bounds: Bounds) -> None:
         self._log, self.wanted, self._bounds = log, wanted, bounds
         self._held = Counter[int]()
         """By wanted storage, the bytes of the tensors in it that were found."""
+        self.found: dict[int, tuple[str, Kind | None]] = {}
         self._saved: dict[int, list[int]] = {}
         """By node of autograd, the wanted storages that it keeps."""
         for index in wanted & saved.keys():
             self._saved.setdefault(saved[index], []).append(index)
         self._looked_at: dict[int, Any] = {}
         """By identity, what was looked at; kept, for identities are used again."""
-        self._waiting: deque[tuple[str, Any, Kind | None]] = deque()
+        self._waiting: deque[tuple[str, Any, Kind | None, _Scope]] = deque()
+        self._scope = _Scope({})
+        """Of what is opened now."""
+        self._limits: dict[str, list[Limit]] = {}
+        for file in program_files(sys._getframe(1)):
+            self._read_limits(file)
 
-    def run(self, places: Iterable[tuple[str, Any, Kind | None]]) -> None:
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was looked through that had to be."""
+        return len(self._looked_at) < _MOST_LOOKED_AT
+
+    def run(self, places: Sequence[tuple[str, Any, Kind | None]]) -> None:
         """Look through these places, and what is in them, level by level."""
         all_wanted = {*self.wanted}
+        self._scope = _Scope({name: value for name, value, _ in reversed(places)})
         for name, value, kind in places:
             self._wait(name, value, kind)
-        while self._waiting and self.wanted and len(self._looked_at) < _MOST_LOOKED_AT:
-            path, value, kind = self._waiting.popleft()
+        while self._waiting and self.wanted and self.is_whole:
+            path, value, kind, self._scope = self._waiting.popleft()
             # Whatever class an object pretends to be, it is asked for nothing that would run its own code.
             cls = type(value)
             if issubclass(cls, torch.Tensor):
                 self._take(path, value, kind)
             elif issubclass(cls, dict):
+                self._note_bounds(path, dict.__len__(value))
+                self._scope = self._within(value)
                 for key, each in list(dict.items(value)):
                     self._wait(f"{path}[{_word(key)}]", each, kind)
             elif (base := next((each for each in _SEQUENCES if issubclass(cls, each)), None)) is not None:
@@ -223,7 +252,7 @@ class _Search:
                 if issubclass(cls, BaseException):
                     self._wait(OF_FRAMES + path, value.__traceback__, kind)
                 self._open(path, value, kind)
-        for _, value, _ in self._waiting:  # further views of what was found
+        for _, value, *_ in self._waiting:  # further views of what was found
             if issubclass(type(value), torch.Tensor):
                 self._count(value)
         for index in all_wanted:
@@ -241,7 +270,12 @@ class _Search:
             return
         if id(value) not in self._looked_at:
             self._looked_at[id(value)] = value
-            self._waiting.append((path, value, kind))
+            self._waiting.append((path, value, kind, self._scope))
+
+    def _within(self, own: Mapping[Any, Any]) -> _Scope:
+        """The scope of what is in an object, which has these names."""
+        *around, variables_ = self._scope.maps
+        return _Scope(dict(own), *around[:_AROUND], variables_)
 
     def _take(self, path: str, tensor: torch.Tensor, kind: Kind | None) -> None:
         """Name what a tensor lies in, its gradient, and what its graph keeps."""
@@ -270,14 +304,13 @@ class _Search:
     def _name(self, index: int | None, path: str, kind: Kind | None) -> None:
         if index in self.wanted:
             self.wanted.discard(index)
-            storage = self._log.storages[index]
-            storage.holder, storage.held_kind = path, kind
+            self.found[index] = path, kind
 
     def _open_elements(self, path: str, base: Any, values: Any, kind: Kind | None) -> None:
         if base.__len__(values) >= _LONG and issubclass(type(next(base.__iter__(values))), _ATOMS):
             return
-        if base is deque and (most := deque.maxlen.__get__(values)) is not None:
-            self._bounds.setdefault(path, []).append((deque.__len__(values), most))
+        most = deque.maxlen.__get__(values) if base is deque else None
+        self._note_bounds(path, base.__len__(values), most)
         names = getattr(type(values), "_fields", ())
         for position, each in enumerate(list(base.__iter__(values))):
             inner = f".{names[position]}" if position < len(names) else f"[{position}]"
@@ -291,13 +324,13 @@ class _Search:
                 self._wait(f"{path}.{name}".lstrip("."), each, Kind.BUFFER if isinstance(each, torch.Tensor) else kind)
         elif issubclass(type(value), torch.optim.Optimizer):
             kind = Kind.OPTIMIZER_STATE
+            if value.param_groups:  # `history_size` of L-BFGS
+                self._read_limits(inspect.getfile(type(value)))
+                self._scope = self._within(value.param_groups[0])
         elif issubclass(type(value), types.FunctionType):
-            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                with contextlib.suppress(ValueError):  # not yet filled
-                    self._wait(f"{path}.{name}", cell.cell_contents, kind)
-            defaults = value.__defaults__ or ()
-            names = value.__code__.co_varnames[: value.__code__.co_argcount][-len(defaults) :] if defaults else ()
-            for name, each in (*zip(names, defaults, strict=True), *(value.__kwdefaults__ or {}).items()):
+            own_values = _find_values(value)
+            self._scope = self._within(own_values)
+            for name, each in own_values.items():
                 self._wait(f"{path}.{name}", each, kind)
             self._wait(path, value.__dict__, kind)
             return
@@ -307,6 +340,7 @@ class _Search:
                     self._wait(f"{path}.{name}", each, kind)
             return
         attributes = _find_attributes(value)
+        self._scope = self._within(attributes)
         for name, each in attributes.items():
             is_modules = issubclass(type(value), torch.nn.Module)
             if is_modules and name.endswith("_hooks") and type(each) in (dict, OrderedDict):
@@ -315,17 +349,39 @@ class _Search:
                 continue
             is_buffer = is_modules and isinstance(each, torch.Tensor)
             self._wait(f"{path}.{name}".lstrip("."), each, Kind.BUFFER if is_buffer else kind)
-        self._note_limits(path, type(value), attributes)
-        if not attributes:
+        if not attributes or issubclass(type(value), _CACHED):
             for each in gc.get_referents(value):
                 self._wait(path, each, kind)
 
-    def _note_limits(self, path: str, cls: type, attributes: Mapping[str, Any]) -> None:
-        """Note the lists of an object that its class fills up to a number: another attribute of it."""
-        for name, limit in find_limits(cls).items():
-            kept, most = attributes.get(name), attributes.get(limit)
-            if type(kept) is list and type(most) is int:
-                self._bounds.setdefault(f"{path}.{name}".lstrip("."), []).append((len(kept), most))
+    def _read_limits(self, file: str) -> None:
+        for name, limits in find_limits(read_tree(file)).items():
+            self._limits.setdefault(name, []).extend(limits)
+
+    def _note_bounds(self, path: str, count: int, most: int | None = None) -> None:
+        """Note how full a container is that has a bound of its own, or that the program's code fills up to a number."""
+        found = [] if most is None else [(count, most)]
+        name = _LAST_WORD.search(path)
+        for each in self._limits.get(name[1] if name else "", ()):
+            measured = count if each.measure is None else find_number(each.measure, self._scope)
+            most = find_number(each.most, self._scope)
+            found.append((measured, most) if measured is not None and most is not None else (0, -1))
+        for number, (measured, most) in enumerate(found):
+            self._bounds.setdefault(path, {}).setdefault(number, []).append((measured, most))
+
+
+_AROUND: Final = 3
+"""Owners around something whose other attributes are looked at for its bound."""
+_LAST_WORD: Final = re.compile(r"(\w+)\W*$")
+
+
+def _find_values(function: types.FunctionType) -> dict[str, Any]:
+    """What a function closes over, and its arguments' defaults, by name."""
+    code, defaults, found = function.__code__, function.__defaults__ or (), dict[str, Any]()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not yet filled
+            found[name] = cell.cell_contents
+    names = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
+    return {**found, **dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})}
 
 
 def _find_attributes(value: Any) -> dict[str, Any]:

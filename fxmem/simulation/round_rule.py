@@ -2,7 +2,8 @@
 
 A round ends when every optimizer with parameters on the target has stepped: a GAN's generator and discriminator, all
 micro-batches of one step. One that steps within another's step counts with that. Without an optimizer, each call of a
-model after a backward begins one. What runs before the first call of a module is set-up.
+model after a backward begins one; where no backward accumulates gradients, after one that returns them
+(`torch.autograd.grad`, `torch.func.grad`). What runs before the first call of a module is set-up.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ class RoundRule:
 
     def __init__(self) -> None:
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self.has_made_optimizer = False
+        self.made_optimizers = 0
         self._stepped: Counter[int] = Counter()
         self._in_step = 0
         self._backwards = 0
+        """Of the round; those that return gradients count until one accumulates them."""
+        self._accumulates = False
         self._is_setup = True
         self._is_marked = False
         self.compiles = False
@@ -83,16 +86,18 @@ class RoundRule:
         """A backward that accumulates gradients begins."""
         self._is_setup = False
 
-    def backward_ends(self) -> None:
-        """It is over; within it, recomputed modules begin no round."""
-        self._backwards += 1
+    def backward_ends(self, *, accumulates: bool = True) -> None:
+        """A backward is over; within it, recomputed modules begin no round."""
+        if accumulates and not self._accumulates:
+            self._backwards, self._accumulates = 0, True
+        self._backwards += accumulates or not self._accumulates
 
     @contextlib.contextmanager
     def observe_optimizers(self) -> Iterator[None]:
         """Watch every optimizer that is made or steps inside."""
 
         def init(original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            self.has_made_optimizer = True
+            self.made_optimizers += 1
             original(optimizer, *args, **kwargs)
             self.optimizers.add(optimizer)
 

@@ -11,11 +11,8 @@ import inspect
 import linecache
 import os
 import sys
-import textwrap
 import traceback
 import types
-import weakref
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -273,32 +270,6 @@ def describe_place(error: BaseException) -> str:
     """`innermost_user_line` in words, for the end of a sentence; empty for none."""
     where = innermost_user_line(error)
     return "" if where is None else f" at {where.file}:{where.line} in {where.function}: `{where.code}`"
-
-
-def find_limits(cls: type) -> Mapping[str, str]:
-    """What a class of the program's own compares the lengths of its attributes with, by their names: `max_size` of
-    `data`, where there is `if len(self.data) < self.max_size`. Nothing where its source is not there."""
-    known = _limits.get(cls)
-    if known is None:
-        known = _limits[cls] = dict(_read_limits(cls))
-    return known
-
-
-_limits: weakref.WeakKeyDictionary[type, dict[str, str]] = weakref.WeakKeyDictionary()
-"""Of classes that were read: a program may have thousands of objects of one."""
-
-
-def _read_limits(cls: type) -> Iterator[tuple[str, str]]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))) if is_own_file(inspect.getfile(cls)) else None
-    except (OSError, TypeError, SyntaxError):  # a class of C, or one that was made while the program ran
-        tree = None
-    for node in ast.walk(tree) if tree is not None else ():
-        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
-        limits = [each.attr for each in sides if isinstance(each, ast.Attribute)]
-        for each in sides:
-            if limits and isinstance(each, ast.Call) and last_name(each.func) == "len" and each.args:
-                yield last_name(each.args[0]), limits[0]
 
 
 def last_name(node: ast.AST) -> str:

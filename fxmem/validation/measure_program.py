@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -129,7 +130,9 @@ class _RealRounds(RoundRule):
         with (
             self._observe_compiled_calls() if self.compiles else self._observe_calls(),
             self.observe_optimizers(),
-            torch_autograd.observe_backwards(self._around_backward),
+            torch_autograd.observe_backwards(
+                self._around_backward, functools.partial(self.backward_ends, accumulates=False)
+            ),
         ):
             yield
 

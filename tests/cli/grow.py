@@ -30,16 +30,16 @@ def cat() -> None:
         kept[0] = torch.cat([kept[0], out.detach()])
         return []
 
-    train(model, lambda: torch.randn(64, 64, device="cuda"), [], keep=keep, steps=20)
+    train(model, lambda: torch.randn(64, 64, device="cuda"), [], keep=keep, steps=10**8)
 
 
 def steady() -> None:
     """Only the last four outputs are kept: as many bytes after each step from the fourth on."""
-    kept = []
+    recent = []
 
     def keep(x, out):
-        del kept[:-3]
-        kept.append(out)
+        del recent[:-3]
+        recent.append(out)
         return []
 
     train(nn.Linear(64, 8).cuda(), lambda: torch.randn(64, 64, device="cuda"), [], keep=keep, steps=20)

@@ -8,6 +8,7 @@ from fxmem.hardware.context import context_range, explain_room, give_room, room_
 from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.memory.budget import Budget, find_least_budget, peak_in_room
 from fxmem.memory.liveness import timeline
+from fxmem.records.parts import Growth
 from fxmem.records.profile import Kind, PartOfRound, Peak, Phase, Profile, ProgramRun, Round
 from fxmem.records.units import percent
 from fxmem.show.facts import find_fit
@@ -125,11 +126,19 @@ def test_growth_and_an_error_come_before_that_it_fits(failed: bool, grown: int, 
     rounds = [
         Round(requested_bytes=90 * MIB, allocated_bytes=90 * MIB, phase=Phase.FORWARD, operators=2) for _ in range(3)
     ]
-    run = ProgramRun(ending="raised KeyError", failed=failed, rounds=rounds, shown=3, steady=False, growth_bytes=grown)
+    run = ProgramRun(
+        ending="raised KeyError",
+        failed=failed,
+        rounds=rounds,
+        shown=3,
+        steady=False,
+        growth_bytes=grown,
+        grown=(Growth(holder="kept", nbytes=grown, tensors=1, since=1, is_endless=True),),
+    )
     profile = profile.model_copy(update={"step": profile.step.model_copy(update={"program": run})})
     fit = find_fit(profile, peak_of(profile))
     # Of 1 GiB 934 MiB are left, a block of 1,024 bytes a step: 3 + 956,416 steps; the next fails.
-    growth = "grows by 1,000 bytes a step, out of memory at about step 956,420; " if grown else ""
+    growth = "grows by 1,000 bytes a step (kept by kept), out of memory at about step 956,420; " if grown else ""
     until = "fits until then" if failed else "fits so far" if grown else "fits"
     start = "not known: the program raised KeyError; " if failed else ""
     assert fit.verdict == f"{start}{growth}{until}: 130.0 MiB of 1.00 GiB on tiny, 12.7 %"

@@ -666,7 +666,16 @@ def test_a_programs_whole_run_is_below_its_step(width: float) -> None:
 @pytest.mark.parametrize("width", [280.0, 366.0, 720.0])
 @pytest.mark.parametrize("until", [None, 40])
 def test_a_run_that_grows_is_drawn_as_far_as_it_goes(until: int | None, width: float) -> None:
-    grown = Growth(holder="losses", nbytes=MIB, tensors=1, shape=(), dtype="float32", since=1, until=until)
+    grown = Growth(
+        holder="losses",
+        nbytes=MIB,
+        tensors=1,
+        shape=(),
+        dtype="float32",
+        since=1,
+        until=until,
+        is_endless=until is None,
+    )
     rounds = [taken(number, number, number) for number in range(10, 26)]
     profile = run_of(rounds, steady=False, growth_bytes=MIB, grown=(grown,))
     ahead = forecast(profile)

@@ -11,6 +11,9 @@ from fxmem.records.parts.evaluation import EvaluationPass as EvaluationPass
 from fxmem.records.parts.generation import GenerationPeak as GenerationPeak
 from fxmem.records.parts.generation import GenerationRun as GenerationRun
 from fxmem.records.parts.generation import TokenBytes as TokenBytes
+from fxmem.records.parts.growth import ANEW as ANEW
+from fxmem.records.parts.growth import IN_CYCLES as IN_CYCLES
+from fxmem.records.parts.growth import ONLY_TORCH as ONLY_TORCH
 from fxmem.records.parts.growth import Growth as Growth
 from fxmem.records.parts.growth import Schedule as Schedule
 from fxmem.records.parts.growth import find_large as find_large

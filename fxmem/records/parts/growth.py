@@ -9,13 +9,19 @@ from pydantic import Field
 from fxmem.records.names import OF_FRAMES, OF_GRAPH
 from fxmem.records.parts.base import Bytes, Many, Record
 
+ONLY_TORCH = "a graph that only torch has"
+"""The holder of what no object of Python's leads to, in words."""
+ANEW = "with each new optimizer"
+"""When what is kept of a fold or a trial grows, in words."""
+IN_CYCLES = "reference cycles, which Python does not collect after gc.disable()"
+
 
 class Growth(Record):
     """What one owner keeps more of after each step than after the one before."""
 
     holder: str
-    """What the program calls the owner (`preds`, `graph of losses`, `frames of errors`); where only torch keeps it, the
-    call that made it. Untrusted text."""
+    """What the program calls the owner (`preds`, `graph of losses`, `frames of errors`); where only torch keeps it,
+    empty, or the call that made it. Untrusted text."""
     nbytes: Bytes
     """A step; the mean where steps differ."""
     tensors: int
@@ -33,6 +39,17 @@ class Growth(Record):
     """The first step that kept more than the one before."""
     until: int | None = None
     """The step from which on it keeps no more, for the owner has a bound (`deque(maxlen=10)`); None: none is known."""
+    ends: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The last step before the program ends, or makes the owner anew (`preds = []` in the loop of its epochs); None:
+    not known."""
+    is_endless: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether the program's code puts more into it and nothing there bounds it, or autograd's graph alone keeps it.
+    Where no end is known either, whether it goes on is not known."""
+
+    @property
+    def last(self) -> int | None:
+        """The step from which on it keeps no more, whatever ends it; None: not known."""
+        return min((each for each in (self.until, self.ends) if each is not None), default=None)
 
     @property
     def is_graph(self) -> bool:

@@ -161,7 +161,8 @@ class AutogradEngine:
         for index, root in enumerate(roots):  # in the words of torch/csrc/autograd/python_engine.cpp
             if isinstance(root, torch.Tensor) and not root.requires_grad:
                 raise RuntimeError(f"element {index} of tensors does not require grad and does not have a grad_fn")
-        with self._program.observe_backward(roots, accumulates=accumulate_grad):
+        is_inner = torch_autograd.is_inner_backward(create_graph=create_graph)
+        with self._program.observe_backward(roots, accumulates=accumulate_grad, is_inner=is_inner):
             task = GraphTask(roots, inputs, accumulate_grad=accumulate_grad, made_at=self._clock.read)
             if not accumulate_grad and not allow_unreachable:
                 task.check_inputs_are_used()

@@ -121,8 +121,11 @@ class Observer:
         """Whether a backward from these roots is observed; else torch's own engine runs it."""
         return True
 
-    def observe_backward(self, roots: Sequence[Any], *, accumulates: bool) -> contextlib.AbstractContextManager[None]:
-        """A backward runs inside; `accumulates` says whether into `.grad`."""
+    def observe_backward(
+        self, roots: Sequence[Any], *, accumulates: bool, is_inner: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        """A backward runs inside; `accumulates` says whether into `.grad`, `is_inner` whether another one follows that
+        differentiates its gradients."""
         return contextlib.nullcontext()
 
     def observe_backward_function(self) -> contextlib.AbstractContextManager[None]:

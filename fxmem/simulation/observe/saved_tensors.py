@@ -50,10 +50,12 @@ class SavedTensors:
         # A node takes its number when it is made, just before it saves.
         number = torch_autograd.next_sequence_number() - 1
         if tensor.grad_fn is not None and self._is_output(tensor, number):
-            # A node's own output: kept as it is, the node would keep itself alive. C++ keeps it without its grad_fn.
             number = torch_autograd.sequence_number(tensor.grad_fn)
             number = _saver_of_output(tensor.grad_fn) if torch_autograd.is_view(tensor) else number
-            tensor = torch_autograd.share_without_history(tensor)
+            if hooks.change_nothing:
+                # A node's own output: kept as it is, the node would keep itself alive. C++ keeps it without its
+                # grad_fn; a hook of the program's gets it as it is (saved_variable.cpp), and may make such a cycle.
+                tensor = torch_autograd.share_without_history(tensor)
         handle = SavedHandle(hooks.pack(tensor), hooks)
         reference = weakref.ref(handle)
         self._saved_by.setdefault(number, []).append(reference)

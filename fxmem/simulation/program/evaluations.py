@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +39,7 @@ class Evaluations:
         find_peak: finds the most since the round began.
         holders: who keeps what.
         name_held: finds the owners of what is alive now, and returns the lines of the round's nodes.
+        collect: frees what is in reference cycles.
         repeats: the calls of models within a pass.
         most_operators: that a round may have.
     """
@@ -51,12 +51,13 @@ class Evaluations:
         find_peak: Callable[[], int],
         holders: Holders,
         name_held: Callable[[], Sequence[SourceLine | None]],
+        collect: Callable[[], None],
         repeats: RepeatedCalls,
         most_operators: int,
     ) -> None:
         self._log, self._holders = log, holders
         self._find_live, self._find_peak = find_live, find_peak
-        self._name_held = name_held
+        self._name_held, self._collect = name_held, collect
         self._repeats, self._trace, self._memory = repeats, repeats.trace, repeats.memory
         self._most_operators = most_operators
         self._tick = self._calls = self._acts = 0
@@ -185,7 +186,7 @@ class Evaluations:
                 self.passes[-1] = last.model_copy(update={"end_bytes": end})
 
     def _note_held(self, tick: int) -> None:
-        gc.collect()
+        self._collect()
         self._growth.note_made(self._name_held())
         self._growth.note_round(Counter(each.nbytes for each in self._log.storages if each.birth > tick))
 

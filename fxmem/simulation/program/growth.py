@@ -1,37 +1,36 @@
 """What a program keeps more of after each step: whose it is, which line made it and which keeps it, and until when.
 
 After each round the storages alive are counted by owner. An owner grows if it has had more after each of the last
-rounds, two at least: more tensors, or as many bytes more each time. A list that is full after ten steps grows until
-then; so a program that grows runs on for a while (`GROWING`), and an owner with a bound of its own says it.
+rounds, two at least: more tensors, some of the round before among them, or as many bytes more each time. A batch that
+is longer each time is another's in the next round. A list that is full after ten steps grows until then; so a program
+that grows runs on for a while (`GROWING`), and what ends the growth, or shows that it goes on, is looked for in the
+program's code.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
 import itertools
 import linecache
-import operator
+import re
 import sys
+import types
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
-from fxmem.records.names import GROWING
-from fxmem.records.parts import Growth
+from fxmem.records.names import GROWING, STEPS
+from fxmem.records.parts import IN_CYCLES, Growth
 from fxmem.records.profile import SourceLine
 from fxmem.records.units import package_path
 from fxmem.simulation.loaded_modules import program_files
 from fxmem.simulation.observe.event_log import LoggedStorage, StepLog
 from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.card_memory import CardMemory, RepeatedSteps
-from fxmem.simulation.residents import Holders
-from fxmem.simulation.source_lines import last_name
-
-_KEEPING: Final = frozenset("add append appendleft extend extendleft insert put setdefault update".split())
-"""Methods that put something into what they are called of."""
-
+from fxmem.simulation.program.growth_proof import HolderCode
+from fxmem.simulation.program.loops import LoopWatch, list_frames
+from fxmem.simulation.residents import Holders, Places
+from fxmem.simulation.source_trees import keeping_lines, read_tree
 
 _MOST_ACTS: Final = 1_000_000
 """Allocations and frees that are replayed at most to find the step at which the card is full."""
@@ -44,6 +43,9 @@ class _Held(NamedTuple):
     tensors: int
     largest: int
     """The largest storage of those that were made last."""
+    storages: frozenset[int] = frozenset()
+    made: frozenset[int] = frozenset()
+    """Of these, those that it has not had after the round before."""
 
 
 class GrowthLog:
@@ -64,8 +66,12 @@ class GrowthLog:
         """By owner that has had more after each of the last rounds, by how many bytes and tensors each time."""
         self._sizes: deque[Counter[int]] = deque(maxlen=2)
         """Of the last rounds, how often each number of bytes was allocated."""
+        self._forward_sizes: deque[Counter[int]] = deque(maxlen=2)
+        """The same before the first backward."""
         self._made_at: dict[int, str] = {}
         """By storage that has outlived the round that made it, the line that did."""
+        self._proved: tuple[Growth, ...] = ()
+        self._cycles_stay = False
         self._files: dict[str, set[int]] = {}
         """The program's own, each with the lines of its functions that have run when a round was over."""
 
@@ -83,30 +89,31 @@ class GrowthLog:
                 self._made_at.setdefault(index, "" if source is None else source.place)
         self._made_at = {index: self._made_at[index] for index in alive if index in self._made_at}
 
-    def note_round(self, sizes: Counter[int]) -> None:
+    def note_round(self, sizes: Counter[int], forward_sizes: Counter[int] | None = None) -> None:
         """A whole round is over: count what is alive, by owner.
 
         Args:
             sizes: how often each number of bytes was allocated.
+            forward_sizes: the same before the first backward: gradients are as large whatever the batch. None: of all.
         """
-        held: dict[str, _Held] = {}
+        owned: dict[str, list[int]] = {}
         for index in self._log.alive():
-            storage = self._log.storages[index]
-            owner = _find_owner(storage)
-            nbytes, tensors, largest = held.get(owner, _Held(0, 0, index))
-            is_largest = self._rank(index) > self._rank(largest)
-            held[owner] = _Held(nbytes + storage.nbytes, tensors + 1, index if is_largest else largest)
-        if self._alive:
-            nothing, rises = _Held(0, 0, 0), self._rises
-            self._rises = {}
-            for owner, now in held.items():
-                before = self._held.get(owner, nothing)
-                if now.nbytes > before.nbytes:
-                    self._rises[owner] = rise = rises.get(owner, [])
-                    rise.append((now.nbytes - before.nbytes, now.tensors - before.tensors))
+            owned.setdefault(_find_owner(self._log.storages[index]), []).append(index)
+        rises, nothing, held = self._rises, _Held(0, 0, 0), dict[str, _Held]()
+        self._rises = {}
+        for owner, storages in owned.items():
+            before = self._held.get(owner, nothing)
+            nbytes = sum(self._log.storages[index].nbytes for index in storages)
+            largest, made = max(storages, key=self._rank), frozenset(storages) - before.storages
+            held[owner] = now = _Held(nbytes, len(storages), largest, frozenset(storages), made)
+            more, is_kept = now.tensors - before.tensors, not before.made or bool(before.made & now.storages)
+            if self._alive and nbytes > before.nbytes and (is_kept or not more):
+                self._rises[owner] = rise = rises.get(owner, [])
+                rise.append((nbytes - before.nbytes, more))
         self._held = held
         self._alive.append(sum(each.nbytes for each in held.values()))
         self._sizes.append(sizes)
+        self._forward_sizes.append(sizes if forward_sizes is None else forward_sizes)
         if len(self._alive) <= GROWING:
             for file, lines in program_files(sys._getframe(1)).items():
                 self._files.setdefault(file, set()).update(lines)
@@ -119,12 +126,13 @@ class GrowthLog:
     def nbytes(self) -> int | None:
         """How many bytes more are alive after each round than after the one before.
 
-        The last two rounds allocate the same, or the last two differences are equal: batches of different lengths leave
-        different bytes alive, which is no growth. None: not known.
+        All of them where the last two rounds allocate the same, or leave as much alive; else what owners keep: batches
+        of different lengths leave different bytes alive, which is no growth. None: not known.
         """
         more = [after - before for before, after in itertools.pairwise(self._alive[-3:])]
-        is_sure = bool(more) and (self._sizes[-1] == self._sizes[-2] or len(set(more)) < len(more))
-        return more[-1] if is_sure and more[-1] >= 0 else None
+        if more and (self._sizes[-1] == self._sizes[-2] or more == [0, 0]):
+            return more[-1] if more[-1] >= 0 else None
+        return sum(rise[-1][0] for owner in self._rises if (rise := self._find_rise(owner))) or None
 
     def held_bytes(self, owner: str) -> int:
         """What an owner has after the last round."""
@@ -138,15 +146,69 @@ class GrowthLog:
         ends = [self._find_end(owner) for owner in self._rises if self._find_rise(owner)]
         if ends and all(end is not None and end > GROWING for end in ends):
             return False
-        return bool(ends or self.nbytes)
+        is_joined = len(self._alive) == STEPS and bool(self._rises) and self._are_alike()  # a tensor, since step 2
+        return bool(ends or self.nbytes or is_joined)
 
-    def describe(self) -> dict[str, Any]:
-        """`growth_bytes` and `grown`, as the records have them."""
-        growth, grown = self.nbytes, self.find()
-        return {
-            "growth_bytes": sum(each.nbytes for each in grown) if growth is None and grown else growth,
-            "grown": grown,
-        }
+    def describe(self, *, is_over: bool = False) -> dict[str, Any]:
+        """`growth_bytes` and `grown`, as the records have them.
+
+        Args:
+            is_over: whether the program has come to its end: there are no further rounds.
+        """
+        grown = self._proved or self.find()
+        if is_over:
+            grown = tuple(each.model_copy(update={"ends": len(self._alive)}) for each in grown)
+        return {"growth_bytes": self.nbytes, "grown": grown}
+
+    def prove(
+        self,
+        frame: types.FrameType | None,
+        loops: LoopWatch | None,
+        places: Places,
+        saved: Mapping[int, int],
+        *,
+        cycles_stay: bool,
+    ) -> None:
+        """Find out what of the growth goes on after the last round, and what ends when.
+
+        Args:
+            frame: in which it ended.
+            loops: around it; None where rounds are not their steps.
+            places: as of `Holders.search`.
+            saved: by storage that autograd keeps, the number of its node.
+            cycles_stay: whether the program has switched Python's collector off.
+        """
+        frames = list_frames(frame)
+        self._cycles_stay = cycles_stay
+        found = [self._prove(each, frames, loops, [*places], saved) for each in self.find()]
+        by_holder = {each.holder: [other for other in found if other.holder == each.holder] for each in found}
+        self._proved = tuple(sorted(map(_join, by_holder.values()), key=lambda each: (-each.nbytes, each.holder)))
+
+    def _prove(
+        self,
+        grown: Growth,
+        frames: list[types.FrameType],
+        loops: LoopWatch | None,
+        places: Places,
+        saved: Mapping[int, int],
+    ) -> Growth:
+        held, rounds = self._held[grown.holder], len(self._alive)
+        kept = sorted(held.storages - held.made or held.storages)
+        kept = kept[: (len(kept) + 1) // 2]  # the oldest: a variable may still have the last one
+        located = self._holders.locate(kept, places, saved)
+        found: dict[str, Any] = {"ends": loops and loops.find_last(rounds)}
+        if located is None:
+            return grown.model_copy(update=found)
+        if not located:  # what autograd's graph alone keeps is not freed by itself, nor are its leaves' gradients
+            is_graphs = not saved.keys().isdisjoint(kept) or grown.holder.endswith(".grad")
+            found |= {"holder": IN_CYCLES if self._cycles_stay else "", "kept_at": ""}
+            return grown.model_copy(update={**found, "is_endless": is_graphs or self._cycles_stay})
+        ((path, _),) = Counter(each.partition("[")[0] for each in located.values()).most_common(1)
+        around = () if loops is None else loops.loops
+        code, kept_at = HolderCode(path, self._files, frames, around), find_keeping_line(path, self._files)
+        found["ends"] = loops and loops.find_last(rounds, code.outer)
+        is_endless = grown.until is None and bool(kept_at) and code.is_unbounded
+        return grown.model_copy(update={**found, "holder": path, "kept_at": kept_at, "is_endless": is_endless})
 
     def find(self) -> tuple[Growth, ...]:
         """Who keeps more after each of the last rounds, the most first; nobody where as much is alive in all."""
@@ -184,16 +246,20 @@ class GrowthLog:
     def _are_alike(self) -> bool:
         """Whether the last two rounds allocate mostly the same: with batches of ever new lengths all that is kept until
         the next one differs from round to round."""
-        before, after = self._sizes
+        before, after = self._forward_sizes
         return 2 * (before & after).total() >= after.total()
 
     def _find_end(self, owner: str) -> int | None:
-        """The round from which on an owner's bound holds."""
-        bounds = next((found for path, found in self._holders.bounds.items() if _is_within(owner, path)), [])
-        if len(bounds) < 2:
-            return None
-        (before, _), (now, most) = bounds[-2:]
-        return None if now <= before else len(self._alive) - (now - most) // (now - before)
+        """The round from which on an owner's bound holds; of several things that it has, the last."""
+        ends = []
+        for path, series in self._holders.bounds.items():
+            found = []
+            for (before, _), (now, most) in (each[-2:] for each in series.values() if len(each) > 1):
+                if before < now <= most:
+                    found.append(len(self._alive) - (now - most) // (now - before))
+            if found and _is_within(owner, path.partition("[")[0]):
+                ends.append(min(found))
+        return max(ends, default=None)
 
 
 class FurtherSteps:
@@ -230,9 +296,23 @@ class FurtherSteps:
         return None if further.done == periods else number + further.done + 1
 
 
+def _join(grown: Sequence[Growth]) -> Growth:
+    """What one holder keeps more of, though it was known by several names."""
+    first, lasts = grown[0], [each.ends for each in grown if each.ends is not None]
+    together = {
+        "nbytes": sum(each.nbytes for each in grown),
+        "tensors": sum(each.tensors for each in grown),
+        "since": max(each.since for each in grown),
+        "until": first.until if all(each.until == first.until for each in grown) else None,
+        "ends": max(lasts, default=None),
+        "is_endless": all(each.is_endless for each in grown),
+    }
+    return first if len(grown) == 1 else first.model_copy(update=together)
+
+
 def _find_owner(storage: LoggedStorage) -> str:
-    """Who has a storage: a list, not its element."""
-    return (storage.name or storage.holder).partition("[")[0]
+    """Who has a storage: a list, not its element; of the models that a variable has had one after the other, all."""
+    return (re.sub(r"^(\w+?)_\d+\b", r"\1", storage.name) or storage.holder).partition("[")[0]
 
 
 def _is_within(owner: str, path: str) -> bool:
@@ -256,29 +336,5 @@ def find_keeping_line(owner: str, files: Mapping[str, Collection[int]]) -> str:
 
 
 def _lines_that_keep(file: str, name: str) -> Iterator[int]:
-    text = "".join(linecache.getlines(file))
-    if name in text:  # else it need not be parsed: a program may have hundreds
-        yield from (line for kept, line in _keeping_lines(text) if kept == name)
-
-
-@functools.lru_cache(maxsize=64)
-def _keeping_lines(text: str) -> tuple[tuple[str, int], ...]:
-    """What a file's lines keep something under, in the order of the lines."""
-    try:
-        nodes = ast.walk(ast.parse(text))
-    except SyntaxError:
-        return ()
-    return tuple(sorted({each for node in nodes for each in _find_kept(node)}, key=operator.itemgetter(1)))
-
-
-def _find_kept(node: ast.AST) -> Iterator[tuple[str, int]]:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr in _KEEPING:
-            yield last_name(node.func.value), node.lineno
-    elif isinstance(node, ast.AugAssign):
-        yield last_name(node.target), node.lineno
-    elif isinstance(node, ast.Assign):
-        read = {last_name(each) for each in ast.walk(node.value)}
-        for target in node.targets:
-            if isinstance(target, ast.Subscript) or last_name(target) in read:
-                yield last_name(target), node.lineno
+    if name in "".join(linecache.getlines(file)):  # else it need not be parsed: a program may have hundreds
+        yield from (line for kept, line in keeping_lines(read_tree(file)) if kept == name)

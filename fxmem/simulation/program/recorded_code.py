@@ -101,7 +101,7 @@ class RecordedCode(Subject):
             self._border.host,
             lambda: 0 if on_card else self._live.now,
             lambda: len(self.recording.tracer.nodes),
-            lambda: self.rounds.has_made_optimizer,
+            lambda: self.rounds.made_optimizers > 0,
             host_bytes,
             measures=measures_host,
         )
@@ -190,7 +190,8 @@ class RecordedCode(Subject):
     def running(self) -> Iterator[None]:
         """The program runs inside, to its end or until it raises."""
         self.recording.log.setting_up = False
-        with self.rounds.observe_optimizers(), self._thread.watch(), self._host.watch():
+        watched = (self.rounds.observe_optimizers(), self._thread.watch(), self._host.watch())
+        with torch_common.nested(*watched, self.rounds.cycles.watch()):
             try:
                 yield
             except Exception as error:
@@ -315,9 +316,11 @@ class RecordedCode(Subject):
             for root in roots
         )
 
-    def observe_backward(self, roots: Sequence[Any], *, accumulates: bool) -> contextlib.AbstractContextManager[None]:
+    def observe_backward(
+        self, roots: Sequence[Any], *, accumulates: bool, is_inner: bool
+    ) -> contextlib.AbstractContextManager[None]:
         """A backward is a phase of the round."""
-        return self.rounds.observe_backward(roots, accumulates=accumulates)
+        return self.rounds.observe_backward(roots, accumulates=accumulates, is_inner=is_inner)
 
     # --- what compiled code asks --------------------------------------------------------------------------------------
 
@@ -379,6 +382,7 @@ class RecordedCode(Subject):
         """The record of the whole program."""
         rounds, shown = self.rounds.finished, self.rounds.shown
         whole = [each for each in rounds if each.record.is_whole]
+        is_over = not self.rounds.was_ended
         return ProgramRun(
             ending=ending,
             failed=failed,
@@ -387,12 +391,13 @@ class RecordedCode(Subject):
             rounds=tuple(each.record for each in rounds),
             shown=0 if shown is None else shown.number,
             steady=whole[-1].repeats(whole[-2]) if len(whole) > 1 else None,
-            **self.rounds.growth.describe(),
+            **self.rounds.growth.describe(is_over=is_over),
             full_at=self.rounds.full_at,
+            grown_anew=self.rounds.anew.describe()["grown"],
             schedules=self.rounds.later.describe(
                 [each.record.requested_bytes for each in whole],
                 {each.place for each in self.notes.records()},
-                is_over=not self.rounds.was_ended,
+                is_over=is_over,
                 is_after=self.rounds.has_evaluated,
             ),
             longest=self.longest,
@@ -400,5 +405,5 @@ class RecordedCode(Subject):
             optimizers=tuple(self.rounds.stepped_names),
             made_up=self.notes.records(),
             engines=() if self.engines is None else self.engines.uses,
-            host=self._host.record().model_copy(update=self.rounds.host_growth.describe()),
+            host=self._host.record().model_copy(update=self.rounds.host_growth.describe(is_over=is_over)),
         )

@@ -213,6 +213,8 @@ class RecordedProgram(ProfiledStep):
             for each in self.program.schedules
             if each.every is not None and not each.counter
         ]
+        highest = max(each.requested_bytes for each in (self.setup, *self.rounds) if each is not None)
+        taken += [Assumption(topic="cycles", text=text) for text in self._code.rounds.cycles.explain(highest)]
         if longest is not None:
             taken += [Assumption(topic="lengths", text=text) for text in explain_longest(longest)]
         profile = profile.model_copy(update={"assumptions": (*profile.assumptions, *taken)})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
 import sys
 import weakref
 from collections import Counter
@@ -29,17 +28,19 @@ from fxmem.simulation.observe.observer import PendingCall
 from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes, Part, PartPeak
+from fxmem.simulation.program.cycles import Cycles
 from fxmem.simulation.program.evaluations import Evaluations
 from fxmem.simulation.program.growth import FurtherSteps, GrowthLog
 from fxmem.simulation.program.host_memory import HostMeter
 from fxmem.simulation.program.loader_watch import LoaderWatch
+from fxmem.simulation.program.loops import LoopWatch
 from fxmem.simulation.program.refusals import Refusals
 from fxmem.simulation.program.repeated_calls import RepeatedCalls
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.program.round_tracer import is_within_module
 from fxmem.simulation.program.schedules import LaterWork
 from fxmem.simulation.recording import Recording
-from fxmem.simulation.residents import Holders, Place, find_variables, name_modules, name_optimizer_state
+from fxmem.simulation.residents import Holders, Place, Places, find_variables, name_modules, name_optimizer_state
 from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
 from fxmem.simulation.source_lines import program_place
 
@@ -169,19 +170,24 @@ class Rounds(RoundRule):
         self._recording, self._log = recording, recording.log
         self._holders = Holders(recording.log)
         self.growth = GrowthLog(recording.log, self._holders)
+        self.anew, self._optimizers_before = GrowthLog(recording.log, self._holders), 0
+        """After the first step of each optimizer that was made since the step before: of each fold, each trial."""
         self.later = LaterWork()
+        self._loops = LoopWatch(sys._getframe(1))
         self._further: FurtherSteps | None = None
         self.full_at: int | None = None
         """The round at which the card is full, where those after the last recorded one are like it."""
         self.repeats = RepeatedCalls(
             *(recording.log, self._memory, self._trace, recording.fakes, recording.device, self._note_hidden)
         )
+        self.cycles = Cycles(lambda: self._live.now)
         self.evaluations = Evaluations(
             recording.log,
             lambda: self._live.now if self._memory is None else self._memory.stats().requested_bytes.current,
             lambda: self._find_peak()[0],
             self._holders,
             self._name_held,
+            self.cycles.collect,
             self.repeats,
             self._max_operators,
         )
@@ -324,11 +330,13 @@ class Rounds(RoundRule):
         return self._trained[module]
 
     @contextlib.contextmanager
-    def observe_backward(self, roots: Sequence[Any], *, accumulates: bool) -> Iterator[None]:
+    def observe_backward(self, roots: Sequence[Any], *, accumulates: bool, is_inner: bool) -> Iterator[None]:
         """What runs inside is a backward: a phase of its own, unless it is part of another."""
         log = self._log
         if not accumulates or log.phase is Phase.BACKWARD:
             yield
+            if not accumulates and not is_inner:
+                self.backward_ends(accumulates=False)
             return
         self.backward_begins()
         self.refusals.begin_backward()
@@ -406,6 +414,12 @@ class Rounds(RoundRule):
         self._loaders.end_round()
         self.finished.append(self._close(len(self.finished) + 1))
         is_enough = self._enough(self.finished)
+        if is_enough:
+            frame = sys._getframe(1)
+            self._prove(self.growth, self._loops)
+            self.host_growth.prove(
+                frame, self._loops, [(find_variables, None)], {}, cycles_stay=not self.cycles.are_freed
+            )
         self._look_further(is_last=is_enough)
         self._trace.end_round(keeps=self._loaders.keeps_steps)
         self._start()
@@ -419,7 +433,7 @@ class Rounds(RoundRule):
             return
         self._further = self._further or FurtherSteps(self._memory, self._trace)
         self._further.note_round(len(self.finished))
-        if is_last and all(each.until is None for each in self.growth.find()):
+        if is_last and all(each.is_endless for each in self.growth.describe()["grown"]):
             self.full_at = self._further.find_full(len(self.finished), self.growth.nbytes)
 
     def _end_after(self) -> None:
@@ -465,12 +479,22 @@ class Rounds(RoundRule):
         # Rounds begin with what set-up leaves.
         if self._is_shown(record, sizes) if number else record.requested_bytes > self._live.now:
             self.shown = ShownRound(record, sizes, number, build_profile(self._recording))
-        gc.collect()
+        self.cycles.collect()
         self._host_holders.search([(find_variables, None)], {})
+        backward = min((span.begin for span in log.phases if span.phase is Phase.BACKWARD), default=log.tick)
+        if is_whole:
+            self._loops.note_round(sys._getframe(1))
         for growth, of in ((self.growth, log), (self.host_growth, self._host.ledger.log)):
             growth.note_made(sources)
             if is_whole:
-                growth.note_round(Counter(each.nbytes for each in of.storages if each.birth > 0))
+                made = [(each.nbytes, each.birth) for each in of.storages if each.birth > 0]
+                forward = Counter(nbytes for nbytes, birth in made if birth < backward) if of is log else None
+                growth.note_round(Counter(nbytes for nbytes, _ in made), forward)
+        if is_whole and self.made_optimizers > self._optimizers_before:
+            self._optimizers_before = self.made_optimizers
+            self.anew.note_made(sources)
+            self.anew.note_round(sizes)
+            self._prove(self.anew)
         self.later.note_ran(number, [*sources, *(each.source for each in self._recording.tracer.calls)])
         if is_whole and number <= STEPS:
             self.later.search(sys._getframe(1))
@@ -534,13 +558,19 @@ class Rounds(RoundRule):
         """Name what else the program keeps: what it calls it, or the line that made it. Return the lines of the round's
         nodes."""
         recording, log = self._recording, self._log
-        places = ((self._arguments, Kind.INPUT), (find_variables, None))
-        for index in self._holders.search(places, self._find_saved()):
+        for index in self._holders.search(self._places(), self._find_saved()):
             node = log.storages[index].node
             if node is not None and node >= 0:
                 log.storages[index].holder = recording.tracer.describe_node(node)
         sources: Sequence[SourceLine | None] = recording.tracer.sources
         return sources
+
+    def _prove(self, growth: GrowthLog, loops: LoopWatch | None = None) -> None:
+        cycles_stay = not self.cycles.are_freed
+        growth.prove(sys._getframe(1), loops, self._places(), self._find_saved(), cycles_stay=cycles_stay)
+
+    def _places(self) -> Places:
+        return (self._arguments, Kind.INPUT), (find_variables, None)
 
     def _mark_kept_results(self) -> None:
         """What a module returned and the program keeps is an output in the next round, too."""

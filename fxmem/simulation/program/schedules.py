@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import linecache
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,11 +13,11 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
-from fxmem._torch import modules as torch_modules
 from fxmem.records.parts import Schedule
 from fxmem.records.profile import SourceLine
 from fxmem.records.units import package_path
 from fxmem.simulation.source_lines import is_own_code, program_frames, variables
+from fxmem.simulation.source_trees import find_body, find_value, read_tree
 
 _Scope = Mapping[str, Any]
 _Position = tuple[int, int]
@@ -86,16 +85,16 @@ def find_schedules(frame: types.FrameType | None) -> Iterator[tuple[Schedule, st
     for each in program_frames(frame)[0]:
         file, scope = each.f_code.co_filename, _scope(each)
         lines = {line for *_, line in each.f_code.co_lines()}
-        for condition, divisors in _find_conditions(_read(file)):
+        for condition, divisors in _find_conditions(read_tree(file)):
             if condition.lineno in lines:
                 name, branch = package_path(file), condition.body
                 within = [f"{name}:{line}" for line in range(branch[0].lineno, (branch[-1].end_lineno or 0) + 1)]
                 for counter, divisor in divisors:
-                    every, names = _find_value(divisor, scope), [n for n in ast.walk(counter) if _is_named(n)]
+                    every, names = find_value(divisor, scope), [n for n in ast.walk(counter) if _is_named(n)]
                     if type(every) is int and every > 0:
                         calls = _find_model_call(branch, scope, file)
                         found = Schedule(place=f"{name}:{condition.lineno}", every=every, calls=calls)
-                        value = _find_value(names[0], scope) if names else None
+                        value = find_value(names[0], scope) if names else None
                         named = ast.unparse(names[0]) if names else ""
                         yield found, named, value if type(value) is int else None, within
 
@@ -115,7 +114,7 @@ def find_following(frame: types.FrameType | None) -> tuple[Schedule, ...]:
     for each in program_frames(frame)[0]:
         file, scope = each.f_code.co_filename, _scope(each)
         line, _, column, _ = list(each.f_code.co_positions())[each.f_lasti // 2]
-        body = _find_body(_read(file), each.f_code)
+        body = find_body(read_tree(file), each.f_code)
         if line is None or column is None:
             continue
         later, has_loop = _find_later(body, (line, column), is_in_loop=is_in_loop)
@@ -131,34 +130,11 @@ def _scope(frame: types.FrameType) -> _Scope:
     return {**frame.f_globals, **variables(frame)}
 
 
-def _read(file: str) -> ast.Module:
-    """A file's code; none where it cannot be read."""
-    return _parse("".join(linecache.getlines(file)))
-
-
-@functools.lru_cache(maxsize=64)
-def _parse(text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except SyntaxError:
-        return ast.Module([], [])
-
-
 @functools.lru_cache(maxsize=64)
 def _find_conditions(tree: ast.Module) -> list[tuple[ast.If, list[tuple[ast.expr, ast.expr]]]]:
     """The conditions of a file in which something is divided, what, and by what: once for all rounds that ask."""
     conditions = ((each, list(_divide(each.test))) for each in ast.walk(tree) if isinstance(each, ast.If))
     return [(each, divisors) for each, divisors in conditions if divisors]
-
-
-def _find_body(tree: ast.Module, code: types.CodeType) -> Sequence[ast.stmt]:
-    """The statements of a function, or of a module where the code is its own."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            if first == code.co_firstlineno:
-                return node.body
-    return tree.body if code.co_name == "<module>" else ()
 
 
 def _find_later(statements: Sequence[ast.stmt], at: _Position, *, is_in_loop: bool) -> tuple[list[ast.stmt], bool]:
@@ -190,10 +166,10 @@ def _find_model_call(
 ) -> str:
     """`file:line` of the first call of a module with parameters, in functions of the program's own, too; or empty."""
     seen = set() if seen is None else seen
-    fixed = _find_fixed(_read(file))
+    fixed = _find_fixed(read_tree(file))
     for call in (each for one in statements for each in _walk(one, scope, fixed) if isinstance(each, ast.Call)):
-        called = _find_value(call.func, scope)
-        owner = _find_value(call.func.value, scope) if isinstance(call.func, ast.Attribute) else None
+        called = find_value(call.func, scope)
+        owner = find_value(call.func.value, scope) if isinstance(call.func, ast.Attribute) else None
         if isinstance(called, nn.Module) and any(True for _ in nn.Module.parameters(called)):
             return f"{package_path(file)}:{call.lineno}"
         if isinstance(owner, nn.Module) and isinstance(call.func, ast.Attribute) and call.func.attr == "generate":
@@ -203,8 +179,8 @@ def _find_model_call(
             seen.add(function)
             code = function.__code__
             given = [*([owner] if owner is not None and not isinstance(owner, types.ModuleType) else [])]
-            given += [_find_value(each, scope) for each in call.args]
-            named = {each.arg: _find_value(each.value, scope) for each in call.keywords if each.arg}
+            given += [find_value(each, scope) for each in call.args]
+            named = {each.arg: find_value(each.value, scope) for each in call.keywords if each.arg}
             cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
             within = {
                 **function.__globals__,
@@ -212,7 +188,7 @@ def _find_model_call(
                 **dict(zip(code.co_varnames, given, strict=False)),
                 **named,
             }
-            body = _find_body(_read(code.co_filename), code)
+            body = find_body(read_tree(code.co_filename), code)
             if place := _find_model_call(body, within, code.co_filename, seen):
                 return place
     return ""
@@ -263,7 +239,7 @@ def _decide(test: ast.expr, scope: _Scope, is_fixed: Callable[[str], bool]) -> b
 def _find_option(node: ast.expr, scope: _Scope, is_fixed: Callable[[str], bool]) -> tuple[str | bool | None] | None:
     """The value of an option; None for what is none."""
     names = [each.id if isinstance(each, ast.Name) else each.attr for each in ast.walk(node) if _is_named(each)]
-    value = _find_value(node, scope)
+    value = find_value(node, scope)
     is_known = isinstance(value, (str, bool)) or (value is None and isinstance(node, ast.Constant))
     return (value,) if is_known and all(map(is_fixed, names)) else None
 
@@ -280,22 +256,3 @@ def _divide(test: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
             | ast.UnaryOp(op=ast.Not(), operand=ast.BinOp(left=counter, op=ast.Mod(), right=divisor))
         ):
             yield counter, divisor
-
-
-def _find_value(node: ast.expr, scope: Mapping[str, Any]) -> Any:
-    """What an expression is, where no code has to run for it; None for others."""
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name):
-            return scope.get(name)
-        case ast.Attribute(value=value, attr=name):
-            owner = _find_value(value, scope)
-            found = inspect.getattr_static(owner, name, None)
-            if found is None and isinstance(owner, nn.Module):
-                return torch_modules.own_modules(owner).get(name)
-            return found
-        case ast.Subscript(value=owner, slice=ast.Constant(value=key)):
-            found = _find_value(owner, scope)
-            return found.get(key) if type(found) is dict else None
-    return None

@@ -47,6 +47,7 @@ def twin(name: str) -> Callable[[Callable[[], After]], Callable[[], After]]:
 # --- lists ------------------------------------------------------------------------------------------------------------
 
 preds: list[Any] = []
+recent: list[Any] = []
 seen: dict[Any, Any] = {}
 history: set[Any] = set()
 
@@ -89,13 +90,13 @@ def list_added() -> After:
 @twin("list on the host")
 def list_on_host() -> After:
     """`.cpu()`."""
-    return lambda net, x, out, loss: preds.append(out.detach().cpu())
+    return lambda net, x, out, loss: recent.append(out.detach().cpu())
 
 
 @twin("list of numbers")
 def list_of_numbers() -> After:
     """`.item()`."""
-    return lambda net, x, out, loss: preds.append(loss.item())
+    return lambda net, x, out, loss: recent.append(loss.item())
 
 
 @twin("list that is cut")
@@ -103,8 +104,8 @@ def list_cut() -> After:
     """The last three."""
 
     def after(net: nn.Module, x: Tensor, out: Tensor, loss: Tensor) -> None:
-        preds.append(out.detach())
-        del preds[:-3]
+        recent.append(out.detach())
+        del recent[:-3]
 
     return after
 
@@ -114,9 +115,9 @@ def list_cleared() -> After:
     """After every fourth step."""
 
     def after(net: nn.Module, x: Tensor, out: Tensor, loss: Tensor) -> None:
-        preds.append(out.detach())
-        if len(preds) == 4:
-            preds.clear()
+        recent.append(out.detach())
+        if len(recent) == 4:
+            recent.clear()
 
     return after
 
@@ -124,7 +125,7 @@ def list_cleared() -> After:
 @twin("list of shapes")
 def list_of_shapes() -> After:
     """Nothing of the card."""
-    return lambda net, x, out, loss: preds.append(out.shape)
+    return lambda net, x, out, loss: recent.append(out.shape)
 
 
 # --- dictionaries and sets --------------------------------------------------------------------------------------------
@@ -759,7 +760,7 @@ def lengths_vary() -> After:
     return after
 
 
-def main(kind: str, which: str, steps: str = "40") -> None:
+def main(kind: str, which: str, steps: str = "1000000") -> None:
     """Train, and after each step do what the kind does."""
     after = (LEAKS if which == "leaks" else TWINS)[kind]()
     net = nn.Linear(WIDTH, WIDTH).cuda()

@@ -58,7 +58,7 @@ def test_what_grows_is_said_where_it_decides() -> None:
     fact = growth_facts(profile.step)[0]
     assert fact.label == "Grows"
     assert fact.text.startswith("1,048,576 bytes a step, ")
-    assert "growing.py:57 keeps preds: 1 tensor a step, the largest 1024x256 float32 of " in fact.text
+    assert "growing.py:58 keeps preds: 1 tensor a step, the largest 1024x256 float32 of " in fact.text
     assert "keeps preds), out of memory at about step " in describe_growth(profile)
     with pytest.raises(AssertionError, match=r"grows by 1,048,576 bytes a step .*\n.*keeps preds"):
         assert_steady(run("list of outputs", "leaks"))

@@ -121,7 +121,7 @@ def test_what_is_made_of_results_grows_and_a_twin_does_not(tmp_path: Path) -> No
 @on_linux
 def test_the_step_at_which_the_host_is_full(tmp_path: Path) -> None:
     code = "import torch\nkept = []\n" + STEP + "    kept.append(out.detach().cpu())\n"
-    found = run(tmp_path, code, RunSettings(host_bytes=64 << 30))
+    found = run(tmp_path, code.replace("range(100)", "range(100_000)"), RunSettings(host_bytes=64 << 30))
     assert len(found.program.steps) == GROWING  # as far as it takes to see no end
     after = found.host.after_bytes
     assert after is not None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fxmem.memory.findings import Finding, register
 from fxmem.records.findings import BytesOf
 from fxmem.records.names import OF_FRAMES, OF_GRAPH
-from fxmem.records.parts import Growth, find_large
+from fxmem.records.parts import ANEW, ONLY_TORCH, Growth, find_large
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes
 
@@ -19,6 +19,9 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         return
     for each in _find_endless(program.grown):
         yield _describe(each, "step", "after each step")
+    for each in find_large(program.grown_anew):
+        of_former = _describe(each, "optimizer", ANEW)
+        yield of_former.model_copy(update={"change": "del of a former model; cache_clear() of a cached function"})
     for evaluation in program.evaluations:
         batches, when = evaluation.batches, f"after each batch of the evaluation at {evaluation.place}"
         for each in _find_endless(evaluation.grown):
@@ -40,7 +43,7 @@ def _describe(grown: Growth, of: BytesOf, when: str) -> Finding:
         what = f"a view, and with it {grown.times} times its bytes,"
     return Finding(
         cause="kept-results",
-        text=f"{grown.holder.removeprefix(OF_GRAPH).removeprefix(OF_FRAMES) or 'torch'} keeps {what} {when}",
+        text=f"{grown.holder.removeprefix(OF_GRAPH).removeprefix(OF_FRAMES) or ONLY_TORCH} keeps {what} {when}",
         place=grown.kept_at or grown.made_at,
         nbytes=grown.nbytes,
         of=of,
@@ -49,6 +52,8 @@ def _describe(grown: Growth, of: BytesOf, when: str) -> Finding:
 
 
 def _find_change(grown: Growth) -> str:
+    if not grown.holder:
+        return ".detach() of a result in the saved-tensor hook, or the attribute of ctx, that keeps it with its graph"
     if grown.holder.rpartition(".")[0] in ("all_preds", "all_labels", "all_losses", "all_inputs"):
         return "eval_accumulation_steps=1 in TrainingArguments, or preprocess_logits_for_metrics of the Trainer"
     if grown.is_graph:
