@@ -10,6 +10,7 @@ import contextlib
 import copyreg
 import functools
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as _UTILITY_TYPE
 from torch.utils.data import dataloader
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fxmem._torch.common import FakeTensor, replace, restored, wrap
+from fxmem._torch.common import FakeTensor, nested, no_modes, replace, restored, wrap
 from fxmem._torch.wrappers import is_wrapper
 
 _of_subclass: Final[Any] = vars(torch.Tensor)["__torch_function__"].__func__
@@ -188,6 +189,8 @@ def loading_plan(iterator: Any) -> LoadingPlan:
     return LoadingPlan(workers, ahead, getattr(iterator, "_fxmem_pins", False), iterator._num_yielded == 1)
 
 
+_Uninitialized: Final[Any] = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
+_LIKE: Final = "_fxmem_like"
 _data: Any = torch.Tensor.data
 _grad: Any = torch.Tensor.grad
 SET_DATA: Final[Any] = _data.__set__
@@ -234,6 +237,50 @@ def _find_attributes(tensor: torch.Tensor) -> dict[str, Any]:
         return dict(vars(tensor))
     kept = {"_is_param", "fake_device", *FakeTensor.__annotations__}
     return {name: value for name, value in vars(tensor).items() if name not in kept and "_memo" not in name}
+
+
+def _make_lazy(original: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """An uninitialised tensor of the host, where a fake one would have been made."""
+    settings = inspect.signature(original).bind(cls, *args, **kwargs).arguments
+    like = torch.empty(0, device=settings.get("device"), dtype=settings.get("dtype"))
+    with no_modes():
+        made = original(cls, settings["requires_grad"]) if "requires_grad" in settings else original(cls)
+    setattr(made, _LIKE, like)
+    return made
+
+
+def _move_lazy(
+    original: Callable[..., Any], module: torch.nn.Module, move: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """`Module._apply`, to which uninitialised tensors are None."""
+    tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+    lazy = [(own, name, each) for own in tables for name, each in own.items() if isinstance(each, _Uninitialized)]
+    for own, name, _ in lazy:
+        own[name] = None
+    try:
+        return original(module, move, *args, **kwargs)
+    finally:
+        for own, name, each in lazy:
+            own[name] = each
+            setattr(each, _LIKE, move(getattr(each, _LIKE)))
+
+
+def _fill_lazy(original: Callable[..., Any], tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    like = vars(tensor).pop(_LIKE)
+    made = torch.empty(shape, device=device or like.device, dtype=dtype or like.dtype)
+    tensor.__class__ = tensor.cls_to_become
+    set_data(tensor, made)
+
+
+def lazy_tensors() -> AbstractContextManager[None]:
+    """Uninitialised parameters and buffers (`UninitializedTensorMixin`, since 1.8) get their shape where they were
+    moved to meanwhile: each has an empty tensor that was moved in its place."""
+    kinds = torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer
+    return nested(
+        *(wrap(kind, "__new__", _make_lazy) for kind in kinds),
+        wrap(torch.nn.Module, "_apply", _move_lazy),
+        wrap(_Uninitialized, "materialize", _fill_lazy),
+    )
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:

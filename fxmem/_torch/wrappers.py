@@ -121,13 +121,24 @@ def named_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     if is_sparse(tensor):
         return list(zip(("indices", "values"), sparse_parts(tensor), strict=True))
     if not is_wrapper(tensor):
-        return [("", tensor)]
+        return [] if _has_no_memory(tensor) else [("", tensor)]
     attributes = [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
     # Since 2.15 a DTensor also lists its mesh, which is no tensor.
     inside = [(name, part) for name, part in attributes if isinstance(part, torch.Tensor)]
     if [name for name, _ in inside] == ["_local_tensor"]:  # of a DTensor, whose shard goes by its own name (since 2.1)
         inside = [("", inside[0][1])]
     return [(f"{name}.{path}".rstrip("."), part) for name, inner in inside for path, part in named_parts(inner)]
+
+
+def _has_no_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a shape around others that its class knows of, and says of none
+    (`Tensor._make_wrapper_subclass`, since 1.10): its storage has a size and no address. Or has no shape yet."""
+    if not runs_own_way(type(tensor)):
+        return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
+    try:
+        return tensor.untyped_storage().data_ptr() == 0
+    except RuntimeError:
+        return True
 
 
 def rebuild(tensor: torch.Tensor, replace: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -273,12 +273,40 @@ def _product(_: Any, start: Tensor, values: Tensor, dense: Tensor) -> Any:
 
 @composes("sparse_mask")
 def _mask(_: Answer, func: Any, dense: Tensor, mask: Tensor) -> Tensor:
-    """`sparse_mask`: times ones at the places of the mask (`_mul_dense_sparse_out`)."""
+    """`sparse_mask`: times ones at the places of the mask (`_mul_dense_sparse_out`). In those of a sparse tensor, hashed,
+    the mask's are looked up (`_sparse_binary_op_intersection_kernel_impl` of SparseBinaryOpIntersectionCommon.h)."""
     indices, values = parts(mask)
+    if torch_wrappers.is_sparse(dense):
+        own, (there, given) = indices.shape[1], parts(dense if torch_wrappers.is_coalesced(dense) else dense.coalesce())
+        sorting = [there.new_empty(shape) for shape in (max(own, there.shape[1]), there.shape[1], (2, own))]
+        made = _make(indices.clone(), given.new_empty((own, *given.shape[1:])), mask)
+        del sorting
+        return made
     ones = values.new_ones(1).expand_as(values)
     picked = aten.index.Tensor(dense, list(indices.unbind(0)))
     copied = indices.clone()
     return _make(copied, picked.mul(ones), mask)
+
+
+@composes("_sparse_softmax _sparse_log_softmax")
+@_of_sparse
+def _softmax(_: Answer, func: Any, tensor: Tensor, *__: Any) -> Tensor:
+    """`softmax_sparse_cpu` (SoftMax.cpp in the same folder): new values, and indices through a copy of them. On a card
+    the places of each row, sorted, and a maximum of each are left out."""
+    indices, values = parts(tensor.coalesce())
+    copied = indices.clone()
+    values = torch.empty_like(values)
+    return _make(copied.clone(), values, tensor, coalesced=True)
+
+
+@composes("_sparse_softmax_backward_data _sparse_log_softmax_backward_data")
+@_of_sparse
+def _softmax_backward(_: Answer, func: Any, gradient: Tensor, output: Tensor, *__: Any) -> Tensor:
+    """`softmax_backward_sparse_cpu`: as many values as the output has."""
+    gradient.coalesce()
+    indices, values = parts(output)
+    values = torch.zeros_like(values)
+    return _make(indices.clone(), values, output, coalesced=True)
 
 
 @composes("_to_dense")

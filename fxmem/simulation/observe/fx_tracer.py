@@ -171,23 +171,23 @@ class ProgramTracer(torch.fx.Tracer):
         return call_module
 
     def _call_inner(self, name: str, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
-        """A module that is looked into."""
-        tracing, first = self._state == "tracing", len(self.nodes)
-        source = calling_line() if tracing else None
-        self.writer.stack.append((name, type(module)))
-        self._lines.append(source)
+        """A module that is looked into; a step that ends within the call begins another graph, outside of it."""
+        tracing, nodes, stack, lines = self._state == "tracing", self.nodes, self.writer.stack, self._lines
+        source, first = calling_line() if tracing else None, len(nodes)
+        stack.append((name, type(module)))
+        lines.append(source)
         result: Any = None
         try:
             result = run()
             return result
         finally:
-            self.writer.stack.pop()
-            self._lines.pop()
-            if tracing and len(self.nodes) > first:
+            stack.pop()
+            lines.pop()
+            if tracing and nodes is self.nodes and len(nodes) > first:
                 found = ModuleCall(
                     module=name,
                     first_node=first,
-                    last_node=len(self.nodes),
+                    last_node=len(nodes),
                     source=source,
                     leads_to_gradients=_leads_to_gradients(result),
                     skips_checkpoint=getattr(module, "gradient_checkpointing", None) is True and not module.training,

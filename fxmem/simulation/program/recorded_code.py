@@ -224,6 +224,7 @@ class RecordedCode(Subject):
         yield torch_common.wrap(torch, "clear_autocast_cache", lambda own: self.rounds.repeats.clear_casts(own))
         yield from trace_patches(self.notes)
         yield from self._thread.patches()
+        yield torch_programs.lazy_tensors()
         yield torch_programs.observe_moves(self._move)
         yield torch_common.wrap(torch.nn.Module, "__setstate__", self._copy)
         if self.memory is None:
