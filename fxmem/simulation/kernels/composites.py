@@ -7,6 +7,7 @@ hangs on values, these have to be known.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -57,3 +58,15 @@ def _pack(_: Answer, func: Any, padded: torch.Tensor, lengths: torch.Tensor, bat
     if kernel is None or isinstance(lengths, torch_common.FakeTensor):
         return NotImplemented
     return kernel(padded, lengths, batch_first)
+
+
+@composes("_new_zeros_with_same_feature_meta")
+def _zeros_like_tangent(
+    _: Answer, func: Any, tangent: torch.Tensor, primal: torch.Tensor, *, self_num_batch_dims: int = 0
+) -> torch.Tensor:
+    """`_new_zeros_with_same_feature_meta` (AutogradComposite.cpp): a storage like that of what it is the tangent of,
+    for each of the batch. FakeTensorMode's cache forgets where in it the tensor begins (as of 2.11)."""
+    batch, each = tangent.shape[:self_num_batch_dims], primal.untyped_storage().nbytes() // primal.element_size()
+    strides = [each * math.prod(batch[place + 1 :]) for place in range(len(batch))]
+    made = tangent.new_zeros(math.prod(batch) * each)
+    return made.as_strided((*batch, *primal.shape), (*strides, *primal.stride()), primal.storage_offset())

@@ -87,12 +87,16 @@ class BackwardHooks:
             hooks = torch_autograd.tensor_hooks(node.variable)
         else:
             hooks = node.metadata.get(_KEY, {}).get(index)
-            retaining = self._retains_grad.get((torch_autograd.sequence_number(node), index))
-            tensor = retaining() if retaining is not None else None
-            if tensor is not None:
-                tensor.grad = gradient
         for hook in list((hooks or {}).values()):
             replaced = self._run(hook, gradient)
             if replaced is not None:
                 gradient = replaced
+        retaining = self._retains_grad.get((torch_autograd.sequence_number(node), index))
+        if (tensor := retaining() if retaining is not None else None) is not None:
+            # A copy of its own, once the other hooks have run (torch/csrc/autograd/variable.cpp, `retain_grad`).
+            tensor.grad = _copy(gradient) if tensor.grad is None else tensor.grad + gradient
         return gradient
+
+
+def _copy(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.clone() if gradient.is_sparse else gradient.clone(memory_format=torch.contiguous_format)

@@ -75,7 +75,9 @@ class RoundTracer(ProgramTracer):
         return self.nodes[node]
 
     def describe_node(self, node: int) -> str:
-        """What a node calls, and the line that calls it."""
+        """What a node calls, and the line that calls it; empty for a call that raised before it was written."""
+        if node >= len(self.nodes):
+            return ""
         target, source = self.nodes[node].target, self.sources[node]
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         return name if source is None else f"{name} at {source.place}"
