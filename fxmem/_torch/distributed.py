@@ -388,11 +388,30 @@ def split_by_buckets(replica: torch.nn.Module) -> AbstractContextManager[None]:
     return patch(dynamo.DistributedDataParallel, "_active_ddp_module", lambda _: replica)
 
 
+_IGNORED: Final = "_ddp_params_and_buffers_to_ignore"
+
+
+class _Reducer:
+    """The reducer in C++ of a `DistributedDataParallel`, and its logger: each method does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
 def answer_private_names(replica: type) -> type:
     """Give a class what others call of a `DistributedDataParallel` by private names (since 1.9): Lightning asks as it
-    ends what was measured, which is nothing; older programs have no other way to `static_graph=True`."""
+    ends what was measured, which is nothing; older programs have no other way to `static_graph=True`. Buffers are
+    alike on all ranks, `join` waits for no other, and what C++ does in a reducer has no state of its own."""
     kind: Any = replica
+    kind.require_forward_param_sync, kind.mixed_precision = True, None
+    kind.reducer = kind.logger = _Reducer()
+    kind.parameters_to_ignore = property(lambda own: set(getattr(own.module, _IGNORED, ())))
+    kind.will_sync_module_buffers = lambda own: own.broadcast_buffers and any(True for _ in own.module.buffers())
+    kind.join = lambda *_, **__: contextlib.nullcontext()
     kind._get_ddp_logging_data = lambda _: {}
+    kind._sync_buffers = lambda _: None
     kind._set_static_graph = kind.use_static_graph
     return replica
 

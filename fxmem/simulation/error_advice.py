@@ -14,7 +14,7 @@ import torch
 import fxmem
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError, one_line
-from fxmem.simulation.kernels.packages import find_install
+from fxmem.simulation.kernels.packages import WITHOUT_ROWS, find_install
 from fxmem.simulation.source_lines import describe_place
 
 _NO_FAKE_KERNEL: Final = (
@@ -62,7 +62,11 @@ def _of_no_graph(text: str) -> str:
 
 
 def _of_missing_kernels(error: BaseException) -> str:
-    """How to install a package whose kernels fxmem knows, in words that follow the error; empty where it is none."""
+    """How to install a package whose kernels fxmem knows, or what to do without, in words that follow the error; empty
+    where it is none."""
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if missing in WITHOUT_ROWS:
+        return f"; its kernels are not known to fxmem, installed or not: {WITHOUT_ROWS[missing]}"
     command = find_install(str(error)) if isinstance(error, ImportError) else ""
     return command and f"; its kernels are known, and its Python is enough: {command}"
 

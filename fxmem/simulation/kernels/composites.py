@@ -70,3 +70,39 @@ def _zeros_like_tangent(
     strides = [each * math.prod(batch[place + 1 :]) for place in range(len(batch))]
     made = tangent.new_zeros(math.prod(batch) * each)
     return made.as_strided((*batch, *primal.shape), (*strides, *primal.stride()), primal.storage_offset())
+
+
+@composes("_fake_quantize_learnable_per_tensor_affine _fake_quantize_learnable_per_channel_affine")
+def _quantize_learnable(
+    _: Answer, func: Any, source: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, *rest: Any
+) -> torch.Tensor:
+    """`_fake_quantize_learnable_per_tensor_affine` (quantized/FakeQuantPerTensorAffine.cpp): the values, and a mask
+    that is dropped; of channels, their zero points as whole numbers."""
+    rounded = _round_zeros(func, zero)
+    made, mask = torch.empty_like(source), torch.empty_like(source, dtype=torch.bool)
+    del mask, rounded
+    return made
+
+
+@composes("_fake_quantize_learnable_per_tensor_affine_backward _fake_quantize_learnable_per_channel_affine_backward")
+def _quantize_learnable_backward(
+    _: Answer,
+    func: Any,
+    gradient: torch.Tensor,
+    source: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor,
+    *rest: Any,
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of scale and zero point are computed for each value, then summed, along a channel where there are
+    several (in the same files, and FakeQuantPerChannelAffine.cpp)."""
+    rounded = _round_zeros(func, zero)
+    made, of_scale, of_zero = (torch.empty_like(source) for _ in range(3))
+    if rounded is None:
+        return made, of_scale.sum().unsqueeze(0), of_zero.sum().unsqueeze(0)
+    others = [each for each in range(source.dim()) if each != rest[0]]
+    return made, of_scale.sum(others), of_zero.sum(others)
+
+
+def _round_zeros(func: Any, zero: torch.Tensor) -> torch.Tensor | None:
+    return torch.empty_like(zero, dtype=torch.int32) if "channel" in func.name() else None

@@ -210,6 +210,16 @@ def _add(_: Answer, func: Any, one: Any, other: Any, *, alpha: Any = 1) -> Any:
     return one
 
 
+@composes("_to_sparse")
+def _from_dense(_: Answer, func: Any, dense: Tensor, **kwargs: Any) -> Any:
+    """`dense_to_sparse` (SparseTensorUtils.h, TensorConversions.cpp): where it is not zero, and what is there."""
+    if torch_wrappers.is_sparse(dense) or kwargs.get("layout", torch.sparse_coo) is not torch.sparse_coo:
+        return NotImplemented
+    indices = aten.nonzero.default(dense).t()
+    values = aten.index.Tensor(dense, list(indices.unbind(0)))
+    return torch_wrappers.make_sparse(indices, values, tuple(dense.shape), coalesced=True)
+
+
 # --- with dense tensors -----------------------------------------------------------------------------------------------
 
 
@@ -273,8 +283,8 @@ def _product(_: Any, start: Tensor, values: Tensor, dense: Tensor) -> Any:
 
 @composes("sparse_mask")
 def _mask(_: Answer, func: Any, dense: Tensor, mask: Tensor) -> Tensor:
-    """`sparse_mask`: times ones at the places of the mask (`_mul_dense_sparse_out`). In those of a sparse tensor, hashed,
-    the mask's are looked up (`_sparse_binary_op_intersection_kernel_impl` of SparseBinaryOpIntersectionCommon.h)."""
+    """`sparse_mask`: times ones at the places of the mask (`_mul_dense_sparse_out`). In those of a sparse tensor,
+    hashed, the mask's are looked up (SparseBinaryOpIntersectionCommon.h)."""
     indices, values = parts(mask)
     if torch_wrappers.is_sparse(dense):
         own, (there, given) = indices.shape[1], parts(dense if torch_wrappers.is_coalesced(dense) else dense.coalesce())

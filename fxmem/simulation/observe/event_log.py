@@ -195,6 +195,10 @@ class StepLog:
         finally:
             self.setting_up = self._over = True
 
+    def trace(self) -> contextlib.AbstractContextManager[None]:
+        """What is allocated inside is a tracer's, and has no memory for real."""
+        return torch_common.replace(self, "_counts", lambda _: False)
+
     def close(self) -> None:
         """No further event is noted."""
         self._open = False

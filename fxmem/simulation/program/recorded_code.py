@@ -225,6 +225,7 @@ class RecordedCode(Subject):
         yield from trace_patches(self.notes)
         yield from self._thread.patches()
         yield torch_programs.lazy_tensors()
+        yield torch_common.wrap(torch.export, "export", self._export)
         yield torch_programs.observe_moves(self._move)
         yield torch_common.wrap(torch.nn.Module, "__setstate__", self._copy)
         if self.memory is None:
@@ -245,6 +246,11 @@ class RecordedCode(Subject):
         if not self._is_moving and has_target_tensors(module, self.recording.device.type):
             self.roots.note_move(module)
         return moved
+
+    def _export(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`torch.export.export` traces on fakes of its own, which its graph keeps."""
+        with self.recording.tracer.write_nothing(), self.recording.log.trace(), torch_common.no_modes():
+            return original(*args, **kwargs)
 
     def _copy(self, original: Callable[..., None], module: torch.nn.Module, state: Any) -> None:
         """`copy.deepcopy`: a copy that is averaged or kept is a root, too."""

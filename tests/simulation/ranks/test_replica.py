@@ -13,8 +13,9 @@ from fxmem.simulation.ranks import reducer
 
 ASKED = (
     "device_ids output_device dim broadcast_buffers find_unused_parameters gradient_as_bucket_view static_graph "
-    "require_backward_grad_sync device bucket_bytes_cap"
+    "require_backward_grad_sync device bucket_bytes_cap require_forward_param_sync mixed_precision parameters_to_ignore"
 ).split()
+CALLED = "no_sync join register_comm_hook will_sync_module_buffers _sync_buffers".split()
 GIVEN: list[dict[str, Any]] = [
     {},
     {"find_unused_parameters": True, "broadcast_buffers": False},
@@ -37,7 +38,10 @@ def test_it_has_what_it_was_given_as_torchs_has(given: dict[str, Any]) -> None:
         kind(torch.nn.Linear(4, 4), **given) for kind in (reducer.DistributedDataParallel, DistributedDataParallel)
     )
     assert {name: getattr(ours, name) for name in ASKED} == {name: getattr(torchs, name) for name in ASKED}
+    assert ours.will_sync_module_buffers() == torchs.will_sync_module_buffers()
+    assert not [name for name in CALLED for each in (ours, torchs) if not callable(getattr(each, name))]
     for each in (ours, torchs) if not given else ():
+        each.reducer.prepare_for_backward([])
         each._set_static_graph()
         assert each.static_graph
         assert isinstance(each._get_ddp_logging_data(), dict)

@@ -100,6 +100,10 @@ def register(name: str, package: Package) -> None:
     PACKAGES.register(name, package)
 
 
+WITHOUT_ROWS: Final = {"inplace_abn": "nn.BatchNorm2d and its activation in its place save one tensor more a layer"}
+"""Packages that programs ask for and whose kernels nobody has written down, with what may stand in their place."""
+
+
 def find_install(text: str) -> str:
     """How to install the Python of a package that an error's text names; empty where it names none."""
     said = _plain(text)
