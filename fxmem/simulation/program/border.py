@@ -165,7 +165,7 @@ class Border:
         elif not self.loading:
             log.note_tensors(result)
             if log.tick > begin:
-                log.note_op(str(func), begin, 0)
+                log.note_op(str(func), begin, 0, given=(args, kwargs))
         return result
 
     def to_host(self, fake: torch.Tensor) -> torch.Tensor:
