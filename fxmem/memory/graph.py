@@ -49,10 +49,11 @@ def to_networkx(profile: Profile, timeline: Timeline) -> networkx.DiGraph:
 
 def node_attributes(node: Node) -> dict[str, str | int | None]:
     """Every field of a node as a number or a text; several values in one text are divided by spaces."""
-    source = node.source
+    lines = {"source": node.source, "called_from": node.called_from}
+    parts = ("file", "line", "function", "code")
     return {
         **{name: getattr(node, name) for name in ("name", "op", "target", "module", "module_type")},
-        **{f"source_{name}": getattr(source, name, None) for name in ("file", "line", "function", "code")},
+        **{f"{key}_{part}": getattr(line, part, None) for key, line in lines.items() for part in parts},
         "inputs": " ".join(map(str, node.inputs)),
         "output_shapes": " ".join(format_shape(output.shape) for output in node.outputs),
         "output_dtypes": " ".join(output.dtype for output in node.outputs),
@@ -60,6 +61,7 @@ def node_attributes(node: Node) -> dict[str, str | int | None]:
             "none" if output.storage is None else str(output.storage) for output in node.outputs
         ),
         "view_of": node.view_of,
+        "leads_to_gradients": int(node.leads_to_gradients),
         **{f"{name}_bytes": getattr(node, f"{name}_bytes") for name in ("params", "buffers", "output", "saved")},
         "saved_storages": " ".join(map(str, node.saved)),
         "scratch_forward_bytes": node.scratch_bytes.forward,

@@ -308,7 +308,7 @@ def test_a_program_that_lets_cudnn_choose_by_timing_is_told_what_that_leaves_unk
     assert any("cudnn.benchmark" in each.what for each in chosen.unknowns)
     peak = liveness.timeline(chosen).peak
     (fact,) = plans_facts(chosen, peak)
-    assert "first step, whose peak is not known" in fact.text
+    assert "may lift the peak of the first step" in fact.text
     assert plans_facts(plain, liveness.timeline(plain).peak) == []
 
 
