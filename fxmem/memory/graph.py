@@ -61,7 +61,7 @@ def node_attributes(node: Node) -> dict[str, str | int | None]:
             "none" if output.storage is None else str(output.storage) for output in node.outputs
         ),
         "view_of": node.view_of,
-        "leads_to_gradients": int(node.leads_to_gradients),
+        **{name: int(getattr(node, name)) for name in ("leads_to_gradients", "lacks_backward")},
         **{f"{name}_bytes": getattr(node, f"{name}_bytes") for name in ("params", "buffers", "output", "saved")},
         "saved_storages": " ".join(map(str, node.saved)),
         "scratch_forward_bytes": node.scratch_bytes.forward,
