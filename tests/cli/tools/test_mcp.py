@@ -194,7 +194,9 @@ def test_the_meaning_is_the_verdicts_and_the_budget_counts(folder: Path, tmp_pat
     run = ProgramRun(ending="stopped after step 3", rounds=(step,), shown=1, growth_bytes=7)
     grows = report.model_copy(update={"step": report.step.model_copy(update={"program": run})})
     told = answer(folder, tmp_path / "k", "predict", grows.model_dump_json(), **asked, budget="1GiB")
-    assert re.match("keeps the budget of 1.00 GiB.*; grows by 7 bytes a step", told["meaning"])
+    assert re.match(
+        "keeps the budget of 1.00 GiB.*; grew by 7 bytes in a step; whether it goes on was not seen", told["meaning"]
+    )
     assert "expected a budget in bytes" in answer(folder, tmp_path / "k", "predict", "", **asked, budget="60%")["said"]
     assert "NUL" in answer(folder, tmp_path / "k", "predict", "", program=["train.py", "a\0"])["said"]
 

@@ -15,6 +15,8 @@ import fxmem
 from fxmem.records.parts import Growth
 from fxmem.show.run_growth import describe_growth
 
+pytestmark = pytest.mark.usefixtures("others_unseen")
+
 KIB = 1 << 10
 
 
