@@ -251,7 +251,7 @@ def _find_most(rounds: Sequence[Round]) -> Round:
 
 _SHOWN: Final = "; the table is of this one"
 _STEADY = {
-    True: "yes: the last step allocates no more than the one before",
+    True: "yes: a further step would be as the last",
     False: "no: the last two steps allocate differently; more steps (--steps, --until steady) may be higher",
 }
 

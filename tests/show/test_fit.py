@@ -8,7 +8,7 @@ from fxmem.hardware.context import context_range, explain_room, give_room, room_
 from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.memory.budget import Budget, find_least_budget, peak_in_room
 from fxmem.memory.liveness import timeline
-from fxmem.records.parts import Growth
+from fxmem.records.parts import Growth, Schedule
 from fxmem.records.profile import Kind, PartOfRound, Peak, Phase, Profile, ProgramRun, Round
 from fxmem.records.units import percent
 from fxmem.show.facts import find_fit
@@ -169,6 +169,17 @@ def test_phases_of_another_step_say_so_and_the_peak_has_one_place() -> None:
             shown == 2,
             shown == 1,
         ]
+
+
+def test_several_calls_that_did_not_run_are_said_in_one_phrase() -> None:
+    calls = tuple(Schedule(place="train.py:9", every=None, calls=f"train.py:{line}") for line in (10, 12))
+    step = Round(requested_bytes=2, phase=Phase.FORWARD, operators=2)
+    run = ProgramRun(ending="stopped", rounds=[step, step], shown=2, steady=True, schedules=calls)
+    profile = growing(1024)
+    profile = profile.model_copy(update={"step": profile.step.model_copy(update={"program": run})})
+    said = find_fit(profile, peak_of(profile)).verdict
+    assert said.startswith("fits so far, without the calls of models at train.py:10 and train.py:12: ")
+    assert "yes: a further step would be as the last" in [each.text for each in program_facts(profile)]
 
 
 def test_a_share_of_more_than_all_says_so() -> None:
