@@ -717,6 +717,15 @@ class Peak(Viewed, Record):
     by_kind: Mapped[Kind, Bytes]
     """Splits `requested_bytes`; kinds with nothing alive are left out."""
 
+    def may_be_within(self, room_bytes: int | None) -> bool:
+        """Whether sizes depend on data and without those it is within so many bytes."""
+        return (
+            room_bytes is not None
+            and not self.at_least
+            and self.least_bytes is not None
+            and self.least_bytes <= room_bytes
+        )
+
     @property
     def plans_range(self) -> tuple[int, int] | None:
         """Least and most that is reserved with the plans of `by_cudnn`; None without any."""

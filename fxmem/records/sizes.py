@@ -7,7 +7,7 @@ program asked for. Unknown is None.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -38,6 +38,9 @@ NEAR_BEST = 0.95
 Size = Annotated[int, Field(ge=1)]
 """Elements along the dimension that varies."""
 
+FITS_WORDS: Final = {True: "fits", False: "does not fit", None: "may fit"}
+"""By `fits` of what follows."""
+
 
 class SizePoint(Record):
     """The step at one size."""
@@ -52,7 +55,8 @@ class SizePoint(Record):
     than there is: an allocator that runs short gives its cache back."""
     phase: Phase | None = None
     """Where the peak falls; None where the model cannot run."""
-    fits: bool
+    fits: bool | None
+    """None: not known, as sizes depend on data; at their largest it does not."""
     obstacle: str = ""
     """Why it does not fit, or cannot run, in words; empty when it fits."""
     time: StepTime | None = None
@@ -157,7 +161,8 @@ class CardFit(Record):
     allocated_bytes: Bytes | None
     reserved_bytes: Bytes | None
     """As in `SizePoint`."""
-    fits: bool
+    fits: bool | None
+    """As in `SizePoint`."""
     room_bytes: Bytes
     """As `Peak.room_bytes`."""
     headroom_bytes: int
@@ -212,7 +217,8 @@ class MeshFit(Record):
     """As in `SizePoint`."""
     host_bytes: Bytes = 0
     """As in `RankedStep`."""
-    fits: bool
+    fits: bool | None
+    """As in `SizePoint`."""
     obstacle: str = ""
     """Why it does not fit, in words; empty when it fits."""
     moved_bytes: Bytes
@@ -281,7 +287,8 @@ class SweepPoint(Record):
     allocated_bytes: Bytes | None = None
     reserved_bytes: Bytes | None = None
     """As in `SizePoint`."""
-    fits: bool
+    fits: bool | None
+    """As in `SizePoint`."""
     obstacle: str = ""
     """Why it does not fit, or cannot run, in words; empty when it fits."""
     time: StepTime | None = None
@@ -348,7 +355,7 @@ class Sweep(Headed, Versioned):
             cases.setdefault(each.case, []).append(each)
 
         def rank(each: SweepPoint) -> tuple[bool, int]:
-            return each.fits, (each.batch or 0) if each.fits else -(each.batch or 0)
+            return bool(each.fits), (each.batch or 0) if each.fits else -(each.batch or 0)
 
         return tuple(max(each, key=rank) for each in cases.values())
 

@@ -260,11 +260,11 @@ class Fit:
     counted: str = ""
     """What the bytes count, and what of the card they may have."""
     keeps_budget: bool | None = None
-    """None without a budget."""
+    """None without a budget, and where that is not known."""
     is_failed: bool = False
     """Whether the program was ended by an error of its own, or within a step."""
     is_open: bool = False
-    """Whether shapes that depend on data decide whether it fits."""
+    """Whether shapes that depend on data decide whether it fits, or keeps a budget."""
     is_growing: bool = False
     """Whether the program takes more with each step."""
     fits_host: bool | None = None
@@ -292,7 +292,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     is_failed = program is not None and (program.failed or program.is_cut)
     is_fitting, verdict = compare_with_target(profile, peak)
     if budget is not None:
-        keeps = budget.keeps(profile, peak)
+        keeps = budget.keeps(profile, peak) or (None if peak.may_be_within(budget.nbytes) else False)
     if is_fitting is not None:
         unfinished = _describe_unfinished(profile)
         until = " until then" if is_failed else f" so far{unfinished}" if growth or unfinished else ""
@@ -303,7 +303,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
         verdict = f"{growth}; {verdict}"
     if program is not None and is_failed:
         is_fitting, verdict = None, f"not known: the program {program.ending}; {verdict}"
-    if budget is not None and keeps is not None:
+    if budget is not None:
         verdict = f"{_describe_budget(peak, budget, keeps=keeps)}; {verdict}"
     host = None if program is None else program.host
     if program is not None and host is not None and host.limit_bytes is not None:
@@ -318,7 +318,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
         counted += f"; room: {room}; other processes are not counted" if room else ""
     return Fit(
         *(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed),
-        is_open=_is_open(profile, peak),
+        is_open=_is_open(profile, peak) or (budget is not None and keeps is None),
         is_growing=bool(growth),
         fits_host=None if host is None else host.fits,
     )
@@ -359,8 +359,7 @@ def _is_open(about: Headed, peak: Peak) -> bool:
     """Whether shapes that depend on data decide whether a step fits: not at their largest, maybe at their smallest."""
     room = room_bytes(about.target)
     is_too_large = peak.requested_bytes > (room or 0) if peak.fits is None else not peak.fits
-    found = peak.least_bytes is not None and room is not None and not peak.at_least
-    return found and is_too_large and (peak.least_bytes or 0) <= (room or 0)
+    return is_too_large and peak.may_be_within(room)
 
 
 def _describe_unfinished(profile: Headed) -> str:
@@ -383,13 +382,17 @@ def _describe_refused(profile: Profile) -> str:
     return f" after {found.count:,} refused request{'s' * (found.count != 1)}" if found else ""
 
 
-def _describe_budget(peak: Peak, budget: Budget, *, keeps: bool) -> str:
+def _describe_budget(peak: Peak, budget: Budget, *, keeps: bool | None) -> str:
     """The budget, and the number that decides: allocated bytes, or reserved ones where their pieces are too small."""
     used, word = peak.counted_bytes, "requested" if peak.allocated_bytes is None else "allocated"
     if not keeps and used <= budget.nbytes and peak.reserved_bytes is not None:
         used, word = peak.reserved_bytes, "reserved"
     verb = "keeps" if keeps else "does NOT keep"
     limit = format_bytes(budget.nbytes)
+    if keeps is None:
+        least, most = format_bytes(peak.least_bytes), format_bytes(used)
+        span = f"between {least} and at most {most} {word}"
+        return f"not known to keep the budget of {limit}: {span}, as shapes depend on data"
     return f"{verb} the budget of {limit}: {format_bytes(used)} {word}, {percent(used, budget.nbytes)}"
 
 

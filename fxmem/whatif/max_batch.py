@@ -22,7 +22,7 @@ from fxmem.hardware.context import give_room, room_bytes
 from fxmem.memory.budget import BudgetLike, parse_bytes
 from fxmem.records.names import AnyMode
 from fxmem.records.profile import Assumption, Profile, Step, Target
-from fxmem.records.sizes import SizeCurve, SizePoint, find_enough
+from fxmem.records.sizes import FITS_WORDS, SizeCurve, SizePoint, find_enough
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.executor import run_forked
@@ -387,6 +387,4 @@ def _describe_point(dim: str, point: SizePoint, room: int) -> str:
     what = dim.replace(PLACE, str(point.size)) if PLACE in dim else f"{dim} {point.size}"
     if point.counted_bytes is None:
         return f"{what}: cannot run"
-    return (
-        f"{what}: {format_bytes(point.counted_bytes)}, {'fits' if point.fits else 'does not fit'} {format_bytes(room)}"
-    )
+    return f"{what}: {format_bytes(point.counted_bytes)}, {FITS_WORDS[point.fits]} {format_bytes(room)}"

@@ -22,7 +22,7 @@ from fxmem.hardware.links import PER_MACHINE, bytes_per_second
 from fxmem.memory.figures import find_dtypes
 from fxmem.records.parts import RankGroup
 from fxmem.records.profile import Assumption, Kind, Profile, Target
-from fxmem.records.sizes import MeshFit, MeshFits
+from fxmem.records.sizes import FITS_WORDS, MeshFit, MeshFits
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis, analyze_step, build_module, read_request
 from fxmem.simulation.observe.fx_tracer import named_arguments
@@ -260,7 +260,7 @@ class _Search:
         self.analysed.append((analysis.profile, fit))
         if self._sketch(one.mesh.tp).bound(one, self._blocks) > peak.requested_bytes:
             self._above.append(str(one))
-        self._tell(f"{one}: {format_bytes(peak.counted_bytes)}, {'fits' if fit.fits else 'does not fit'}")
+        self._tell(f"{one}: {format_bytes(peak.counted_bytes)}, {FITS_WORDS[fit.fits]}")
         return fit
 
     def _analyse(self, model: nn.Module, one: Candidate) -> Analysis:

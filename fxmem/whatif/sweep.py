@@ -155,7 +155,7 @@ def measure(
             analyses += made.analyses
             notes.update(dict.fromkeys(filter(None, [made.note])))
             keep(record())
-            fitting = sum(each.fits for each in made.points)
+            fitting = sum(each.fits is True for each in made.points)
             progress(f"{number} of {len(jobs)}, {name}: {fitting} of {len(made.points)} fit")
     return record()
 

@@ -30,7 +30,7 @@ DESCRIPTION = (
     "Hold a step against every card of the catalogue. It is analysed once for each compute capability (eight times "
     "for all cards), because that decides the kernels and their workspaces; so is a program (--run), and a report is "
     "held against cards of its own capability. With --plan also the checkpoints with "
-    "which it fits where it does not by itself. Exit code 4 if it fits none."
+    "which it fits where it does not by itself. Exit code 4 if it fits none, 1 if that is not known."
 )
 
 EXAMPLES = (
@@ -89,4 +89,4 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         by_time = sorted(fits.cards, key=lambda card: math.inf if card.time is None else card.time.seconds)
         fits = fits.model_copy(update={"cards": tuple(by_time)})
     text = write_json(options, fits.model_dump_json, lambda: size_reporting.cards_table(fits, **layout(options)))
-    return 0 if fits.fitting else 4, text
+    return 0 if fits.fitting else 1 if any(each.fits is None for each in fits.cards) else 4, text

@@ -22,7 +22,7 @@ BRIEF = "how large a batch, sequence or other size fits?"
 DESCRIPTION = (
     "Find the largest size of an input's dimension at which the step fits a card or a budget, by analysing it at "
     "about ten sizes; the curve of peak against size. Of a program the size stands as {} among its arguments: --run "
-    "train.py --batch-size {}; --batch is tried first. Exit code 4 if nothing fits."
+    "train.py --batch-size {}; --batch is tried first. Exit code 4 if nothing fits, 1 if that is not known."
 )
 
 EXAMPLES = (
@@ -80,6 +80,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if curve.largest is not None:
         return 0, text
     room, smallest = format_bytes(curve.room_bytes), curve.points[0].size
+    if curve.points[0].fits is None:
+        say(f"expected a size that fits {room}; not even of {smallest} that is known, as sizes depend on data")
+        return 1, text
     say(f"expected a size that fits {room}; none does, not even {smallest}")
     return 4, text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fxmem.records.sizes import SizeCurve, SizePoint
+from fxmem.records.sizes import FITS_WORDS, SizeCurve, SizePoint
 from fxmem.records.units import format_bytes
 from fxmem.show.plots.axes import EDGE, NARROWEST, ROW, SIZE, STYLE, PlotArea, round_step
 from fxmem.show.plots.xy_plot import XYDot, XYLine, lay_out, xy_plot
@@ -62,7 +62,7 @@ def _plot(curve: SizeCurve, ran: Sequence[SizePoint], area: PlotArea, measure: s
                 point.size,
                 point.counted_bytes or 0,
                 _words(point, dim),
-                is_filled=point.fits,
+                is_filled=bool(point.fits),
                 is_chosen=point.size == curve.largest,
                 label=str(point.size) if point.size == curve.largest else "",
                 drops=point.size == curve.largest,
@@ -81,5 +81,4 @@ def _line(curve: SizeCurve, measure: str) -> str:
 
 def _words(point: SizePoint, dim: str) -> str:
     reserved = "" if point.reserved_bytes is None else f", {format_bytes(point.reserved_bytes)} reserved"
-    fits = "fits" if point.fits else "does not fit"
-    return f"{dim} {point.size}: {format_bytes(point.counted_bytes)}{reserved}, {fits}"
+    return f"{dim} {point.size}: {format_bytes(point.counted_bytes)}{reserved}, {FITS_WORDS[point.fits]}"

@@ -27,9 +27,12 @@ from fxmem.show.sections import Cell, Fact, Section, Table, TableColumn, Tone, j
 from fxmem.show.text.tables import lay_out_sections, numbered, render, render_sections
 
 ROOM_OF_CARDS = "each card's memory less what a CUDA context takes of it at least; other processes are not counted"
+_FITS_NOT = {False: "does not fit", None: "may not fit"}
 _BAR = 24
 """Columns of the longest bar; fewer where the lines are narrower."""
 _TIGHT = "runs because the allocator gives its cache back when it runs short, which can take time at every step"
+_OPEN = "maybe", "sizes depend on data: at the largest that they can be it does not fit"
+"""The word where that is not known, and why."""
 _RUNS_TO_ITS_END = "the first generation of a process runs to its last token, with retries or without"
 
 
@@ -50,7 +53,7 @@ def curve_sections(curve: SizeCurve, width: int = 100) -> Iterator[Section]:
     )
     points = _points(curve, width)
     yield Section(points, label="Curve")
-    yield from explain_tight(points)
+    yield from explain_verdicts(points)
     if curve.step.generation is not None:
         yield Section(facts=[Fact("fits", _RUNS_TO_ITS_END)])
 
@@ -61,10 +64,11 @@ def subject_facts(about: SizeCurve | CardFits | MeshFits | Sweep) -> list[Fact]:
     return [Fact("Model", about.model, "model"), *inputs, Fact("Step", describe_step(about.step), "step")]
 
 
-def explain_tight(table: Table) -> Iterator[Section]:
-    """What `tight` means, where a cell of a table says so."""
-    if any(cell.text == "tight" for row in table.rows for cell in row.cells):
-        yield Section(facts=[Fact("tight", _TIGHT)])
+def explain_verdicts(table: Table) -> Iterator[Section]:
+    """What `tight` and `maybe` mean, where a cell of a table says so."""
+    said = {cell.text for row in table.rows for cell in row.cells}
+    if facts := [Fact(*each) for each in (("tight", _TIGHT), _OPEN) if each[0] in said]:
+        yield Section(facts=facts)
 
 
 def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str:
@@ -97,6 +101,8 @@ def card_sections(fits: CardFits) -> Iterator[Section]:
     yield Section(make_table("Cards", columns, map(_card_cells, fits.cards)))
     if any(_is_tight_card(card) for card in fits.cards):
         yield Section(facts=[Fact("tight", _TIGHT)])
+    if any(describe_fit(card) == _OPEN[0] for card in fits.cards):
+        yield Section(facts=[Fact(*_OPEN)])
     if plans:
         most = max(plan.host_bytes for _, plan in plans)
         host = f" Up to {format_bytes(most)} wait in pinned memory of the host." if most else ""
@@ -133,12 +139,12 @@ def _counted(fit: CardFit | MeshFit) -> str:
 
 
 def _verdict_cell(verdict: str, no: Tone = "bad") -> Cell:
-    return Cell(verdict, tone=no if verdict == "no" else "good")
+    return Cell(verdict, tone=no if verdict == "no" else "" if verdict == _OPEN[0] else "good")
 
 
 def meshes_table(fits: MeshFits, *, width: int = 100, color: bool = False) -> str:
     """The meshes as text whose lines are at most `width` columns wide (at least 60)."""
-    fitting = sum(each.fits for each in fits.meshes)
+    fitting = sum(each.fits is True for each in fits.meshes)
     tried = f"{len(fits.meshes)} whole, {fits.analyses} analyses in all; {fits.ruled_out} more on the way ruled out"
     best = fits.best
     which = "no mesh fits" if best is None else f"fits as {_mesh_words(fits, best)}"
@@ -155,7 +161,7 @@ def meshes_table(fits: MeshFits, *, width: int = 100, color: bool = False) -> st
         Fact("Meshes", f"{fitting} that fit; {tried}"),
     ]
     rows = _mesh_rows(fits)
-    found = lay_out_sections([Section(facts=answer), Section(facts=head), Section(rows), *explain_tight(rows)])
+    found = lay_out_sections([Section(facts=answer), Section(facts=head), Section(rows), *explain_verdicts(rows)])
     return render([*found, numbered("Assumed", [each.text for each in fits.assumptions])], max(width, 60), color)
 
 
@@ -185,7 +191,7 @@ def _mesh_words(fits: MeshFits, each: MeshFit) -> str:
 def describe_verdict(each: MeshFit | SizePoint | SweepPoint, room: int) -> str:
     """Whether a step fits, in a word."""
     if not each.fits:
-        return "no"
+        return _OPEN[0] if each.fits is None else "no"
     return "tight" if (each.reserved_bytes or 0) > room else "yes"
 
 
@@ -234,7 +240,9 @@ def describe_fit(card: CardFit) -> str:
     """Whether the step fits the card, in a word: by itself, with a plan, or `tight`."""
     if card.plan is not None:
         return "plan"
-    return "no" if not card.fits else "yes" if card.headroom_bytes >= 0 else "tight"
+    if not card.fits:
+        return _OPEN[0] if card.fits is None else "no"
+    return "yes" if card.headroom_bytes >= 0 else "tight"
 
 
 def describe_step(step: Step, *, with_autocast: bool = True) -> str:
@@ -259,17 +267,17 @@ def _label(curve: SizeCurve) -> str:
 
 
 def _findings(curve: SizeCurve) -> list[Fact]:
-    dim = _label(curve)
+    dim, first = _label(curve), curve.points[0]
     found = [Fact("Largest", f"{dim} {curve.largest}", tone="best")]
     if curve.positions is not None and (curve.largest or 0) > curve.positions:
         found = [Fact("Largest", f"{dim} {curve.positions}, the model's positions; memory allows {curve.largest}")]
     if curve.largest is None:
-        found = [Fact("Largest", f"none: {dim} {curve.points[0].size}, the smallest tried, does not fit", tone="bad")]
+        found = [Fact("Largest", f"none: {dim} {first.size}, the smallest tried, {_FITS_NOT[first.fits]}", tone="bad")]
     above = curve.next_above
     if above is not None and curve.largest is None:
         found.append(Fact("Why", above.obstacle))
     elif above is not None:
-        found.append(Fact("Above", f"{dim} {above.size} does not fit. {above.obstacle}"))
+        found.append(Fact("Above", f"{dim} {above.size} {_FITS_NOT[above.fits]}. {above.obstacle}"))
     elif curve.largest == curve.limit:
         found.append(Fact("Above", f"not tried: {curve.limit} is the limit of the search"))
     if curve.per_sample_bytes is not None and curve.constant_bytes is not None:

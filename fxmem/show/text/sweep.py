@@ -16,7 +16,7 @@ from fxmem.show.text.sizes import (
     ROOM_OF_CARDS,
     describe_step,
     describe_verdict,
-    explain_tight,
+    explain_verdicts,
     per_second,
     subject_facts,
 )
@@ -62,7 +62,7 @@ def sweep_sections(sweep: Sweep, full: bool) -> Iterator[Section]:
     yield Section(facts=facts)
     table = sweep_rows(sweep, full=full)
     yield Section(table)
-    yield from explain_tight(table)
+    yield from explain_verdicts(table)
     yield Section(facts=[Fact("Note", text) for text in (*sweep.notes, *(each.text for each in sweep.assumptions))])
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 import torch
 
 import fxmem
 from fxmem.hardware.context import give_room
-from fxmem.records.profile import Kind, Phase
+from fxmem.memory.budget import Budget
+from fxmem.records.profile import Kind, Phase, Profile
+from fxmem.records.sizes import CardFit, SizeCurve, SizePoint
 from fxmem.show import text as reporting
 from fxmem.show.facts import find_fit
+from fxmem.show.text.sizes import curve_table, describe_fit
+from fxmem.simulation.profiled_step import ReallocatedStep
 from fxmem.simulation.program.recorded_program import RecordedProgram
+from fxmem.whatif.size_search import judge
 from tests.profiles import CPU, TINY_CARD, Log
 from tests.verbs import report_of
 
@@ -81,9 +87,8 @@ def test_a_gradient_is_as_large_as_its_parameter() -> None:
     assert (recorded.peak.least_bytes or 0) >= 2 * 64 * (1 << 16) * 4
 
 
-@pytest.mark.parametrize(("room", "said", "code"), [(50, "does NOT fit: between", 4), (90, "not known: between", 1)])
-def test_the_certain_part_decides(room: int, said: str, code: int) -> None:
-    """60 MiB are certain, 40 depend on data."""
+def bounded(room: int) -> Profile:
+    """60 MiB are certain, 40 depend on data, on a card of which a context leaves so many MiB."""
     log = Log(target=give_room(TINY_CARD, room * MIB))
     node = log.node("fc")
     log.resident(60 * MIB, Kind.PARAMETER, name="w")
@@ -91,7 +96,12 @@ def test_the_certain_part_decides(room: int, said: str, code: int) -> None:
         log.allocate(40 * MIB, Kind.TEMPORARY)
     profile = log.profile()
     storages = [each.model_copy(update={"is_bounded": each.op is not None}) for each in profile.storages]
-    profile = profile.model_copy(update={"storages": tuple(storages)})
+    return profile.model_copy(update={"storages": tuple(storages)})
+
+
+@pytest.mark.parametrize(("room", "said", "code"), [(50, "does NOT fit: between", 4), (90, "not known: between", 1)])
+def test_the_certain_part_decides(room: int, said: str, code: int) -> None:
+    profile = bounded(room)
     report = report_of(profile, fits=False, reserved_bytes=100 * MIB)
     assert report.peak.least_bytes == 60 * MIB
     fit = find_fit(profile, report.peak)
@@ -99,3 +109,28 @@ def test_the_certain_part_decides(room: int, said: str, code: int) -> None:
     assert fit.exit_code == code
     sure = report_of(profile.model_copy(update={"target": CPU}))
     assert find_fit(sure, sure.peak).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("room", "fits", "said", "code"),
+    [
+        (50, False, "does NOT keep the budget of 50.0 MiB: ", 4),
+        (90, None, "not known to keep the budget of 90.0 MiB: between 60.0 MiB and at most 100.0 MiB allocated", 1),
+        (110, True, "keeps the budget of 110.0 MiB: ", 0),
+    ],
+)
+def test_budgets_cards_and_sizes_know_as_little(room: int, fits: bool | None, said: str, code: int) -> None:
+    step = ReallocatedStep(bounded(1024), {})
+    fit = find_fit(step.profile, step.peak, Budget(room * MIB))
+    assert fit.verdict.startswith(said)
+    assert (fit.keeps_budget, fit.exit_code) == (fits, code)
+    found = judge(step, step.within(room * MIB).peak)
+    assert (found["fits"], found["obstacle"].startswith("Sizes depend on data")) == (fits, fits is None)
+    head: dict[str, Any] = step.profile.heading() | {"resized": (), "is_budget": True, "limit": 1, "room_bytes": room * MIB}
+    none: dict[str, Any] = dict.fromkeys(("per_sample_bytes", "constant_bytes", "line_error_bytes", "monotone"))
+    points, largest = (SizePoint(size=1, **found),), 1 if fits else None
+    told = curve_table(SizeCurve(**head, **none, dim="batch", points=points, largest=largest))
+    assert ("may not fit" in told, "maybe " in told) == (fits is None, fits is None)
+    assert ("tried, does not fit" in told) == (fits is False)
+    card = CardFit(target=step.profile.target, room_bytes=room * MIB, headroom_bytes=0, **found)
+    assert describe_fit(card) == {True: "yes", False: "no", None: "maybe"}[fits]
