@@ -265,6 +265,8 @@ class Fit:
     """Whether the program was ended by an error of its own, or within a step."""
     is_open: bool = False
     """Whether shapes that depend on data decide whether it fits, or keeps a budget."""
+    is_host_open: bool = False
+    """Whether what workers of loaders may copy decides whether it fits the host."""
     is_growing: bool = False
     """Whether the program takes more with each step."""
     fits_host: bool | None = None
@@ -273,13 +275,9 @@ class Fit:
     @property
     def exit_code(self) -> int:
         """1: a program's own error, or not known; 4: a card, a budget or a host that is too small; else 0."""
-        return (
-            1
-            if self.is_failed or self.is_open
-            else 4
-            if False in (self.is_fitting, self.keeps_budget, self.fits_host)
-            else 0
-        )
+        if not self.is_failed and False in (self.is_fitting, self.keeps_budget, self.fits_host):
+            return 4
+        return int(self.is_failed or self.is_open or self.is_host_open)
 
 
 def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
@@ -319,6 +317,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     return Fit(
         *(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed),
         is_open=_is_open(profile, peak) or (budget is not None and keeps is None),
+        is_host_open=host is not None and host.is_open,
         is_growing=bool(growth),
         fits_host=None if host is None else host.fits,
     )

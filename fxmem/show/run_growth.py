@@ -12,6 +12,8 @@ from fxmem.show.sections import Fact, Facts, make_printable
 
 _MOST_GROWING = 3
 """Owners that grow that have a line of their own."""
+_WORTH_SAYING = 100
+"""What workers may copy is said where it is one part of so many of the peak."""
 _MORE_STEPS = 200
 """To run where it is not known whether a growth goes on."""
 
@@ -141,6 +143,9 @@ def describe_host(host: HostUse) -> str:
         size = format_bytes(host.workers_bytes // host.workers)
         each = f": {size}" if host.workers == 1 else f"s: {format_bytes(host.workers_bytes)}, {size} each"
         parts.append(f"{host.workers} worker{each}")
+    if host.copied_bytes * _WORTH_SAYING >= host.peak_bytes:
+        most = format_bytes(host.workers_bytes + host.copied_bytes)
+        parts.append(f"{'workers: ' if not host.workers else ''}up to {most} when each has read all of its dataset")
     if host.worker_adds_bytes is not None:
         adds = format_bytes(host.worker_adds_bytes)
         parts.append(f"one more adds {adds}, the most that one had and the batches that it loads ahead")
@@ -169,8 +174,11 @@ def describe_host_growth(program: ProgramRun) -> str:
 
 def compare_with_host(host: HostUse) -> str:
     """Whether the host is too small, or what it has to hold is not known."""
-    if host.fits is None or host.peak_bytes is None or host.limit_bytes is None:
+    if host.peak_bytes is None or host.limit_bytes is None:
         return "what it takes of the host is not known: this system does not say"
+    if host.is_open:
+        span = f"between {format_bytes(host.peak_bytes)} and at most {format_bytes(host.most_bytes)}"
+        return f"not known to fit the host: {span} of {format_bytes(host.limit_bytes)}, as workers copy what they read"
     if not host.fits:
         return f"does NOT fit the host: {describe_host(host)}"
     share = percent(host.peak_bytes, host.limit_bytes)

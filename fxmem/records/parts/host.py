@@ -39,6 +39,9 @@ class HostUse(Record):
     worker_adds_bytes: Bytes | None = None
     """What one more worker of the last data loader adds: its own memory and the batches that it loads ahead. None
     where no loader had workers, or the system does not say."""
+    copied_bytes: Bytes = Field(default=0, exclude_if=lambda value: not value)
+    """Counted: what forked workers of loaders may have more, once each has read all of its dataset: to read a Python
+    object writes its count of references, so that the worker gets a copy of its page. By a sample; an upper bound."""
     pinned_bytes: Bytes = 0
     """Counted: the most that PyTorch's allocator of pinned memory had, in its powers of two."""
     files_bytes: Bytes | None = None
@@ -53,5 +56,17 @@ class HostUse(Record):
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits the limit; None where either is not known."""
-        return None if self.limit_bytes is None or self.peak_bytes is None else self.peak_bytes <= self.limit_bytes
+        """Whether it fits the limit; None where either is not known, or `is_open`."""
+        if self.limit_bytes is None or self.peak_bytes is None or self.most_bytes is None:
+            return None
+        return False if self.peak_bytes > self.limit_bytes else self.most_bytes <= self.limit_bytes or None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it fits the limit as it was seen, and not where workers copy as much as they may."""
+        return self.fits is None and self.limit_bytes is not None and self.peak_bytes is not None
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The peak where each worker has read all of its dataset."""
+        return None if self.peak_bytes is None else self.peak_bytes + self.copied_bytes

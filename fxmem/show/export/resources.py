@@ -75,7 +75,7 @@ def find_resources(profile: Profile, timeline: Timeline) -> Resources:
     small = [each.sold_gb for each in CATALOGUE.values() if (each.target.memory_bytes or math.inf) < need]
     least_mib = max(math.ceil(need / _MIB), 1024 * max(small, default=0))
     own = CATALOGUE.get(target.name)
-    host = None if step.program is None or step.program.host is None else step.program.host.peak_bytes
+    host = None if step.program is None or step.program.host is None else step.program.host.most_bytes
     if host is not None:
         host = cards * (host + (HOST_BYTES if on_card else 0))
     return Resources(

@@ -9,7 +9,7 @@ library (`measure_dynamo`). The first two were measured, in an empty program and
 
 Workers are other processes. Of what they have, their own counts (`Private_Dirty`): the rest they share with the process
 that they were forked from. A batch that waits for the program in shared memory is in no process's
-resident memory, and is counted.
+resident memory, and is counted. What workers will copy of a list that they read is counted before it is read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import multiprocessing
 import os
 import sys
 import threading
@@ -39,6 +40,7 @@ from fxmem.simulation.descendants import find_children
 from fxmem.simulation.fork import settle_threads
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.observer import Observer
+from fxmem.simulation.program.python_objects import count_copied
 from fxmem.simulation.source_lines import program_call
 
 _OWN_BYTES: Final = 18 << 20
@@ -87,6 +89,8 @@ class HostLedger(Observer):
         """Of batches in shared memory."""
         self.worker_batches_bytes = 0
         """Of those that a worker of the last loader loads ahead."""
+        self.copied_bytes = self._copies = 0
+        """The most that workers copy of what their loaders' datasets keep, and that of those there are now."""
         self._pinned_bytes = 0
         """Of tensors in pinned blocks."""
         self._handed_out: list[weakref.ref[Any]] = []
@@ -141,6 +145,18 @@ class HostLedger(Observer):
 
     def _unpin(self, nbytes: int) -> None:
         self._pinned_bytes -= nbytes
+
+    def note_loader(self, iterator: Any, loader: Any) -> None:
+        """Note what the workers of a loader that begins will copy of its dataset, where they are forked."""
+        workers = loader.num_workers
+        method = (loader.multiprocessing_context or multiprocessing).get_start_method()
+        if workers and method == "fork" and (nbytes := count_copied(loader.dataset)):
+            self._copies += workers * nbytes
+            self.copied_bytes = max(self.copied_bytes, self._copies)
+            weakref.finalize(iterator, self._drop_copies, workers * nbytes)
+
+    def _drop_copies(self, nbytes: int) -> None:
+        self._copies -= nbytes
 
     def note_batch(self, loader: Any, batch: Any) -> None:
         """Note a batch that a data loader has handed out, and with the first those that its workers load ahead.
@@ -471,6 +487,7 @@ class HostMeter:
             workers_bytes=peak.workers_bytes,
             batches_bytes=peak.batches,
             worker_adds_bytes=adds,
+            copied_bytes=ledger.copied_bytes,
             pinned_bytes=ledger.pinned.allocated_bytes,
             files_bytes=peak.files,
             limit_bytes=self.limit_bytes,

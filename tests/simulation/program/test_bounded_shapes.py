@@ -126,7 +126,12 @@ def test_budgets_cards_and_sizes_know_as_little(room: int, fits: bool | None, sa
     assert (fit.keeps_budget, fit.exit_code) == (fits, code)
     found = judge(step, step.within(room * MIB).peak)
     assert (found["fits"], found["obstacle"].startswith("Sizes depend on data")) == (fits, fits is None)
-    head: dict[str, Any] = step.profile.heading() | {"resized": (), "is_budget": True, "limit": 1, "room_bytes": room * MIB}
+    head: dict[str, Any] = step.profile.heading() | {
+        "resized": (),
+        "is_budget": True,
+        "limit": 1,
+        "room_bytes": room * MIB,
+    }
     none: dict[str, Any] = dict.fromkeys(("per_sample_bytes", "constant_bytes", "line_error_bytes", "monotone"))
     points, largest = (SizePoint(size=1, **found),), 1 if fits else None
     told = curve_table(SizeCurve(**head, **none, dim="batch", points=points, largest=largest))

@@ -41,8 +41,13 @@ def loader_patches(border: Border, *, on_card: bool) -> torch_common.Patches:
         border.host.note_batch(loader, list(find_tensors(batch)))
         return batch
 
+    def note_loader(original: Callable[..., Any], iterator: Any, loader: Any) -> None:
+        original(iterator, loader)
+        border.host.note_loader(iterator, loader)
+
     yield torch_programs.loaders_at_home(workers=on_card)
     if on_card:
+        yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__init__", note_loader)
         yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__next__", note_batch)
         return
 
