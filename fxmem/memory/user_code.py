@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fxmem.records.profile import ModuleCall, Node, Profile, SourceLine
 from fxmem.records.units import package_path
@@ -47,10 +47,15 @@ def find_place(profile: Profile, node: int | None) -> str:
 def find_line(profile: Profile, node: int) -> SourceLine | None:
     """The line of the user's own code that a node runs for: its own line, or that which leads to it where its own is an
     installed package's; that one where no line is the user's. None where none is known."""
-    around = (call for call in profile.calls if call.first_node <= node < call.last_node)
-    calls = sorted(around, key=lambda each: each.last_node - each.first_node)
     of = profile.nodes[node]
-    lines = [line for line in (of.source, of.called_from, *(each.source for each in calls)) if line is not None]
+    return choose_line(node, (of.source, of.called_from), profile.calls)
+
+
+def choose_line(node: int, own: Iterable[SourceLine | None], calls: Iterable[ModuleCall]) -> SourceLine | None:
+    """`find_line` of a node with its own line and that which leads to it, among these calls."""
+    around = [call for call in calls if call.first_node <= node < call.last_node]
+    around.sort(key=lambda each: each.last_node - each.first_node)
+    lines = [line for line in (*own, *(each.source for each in around)) if line is not None]
     return next((each for each in lines if _is_own(each)), lines[0] if lines else None)
 
 

@@ -582,7 +582,7 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / 1024**exponent:.2f} {('KiB', 'MiB', 'GiB')[exponent - 1]}"
 
 
-_NOWHERE: Final = -1, ""
+_NOWHERE: Final = -1, "", -1
 """Of a phase in which nothing came."""
 
 
@@ -603,8 +603,8 @@ class LiveBytes(Observer):
         """Let the most begin anew at what is alive now."""
         self.highest, self.phase, self.tick = self.now, Phase.FORWARD, 0
         """The most, and when it was."""
-        self._of_phase: dict[Phase, tuple[int, str]] = {self.phase: (self.now, "")}
-        """The most in each phase, and where the program was then."""
+        self._of_phase: dict[Phase, tuple[int, str, int]] = {self.phase: (self.now, "", -1)}
+        """The most in each phase, where the program was then, and the node that ran."""
         self._most_stored = self.now
         """The most without what kernels have for themselves."""
 
@@ -648,17 +648,17 @@ class LiveBytes(Observer):
         """Note where the program is if that is more than ever; whether it is. `tick` is of the last that happened."""
         phase, is_most = self.log.phase, live > self.highest
         if live > self._of_phase.get(phase, _NOWHERE)[0]:
-            self._of_phase[phase] = live, program_place(sys._getframe(2))
+            self._of_phase[phase] = live, program_place(sys._getframe(2)), self.log.node
         if is_most:
             self.highest, self.phase, self.tick = live, phase, tick
             self.on_rise(live - self.now)
         return is_most
 
-    def find_place(self, phases: Collection[Phase]) -> tuple[Phase, str]:
-        """Where the program was when most was alive, in one of these phases."""
+    def find_place(self, phases: Collection[Phase]) -> tuple[Phase, str, int]:
+        """Where the program was when most was alive, in one of these phases, and the node that ran."""
         found = {each: self._of_phase.get(each, _NOWHERE) for each in phases}
         phase = self.phase if self.phase in found else max(found, key=lambda each: found[each][0])
-        return phase, found[phase][1]
+        return phase, *found[phase][1:]
 
 
 def describe_shortage(complaint: str, place: str) -> str:

@@ -20,10 +20,11 @@ import torch
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.hardware.workspaces import Seen
+from fxmem.memory.user_code import choose_line
 from fxmem.records.names import STEPS
 from fxmem.records.profile import Kind, PartOfRound, Phase, Profile, Round, SourceLine
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
-from fxmem.simulation.observe.fx_tracer import named_arguments
+from fxmem.simulation.observe.fx_tracer import CALLED_FROM, named_arguments
 from fxmem.simulation.observe.observer import PendingCall
 from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.program.block_trace import BlockTrace
@@ -525,7 +526,9 @@ class Rounds(RoundRule):
         log, live = self._log, self._live
         requested, most, parts = self._find_peak()
         phases = {part[0] for part, peak in parts.items() if part is not None and peak.requested == requested}
-        phase, place = live.find_place(phases or {live.phase})  # cuDNN is asked when the round is over
+        phase, place, node = live.find_place(phases or {live.phase})  # cuDNN is asked when the round is over
+        if phase is Phase.BACKWARD:  # else all of it is at the line that calls backward
+            place = self._find_forward_place(node) or place
         spans = [span for span in log.phases if span.end > span.begin or span.last_op > span.first_op]
         return Round(
             requested_bytes=requested,
@@ -537,6 +540,14 @@ class Rounds(RoundRule):
             phases=tuple(span.phase for span in spans),
             parts=_describe_parts(parts),
         )
+
+    def _find_forward_place(self, node: int) -> str:
+        """The line that a node of the round runs for, as `Peak` names it; empty for none."""
+        tracer = self._recording.tracer
+        if not 0 <= node < len(tracer.sources):
+            return ""
+        line = choose_line(node, (tracer.sources[node], tracer.nodes[node].meta.get(CALLED_FROM)), tracer.calls)
+        return "" if line is None else line.place
 
     def _find_peak(self) -> tuple[int, PartPeak | None, dict[Part, PartPeak]]:
         """The most requested since the round began, and on a card the most of each count, of all and of each part."""

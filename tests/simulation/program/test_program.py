@@ -30,6 +30,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.context import context_range
 from fxmem.memory.allocator import CachingAllocator, known_levels, read_settings, replay
+from fxmem.memory.user_code import find_place
 from fxmem.planning.estimate import estimate
 from fxmem.records.profile import Kind, Phase, Round
 from fxmem.simulation.program.rounds import FinishedRound
@@ -1209,3 +1210,19 @@ def test_a_round_is_at_its_peak_where_a_workspace_makes_it_one_that_is_asked_for
     assert first.requested_bytes == second.requested_bytes == run.peak.requested_bytes
     assert first.phase == second.phase == run.peak.phase == Phase.FORWARD
     assert first.place == second.place
+
+
+def test_a_step_whose_most_is_in_backward_names_the_line_that_its_peak_does() -> None:
+    with fxmem.record("h100") as found:
+        weight = torch.rand(256, 256, device="cuda", requires_grad=True)
+        optimizer = torch.optim.Adam([weight])
+        for _ in range(2):
+            hidden = (torch.rand(4096, 256, device="cuda") @ weight).sin()
+            hidden.cos().sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    assert found.program is not None
+    peak, profile = found.peak, found.profile
+    assert peak.op is not None
+    place = find_place(profile, profile.ops[peak.op].node)
+    assert "test_program.py" in place
+    assert [(each.phase, each.place) for each in found.program.rounds[:2]] == [(Phase.BACKWARD, place)] * 2
