@@ -143,7 +143,9 @@ def describe_host(host: HostUse) -> str:
         size = format_bytes(host.workers_bytes // host.workers)
         each = f": {size}" if host.workers == 1 else f"s: {format_bytes(host.workers_bytes)}, {size} each"
         parts.append(f"{host.workers} worker{each}")
-    if host.copied_bytes * _WORTH_SAYING >= host.peak_bytes:
+    if host.copied_bytes is None:
+        parts.append("what workers copy of their dataset as they read it is not known")
+    elif host.copied_bytes * _WORTH_SAYING >= host.peak_bytes:
         most = format_bytes(host.workers_bytes + host.copied_bytes)
         parts.append(f"{'workers: ' if not host.workers else ''}up to {most} when each has read all of its dataset")
     if host.worker_adds_bytes is not None:

@@ -39,9 +39,10 @@ class HostUse(Record):
     worker_adds_bytes: Bytes | None = None
     """What one more worker of the last data loader adds: its own memory and the batches that it loads ahead. None
     where no loader had workers, or the system does not say."""
-    copied_bytes: Bytes = Field(default=0, exclude_if=lambda value: not value)
+    copied_bytes: Bytes | None = Field(default=0, exclude_if=lambda value: value == 0)
     """Counted: what forked workers of loaders may have more, once each has read all of its dataset: to read a Python
-    object writes its count of references, so that the worker gets a copy of its page. By a sample; an upper bound."""
+    object writes its count of references, so that the worker gets a copy of its page.
+    By a sample; an upper bound. None: too many to look at."""
     pinned_bytes: Bytes = 0
     """Counted: the most that PyTorch's allocator of pinned memory had, in its powers of two."""
     files_bytes: Bytes | None = None
@@ -68,5 +69,5 @@ class HostUse(Record):
 
     @property
     def most_bytes(self) -> int | None:
-        """The peak where each worker has read all of its dataset."""
-        return None if self.peak_bytes is None else self.peak_bytes + self.copied_bytes
+        """The peak where each worker has read all of its dataset, as far as that is known."""
+        return None if self.peak_bytes is None else self.peak_bytes + (self.copied_bytes or 0)

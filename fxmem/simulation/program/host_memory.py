@@ -89,8 +89,10 @@ class HostLedger(Observer):
         """Of batches in shared memory."""
         self.worker_batches_bytes = 0
         """Of those that a worker of the last loader loads ahead."""
-        self.copied_bytes = self._copies = 0
-        """The most that workers copy of what their loaders' datasets keep, and that of those there are now."""
+        self.copied_bytes: int | None = 0
+        """The most that workers copy of what their loaders' datasets keep; None: not known."""
+        self._copies = 0
+        """The same of the loaders that there are."""
         self._pinned_bytes = 0
         """Of tensors in pinned blocks."""
         self._handed_out: list[weakref.ref[Any]] = []
@@ -149,8 +151,15 @@ class HostLedger(Observer):
     def note_loader(self, iterator: Any, loader: Any) -> None:
         """Note what the workers of a loader that begins will copy of its dataset, where they are forked."""
         workers = loader.num_workers
+        if not workers:  # then nothing has settled how processes start, and to ask would
+            return
         method = (loader.multiprocessing_context or multiprocessing).get_start_method()
-        if workers and method == "fork" and (nbytes := count_copied(loader.dataset)):
+        if method != "fork":
+            return
+        nbytes = count_copied(loader.dataset)
+        if nbytes is None or self.copied_bytes is None:
+            self.copied_bytes = None
+        else:
             self._copies += workers * nbytes
             self.copied_bytes = max(self.copied_bytes, self._copies)
             weakref.finalize(iterator, self._drop_copies, workers * nbytes)

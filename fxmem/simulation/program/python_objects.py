@@ -23,7 +23,7 @@ _SAMPLE: Final = 1 << 13
 """Objects that are looked at of one collection."""
 _FEW: Final = 64
 """A collection of no more has each of its own looked into as it is."""
-_MOST: Final = 1 << 16
+_MOST: Final = 1 << 17
 """Objects that are looked at in all."""
 _PAGE: Final = 4096
 _ALIGNED: Final = 16

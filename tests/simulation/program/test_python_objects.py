@@ -70,6 +70,9 @@ def test_what_workers_may_copy_bounds_the_host(limit: int, fits: bool | None, sa
     assert compare_with_host(host).startswith(said)
     assert "4 workers: 80.0 MiB, 20.0 MiB each; up to 0.98 GiB when each has read" in describe_host(host)
     assert "up to" not in describe_host(host.model_copy(update={"copied_bytes": 1000}))
+    assert "copy of their dataset as they read it is not known" in describe_host(
+        host.model_copy(update={"copied_bytes": None})
+    )
 
 
 def test_forked_workers_count_and_others_bring_their_own() -> None:
@@ -79,7 +82,7 @@ def test_forked_workers_count_and_others_bring_their_own() -> None:
     assert ledger.copied_bytes == 0
     for _ in range(2):  # an epoch's workers end with its iterator
         ledger.note_loader(owner, DataLoader(Rows(words(N)), num_workers=1, multiprocessing_context="fork"))
-        assert N * 80 <= ledger.copied_bytes <= N * 80 + 1024
+        assert N * 80 <= (ledger.copied_bytes or 0) <= N * 80 + 1024
         owner = Rows(0)
 
 

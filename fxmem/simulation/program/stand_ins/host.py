@@ -41,8 +41,8 @@ def loader_patches(border: Border, *, on_card: bool) -> torch_common.Patches:
         border.host.note_batch(loader, list(find_tensors(batch)))
         return batch
 
-    def note_loader(original: Callable[..., Any], iterator: Any, loader: Any) -> None:
-        original(iterator, loader)
+    def note_loader(original: Callable[..., Any], iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        original(iterator, loader, *args, **kwargs)
         border.host.note_loader(iterator, loader)
 
     yield torch_programs.loaders_at_home(workers=on_card)
