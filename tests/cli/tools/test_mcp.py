@@ -257,7 +257,7 @@ def test_an_agent_does_ten_tasks(folder: Path) -> None:
             program = leak["answer"]["step"]["program"]
             assert program["growth_bytes"] > 0
             assert leak["meaning"].startswith("grows by ")
-            assert "out of memory at about step " in leak["meaning"]
+            assert "until step 1,000" in leak["meaning"]  # the program's own
             assert any("leak.py" in each["place"] for each in leak["answer"]["findings"])
             # 6: mended as it says, it grows no more
             (folder / "leak.py").write_text(

@@ -26,6 +26,7 @@ from fxmem.errors import EnvironmentLacksError
 from fxmem.records.profile import ProgramFiles, ProgramNetwork
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.descendants import end_processes, find_descendants
+from fxmem.simulation.executor import current_backend
 from fxmem.simulation.fork import (
     Forked,
     answer_work,
@@ -321,6 +322,7 @@ def _work(
 def _go_apart(isolation: Isolation, layers: list[str] | None, tried: Sequence[str], ours: Sequence[int]) -> None:
     """Keep this process apart from the user's files and from the network. Raises OSError where it gets no view."""
     if isolation.has_begun:
+        isolation.hold_network()  # of a rank, where the ranks' own process asks a cluster for the others
         return
     isolation.has_begun, given, redirect = True, dict[int, str](), isolation.redirect
     if sys.platform == "linux":
@@ -329,7 +331,8 @@ def _go_apart(isolation: Isolation, layers: list[str] | None, tried: Sequence[st
         kept = (*ours, isolation.outside, isolation.received)
         writes = layers is None and redirect is None
         given = find_descriptors(kept, writes=writes, sends=isolation.network)
-    isolation.hold_network()
+    if current_backend().is_here:
+        isolation.hold_network()
     if layers is not None:
         enter_overlay(layers, [os.getcwd(), *tried])
     elif isolation.reach == "none":
