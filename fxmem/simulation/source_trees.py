@@ -21,6 +21,7 @@ _KEEPING: Final = frozenset("add append appendleft extend extendleft insert put 
 _ADDING: Final = _KEEPING - {"add", "setdefault", "update"}
 """Those that make a list longer, whatever is in it already."""
 _REMOVING: Final = frozenset("clear detach detach_ discard item pop popitem popleft remove truncate".split())
+_LEAVING: Final = (ast.Break, ast.Continue, ast.Raise, ast.Return)
 _MAKING: Final = (ast.List, ast.ListComp, ast.Dict, ast.DictComp, ast.Set, ast.Tuple, ast.Constant, ast.Call)
 _ARITHMETIC: Final = {
     ast.Add: operator.add,
@@ -114,16 +115,20 @@ class Limit(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def find_limits(tree: ast.Module) -> Mapping[str, Sequence[Limit]]:
-    """What a file compares lengths with, or counts before it keeps something, by the name of what keeps it."""
+    """What a file compares lengths or counts with before it keeps something, takes something away or leaves, by the
+    name of what keeps it. A comparison by which it only prints bounds nothing."""
     found: dict[str, list[Limit]] = {}
     for node in ast.walk(tree):
-        for left, right in _compared(node):
-            if name := _measured(left):
+        if not isinstance(node, (ast.If, ast.While)):
+            continue
+        parts = [part for one in (*node.body, *node.orelse) for part in ast.walk(one)]
+        kept = [name for part in parts for name, _ in find_kept(part)]
+        for left, right in _compared(node.test):
+            name = _measured(left)
+            if name and (name in kept or any(isinstance(one, _LEAVING) or _removes(one, {name}) for one in parts)):
                 found.setdefault(name, []).append(Limit(None, right))
-        for test, statements in _guards(node):
-            for left, right in _compared(test):
-                for name, _ in (each for one in statements for part in ast.walk(one) for each in find_kept(part)):
-                    found.setdefault(name, []).append(Limit(left, right))
+            for each in kept if isinstance(node, ast.If) else ():
+                found.setdefault(each, []).append(Limit(left, right))
     return found
 
 

@@ -59,7 +59,9 @@ def test_a_chain_that_is_cut_now_and_then_is_no_proof() -> None:
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("if len(self.kept) < self.most: pass", (None, 7)),
+        ("if len(self.kept) < self.most: self.kept.append(x)", (None, 7)),
+        ("while len(self.kept) > self.most: self.kept.pop(0)", (None, 7)),
+        ("if len(kept) >= most: return", (None, 7)),
         ("if self.count < self.most:\n    self.kept.append(x)", (3, 7)),
         ("if self.count >= 2 * 8:\n    pass\nelif ready and self.count < 2 * 8:\n    kept.append(x)", (3, 16)),
     ],
@@ -71,6 +73,14 @@ def test_limits_are_found_by_the_name_of_what_they_bound(code: str, expected: tu
         for each in find_limits(ast.parse(code))["kept"]
     ]
     assert expected in found
+
+
+@pytest.mark.parametrize(
+    "code", ["if len(kept) > 3: print(kept[-1])", "assert len(kept) == 3", "ready = len(kept) > 3"]
+)
+def test_a_comparison_that_ends_nothing_is_no_limit(code: str) -> None:
+    assert "kept" not in find_limits(ast.parse(code))
+    assert not is_unbounded("kept", [ast.parse(f"kept.append(x)\n{code}")])  # nor is it proved to go on
 
 
 def test_where_a_value_is_made() -> None:
