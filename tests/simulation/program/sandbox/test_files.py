@@ -449,7 +449,9 @@ def test_questions_that_run_a_program_leave_files_alone(folder: Path, monkeypatc
         step = command.at_size(size, command.target).run().step.program
         assert step is not None
         assert step.files is not None
-        assert [each.change for each in step.files.written] == ["changed", "changed", "changed"]
+        assert [(Path(each.path).name, each.change) for each in step.files.written] == [
+            (name, "changed") for name in ("open_to_append", "open_to_write", "remove")
+        ]
     assert state(folder) == before
     validate_program([str(program), "8"], steps=2)
     assert state(folder) != before  # the real run's own
