@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from fxmem.hardware.workspaces import cache_directory
 from fxmem.records.profile import FileChange, WrittenFile
+from fxmem.simulation.program.sandbox.descriptors import UNWRITTEN_NS
 from fxmem.simulation.program.sandbox.received import digest_file
 
 PREFIX = "fxmem-aside-"
@@ -132,7 +133,7 @@ def _are_alike(path: str, before: os.stat_result, place: str, now: os.stat_resul
     """Whether a file is a copy that nothing was written to."""
     if stat.S_ISLNK(before.st_mode) and stat.S_ISLNK(now.st_mode):
         return os.readlink(path) == os.readlink(place)
-    return (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
+    return now.st_mtime_ns == UNWRITTEN_NS or (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
 
 
 def name_from_here(path: str) -> str:

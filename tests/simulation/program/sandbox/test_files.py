@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ import fxmem
 from fxmem.__main__ import main
 from fxmem.hardware import catalogue
 from fxmem.simulation.program import Launch
-from fxmem.simulation.program.sandbox import layers, process
+from fxmem.simulation.program.sandbox import descriptors, layers, process
 from fxmem.simulation.program.sandbox.layers import Layers
 from fxmem.simulation.program.sandbox.written_files import PREFIX
 from fxmem.validation.validate_program import validate_program
@@ -109,7 +109,7 @@ import errno
 import sys
 
 from fxmem.__main__ import main
-from fxmem.simulation.program.sandbox import layers, process
+from fxmem.simulation.program.sandbox import descriptors, layers, process
 
 
 def refuse(*_):
@@ -389,6 +389,37 @@ def test_folders_that_are_moved_or_made_anew_are_listed(run: Run, folder: Path) 
         ("changed", "open_to_update"),
     ]
     assert (folder.parent / "out/moved/file").read_bytes() == b"kept"
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("view", [pytest.param(True, marks=needs_view), False])
+def test_a_log_that_others_write_to_meanwhile_is_nothing_that_the_program_wrote(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, view: bool, writes: bool
+) -> None:
+    """A shell's `3>>log` is of every process that it starts."""
+    wrote = 'os.write(int(sys.argv[1]), b"by the program")' if writes else ""
+    (folder / "train.py").write_text(f"import os, sys, torch\ntorch.nn.Linear(8, 8).cuda()\n{wrote}\n")
+    if not view:
+        monkeypatch.setattr(process, "enter_overlay", refuse)
+    part = descriptors.part_descriptors
+
+    def part_and_grow(files: Mapping[int, str], find_place: Callable[[str], str]) -> None:
+        others = [os.dup(each) for each, file in files.items() if file.endswith("open_to_append")]
+        part(files, find_place)
+        for each in others:
+            os.write(each, b"by others")
+
+    monkeypatch.setattr(descriptors, "part_descriptors", part_and_grow)
+    log = os.open(folder / "open_to_append", os.O_WRONLY | os.O_APPEND)
+    try:
+        done = run("--json", "-", "train.py", str(log))
+    finally:
+        os.close(log)
+    assert done.code == 0, done.err
+    assert (folder / "open_to_append").read_text().endswith("appendby others")
+    files = json.loads(done.out)["step"]["program"]["files"]
+    assert [each["path"] for each in files["written"]] == ["open_to_append"] * writes
 
 
 @pytest.mark.truth
