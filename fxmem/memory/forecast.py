@@ -52,6 +52,9 @@ def forecast(profile: Profile) -> Forecast | None:
 
 
 def is_proved(growth_bytes: int, grown: Sequence[Growth]) -> bool:
-    """Whether of all that grows, but for a hundredth, it is known that it goes on or when it ends."""
-    known = sum(each.nbytes for each in grown if each.is_endless or each.last is not None)
+    """Whether of all that grows, but for a hundredth, it is known that it goes on or when it is full.
+
+    That a program ends at some step does not say that it keeps more until then.
+    """
+    known = sum(each.nbytes for each in grown if each.is_endless or each.until is not None)
     return 100 * known >= 99 * growth_bytes

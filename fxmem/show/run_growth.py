@@ -51,7 +51,8 @@ def _describe_unproved(program: ProgramRun, growth_bytes: int, keeper: str) -> s
     """What was seen of a growth of which nobody knows whether it goes on."""
     last = len(program.steps)
     first = max([2, *(each.since for each in program.grown[:1])])
-    seen = f"in each of {last - first + 1} steps" if last > first else "in a step"
+    of = "the mean" if program.grown and program.grown[0].every > 1 else "each"
+    seen = f"in {of} of {last - first + 1} steps" if last > first else "in a step"
     more = f"--steps {_MORE_STEPS if last < _MORE_STEPS else 4 * last}"
     return f"grew by {growth_bytes:,} bytes {seen}{keeper}; whether it goes on was not seen: {more}"
 
@@ -111,10 +112,12 @@ def _grown_facts(grown: Sequence[Growth], of: str = "", of_each: str = "a step")
     found: Facts = []
     large = find_large(grown)[:_MOST_GROWING]
     for each in large:
-        tensors = "one tensor" if not each.tensors else f"{each.tensors} tensor{'s' * (each.tensors != 1)} {of_each}"
+        often = of_each if each.every == 1 else f"at least every {each.every} steps"
+        tensors = "one tensor" if not each.tensors else f"{each.tensors} tensor{'s' * (each.tensors != 1)} {often}"
         largest = f"{format_shape(each.shape)} {each.dtype}" + (f" of {each.made_at}" if each.made_at else "")
         since = "" if each.since == 1 or of_each == ANEW else f", from step {each.since} on"
         until = "" if each.last is None else f", until step {each.last:,}"
+        until += " at the latest" if until and each.until is None and not each.is_endless else ""
         much = f"{each.nbytes:,} bytes{of} {of_each}"
         what = f"{much}, {_describe_keeper(each)}: {tensors}, the largest {largest}{since}{until}"
         found.append(Fact("" if found else "Grows", what, "grows"))

@@ -16,7 +16,7 @@ import sys
 import types
 from collections import ChainMap, Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -26,10 +26,13 @@ from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.names import OF_FRAMES, OF_GRAPH
 from fxmem.records.profile import Kind
+from fxmem.simulation.holder_names import Owner, find_names, split_path
 from fxmem.simulation.loaded_modules import program_files, program_modules
 from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.referrers import find_keepers
 from fxmem.simulation.source_lines import loop_variables, program_frames, variables
-from fxmem.simulation.source_trees import Limit, find_limits, find_number, read_tree
+from fxmem.simulation.source_trees import find_number
+from fxmem.simulation.source_uses import Limit, find_limits, has_limits
 
 _NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {
     Kind.PARAMETER: (None, Kind.BUFFER, Kind.INPUT, Kind.SAVED, Kind.OUTPUT),
@@ -122,8 +125,16 @@ Places = Iterable[tuple[Callable[[], Iterable[Place]], Kind | None]]
 Bounds = dict[str, dict[int, list[tuple[int, int]]]]
 """By container that the program's code bounds and by comparison that does, at each search how many elements it has, or
 what counts them, and how many it may have."""
-_Scope = ChainMap[str, Any]
-"""What is beside something, and around it: the other attributes of its owner, then the program's variables."""
+
+
+class _Scope(ChainMap[str, Any]):
+    """What is beside something, and around it: the other attributes of its owner, then the program's variables."""
+
+    owner: Owner = None
+    first_owner: Owner = None
+    """The owner of the list or dictionary around, if there is one."""
+
+
 _CACHED: Final = type(functools.lru_cache(int))
 
 _MOST_LOOKED_AT: Final = 100_000
@@ -134,6 +145,8 @@ _MOST_IF_FOUND: Final = 2
 """The same where it was found: by the next round its place in a list may be another's, and a graph alone keep it."""
 _MOST_IN_VAIN: Final = 20
 """Searches of one program that do not find all, each of which looks at everything."""
+_AS_MANY_IF_CUT: Final = 5
+"""As many of these is one that looks at all that it may, and might go on."""
 _ATOMS: Final = (
     *(int, float, complex, str, bytes, type(None), type(...), type, types.ModuleType, types.CodeType),
     *(torch.dtype, torch.device, torch.Size, torch.Generator, torch.UntypedStorage),
@@ -178,22 +191,34 @@ class Holders:
         if not wanted or self._in_vain >= _MOST_IN_VAIN:
             return sorted(wanted)
         search = self._run(wanted, places, saved, self.bounds)
-        for index, (path, kind) in search.found.items():
+        for index, (path, _, kind) in search.found.items():
             log.storages[index].holder, log.storages[index].held_kind = path, kind
-        self._in_vain += any(not log.storages[index].holder for index in search.wanted)
+        is_in_vain = any(not log.storages[index].holder for index in search.wanted)
+        self._in_vain += is_in_vain * (1 if search.is_whole else _AS_MANY_IF_CUT)
         return sorted(index for index in search.wanted if not log.storages[index].holder)
 
-    def locate(self, wanted: Iterable[int], places: Places, saved: Mapping[int, int]) -> dict[int, str] | None:
-        """Who has these storages now; without those that no object of Python's has. None where there is too much to
-        look through."""
+    def locate(self, wanted: Iterable[int], places: Places, saved: Mapping[int, int]) -> dict[int, tuple[str, Owner]]:
+        """Who has these storages now, and whose own that is; without those that no object of Python's has."""
         search = self._run(set(wanted), places, saved, {})
-        return {index: path for index, (path, _) in search.found.items()} if search.is_whole else None
+        if search.found:
+            return {index: (each.path, each.owner) for index, each in search.found.items()}
+        with torch_common.no_modes(), torch_common.pause_observers():
+            return find_keepers(self._log, search.wanted)
 
     def _run(self, wanted: set[int], places: Places, saved: Mapping[int, int], bounds: Bounds) -> _Search:
         with torch_common.no_modes(), torch_common.pause_observers():
             search = _Search(self._log, wanted, saved, bounds)
             search.run([(name, value, kind) for find, kind in places for name, value in find()])
         return search
+
+
+class Found(NamedTuple):
+    """Where a storage was found."""
+
+    path: str
+    owner: Owner
+    """Who has the first element on the way there as an attribute or variable."""
+    kind: Kind | None = None
 
 
 class _Search:
@@ -210,7 +235,7 @@ class _Search:
         self._log, self.wanted, self._bounds = log, wanted, bounds
         self._held = Counter[int]()
         """By wanted storage, the bytes of the tensors in it that were found."""
-        self.found: dict[int, tuple[str, Kind | None]] = {}
+        self.found: dict[int, Found] = {}
         self._saved: dict[int, list[int]] = {}
         """By node of autograd, the wanted storages that it keeps."""
         for index in wanted & saved.keys():
@@ -220,9 +245,10 @@ class _Search:
         self._waiting: deque[tuple[str, Any, Kind | None, _Scope]] = deque()
         self._scope = _Scope({})
         """Of what is opened now."""
-        self._limits: dict[str, list[Limit]] = {}
-        for file in program_files(sys._getframe(1)):
-            self._read_limits(file)
+        self._frames, _ = program_frames(sys._getframe(1))
+        self._files: dict[str, None] = dict.fromkeys(program_files(sys._getframe(1)))
+        """Whose code may bound something."""
+        self._may_limit = functools.cache(lambda name: has_limits(name, self._files))
 
     @property
     def is_whole(self) -> bool:
@@ -243,7 +269,7 @@ class _Search:
                 self._take(path, value, kind)
             elif issubclass(cls, dict):
                 self._note_bounds(path, dict.__len__(value))
-                self._scope = self._within(value)
+                self._scope = self._within(path, value)
                 for key, each in list(dict.items(value)):
                     self._wait(f"{path}[{_word(key)}]", each, kind)
             elif (base := next((each for each in _SEQUENCES if issubclass(cls, each)), None)) is not None:
@@ -272,10 +298,13 @@ class _Search:
             self._looked_at[id(value)] = value
             self._waiting.append((path, value, kind, self._scope))
 
-    def _within(self, own: Mapping[Any, Any]) -> _Scope:
+    def _within(self, path: str, own: Mapping[Any, Any], owner: Owner = None) -> _Scope:
         """The scope of what is in an object, which has these names."""
         *around, variables_ = self._scope.maps
-        return _Scope(dict(own), *around[:_AROUND], variables_)
+        found = _Scope(dict(own), *around[:_AROUND], variables_)
+        found.owner = owner or self._scope.owner
+        found.first_owner = self._scope.first_owner if "[" in path else found.owner
+        return found
 
     def _take(self, path: str, tensor: torch.Tensor, kind: Kind | None) -> None:
         """Name what a tensor lies in, its gradient, and what its graph keeps."""
@@ -304,7 +333,7 @@ class _Search:
     def _name(self, index: int | None, path: str, kind: Kind | None) -> None:
         if index in self.wanted:
             self.wanted.discard(index)
-            self.found[index] = path, kind
+            self.found[index] = Found(path, self._scope.first_owner, kind)
 
     def _open_elements(self, path: str, base: Any, values: Any, kind: Kind | None) -> None:
         if base.__len__(values) >= _LONG and issubclass(type(next(base.__iter__(values))), _ATOMS):
@@ -325,22 +354,24 @@ class _Search:
         elif issubclass(type(value), torch.optim.Optimizer):
             kind = Kind.OPTIMIZER_STATE
             if value.param_groups:  # `history_size` of L-BFGS
-                self._read_limits(inspect.getfile(type(value)))
-                self._scope = self._within(value.param_groups[0])
+                self._files.setdefault(inspect.getfile(type(value)))
+                self._scope = self._within(path, value.param_groups[0], type(value))
         elif issubclass(type(value), types.FunctionType):
             own_values = _find_values(value)
-            self._scope = self._within(own_values)
+            self._scope = self._within(path, own_values, value.__code__)
             for name, each in own_values.items():
                 self._wait(f"{path}.{name}", each, kind)
             self._wait(path, value.__dict__, kind)
             return
         elif issubclass(type(value), types.GeneratorType):
             if value.gi_frame is not None:
-                for name, each in variables(value.gi_frame).items():
+                own_values = variables(value.gi_frame)
+                self._scope = self._within(path, own_values, value.gi_code)
+                for name, each in own_values.items():
                     self._wait(f"{path}.{name}", each, kind)
             return
         attributes = _find_attributes(value)
-        self._scope = self._within(attributes)
+        self._scope = self._within(path, attributes, type(value))
         for name, each in attributes.items():
             is_modules = issubclass(type(value), torch.nn.Module)
             if is_modules and name.endswith("_hooks") and type(each) in (dict, OrderedDict):
@@ -350,23 +381,33 @@ class _Search:
             is_buffer = is_modules and isinstance(each, torch.Tensor)
             self._wait(f"{path}.{name}".lstrip("."), each, Kind.BUFFER if is_buffer else kind)
         if not attributes or issubclass(type(value), _CACHED):
-            for each in gc.get_referents(value):
-                self._wait(path, each, kind)
+            self._open_unseen(path, value, kind)
 
-    def _read_limits(self, file: str) -> None:
-        for name, limits in find_limits(read_tree(file)).items():
-            self._limits.setdefault(name, []).extend(limits)
+    def _open_unseen(self, path: str, value: Any, kind: Kind | None) -> None:
+        """Look into an object of C later."""
+        if issubclass(type(value), _CACHED):
+            about = _CACHED.cache_info(value)
+            self._note_bounds(path, about.currsize, about.maxsize)
+        for each in gc.get_referents(value):
+            self._wait(path, each, kind)
 
     def _note_bounds(self, path: str, count: int, most: int | None = None) -> None:
         """Note how full a container is that has a bound of its own, or that the program's code fills up to a number."""
         found = [] if most is None else [(count, most)]
-        name = _LAST_WORD.search(path)
-        for each in self._limits.get(name[1] if name else "", ()):
+        for each in self._find_limits(path):
             measured = count if each.measure is None else find_number(each.measure, self._scope)
             most = find_number(each.most, self._scope)
             found.append((measured, most) if measured is not None and most is not None else (0, -1))
         for number, (measured, most) in enumerate(found):
             self._bounds.setdefault(path, {}).setdefault(number, []).append((measured, most))
+
+    def _find_limits(self, path: str) -> Sequence[Limit]:
+        """The comparisons that bound what is called so, or what is in a dictionary under such a key."""
+        word = _LAST_WORD.search(path)
+        if word is None or not self._may_limit(word[1]):
+            return ()
+        names = [each._replace(name=word[1]) for each in find_names(path, self._scope.owner, self._frames)]
+        return find_limits(names, split_path(path), self._files)
 
 
 _AROUND: Final = 3

@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 import ast
+import linecache
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from fxmem.simulation.source_trees import find_limits, find_makings, find_number, is_unbounded
+from fxmem.simulation.source_trees import find_makings, find_number
+from fxmem.simulation.source_uses import Named, find_limits, is_unbounded
+
+
+Write = Callable[..., list[str]]
+
+
+@pytest.fixture(name="write")
+def write_files() -> Iterator[Write]:
+    """Makes files of these codes, `0.py` and so on, which are read and never there."""
+    names: list[str] = []
+
+    def write(*codes: str) -> list[str]:
+        for number, code in enumerate(codes):
+            names.append(f"{number}.py")
+            linecache.cache[names[-1]] = (len(code), None, code.splitlines(keepends=True), names[-1])
+        return names
+
+    yield write
+    for name in names:
+        del linecache.cache[name]
+
+
+KEPT = {Named("0.py", "", "kept")}
 
 
 @pytest.mark.parametrize(
@@ -24,10 +49,13 @@ from fxmem.simulation.source_trees import find_limits, find_makings, find_number
         "if mode == 'train':\n    kept.append(x)",
         "kept.append(x)\nprint(len(kept), torch.stack(kept))",
         "kept.append(x)\nif len(other) > 3:\n    other.pop()",
+        "for x in xs:\n    if kept is None:\n        kept = 0\n    kept += x",
+        "kept.append(x)\ndef other():\n    kept = []\n    kept.clear()",
+        "kept.append(x)\nclass Other:\n    def __init__(self):\n        self.kept = []\n        self.kept.clear()",
     ],
 )
-def test_code_that_only_adds_has_no_bound(code: str) -> None:
-    assert is_unbounded("kept", [ast.parse(code)])
+def test_code_that_only_adds_has_no_bound(code: str, write: Write) -> None:
+    assert is_unbounded(KEPT, write(code))
 
 
 @pytest.mark.parametrize(
@@ -44,16 +72,15 @@ def test_code_that_only_adds_has_no_bound(code: str) -> None:
         "kept.append(x)\ndef trim(values):\n    values.pop(0)\ntrim(kept)",
         "state = f(state)\nstate = state.detach()\nkept[at] = x",
         "kept[step] = x",  # steps may come again
+        "kept = f(kept)\nif at:\n    kept = kept.detach()",
+        "for x in xs:\n    kept += x\n    if at:\n        kept = 0",
+        "kept = []\nkept.append(x)\ndef flush():\n    global kept\n    kept = []",
         "kept = x",
         "",
     ],
 )
-def test_what_bounds_it_or_may_is_seen(code: str) -> None:
-    assert not is_unbounded("kept", [ast.parse(code)])
-
-
-def test_a_chain_that_is_cut_now_and_then_is_no_proof() -> None:
-    assert not is_unbounded("state", [ast.parse("state = f(state)\nif at:\n    state = state.detach()")])
+def test_what_bounds_it_or_may_is_seen(code: str, write: Write) -> None:
+    assert not is_unbounded(KEPT, write(code))
 
 
 @pytest.mark.parametrize(
@@ -66,11 +93,13 @@ def test_a_chain_that_is_cut_now_and_then_is_no_proof() -> None:
         ("if self.count >= 2 * 8:\n    pass\nelif ready and self.count < 2 * 8:\n    kept.append(x)", (3, 16)),
     ],
 )
-def test_limits_are_found_by_the_name_of_what_they_bound(code: str, expected: tuple[int | None, int]) -> None:
+def test_limits_are_found_by_the_name_of_what_they_bound(
+    code: str, expected: tuple[int | None, int], write: Write
+) -> None:
     scope = {"count": 3, "most": 7}
     found = [
         (None if each.measure is None else find_number(each.measure, scope), find_number(each.most, scope))
-        for each in find_limits(ast.parse(code))["kept"]
+        for each in find_limits(KEPT, ["self"], write(code))
     ]
     assert expected in found
 
@@ -78,9 +107,67 @@ def test_limits_are_found_by_the_name_of_what_they_bound(code: str, expected: tu
 @pytest.mark.parametrize(
     "code", ["if len(kept) > 3: print(kept[-1])", "assert len(kept) == 3", "ready = len(kept) > 3"]
 )
-def test_a_comparison_that_ends_nothing_is_no_limit(code: str) -> None:
-    assert "kept" not in find_limits(ast.parse(code))
-    assert not is_unbounded("kept", [ast.parse(f"kept.append(x)\n{code}")])  # nor is it proved to go on
+def test_a_comparison_that_ends_nothing_is_no_limit(code: str, write: Write) -> None:
+    files = write(f"kept.append(x)\n{code}")
+    assert not find_limits(KEPT, (), files)
+    assert not is_unbounded(KEPT, files)  # nor is it proved to go on
+
+
+BOUNDED = """
+class Pool:
+    def __init__(self):
+        self.kept = []
+
+    def push(self, x):
+        self.kept.append(x)
+        if len(self.kept) > 9:
+            self.kept.pop(0)
+
+kept = []
+
+def add(x):
+    kept.append(x)
+    if len(kept) > 7:
+        kept.pop(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("kept = []\nkept.append(x)", Named("0.py", "", "kept")),
+        ("def train():\n    kept = []\n    kept.append(x)", Named("0.py", "train", "kept")),
+        (
+            "class Net:\n    def __init__(self):\n        self.kept = []\n    def add(self, x):\n        self.kept += [x]",
+            Named("0.py", "Net", "kept"),
+        ),
+    ],
+)
+def test_a_bound_of_another_file_bounds_its_own(code: str, named: Named, write: Write) -> None:
+    files = write(code, BOUNDED)
+    assert is_unbounded({named}, files)
+    assert not find_limits({named}, ["net"], files)
+    for own, most in ((Named("1.py", "Pool", "kept"), 9), (Named("1.py", "", "kept"), 7)):
+        assert {find_number(each.most, {}) for each in find_limits({own}, ["pool"], files)} == {most}
+        assert not is_unbounded({own}, files)
+
+
+@pytest.mark.parametrize(
+    ("code", "other"),
+    [
+        ("kept = []\nkept.append(x)\ntrim(kept)", "def trim(values):\n    values.pop(0)"),
+        ("kept = []\nkept.append(x)\ntrim(by=kept)", "def trim(by):\n    cut(by)\ndef cut(values):\n    del values[0]"),
+        (
+            "kept = []\nkept.append(x)\nPool(kept)",
+            "class Pool:\n    def __init__(self, values):\n        self.of = values\n    def cut(self):\n        self.of.clear()",
+        ),
+        ("kept = []\nkept.append(x)", "from train import kept\ndef cut():\n    kept.clear()"),
+    ],
+)
+def test_another_file_that_is_given_it_may_empty_it(code: str, other: str, write: Write) -> None:
+    files = write(code, other)
+    assert not is_unbounded(KEPT, files)
+    assert is_unbounded(KEPT, files[:1])
 
 
 def test_where_a_value_is_made() -> None:
@@ -89,3 +176,5 @@ def test_where_a_value_is_made() -> None:
         (each.line, each.function, each.is_attribute, each.is_new) for each in find_makings("kept", ast.parse(code))
     ]
     assert found == [(1, "", False, True), (3, "train", True, True)]
+    code = "for x in xs:\n    kept = []\n    if x:\n        kept = []"
+    assert [each.is_always for each in find_makings("kept", ast.parse(code))] == [True, False]

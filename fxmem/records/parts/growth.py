@@ -25,7 +25,7 @@ class Growth(Record):
     nbytes: Bytes
     """A step; the mean where steps differ."""
     tensors: int
-    """A step; 0 where one tensor grows."""
+    """A step that keeps more; 0 where one tensor grows."""
     shape: Many[int] = ()
     """Of the largest."""
     dtype: str = ""
@@ -37,6 +37,8 @@ class Growth(Record):
     """`file:line` of the program that writes to the owner; empty where none is found."""
     since: int
     """The first step that kept more than the one before."""
+    every: int = Field(default=1, exclude_if=lambda value: value == 1)
+    """Steps at most from one that keeps more to the next."""
     until: int | None = None
     """The step from which on it keeps no more, for the owner has a bound (`deque(maxlen=10)`); None: none is known."""
     ends: int | None = Field(default=None, exclude_if=lambda value: value is None)

@@ -10,30 +10,33 @@ program's code.
 from __future__ import annotations
 
 import itertools
-import linecache
 import re
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
 from fxmem.records.names import GROWING, STEPS
 from fxmem.records.parts import IN_CYCLES, Growth
 from fxmem.records.profile import SourceLine
-from fxmem.records.units import package_path
 from fxmem.simulation.loaded_modules import program_files
 from fxmem.simulation.observe.event_log import LoggedStorage, StepLog
 from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.card_memory import CardMemory, RepeatedSteps
-from fxmem.simulation.program.growth_proof import HolderCode
+from fxmem.simulation.program.growth_proof import HolderCode, find_keeping_line
 from fxmem.simulation.program.loops import LoopWatch, list_frames
 from fxmem.simulation.residents import Holders, Places
-from fxmem.simulation.source_trees import keeping_lines, read_tree
 
 _MOST_ACTS: Final = 1_000_000
 """Allocations and frees that are replayed at most to find the step at which the card is full."""
+
+
+_OFTEN: Final = 3
+"""Times that something has to keep more, where it does not in each round."""
+_Rise = tuple[int, int]
+"""By how many bytes and tensors more something is."""
 
 
 class _Held(NamedTuple):
@@ -62,8 +65,12 @@ class GrowthLog:
         """By round, the bytes alive after it."""
         self._held: dict[str, _Held] = {}
         """By owner, what it has after the last round."""
-        self._rises: dict[str, list[tuple[int, int]]] = {}
+        self._rises: dict[str, list[_Rise]] = {}
         """By owner that has had more after each of the last rounds, by how many bytes and tensors each time."""
+        self._storages: frozenset[int] = frozenset()
+        """Alive after the last round."""
+        self._series: dict[str, list[_Rise]] = {}
+        """By owner, how many more it has had after each round for as long as it never had fewer."""
         self._sizes: deque[Counter[int]] = deque(maxlen=2)
         """Of the last rounds, how often each number of bytes was allocated."""
         self._forward_sizes: deque[Counter[int]] = deque(maxlen=2)
@@ -99,8 +106,8 @@ class GrowthLog:
         owned: dict[str, list[int]] = {}
         for index in self._log.alive():
             owned.setdefault(_find_owner(self._log.storages[index]), []).append(index)
-        rises, nothing, held = self._rises, _Held(0, 0, 0), dict[str, _Held]()
-        self._rises = {}
+        rises, series, nothing, held = self._rises, self._series, _Held(0, 0, 0), dict[str, _Held]()
+        self._rises, self._series = {}, {}
         for owner, storages in owned.items():
             before = self._held.get(owner, nothing)
             nbytes = sum(self._log.storages[index].nbytes for index in storages)
@@ -110,13 +117,23 @@ class GrowthLog:
             if self._alive and nbytes > before.nbytes and (is_kept or not more):
                 self._rises[owner] = rise = rises.get(owner, [])
                 rise.append((nbytes - before.nbytes, more))
-        self._held = held
+            if self._never_falls(before, now, series.get(owner, [])):
+                self._series[owner] = [*series.get(owner, []), (nbytes - before.nbytes, more)]
+        self._held, self._storages = held, frozenset(index for each in held.values() for index in each.storages)
         self._alive.append(sum(each.nbytes for each in held.values()))
         self._sizes.append(sizes)
         self._forward_sizes.append(sizes if forward_sizes is None else forward_sizes)
         if len(self._alive) <= GROWING:
             for file, lines in program_files(sys._getframe(1)).items():
                 self._files.setdefault(file, set()).update(lines)
+
+    def _never_falls(self, before: _Held, now: _Held, series: Sequence[_Rise]) -> bool:
+        """Whether an owner may be one that keeps all that it gets, now and then: it has what it had, or in the place of
+        some of that, once it has kept more a few times, as much."""
+        if before.storages == now.storages or now.storages > before.storages:
+            was_alive = before.storages or self._storages  # what it has first is no new one's, as of a variable
+            return bool(now.storages & was_alive)
+        return now.nbytes == before.nbytes and sum(nbytes > 0 for nbytes, _ in series) >= _OFTEN
 
     def _rank(self, index: int) -> tuple[bool, int]:
         storage = self._log.storages[index]
@@ -130,6 +147,8 @@ class GrowthLog:
         of different lengths leave different bytes alive, which is no growth. None: not known.
         """
         more = [after - before for before, after in itertools.pairwise(self._alive[-3:])]
+        if any(_find_gap(each) for each in self._series.values()):
+            return sum(each.nbytes for each in self._find_all())
         if more and (self._sizes[-1] == self._sizes[-2] or more == [0, 0]):
             return more[-1] if more[-1] >= 0 else None
         return sum(rise[-1][0] for owner in self._rises if (rise := self._find_rise(owner))) or None
@@ -143,11 +162,12 @@ class GrowthLog:
         """Whether something grows, and the next rounds, as many as are run for that, may show its end."""
         if len(self._alive) >= GROWING:
             return False
-        ends = [self._find_end(owner) for owner in self._rises if self._find_rise(owner)]
+        ends = [each.until for each in self._find_all()]
         if ends and all(end is not None and end > GROWING for end in ends):
             return False
         is_joined = len(self._alive) == STEPS and bool(self._rises) and self._are_alike()  # a tensor, since step 2
-        return bool(ends or self.nbytes or is_joined)
+        is_on_and_off = any(_find_gap(each, least=1) for each in self._series.values())
+        return bool(ends or self.nbytes or is_joined or is_on_and_off)
 
     def describe(self, *, is_over: bool = False) -> dict[str, Any]:
         """`growth_bytes` and `grown`, as the records have them.
@@ -197,50 +217,66 @@ class GrowthLog:
         kept = kept[: (len(kept) + 1) // 2]  # the oldest: a variable may still have the last one
         located = self._holders.locate(kept, places, saved)
         found: dict[str, Any] = {"ends": loops and loops.find_last(rounds)}
-        if located is None:
-            return grown.model_copy(update=found)
         if not located:  # what autograd's graph alone keeps is not freed by itself, nor are its leaves' gradients
             is_graphs = not saved.keys().isdisjoint(kept) or grown.holder.endswith(".grad")
             found |= {"holder": IN_CYCLES if self._cycles_stay else "", "kept_at": ""}
             return grown.model_copy(update={**found, "is_endless": is_graphs or self._cycles_stay})
-        ((path, _),) = Counter(each.partition("[")[0] for each in located.values()).most_common(1)
+        counted = Counter((path.partition("[")[0], owner) for path, owner in located.values())
+        ((path, owner), _) = counted.most_common(1)[0]
         around = () if loops is None else loops.loops
-        code, kept_at = HolderCode(path, self._files, frames, around), find_keeping_line(path, self._files)
+        code = HolderCode(path, owner, self._files, frames, around)
+        kept_at = find_keeping_line(path, self._files, {each.file for each in code.meant})
         found["ends"] = loops and loops.find_last(rounds, code.outer)
-        is_endless = grown.until is None and bool(kept_at) and code.is_unbounded
+        is_known = not code.outer or found["ends"] is not None  # else a pass of unknown length makes it anew
+        is_endless = grown.until is None and bool(kept_at) and is_known and code.is_unbounded
         return grown.model_copy(update={**found, "holder": path, "kept_at": kept_at, "is_endless": is_endless})
 
     def find(self) -> tuple[Growth, ...]:
         """Who keeps more after each of the last rounds, the most first; nobody where as much is alive in all."""
         if self.nbytes == 0:
             return ()
-        found = [self._describe(owner, rise) for owner in self._rises if (rise := self._find_rise(owner))]
+        return self._find_all()
+
+    def _find_all(self) -> tuple[Growth, ...]:
+        rounds, found = len(self._alive), list[Growth]()
+        for owner in self._series.keys() | self._rises.keys():
+            series = self._series.get(owner, [])
+            if gap := _find_gap(series):
+                first, *_, last = (number for number, (nbytes, _) in enumerate(series) if nbytes)
+                found.append(self._describe(owner, series[first + 1 : last + 1], rounds - len(series) + first + 1, gap))
+            elif last_first := self._find_rise(owner):
+                since = (
+                    rounds - len(last_first) + 1 if len(last_first) < rounds - 1 else 1
+                )  # before it, nothing is known
+                found.append(self._describe(owner, last_first, since))
         return tuple(sorted(found, key=lambda each: (-each.nbytes, each.holder)))
 
-    def _find_rise(self, owner: str) -> list[tuple[int, int]]:
+    def _find_rise(self, owner: str) -> list[_Rise]:
         """By how many bytes and tensors more an owner had after each of the last rounds, the last first; empty where it
         does not grow."""
-        last_first = self._rises[owner][::-1]
+        last_first = self._rises.get(owner, [])[::-1]
         counted = [*itertools.takewhile(lambda each: each[1] > 0, last_first)]
         if len(counted) >= 2:
             return counted
         alike = [*itertools.takewhile(lambda each: each == last_first[0], last_first)]
         return alike if len(alike) >= 2 and self._are_alike() else []
 
-    def _describe(self, owner: str, last: Sequence[tuple[int, int]]) -> Growth:
-        rounds, held = len(self._alive), self._held[owner]
+    def _describe(self, owner: str, rises: Sequence[_Rise], since: int, every: int = 1) -> Growth:
+        held = self._held[owner]
         storage = self._log.storages[held.largest]
+        times = sum(nbytes > 0 for nbytes, _ in rises)
         return Growth(
             holder=owner,
-            nbytes=round(sum(nbytes for nbytes, _ in last) / len(last)),
-            tensors=round(sum(tensors for _, tensors in last) / len(last)),
+            nbytes=round(sum(nbytes for nbytes, _ in rises) / len(rises)),
+            tensors=round(sum(tensors for _, tensors in rises) / times),
             shape=storage.shape,
             dtype=str(storage.dtype).removeprefix("torch."),
             times=max(storage.nbytes // storage.held_bytes, 1) if storage.held_bytes else 1,
             made_at=self._made_at.get(held.largest, ""),
             kept_at=find_keeping_line(owner, self._files),
-            since=rounds - len(last) + 1 if len(last) < rounds - 1 else 1,  # nothing is known of before the first
-            until=self._find_end(owner),
+            since=since,
+            every=every,
+            until=self._find_end(owner, every),
         )
 
     def _are_alike(self) -> bool:
@@ -249,14 +285,15 @@ class GrowthLog:
         before, after = self._forward_sizes
         return 2 * (before & after).total() >= after.total()
 
-    def _find_end(self, owner: str) -> int | None:
+    def _find_end(self, owner: str, every: int) -> int | None:
         """The round from which on an owner's bound holds; of several things that it has, the last."""
         ends = []
         for path, series in self._holders.bounds.items():
             found = []
-            for (before, _), (now, most) in (each[-2:] for each in series.values() if len(each) > 1):
+            for each in series.values():
+                (now, most), before = each[-1], each[-1 - every][0] if len(each) > every else each[-1][0]
                 if before < now <= most:
-                    found.append(len(self._alive) - (now - most) // (now - before))
+                    found.append(len(self._alive) - (now - most) * every // (now - before))
             if found and _is_within(owner, path.partition("[")[0]):
                 ends.append(min(found))
         return max(ends, default=None)
@@ -319,22 +356,15 @@ def _is_within(owner: str, path: str) -> bool:
     return owner == path or owner.endswith(f" {path}") or owner.startswith(f"{path}.")
 
 
-# --- the line that keeps it -------------------------------------------------------------------------------------------
+def _find_gap(series: Sequence[_Rise], least: int = _OFTEN) -> int:
+    """How many rounds at most come from one that keeps more to the next, where some keep no more; 0: it is not so, or
+    may be over.
 
-
-def find_keeping_line(owner: str, files: Mapping[str, Collection[int]]) -> str:
-    """Find `file:line` that writes to an owner: `preds.append(out)`, `total += loss`, `seen[step] = out`.
-
-    By the owner's last name: the first, in the order of files and lines, of the lines that are given of each file, else
-    of all; empty where there is none.
+    Args:
+        series: of the rounds.
+        least: how many have to keep more.
     """
-    name = owner.rpartition(" ")[2].rpartition(".")[2]
-    lines = ((file, line) for file in files for line in _lines_that_keep(file, name))
-    running = ((file, line) for file in files if files[file] for line in _lines_that_keep(file, name))
-    found = next(((file, line) for file, line in running if line in files[file]), None) or next(lines, None)
-    return "" if found is None else f"{package_path(found[0])}:{found[1]}"
-
-
-def _lines_that_keep(file: str, name: str) -> Iterator[int]:
-    if name in "".join(linecache.getlines(file)):  # else it need not be parsed: a program may have hundreds
-        yield from (line for kept, line in keeping_lines(read_tree(file)) if kept == name)
+    at = [number for number, (nbytes, _) in enumerate(series) if nbytes]
+    gap = max((after - before for before, after in itertools.pairwise(at)), default=2)
+    is_over = len(at) < least or len(series) - 1 - at[-1] >= gap
+    return 0 if is_over or (gap < 2 and least > 1) else max(gap, 1)

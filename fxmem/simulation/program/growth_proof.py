@@ -8,16 +8,15 @@ not made anew. All else is not known.
 from __future__ import annotations
 
 import linecache
-import re
 import types
-from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from fxmem.records.units import package_path
+from fxmem.simulation.holder_names import Owner, find_names, split_path
 from fxmem.simulation.program.loops import Loop
 from fxmem.simulation.source_lines import variables
-from fxmem.simulation.source_trees import Making, find_functions, find_given, find_makings, is_unbounded, read_tree
-
-_WORD: Final = re.compile(r"[A-Za-z_]\w*")
+from fxmem.simulation.source_trees import Making, find_makings, keeping_lines, read_tree
+from fxmem.simulation.source_uses import is_unbounded
 
 
 class HolderCode:
@@ -25,18 +24,24 @@ class HolderCode:
 
     Args:
         holder: as the program calls it: `meter.values`, `graph of losses`.
+        owner: who has it.
         files: the program's own.
         frames: of the functions that run, the outermost first.
         loops: around its steps, the outermost first.
     """
 
     def __init__(
-        self, holder: str, files: Collection[str], frames: Sequence[types.FrameType], loops: Sequence[Loop]
+        self,
+        holder: str,
+        owner: Owner,
+        files: Collection[str],
+        frames: Sequence[types.FrameType],
+        loops: Sequence[Loop],
     ) -> None:
-        self._names = _WORD.findall(re.sub(r"\[.*?\]", "", re.sub(r"^((graph|frames|hook) of )+", "", holder)))
+        self._names = split_path(holder)
         self._files, self._frames, self._loops = files, frames, loops
-        self._near: set[str] = set()
-        """Files of the functions that have it as a variable."""
+        self.meant = find_names(holder, owner, frames[::-1])
+        """What the code calls it."""
         self._is_sure = bool(self._names)
         """Whether it is known where it is made."""
         self.outer = 0
@@ -49,14 +54,7 @@ class HolderCode:
     @property
     def is_unbounded(self) -> bool:
         """Whether the code puts more into it, and nothing bounds it."""
-        if not self._is_sure:
-            return False
-        name = self._names[-1]
-        files = [each for each in self._files if name in "".join(linecache.getlines(each))]
-        if len(self._names) == 1 and (near := [each for each in files if each in self._near]):  # a plain variable
-            given = {called for each in near for called in find_given(name, read_tree(each))}
-            files = [each for each in self._files if each in near or given & find_functions(read_tree(each))]
-        return is_unbounded(name, map(read_tree, files))
+        return self._is_sure and is_unbounded(self.meant, self._files)
 
     def _follow_variable(self, name: str) -> None:
         """Find the function that has made what a variable has, from the innermost on: others are given it."""
@@ -66,13 +64,11 @@ class HolderCode:
             named = [each for each in own if each == name or (each == "self" and type(own[each]).__name__ == name)]
             if value is None and named:
                 value = own[named[0]]
-            if named or name in frame.f_globals:
-                self._near.add(frame.f_code.co_filename)
             names = {*named, *(each for each in own if value is not None and own[each] is value)}
             makings = [each for one in names for each in _find_own_makings(one, frame)]
             if any(each.is_new for each in makings):
                 around = sum(each.depth < depth for each in self._loops)
-                lines = [each.line for each in makings if each.is_new]
+                lines = [each.line for each in makings if each.is_new and each.is_always]
                 within = [self._count_around(frame.f_code.co_filename, line) for line in lines]
                 self.outer = max(self.outer, around, *within)
                 return
@@ -80,11 +76,15 @@ class HolderCode:
 
     def _follow_attribute(self, name: str) -> None:
         """Find where an attribute is made: with its owner, in a loop around the steps, or nobody can tell when."""
+        depths = {(each.f_code.co_filename, _name_function(each)): depth for depth, each in enumerate(self._frames)}
         for file in self._files:
             for each in (making for making in find_makings(name, read_tree(file)) if making.is_attribute):
-                around = self._count_around(file, each.line)
+                depth = depths.get((file, each.function), 0)
+                called = sum(loop.depth < depth for loop in self._loops)  # in the function that has the loop
+                around = max(self._count_around(file, each.line), called) if each.is_always else 0
                 self.outer = max(self.outer, around)
-                self._is_sure &= each.is_new and (bool(around) or each.function == "__init__")
+                is_once = each.is_always and (file, each.function) in depths
+                self._is_sure &= each.is_new and (bool(around) or is_once or each.function == "__init__")
 
     def _count_around(self, file: str, line: int) -> int:
         """How many of the loops, from the outermost on, are around a line or around what it is within."""
@@ -95,6 +95,37 @@ class HolderCode:
 
 def _find_own_makings(name: str, frame: types.FrameType) -> Iterator[Making]:
     """The lines of a running function that make what its variable has."""
-    function = frame.f_code.co_name.strip("<>").replace("module", "")
-    tree = read_tree(frame.f_code.co_filename)
-    return (each for each in find_makings(name, tree) if each.function == function and not each.is_attribute)
+    made = find_makings(name, read_tree(frame.f_code.co_filename))
+    return (each for each in made if each.function == _name_function(frame) and not each.is_attribute)
+
+
+def _name_function(frame: types.FrameType) -> str:
+    """The name of a running function as its code has it; empty for a module's."""
+    return frame.f_code.co_name.strip("<>").replace("module", "")
+
+
+# --- the line that keeps it -------------------------------------------------------------------------------------------
+
+
+def find_keeping_line(owner: str, files: Mapping[str, Collection[int]], near: Collection[str] = ()) -> str:
+    """Find `file:line` that writes to an owner: `preds.append(out)`, `total += loss`, `seen[step] = out`.
+
+    By the owner's last name: the first, in the order of files and lines, of the lines that are given of each file, else
+    of all; empty where there is none.
+
+    Args:
+        owner: who keeps it.
+        files: the program's, each with the lines of its functions that run.
+        near: those of them where the owner is made, which come first.
+    """
+    files = dict(sorted(files.items(), key=lambda each: each[0] not in near))
+    name = owner.rpartition(" ")[2].rpartition(".")[2]
+    lines = ((file, line) for file in files for line in _lines_that_keep(file, name))
+    running = ((file, line) for file in files if files[file] for line in _lines_that_keep(file, name))
+    found = next(((file, line) for file, line in running if line in files[file]), None) or next(lines, None)
+    return "" if found is None else f"{package_path(found[0])}:{found[1]}"
+
+
+def _lines_that_keep(file: str, name: str) -> Iterator[int]:
+    if name in "".join(linecache.getlines(file)):  # else it need not be parsed: a program may have hundreds
+        yield from (line for kept, line in keeping_lines(read_tree(file)) if kept == name)
