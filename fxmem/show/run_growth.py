@@ -53,8 +53,11 @@ def _describe_unproved(program: ProgramRun, growth_bytes: int, keeper: str) -> s
     first = max([2, *(each.since for each in program.grown[:1])])
     of = "the mean" if program.grown and program.grown[0].every > 1 else "each"
     seen = f"in {of} of {last - first + 1} steps" if last > first else "in a step"
+    words, emptied = f"grew by {growth_bytes:,} bytes {seen}{keeper}", [each.emptied for each in program.grown]
+    if emptied and None not in emptied:
+        return f"{words}, and has had more: it was emptied in step {emptied[0]:,}"
     more = f"--steps {_MORE_STEPS if last < _MORE_STEPS else 4 * last}"
-    return f"grew by {growth_bytes:,} bytes {seen}{keeper}; whether it goes on was not seen: {more}"
+    return f"{words}; whether it goes on was not seen: {more}"
 
 
 def growth_facts(step: Step) -> Facts:
@@ -119,6 +122,7 @@ def _grown_facts(grown: Sequence[Growth], of: str = "", of_each: str = "a step")
         until = "" if each.last is None else f", until step {each.last:,}"
         until += " at the latest" if until and each.until is None and not each.is_endless else ""
         much = f"{each.nbytes:,} bytes{of} {of_each}"
+        until += "" if each.emptied is None else f", last emptied in step {each.emptied:,}"
         what = f"{much}, {_describe_keeper(each)}: {tensors}, the largest {largest}{since}{until}"
         found.append(Fact("" if found else "Grows", what, "grows"))
     if rest := grown[len(large) :]:

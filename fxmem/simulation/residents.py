@@ -248,7 +248,8 @@ class _Search:
         self._frames, _ = program_frames(sys._getframe(1))
         self._files: dict[str, None] = dict.fromkeys(program_files(sys._getframe(1)))
         """Whose code may bound something."""
-        self._may_limit = functools.cache(lambda name: has_limits(name, self._files))
+        self._is_limited: dict[str, bool] = {}
+        """By the last word of a path, whether that code bounds something of such a name."""
 
     @property
     def is_whole(self) -> bool:
@@ -404,7 +405,11 @@ class _Search:
     def _find_limits(self, path: str) -> Sequence[Limit]:
         """The comparisons that bound what is called so, or what is in a dictionary under such a key."""
         word = _LAST_WORD.search(path)
-        if word is None or not self._may_limit(word[1]):
+        if word is None:
+            return ()
+        if word[1] not in self._is_limited:
+            self._is_limited[word[1]] = has_limits(word[1], self._files)
+        if not self._is_limited[word[1]]:
             return ()
         names = [each._replace(name=word[1]) for each in find_names(path, self._scope.owner, self._frames)]
         return find_limits(names, split_path(path), self._files)

@@ -39,6 +39,9 @@ class Growth(Record):
     """The first step that kept more than the one before."""
     every: int = Field(default=1, exclude_if=lambda value: value == 1)
     """Steps at most from one that keeps more to the next."""
+    emptied: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The last step that left less than half of what the owner had had before, if that was more than it has now: it
+    grows again, and the peak was seen. None: there is none."""
     until: int | None = None
     """The step from which on it keeps no more, for the owner has a bound (`deque(maxlen=10)`); None: none is known."""
     ends: int | None = Field(default=None, exclude_if=lambda value: value is None)

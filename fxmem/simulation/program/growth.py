@@ -17,21 +17,14 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
 from fxmem.records.names import GROWING, STEPS
 from fxmem.records.parts import IN_CYCLES, Growth
 from fxmem.records.profile import SourceLine
 from fxmem.simulation.loaded_modules import program_files
 from fxmem.simulation.observe.event_log import LoggedStorage, StepLog
-from fxmem.simulation.program.block_trace import BlockTrace
-from fxmem.simulation.program.card_memory import CardMemory, RepeatedSteps
 from fxmem.simulation.program.growth_proof import HolderCode, find_keeping_line
 from fxmem.simulation.program.loops import LoopWatch, list_frames
 from fxmem.simulation.residents import Holders, Places
-
-_MOST_ACTS: Final = 1_000_000
-"""Allocations and frees that are replayed at most to find the step at which the card is full."""
-
 
 _OFTEN: Final = 3
 """Times that something has to keep more, where it does not in each round."""
@@ -67,6 +60,9 @@ class GrowthLog:
         """By owner, what it has after the last round."""
         self._rises: dict[str, list[_Rise]] = {}
         """By owner that has had more after each of the last rounds, by how many bytes and tensors each time."""
+        self._emptied: dict[str, tuple[int, int]] = {}
+        """By owner that has had more after each round and then less than half of it, the last round that left so much
+        less, and the bytes before."""
         self._storages: frozenset[int] = frozenset()
         """Alive after the last round."""
         self._series: dict[str, list[_Rise]] = {}
@@ -119,6 +115,10 @@ class GrowthLog:
                 rise.append((nbytes - before.nbytes, more))
             if self._never_falls(before, now, series.get(owner, [])):
                 self._series[owner] = [*series.get(owner, []), (nbytes - before.nbytes, more)]
+        for owner in (each for each, rise in rises.items() if len(rise) >= _OFTEN):
+            before = self._held[owner].nbytes
+            if 2 * held.get(owner, nothing).nbytes < before:
+                self._emptied[owner] = len(self._alive) + 1, before
         self._held, self._storages = held, frozenset(index for each in held.values() for index in each.storages)
         self._alive.append(sum(each.nbytes for each in held.values()))
         self._sizes.append(sizes)
@@ -264,6 +264,7 @@ class GrowthLog:
     def _describe(self, owner: str, rises: Sequence[_Rise], since: int, every: int = 1) -> Growth:
         held = self._held[owner]
         storage = self._log.storages[held.largest]
+        emptied, most = self._emptied.get(owner, (None, 0))
         times = sum(nbytes > 0 for nbytes, _ in rises)
         return Growth(
             holder=owner,
@@ -277,6 +278,7 @@ class GrowthLog:
             since=since,
             every=every,
             until=self._find_end(owner, every),
+            emptied=emptied if held.nbytes <= most else None,
         )
 
     def _are_alike(self) -> bool:
@@ -297,40 +299,6 @@ class GrowthLog:
             if found and _is_within(owner, path.partition("[")[0]):
                 ends.append(min(found))
         return max(ends, default=None)
-
-
-class FurtherSteps:
-    """The steps to come of a program that grows, replayed on its card.
-
-    Args:
-        memory: the card's.
-        trace: of what the program allocates and frees.
-    """
-
-    def __init__(self, memory: CardMemory, trace: BlockTrace) -> None:
-        self._memory, self._trace = memory, trace
-        self._steps = LoopSteps()
-        self._acts = 1
-
-    def note_round(self, number: int) -> None:
-        """A round after which more is alive is over."""
-        self._memory.ask_cudnn()
-        acts, self._acts = self._trace.since(0)
-        events = find_events(acts, self._memory.asked)
-        if events is None:
-            self._steps = LoopSteps()
-        else:
-            self._steps.add(number, events, (), None, 0)
-
-    def find_full(self, number: int, growth_bytes: int) -> int | None:
-        """The round within which the card has no more memory, if all to come are like the last; None: not known."""
-        even = self._steps.find_even(LEAST_COMPARED)
-        periods = self._memory.usable_bytes // growth_bytes + 1
-        if even is None or periods * self._acts > _MOST_ACTS:
-            return None
-        further = RepeatedSteps(even, periods)
-        self._memory.try_steps(further)
-        return None if further.done == periods else number + further.done + 1
 
 
 def _join(grown: Sequence[Growth]) -> Growth:

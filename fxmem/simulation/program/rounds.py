@@ -31,7 +31,8 @@ from fxmem.simulation.program.block_trace import BlockTrace
 from fxmem.simulation.program.card_memory import CardMemory, LiveBytes, Part, PartPeak
 from fxmem.simulation.program.cycles import Cycles
 from fxmem.simulation.program.evaluations import Evaluations
-from fxmem.simulation.program.growth import FurtherSteps, GrowthLog
+from fxmem.simulation.program.further_steps import FurtherSteps
+from fxmem.simulation.program.growth import GrowthLog
 from fxmem.simulation.program.host_memory import HostMeter
 from fxmem.simulation.program.loader_watch import LoaderWatch
 from fxmem.simulation.program.loops import LoopWatch
