@@ -98,15 +98,16 @@ def others_frozen() -> Iterator[None]:
 @pytest.fixture
 def others_unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program has the modules of its test alone: others have names like its own, and much to look through."""
-    from fxmem.simulation import loaded_modules, residents
+    from fxmem.simulation import holder_names, loaded_modules, residents
 
-    find_all, own = loaded_modules.program_modules, {"causing", "growing", request.path.stem}
+    find_all, own = loaded_modules.program_modules, {"bounded_meter", "causing", "growing", request.path.stem}
 
     def find() -> list[tuple[str, dict[str, Any]]]:
         return [(name, scope) for name, scope in find_all() if Path(scope["__file__"]).stem in own]
 
     monkeypatch.setattr(loaded_modules, "program_modules", find)
     monkeypatch.setattr(residents, "program_modules", find)
+    monkeypatch.setattr(holder_names, "program_modules", find)
 
 
 @pytest.fixture(scope="session")

@@ -63,3 +63,15 @@ def freeze_gc() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextmanager
+def unfreeze_gc() -> Iterator[None]:
+    """Inside, the collector sees what was frozen as well."""
+    is_frozen = bool(gc.get_freeze_count())
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        if is_frozen:
+            gc.freeze()

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from fxmem._torch import wrappers as torch_wrappers
+from fxmem.records.pause_gc import unfreeze_gc
 from fxmem.simulation.holder_names import Owner
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.source_lines import is_own_file, program_frames, variables
@@ -49,10 +50,15 @@ class _Step(NamedTuple):
 def find_keepers(log: StepLog, wanted: Collection[int]) -> dict[int, tuple[str, Owner]]:
     """The nearest names above the tensors in these storages, each with who has its first element; without what no
     object of Python's has, or no name."""
-    level, found = [_Step(each, index) for index, each in _find_tensors(log, wanted)], dict[int, tuple[str, Owner]]()
+    with unfreeze_gc():  # else it leaves out what was there before the recording
+        return _climb_up([_Step(each, index) for index, each in _find_tensors(log, wanted)])
+
+
+def _climb_up(level: list[_Step]) -> dict[int, tuple[str, Owner]]:
+    found: dict[int, tuple[str, Owner]] = {}
     seen = {id(each.value): each.value for each in level}
     scopes = {id(vars(each)): each for each in sys.modules.copy().values() if isinstance(each, types.ModuleType)}
-    frames, _ = program_frames(sys._getframe(1))  # the collector does not track what runs
+    frames, _ = program_frames(sys._getframe(2))  # the collector does not track what runs
     for _ in range(_HIGHEST):
         below = {id(each.value): each for each in level[:_WIDEST] if each.storage not in found}
         level, referred = [], set[int]()
@@ -92,7 +98,8 @@ def _climb(value: Any, below: Mapping[int, _Step]) -> Iterator[tuple[_Step, _Ste
             if (child := below.get(id(each))) is not None:
                 yield child, _Step(value, child.storage, *child.down(), key)
     else:
-        named, own = {id(each): name for name, each in _find_named(value)}, _find_attributes(value)
+        named = {id(each): name for name, each in reversed([*_find_named(value)])}
+        own = _find_attributes(value)
         referents = {*named, *map(id, gc.get_referents(value))}
         for child in [
             each for each in below.values() if not referents.isdisjoint((id(each.value), _find_cell(each.value)))

@@ -11,7 +11,6 @@ import pytest
 from fxmem.simulation.source_trees import find_makings, find_number
 from fxmem.simulation.source_uses import Named, find_limits, is_unbounded
 
-
 Write = Callable[..., list[str]]
 
 
@@ -138,7 +137,8 @@ def add(x):
         ("kept = []\nkept.append(x)", Named("0.py", "", "kept")),
         ("def train():\n    kept = []\n    kept.append(x)", Named("0.py", "train", "kept")),
         (
-            "class Net:\n    def __init__(self):\n        self.kept = []\n    def add(self, x):\n        self.kept += [x]",
+            "class Net:\n    def __init__(self):\n        self.kept = []\n"
+            "    def add(self, x):\n        self.kept += [x]",
             Named("0.py", "Net", "kept"),
         ),
     ],
@@ -159,7 +159,8 @@ def test_a_bound_of_another_file_bounds_its_own(code: str, named: Named, write: 
         ("kept = []\nkept.append(x)\ntrim(by=kept)", "def trim(by):\n    cut(by)\ndef cut(values):\n    del values[0]"),
         (
             "kept = []\nkept.append(x)\nPool(kept)",
-            "class Pool:\n    def __init__(self, values):\n        self.of = values\n    def cut(self):\n        self.of.clear()",
+            "class Pool:\n    def __init__(self, values):\n        self.of = values\n"
+            "    def cut(self):\n        self.of.clear()",
         ),
         ("kept = []\nkept.append(x)", "from train import kept\ndef cut():\n    kept.clear()"),
     ],

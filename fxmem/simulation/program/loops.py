@@ -94,12 +94,16 @@ class LoopWatch:
         if is_passing and id(frame) not in self._outside:
             yield Loop(code.co_filename, line, line, depth, None, None)  # a comprehension
         scope: Mapping[str, Any] | None = None
-        for node in _loops_around(find_body(read_tree(code.co_filename), code), line):
+        around = [*_loops_around(find_body(read_tree(code.co_filename), code), line)]
+        for number, node in enumerate(around, 1):
             first, last = node.body[0].lineno, node.body[-1].end_lineno or line
             if id(frame) in self._outside and first <= self._outside[id(frame)] <= last:
                 continue
             scope = {**frame.f_globals, **variables(frame)} if scope is None else scope
-            yield Loop(code.co_filename, first, last, depth, *_measure(node, scope))
+            turns, turn, limit = _measure(node, scope)
+            inner = {name for each in around[number:] for name in _targets(each)}  # `_` of both is the inner one's
+            turn = turn if inner.isdisjoint(_targets(node)) else None
+            yield Loop(code.co_filename, first, last, depth, turns, turn, limit)
 
 
 def list_frames(frame: types.FrameType | None) -> list[types.FrameType]:
@@ -140,6 +144,11 @@ def _loops_around(statements: Sequence[ast.stmt], line: int) -> Iterator[_Loops]
             yield each
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
             yield from _loops_around(getattr(each, name, []), line)
+
+
+def _targets(node: _Loops) -> set[str]:
+    """The variables that a loop gives values to."""
+    return set() if isinstance(node, ast.While) else {last_name(each) for each in ast.walk(node.target)} - {""}
 
 
 def _measure(node: _Loops, scope: Mapping[str, Any]) -> tuple[int | None, int | None, tuple[int, int] | None]:

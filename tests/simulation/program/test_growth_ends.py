@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable
+import importlib
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +17,7 @@ from torch import nn
 
 import fxmem
 from fxmem.records.parts import Growth
-from fxmem.show.run_growth import describe_growth
+from fxmem.show.run_growth import describe_growth, growth_facts
 
 pytestmark = pytest.mark.usefixtures("others_unseen")
 
@@ -244,3 +248,203 @@ def test_a_cached_function_keeps_each_folds_model() -> None:
     (found,) = folds(cached).program.grown_anew
     assert (found.holder, found.nbytes) == ("keep", 2 * 4 * (16 * 16 + 16))
     assert not folds(lambda net: None).program.grown_anew
+
+
+class Meter:
+    """Keeps all, where another file's meter does not."""
+
+    def __init__(self) -> None:
+        self.measured: list[torch.Tensor] = []
+
+    def note(self, value: torch.Tensor) -> None:
+        """Keep it."""
+        self.measured.append(value)
+
+
+BOUNDED_METER = """
+class Meter:
+    def __init__(self):
+        self.measured = []
+
+    def note(self, value):
+        self.measured.append(value)
+        if len(self.measured) > 30:
+            self.measured.pop(0)
+"""
+
+
+def test_a_bound_is_of_the_class_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bounded_meter.py").write_text(BOUNDED_METER, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    bounded = importlib.import_module("bounded_meter")
+
+    def fill(meter: Any) -> Growth:
+        def body(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+            while True:
+                meter.note(step(net, optimizer))
+
+        return grown(record(body))
+
+    try:
+        endless, ending = fill(Meter()), fill(bounded.Meter())
+    finally:
+        del sys.modules["bounded_meter"]
+    assert (endless.until, endless.is_endless) == (None, True)
+    assert (ending.until, ending.is_endless) == (31, False)
+    assert ending.kept_at.startswith(str(tmp_path))
+    assert endless.kept_at.startswith(__file__)
+
+
+def test_what_a_generator_has_in_its_frame_is_named() -> None:
+    def batches(most: int | None) -> Iterator[torch.Tensor]:
+        past: Any = [] if most is None else deque(maxlen=most)
+        while True:
+            past.append(torch.randn(16, 16, device="cuda"))
+            yield past[-1]
+
+    def train(most: int | None) -> fxmem.RecordedProgram:
+        def body(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+            for x in batches(most):  # no variable has the generator
+                net(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return record(body, steps=6)
+
+    found = grown(train(None))
+    assert (found.holder, found.nbytes, found.is_endless) == ("batches.past", KIB, True)
+    assert not train(2).program.grown
+
+
+class Plain:
+    """One of very many."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.next = number, None
+
+
+class Store:
+    """What has the list, some levels down."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+def test_a_holder_behind_very_many_objects_is_found() -> None:
+    world, last = [Plain(number) for number in range(200_000)], Store(Store(Meter()))
+
+    def body(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        first, after = world, last
+        while first:
+            after.inner.inner.note(step(net, optimizer))
+
+    found = grown(record(body))
+    assert (found.holder, found.nbytes, found.is_endless) == ("after.inner.inner.measured", KIB, True)
+
+
+def test_what_is_made_anew_now_and_then_is_not_proved_to_go_on() -> None:
+    def resets(every: int) -> fxmem.RecordedProgram:
+        def body(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+            total, number = torch.zeros((), device="cuda"), 0
+            while True:
+                number += 1
+                total = total + net(step(net, optimizer)).exp().sum()
+                if number % every == 0:
+                    total = torch.zeros((), device="cuda")
+
+        return record(body)
+
+    def passes(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        def run(batches: Iterator[int]) -> None:
+            of_pass = []
+            for _ in batches:  # who knows how many
+                of_pass.append(step(net, optimizer))
+
+        for _ in range(20):
+            run(iter(lambda: 0, 1))
+
+    for found in (resets(25), record(passes)):
+        assert found.program.growth_bytes
+        assert describe_growth(found.profile).endswith("whether it goes on was not seen: --steps 200")
+
+
+def test_the_programs_end_alone_is_no_proof_that_it_goes_on() -> None:
+    def epochs(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        of_all = []
+        for _ in range(20):
+            for _ in range(30):
+                of_all.append(step(net, optimizer))
+            of_all.clear()
+
+    found = record(epochs)
+    assert (grown(found).ends, grown(found).is_endless) == (600, False)
+    assert describe_growth(found.profile).endswith("whether it goes on was not seen: --steps 200")
+    assert growth_facts(found.profile.step)[0].text.endswith(", until step 600 at the latest")
+
+
+def test_what_was_emptied_and_grows_again_is_said_so() -> None:
+    def body(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        emptied, number = [], 0
+        while True:
+            number += 1
+            emptied.append(step(net, optimizer))
+            if number % 8 == 0:
+                emptied.clear()
+
+    assert describe_growth(record(body, steps=14).profile).endswith(", and has had more: it was emptied in step 9")
+    assert "emptied in" not in describe_growth(record(body, steps=7).profile)
+
+
+def test_what_is_kept_of_each_second_step_grows() -> None:
+    def every_second(*, replaces: bool) -> fxmem.RecordedProgram:
+        with fxmem.record("h100", enough=lambda rounds: len(rounds) >= 3 and not rounds[-1].may_show_more) as found:
+            net = nn.Linear(16, 16).cuda()
+            optimizer, sometimes, number = torch.optim.SGD(net.parameters(), lr=0.1), list[torch.Tensor](), 0
+            while True:
+                number += 1
+                x = torch.randn(16, 16, device="cuda")
+                net(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if number % 2:
+                    sometimes[:] = [x] if replaces else [*sometimes, x]
+        return found
+
+    found = every_second(replaces=False)
+    assert (grown(found).nbytes, grown(found).tensors, grown(found).every) == (KIB // 2, 1, 2)
+    assert found.program.growth_bytes == KIB // 2
+    assert "1 tensor at least every 2 steps" in growth_facts(found.profile.step)[0].text
+    assert not every_second(replaces=True).program.grown
+
+
+def test_a_cached_function_is_full_at_its_size() -> None:
+    cached = functools.lru_cache(20)(lambda number: torch.zeros(16, 16, device="cuda"))
+
+    def body(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        number = 0
+        while True:
+            number += 1
+            cached(number)
+            step(net, optimizer)
+
+    found = grown(record(body))
+    assert (found.holder, found.nbytes, found.until) == ("cached", KIB, 20)
+
+
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_what_is_kept_of_micro_batches(*, is_emptied: bool) -> None:
+    def body(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        of_micro_batches = []
+        while True:
+            for _ in range(3):
+                x = torch.randn(16, 16, device="cuda")
+                net(x).sum().backward()
+                of_micro_batches.append(x)
+            optimizer.step()
+            optimizer.zero_grad()
+            if is_emptied:
+                of_micro_batches = []
+
+    found = record(body)
+    assert found.program.growth_bytes == (0 if is_emptied else 3 * KIB)
+    assert [each.tensors for each in found.program.grown] == ([] if is_emptied else [3])
