@@ -182,7 +182,8 @@ def _find_effects(node: ast.AST) -> Iterator[tuple[Use, ast.AST]]:
                 yield Use("removes"), called.value
             if isinstance(called, ast.Attribute) and last_name(called.value) == "heapq":
                 yield from ((Use("removes"), each) for each in args)
-            given = [*enumerate(args), *((each.arg or "", each.value) for each in keywords)]
+            given: list[tuple[int | str, ast.expr]] = [*enumerate(args)]
+            given += [(each.arg or "", each.value) for each in keywords]
             yield from ((Use("gives", callee=last_name(called), argument=which), each) for which, each in given)
         case ast.AugAssign(target=target):
             yield Use("adds"), target
@@ -335,7 +336,9 @@ def _find_attributes(node: ast.AST) -> Iterator[tuple[str, bool]]:
 def _pair_targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """What a statement gives a value to, each with its value, of `a, b = [], c` as well."""
     targets, value = assigned(node)
-    for each in targets if value is not None else ():
+    if value is None:
+        return
+    for each in targets:
         if not isinstance(each, (ast.Tuple, ast.List)):
             yield each, value
         elif isinstance(value, ast.Tuple) and len(value.elts) == len(each.elts):
@@ -360,7 +363,8 @@ def _find_class(node: ast.AST, scope: _Scope) -> _Scope | None:
 
 def _find_scope(node: ast.AST, scope: _Scope, of_class: _Scope | None) -> str | None:
     """The function, class or module whose own a name is; None: not known."""
-    name, around = last_name(node), scope
+    name = last_name(node)
+    around: _Scope | None = scope
     if of_class is not None or _find_owner(node):
         return of_class.name if of_class is not None and name in of_class.own else None
     while around is not None:

@@ -116,9 +116,9 @@ class GrowthLog:
             if self._never_falls(before, now, series.get(owner, [])):
                 self._series[owner] = [*series.get(owner, []), (nbytes - before.nbytes, more)]
         for owner in (each for each, rise in rises.items() if len(rise) >= _OFTEN):
-            before = self._held[owner].nbytes
-            if 2 * held.get(owner, nothing).nbytes < before:
-                self._emptied[owner] = len(self._alive) + 1, before
+            most = self._held[owner].nbytes
+            if 2 * held.get(owner, nothing).nbytes < most:
+                self._emptied[owner] = len(self._alive) + 1, most
         self._held, self._storages = held, frozenset(index for each in held.values() for index in each.storages)
         self._alive.append(sum(each.nbytes for each in held.values()))
         self._sizes.append(sizes)
