@@ -41,7 +41,8 @@ def growth(**known: int | bool) -> Growth:
         ),
         (
             {"every": 2},
-            "grew by 1,048,576 bytes in the mean of 4 steps (kept by kept); whether it goes on was not seen: --steps 200",
+            "grew by 1,048,576 bytes in the mean of 4 steps (kept by kept); whether it goes on was not seen: "
+            "--steps 200",
         ),
         ({"is_endless": True, "ends": 20}, "grows by 1,048,576 bytes a step (kept by kept) until step 20, to 16.0 MiB"),
     ],
