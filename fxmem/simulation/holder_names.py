@@ -57,7 +57,7 @@ def _find_variables(name: str, frames: Sequence[types.FrameType]) -> Iterator[Na
 
 
 def _find_global(words: Sequence[str], frames: Sequence[types.FrameType]) -> Iterator[Named]:
-    """`kept` of a module `train.data`, or `Pool.kept` of a class."""
+    """A variable of a module, or of a class."""
     owner, name = ".".join(words[:-1]), words[-1]
     for module, scope in program_modules():
         if owner == module or not owner:
