@@ -127,6 +127,10 @@ class ProgramTracer(torch.fx.Tracer):
         """Whether what is called now becomes a node of its own."""
         return self._state == "tracing" and not self._inside
 
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        """As torch.fx has it, but `DataParallel` is looked into: it is of torch.nn, and what it runs is the user's."""
+        return not isinstance(m, torch.nn.DataParallel) and super().is_leaf_module(m, module_qualified_name)
+
     # --- running ------------------------------------------------------------------------------------------------------
 
     def observe_calls(self) -> AbstractContextManager[None]:

@@ -290,8 +290,10 @@ def _count(args: tuple[Any, ...]) -> int:
 
 
 def move_to_card(value: Any) -> Any:
-    """Nested values with their tensors on the card."""
-    return torch_common.tree_map_only(torch.Tensor, lambda tensor: tensor.to("cuda"), value)
+    """Nested values with their tensors on the card; those that are there already as they are."""
+    return torch_common.tree_map_only(
+        torch.Tensor, lambda tensor: tensor if tensor.is_cuda else tensor.to("cuda"), value
+    )
 
 
 def has_fake_inside(value: Any) -> bool:

@@ -541,3 +541,37 @@ def test_a_library_finds_its_own_way_by_the_function(when: str) -> None:
         weight = Quantised(torch.zeros(64, 64, dtype=torch.int8, device="cuda"))
         assert F.linear(torch.randn(8, 64, device="cuda", dtype=torch.bfloat16), weight).shape == (8, 64)
     assert run.peak.requested_bytes > 64 * 64
+
+
+class Mlp(nn.Module):
+    """Two layers, on a line of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).relu())  # type: ignore[no-any-return]
+
+
+def test_the_layers_of_a_data_parallel_model_are_its_own() -> None:
+    """As those of the model alone, with its lines and its peak."""
+
+    def train(wrap: Callable[[nn.Module], nn.Module]) -> fxmem.RecordedProgram:
+        with fxmem.record("h100", steps=2) as run:
+            net = wrap(Mlp().cuda())
+            optimizer = torch.optim.SGD(net.parameters())
+            for _ in range(2):
+                net(torch.randn(8, WIDTH, device="cuda")).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return run
+
+    alone, wrapped = train(lambda net: net), train(nn.DataParallel)
+    layers = [
+        [(node.target, node.source) for node in run.profile.nodes if node.op in ("call_module", "call_method")]
+        for run in (alone, wrapped)
+    ]
+    assert [name for name, _ in layers[0]] == ["net.up", "relu", "net.down", "sum"]
+    assert layers[1] == [(name.replace("net.", "net.module."), source) for name, source in layers[0]]
+    assert wrapped.peak.requested_bytes == alone.peak.requested_bytes
