@@ -21,6 +21,15 @@ def make_net(width: int = 256, layers: int = 6, out: int = 256) -> nn.Sequential
     return nn.Sequential(*hidden, nn.Linear(width, out)).cuda()
 
 
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
 def train(net: nn.Module, rows: int = 512, width: int = 256) -> torch.Tensor:
     loss = net(torch.randn(rows, width, device="cuda")).square().mean()
     loss.backward()
@@ -55,6 +64,21 @@ def unused_graph_of_detached() -> None:
             made = net(torch.randn(4096, 256, device="cuda"))
         critic(made).square().mean().backward()
         step(optimizer)
+
+
+def unused_graph_of_batches() -> None:
+    """Each batch of a validation has the peak of the one before it."""
+    net = nn.DataParallel(Net())
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        train(net)
+        step(optimizer)
+        net.eval()
+        for _ in range(4):
+            with torch.set_grad_enabled(HAS):
+                out = net(torch.randn(4096, 256, device="cuda"))
+            out.argmax(-1)
+        net.train()
 
 
 def kept_results() -> None:

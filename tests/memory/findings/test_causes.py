@@ -27,7 +27,7 @@ PROGRAM = str(Path(__file__).with_name("causing.py"))
 VARIED = (
     "kept-results-of-evaluation", "kept-output-of-accumulation", "fragmentation-of-sizes", "unused-graph-of-detached",
     "kept-output-of-a-layer", "math-attention-of-weights", "math-attention-of-products", "wide-result-of-boxes",
-    "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "weights-twice-of-checkpoint",
+    "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "weights-twice-of-checkpoint", "unused-graph-of-batches",
 )  # fmt: skip
 CASES = [*(each for each in CAUSES if each != "loader-workers"), *VARIED]
 OF_RANKS = ("ddp-buckets", "fsdp-gather", "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches")
@@ -36,7 +36,7 @@ SMALL = ("fragmentation", "fragmentation-of-sizes")
 TRIED = (
     "kept-output", "kept-output-of-accumulation", "late-zero-grad", "unused-graph", "unused-parameters",
     "weights-twice", "frozen-saves", "unused-graph-of-detached", "kept-output-of-a-layer", "waiting-graphs",
-    "ddp-buckets-of-frozen",
+    "ddp-buckets-of-frozen", "unused-graph-of-batches",
 )  # fmt: skip
 
 

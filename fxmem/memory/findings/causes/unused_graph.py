@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fxmem.memory.findings import Finding, is_cut_short, register
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.memory.user_code import find_outermost
+from fxmem.records.names import OF_GRAPH
 from fxmem.records.profile import Kind, ModuleCall, Profile, Timeline
 
 
@@ -18,7 +19,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     program = profile.step.program
     if program is None or is_cut_short(profile, timeline) or any(each.is_graph for each in program.grown):
         return
-    kept = dict(_find_kept(profile, timeline))
+    kept, at_peak = dict(_find_kept(profile)), {*timeline.alive}
     found: dict[str, list[ModuleCall]] = {}
     for call in find_outermost(profile):
         if call.leads_to_gradients:
@@ -27,20 +28,23 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         if all(each.lacks_backward for each in calls):
             nodes = {node for each in calls for node in range(each.first_node, each.last_node)}
             ends = {each: end for each, end in kept.items() if profile.storages[each].node in nodes}
+            there = [each for each, end in ends.items() if each in at_peak and end <= timeline.peak.tick]
             yield Finding(
                 cause="unused-graph",
                 text=f"{calls[0].module} is called with gradients and no backward follows: it keeps what one would "
                 "need",
                 place=place,
-                nbytes=sum(profile.storages[each].nbytes for each in ends),
+                nbytes=sum(profile.storages[each].nbytes for each in there),
                 change="with torch.no_grad(): around the call",
-                saved_bytes=save_bytes(profile, ends),
+                saved_bytes=save_bytes(profile, ends),  # of every call: the next one of a loop has a peak as high
             )
 
 
-def _find_kept(profile: Profile, timeline: Timeline) -> Iterator[tuple[int, int]]:
-    """Storages of results that are alive at the peak although no node reads them from there on, each with the tick at
-    which what read it last has run."""
+def _find_kept(profile: Profile) -> Iterator[tuple[int, int]]:
+    """Storages of results that are alive after the last node that reads them, each with the tick at which that has run.
+
+    What the program keeps itself stays there without a graph.
+    """
     ends = {each.node: each.end for each in profile.ops}
     last = dict[int, int]()
     for index, node in enumerate(profile.nodes):
@@ -48,12 +52,11 @@ def _find_kept(profile: Profile, timeline: Timeline) -> Iterator[tuple[int, int]
             for output in profile.nodes[each].outputs:
                 if output.storage is not None:
                     last[output.storage] = index
-    op = timeline.peak.op
-    now = -1 if op is None else profile.ops[op].node
-    for storage in timeline.alive:
-        of = profile.storages[storage]
-        if of.kind not in (Kind.PARAMETER, Kind.BUFFER) and of.birth and last.get(storage, -1) < now:
-            yield storage, ends.get(last.get(storage, of.node or 0), of.birth + 1)
+    for index, of in enumerate(profile.storages):
+        is_own = bool(of.holder) and not of.holder.startswith(OF_GRAPH)
+        end = ends.get(last.get(index, of.node or 0), of.birth + 1)
+        if of.kind not in (Kind.PARAMETER, Kind.BUFFER) and of.birth and end < of.death and not is_own:
+            yield index, end
 
 
 register("unused-graph", find)
