@@ -79,7 +79,7 @@ def later_facts(program: ProgramRun) -> Facts:
         + (
             f"it comes after the steps, at {each.place}; --until end runs it"
             if each.every is None
-            else f"{each.place} does it every {each.every:,} steps; --steps {each.every} runs it"
+            else f"{each.place} does it every {each.every:,} steps; --steps {each.every + 2} runs it"
             if not each.counter
             else f"{each.place} does it every {each.every:,} of `{each.counter}`, which does not count steps; --until "
             "end runs it"

@@ -70,7 +70,9 @@ class LaterWork:
             at = min((self._ran[line] for line in (*lines, each.calls) if line in self._ran), default=None)
             at = 0 if at is None and not read.isdisjoint(lines) else at
             is_shown = at is not None and (at == 0 or at > last or peaks[at - 1] <= peaks[at])
-            if each.every is not None and (each.every > len(peaks) or each.counter) and not is_shown:
+            # What comes last in a loop is asked one step less, and where its count begins, at 0, often does nothing.
+            whole = len(peaks) - 2 if at is None and each.calls else len(peaks)
+            if each.every is not None and (each.every > whole or each.counter) and not is_shown:
                 later.append(each if at is None and not is_over else each.model_copy(update={"calls": ""}))
         known = {*self._ran, *(each.calls for each in later)}
         return (*later, *(each for each in self._following if not (is_over or is_after) and each.calls not in known))

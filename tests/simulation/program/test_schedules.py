@@ -129,7 +129,7 @@ def test_a_call_of_a_model_that_did_not_run_is_said(
     )
     (fact,) = (each.text for each in program_facts(profile) if each.label == "Not run")
     assert CALLS in fact
-    assert ("--until end" if every is None else "--steps 10") in fact
+    assert ("--until end" if every is None else "--steps 12 ") in fact
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,27 @@ def test_what_ran_or_calls_no_model_is_not(tmp_path: Path, parts: dict[str, str]
     recorded = evaluate(tmp_path, **parts)
     assert not recorded.program.schedules
     assert find_fit(recorded.profile, recorded.timeline.peak).verdict.startswith("fits: ")
+
+
+@pytest.mark.parametrize("condition", ["step and step % 6 == 0", "(step + 1) % 6 == 0"])
+def test_the_steps_that_are_named_run_it(tmp_path: Path, condition: str) -> None:
+    """And fewer do not: what comes after the last recorded step has not run."""
+    (tmp_path / "train.py").write_text(
+        EVALUATING.format(before="pass", every=f"if {condition}: self.evaluate(self.net)", after="pass")
+    )
+
+    def run_steps(steps: int) -> tuple[bool, str]:
+        """Whether a step had the operators of the branch, and what is said of it."""
+        settings = RunSettings(steps=steps)
+        recorded = launch(Launch(str(tmp_path / "train.py")), catalogue.target("t4"), settings).recorded
+        operators = {each.operators for each in recorded.program.rounds[1:]}
+        said = [each.text for each in program_facts(recorded.profile) if each.label == "Not run"]
+        return len(operators) > 1, " ".join(said)
+
+    has_run, said = run_steps(6)
+    assert not has_run
+    assert said.endswith("every 6 steps; --steps 8 runs it")
+    assert run_steps(8) == (True, "")
 
 
 def test_what_follows_the_loop_has_run_where_the_program_ends(tmp_path: Path) -> None:
