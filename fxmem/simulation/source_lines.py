@@ -35,6 +35,9 @@ _NOT_CALLED = (_HERE, contextlib.__file__, functools.__file__, _TORCH + "utils" 
 _WRAPPERS = ("wrapper", "inner", "handle_torch_function")
 """How the names of functions end that are around the one that was called."""
 
+_NOT_BY_NAME = tuple(_TORCH + name for name in ("_subclasses", "_prims", "_refs", "_meta", "_ops", "_decomp"))
+"""What runs in the place of operators while tensors have no values: no program calls it by its name."""
+
 _CHECKING = tuple(
     _TORCH + name for name in ("functional.py", "nn" + os.sep, "distributions" + os.sep, "testing" + os.sep)
 )
@@ -101,7 +104,8 @@ def program_call(frame: types.FrameType | None) -> tuple[str, str]:
             if not _is_installed(file) and not file.startswith(_TORCH):
                 return place, called
             name = frame.f_code.co_qualname.removesuffix(".__init__").rpartition(".")[2]
-            called = called if name.startswith("_") or name.endswith(_WRAPPERS) else name
+            is_inner = name.startswith("_") or name.endswith(_WRAPPERS) or file.startswith(_NOT_BY_NAME)
+            called = called if is_inner else name
         frame = frame.f_back
     return place, ""
 

@@ -373,6 +373,15 @@ class HostMeter:
                 os.close(self._status)
                 self._status = None
 
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """What runs inside is not the program's, and leaves nothing: nobody looks, and its high-water mark is none."""
+        with self._lock:
+            self.look()
+            yield
+            if self._status is not None:
+                self._highest = max(self._highest, _read_field(os.pread(self._status, _STATUS_BYTES, 0), b"VmHWM:"))
+
     def look(self, passing: int = 0) -> int:
         """Measure now, in the program's own thread; all that there is.
 

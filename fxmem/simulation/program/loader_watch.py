@@ -106,6 +106,8 @@ class LoaderWatch:
         self.on_evaluated: Callable[[LoaderPass, int], bool] = lambda of, batches: False
         """Called with a pass that began after that, and the batches it has had, when it asks for the next. Says whether
         it gets it."""
+        self.apart: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Around the reading of an epoch, whose memory is not the program's."""
 
     def patches(self) -> torch_common.Patches:
         """Watch each pass over a loader, and each batch."""
@@ -155,7 +157,7 @@ class LoaderWatch:
         if goes_on:
             return True
         self._shown.add(iterator)
-        if self._reads and (chosen := choose_batches(epoch := read_epoch(found))):
+        if self._reads and (chosen := choose_batches(epoch := self._read(found))):
             self._give(epoch, [chosen[0], chosen[-1]])
         return bool(self._waiting)
 
@@ -209,7 +211,7 @@ class LoaderWatch:
         """A round is over. After the last that is run anyway the epoch is read, and the program runs on with those of
         its batches that show how sizes follow their lengths."""
         if self._reads and self.round == STEPS and (found := self.find_training()[0]) is not None:
-            self.epoch = read_epoch(found)
+            self.epoch = self._read(found)
             if self._gives and (chosen := choose_batches(self.epoch)):
                 self._give(self.epoch, chosen)
                 self._until = self.round - (-len(chosen) // self.find_training()[1]) + 1
@@ -239,6 +241,10 @@ class LoaderWatch:
     def handed(self, loader: LoaderPass) -> list[Shapes]:
         """The shapes of all batches of a loader, in the order in which the program got them."""
         return [shapes for each, _, shapes in self._handed if each == id(loader.loader)]
+
+    def _read(self, of: LoaderPass) -> Epoch:
+        with self.apart():
+            return read_epoch(of)
 
     def _give(self, epoch: Epoch, batches: Sequence[int]) -> None:
         """Let the program get these batches of an epoch next."""

@@ -107,6 +107,7 @@ class RecordedCode(Subject):
         )
         if not on_card:
             self._live.on_rise = lambda passing: self._border.host.on_rise(passing)
+        self.loaders.apart = self._host.pause
         self.roots = Roots(prepare)
         self.rounds = Rounds(
             self.roots,

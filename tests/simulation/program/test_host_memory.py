@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from fxmem.show.run_growth import describe_host, describe_host_growth, growth_fa
 from fxmem.simulation.descendants import find_children
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, host_memory, launch
 from fxmem.simulation.program.host_memory import _read_private, _read_resident, _Workers
+from fxmem.simulation.source_lines import program_call
 
 MIB = 1 << 20
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process has")
@@ -73,6 +75,24 @@ def test_what_is_around_a_function_is_not_what_the_program_called(tmp_path: Path
     assert found.call == ""  # Python's own `deepcopy`, and torch's `handle_torch_function` within
 
 
+@pytest.mark.parametrize(
+    ("file", "called"),
+    [
+        ("serialization.py", "load"),
+        ("_tensor.py", "load"),
+        ("_subclasses/fake_tensor.py", ""),
+        ("_refs/__init__.py", ""),
+    ],
+)
+def test_what_stands_for_an_operator_here_is_not_what_the_program_called(file: str, called: str) -> None:
+    scope: dict[str, Any] = {"sys": sys, "program_call": program_call}
+    code = "def load():\n    return program_call(sys._getframe())"
+    exec(compile(code, str(Path(torch.__file__).parent / file), "exec"), scope)
+    place, found = scope["load"]()
+    assert place.rpartition(":")[0].endswith("test_host_memory.py")
+    assert found == called
+
+
 @on_linux
 def test_real_memory_is_measured_and_the_line_is_named(tmp_path: Path) -> None:
     code = f"""
@@ -92,6 +112,31 @@ del data
     assert found.process_bytes - small.process_bytes == pytest.approx(256 * MIB, rel=0.1)
     assert found.place.endswith("train.py:5")
     assert found.files_bytes
+
+
+@on_linux
+def test_reading_an_epoch_takes_nothing_of_the_host(tmp_path: Path) -> None:
+    """The program has workers: only what reads its epoch calls `collate` in its process."""
+    code = """
+import torch
+from torch.utils.data import DataLoader
+
+def collate(rows):
+    torch.ones({size} if torch.utils.data.get_worker_info() is None else 1)
+    return torch.stack(rows)
+
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in DataLoader(torch.randn(96, 256), 8, num_workers=1, collate_fn=collate):
+    model(x.cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    small, large = (
+        run(tmp_path, code.format(size=size), RunSettings(reads_epoch=True)).host.process_bytes or 0
+        for size in (1, 128 << 20)
+    )
+    assert abs(large - small) < 100 * MIB
 
 
 def test_results_kept_on_the_host_grow(tmp_path: Path) -> None:
