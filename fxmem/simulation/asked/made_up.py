@@ -130,8 +130,8 @@ class MadeUpNotes:
             return ""
         file, _, number = last.place.rpartition(":")
         for frame, line in reversed(frames):
-            lines = [each for _, _, each in frame.f_code.co_lines() if each]
-            is_here = package_path(frame.f_code.co_filename) == file and min(lines) <= int(number) <= max(lines)
+            lines = {each for _, _, each in frame.f_code.co_lines()}
+            is_here = package_path(frame.f_code.co_filename) == file and int(number) in lines
             names = _find_names(frame.f_code.co_filename, line)
             bound = _find_names(frame.f_code.co_filename, int(number), until="=")
             if is_here and (int(number) == line or last.what not in _PLAIN or names & bound):

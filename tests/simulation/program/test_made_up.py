@@ -216,6 +216,13 @@ if what == "own":
     raise KeyError("own")
 if what == "name":
     p.mean().item().real_part
+if what == "folder":
+
+    def score():
+        return p.mean(0).tolist()
+
+    score()
+    torch.save(net.state_dict(), "missing/net.pt")
 """
 
 
@@ -258,7 +265,7 @@ def test_an_error_of_a_made_up_value_says_where_it_was_made_up_and_a_given_one_h
     assert run(tmp_path, what, f"{place}={value}") == ("ran to its end", [])
 
 
-@pytest.mark.parametrize("what", ["own", "name"])
+@pytest.mark.parametrize("what", ["own", "name", "folder"])
 def test_an_error_of_the_programs_own_is_not_put_down_to_values(what: str, tmp_path: Path) -> None:
     assert "made-up" not in run(tmp_path, what)[0]
 
