@@ -526,6 +526,13 @@ if torch.distributed.is_available():
 FAKE_KERNELS[aten._grouped_mm.default] = EVERYWHERE[aten._grouped_mm.default]
 
 
+NO_VIEW: Final = (
+    "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
+    "contiguous subspaces). Use .reshape(...) instead."
+)
+"""ATen's words (TensorUtils.cpp); torch's kernel for FakeTensors has another error."""
+
+
 def run_kernel(fakes: torch_common.FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of a call on FakeTensors."""
     if func in EVERYWHERE and (made := EVERYWHERE[func](fakes, func, *args, **kwargs)) is not NotImplemented:

@@ -28,7 +28,7 @@ from fxmem.simulation.asked.routing import has_rule
 from fxmem.simulation.asked.values import Values
 from fxmem.simulation.kernels import sparse as _sparse  # noqa: F401 - registers its kernels
 from fxmem.simulation.kernels.composites import Kernel, find_kernel
-from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, INDICES, ONE_DTYPE, check_dtypes
+from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, INDICES, NO_VIEW, ONE_DTYPE, check_dtypes
 from fxmem.simulation.kernels.subclass_ways import adds_in_place
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
@@ -270,6 +270,10 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             result = values.answer(func, args, kwargs, self._fakes)
             if result is NotImplemented:
                 raise
+        except ValueError as error:
+            if func is not torch.ops.aten.view.default:
+                raise
+            raise RuntimeError(NO_VIEW) from error  # what programs catch, to reshape then
         return result
 
     def _note_outputs(self, op: OpTraits, result: Any, replay: OpReplay) -> None:

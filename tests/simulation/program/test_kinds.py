@@ -575,3 +575,19 @@ def test_the_layers_of_a_data_parallel_model_are_its_own() -> None:
     assert [name for name, _ in layers[0]] == ["net.up", "relu", "net.down", "sum"]
     assert layers[1] == [(name.replace("net.", "net.module."), source) for name, source in layers[0]]
     assert wrapped.peak.requested_bytes == alone.peak.requested_bytes
+
+
+@pytest.mark.parametrize("shape", [(8, 2, -1), (8, -1)])
+def test_a_view_that_strides_do_not_allow_is_refused_as_torch_does(shape: tuple[int, ...]) -> None:
+    """Programs catch that, and reshape."""
+
+    def view(device: str) -> str:
+        x = torch.zeros(8, 2, 4, 4, device=device).to(memory_format=torch.channels_last)
+        try:
+            return str(tuple(x.view(shape).shape))
+        except RuntimeError as error:
+            return str(error)
+
+    with fxmem.record("h100"):
+        found = view("cuda")
+    assert found == view("cpu")
