@@ -211,6 +211,28 @@ def waiting_graphs() -> None:
         step(optimizer)
 
 
+def targets_of_each_other() -> None:
+    """As of SimSiam: each loss needs what the other forward made, detached."""
+    net, head = make_net(), nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()])
+    for _ in range(3):
+        one, other = (net(torch.randn(4096, 256, device="cuda")) for _ in range(2))
+        first = F.mse_loss(head(one), other.detach())
+        (first + F.mse_loss(head(other), one.detach())).backward()
+        step(optimizer)
+
+
+def target_of_the_one_before() -> None:
+    """The second forward learns what the first gave: backward of the first may come before it."""
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        one = net(torch.randn(4096, 256, device="cuda"))
+        first = one.square().mean()
+        (first + F.mse_loss(net(torch.randn(4096, 256, device="cuda")), one.detach())).backward()
+        step(optimizer)
+
+
 def weights_twice() -> None:
     net = make_net(1024)
     optimizer = torch.optim.SGD(net.parameters())

@@ -91,6 +91,7 @@ def test_what_stays_gathered_is_changed_where_its_own_library_is_told(name: str,
         ("functional-gradient", "unused-graph"),
         ("late-backward", "unused-graph"),
         ("shared-line", "unused-graph"),
+        ("targets-of-each-other", "waiting-graphs"),
         ("adversarial-input", "frozen-saves"),
         ("metric-after-the-step", "kept-output"),
     ],
@@ -98,6 +99,10 @@ def test_what_stays_gathered_is_changed_where_its_own_library_is_told(name: str,
 def test_what_would_change_the_training_is_not_advised(case: str, cause: str) -> None:
     """Or what is no copy of the weights is not said to be one."""
     assert cause not in {each.cause for each in run(case, "on").findings}
+
+
+def test_a_graph_that_serves_a_later_one_as_its_target_need_not_wait() -> None:
+    assert "waiting-graphs" in {each.cause for each in run("target-of-the-one-before", "on").findings}
 
 
 def find_less(case: str) -> int:

@@ -54,7 +54,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             if span.begin <= begin and end <= span.end:
                 together[at].append(part)
     alive, most = {*timeline.alive}, timeline.peak.requested_bytes
-    for parts in together.values():
+    for parts in filter(lambda parts: _follow(profile, parts), together.values()):
         own = [{index for node in part for index in made[node]} for part in parts]
         waits = sorted(sum(profile.storages[index].nbytes for index in each & alive) for each in own)[:-1]
         if sum(waits) * _SHARE >= most > 0 and (saved := _try(profile, own)) * _SHARE >= most:
@@ -66,6 +66,21 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
                 change="backward() of each loss before the next forward: the gradients add up to the same",
                 saved_bytes=saved,
             )
+
+
+def _follow(profile: Profile, parts: Sequence[set[int]]) -> bool:
+    """Whether none reads what a later one makes, as a target detached from it: its loss cannot be had before that."""
+    begins = {node: min(part) for part in parts for node in part}
+    for part in parts:
+        begin, waiting = min(part), [*part]
+        seen = {*part}
+        while waiting:
+            for each in {*profile.nodes[waiting.pop()].inputs} - seen:
+                seen.add(each)
+                if begins.get(each, begin) > begin:
+                    return False
+                waiting.append(each)
+    return True
 
 
 def _try(profile: Profile, own: Sequence[set[int]]) -> int:
