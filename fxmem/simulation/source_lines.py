@@ -105,7 +105,7 @@ def program_call(frame: types.FrameType | None) -> tuple[str, str]:
                 return place, called
             name = frame.f_code.co_qualname.removesuffix(".__init__").rpartition(".")[2]
             is_inner = name.startswith("_") or name.endswith(_WRAPPERS) or file.startswith(_NOT_BY_NAME)
-            called = called if is_inner else name
+            called = "" if name == "__next__" else called if is_inner else name  # a `for` names nothing
         frame = frame.f_back
     return place, ""
 

@@ -76,19 +76,23 @@ def test_what_is_around_a_function_is_not_what_the_program_called(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("file", "called"),
+    ("file", "name", "called"),
     [
-        ("serialization.py", "load"),
-        ("_tensor.py", "load"),
-        ("_subclasses/fake_tensor.py", ""),
-        ("_refs/__init__.py", ""),
+        ("serialization.py", "load", "load"),
+        ("_tensor.py", "load", "load"),
+        ("_subclasses/fake_tensor.py", "load", ""),
+        ("_refs/__init__.py", "load", ""),
+        ("utils/data/dataloader.py", "__next__", ""),
+        ("utils/data/dataloader.py", "_next_data", "collate"),
     ],
 )
-def test_what_stands_for_an_operator_here_is_not_what_the_program_called(file: str, called: str) -> None:
+def test_only_what_a_line_calls_by_name_is_named(file: str, name: str, called: str) -> None:
+    """No stand-in for an operator, and nothing of a loop over a loader."""
     scope: dict[str, Any] = {"sys": sys, "program_call": program_call}
-    code = "def load():\n    return program_call(sys._getframe())"
+    inner = "collate" if "data" in file else "_inner"
+    code = f"def {inner}():\n    return program_call(sys._getframe())\ndef {name}():\n    return {inner}()"
     exec(compile(code, str(Path(torch.__file__).parent / file), "exec"), scope)
-    place, found = scope["load"]()
+    place, found = scope[name]()
     assert place.rpartition(":")[0].endswith("test_host_memory.py")
     assert found == called
 
