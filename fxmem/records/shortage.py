@@ -9,7 +9,8 @@ from pydantic import Field
 from fxmem.records.parts.base import Bytes, Count, Many, Record
 
 Cause = Literal[
-    "request", "size", "fragmentation", "other-process", "context", "limit", "free", "host", "shm", "kernel", "unknown"
+    "request", "size", "fragmentation", "other-process", "context", "limit", "free", "host", "shm", "files", "kernel",
+    "unknown",
 ]
 """Why a request was refused.
 
@@ -22,6 +23,7 @@ Cause = Literal[
 - `free`: the card had the bytes when they were counted, so that its size is not the reason;
 - `host`: the host's memory ran out, not the card's;
 - `shm`: the memory that processes share (/dev/shm) ran out, of a size that the host or the container sets;
+- `files`: the process has as many files open as it may, and no memory ran out;
 - `kernel`: a kernel needs more shared memory than a multiprocessor has;
 - `unknown`: the message has no numbers, or not those of what was free.
 """

@@ -24,6 +24,8 @@ _OTHERS: Final = 4
 Windows have up to a sixth of a small card."""
 _OTHERS_KNOWN: Final = 10
 """The same where the message says what the process has itself."""
+_DISPLAY: Final = 1 << 30
+"""So much of a card may be its display's, which nobody ends."""
 _ROUNDING: Final = 16 << 20
 """What a sum of three sizes may be off, each rounded to 0.01 GiB."""
 
@@ -90,6 +92,8 @@ def others_bytes(message: OutOfMemoryMessage) -> int | None:
 
 def context_bytes(message: OutOfMemoryMessage) -> int | None:
     """What the process holds outside the allocator; None where the message does not tell it from other processes."""
+    if message.api == "MPS":  # Metal counts what this process has, and no other's
+        return message.outside_bytes
     if message.process_bytes is None or message.reserved_bytes is None:
         return None
     return max(message.process_bytes - message.reserved_bytes, 0)
@@ -126,9 +130,10 @@ def _decide(message: OutOfMemoryMessage) -> Cause:
     if missing <= cached and cached * _IN_PIECES >= reserved >= others and reserved:
         return "fragmentation"
     enough = missing <= others + cached
-    if enough and others * (_OTHERS if context is None else _OTHERS_KNOWN) >= room:
+    if enough and others >= (room / _OTHERS if context is None else max(room / _OTHERS_KNOWN, _DISPLAY)):
         return "other-process"
     beyond = (context or 0) - most_context_bytes()
-    if missing <= beyond + cached and beyond * _OTHERS_KNOWN >= room:
+    share = _OTHERS if message.api == "MPS" else _OTHERS_KNOWN  # Metal's graphs have up to a fifth
+    if missing <= beyond + cached and beyond * share >= room:
         return "context"
     return "size"
