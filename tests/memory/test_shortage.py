@@ -237,6 +237,9 @@ def test_a_kill_counts_only_where_nothing_else_ran_out() -> None:
     killed = "failed (exitcode: -9) local_rank: 1 (pid: 14447)"
     assert [each.cause for each in read_messages(killed)] == ["host"]
     assert [each.cause for each in read_messages(f"{killed}\nCUDA error: out of memory")] == ["unknown"]
+    unnamed = "context_gpu.cu:343: out of memory"
+    assert [each.source for each in read_messages(unnamed)] == ["a library"]
+    assert [each.source for each in read_messages(f"{unnamed}\nCUDA error: out of memory")] == ["driver"]
 
 
 @pytest.mark.parametrize(
@@ -252,6 +255,10 @@ def test_a_kill_counts_only_where_nothing_else_ran_out() -> None:
         "slurmstepd: error: Exceeded step memory limit at some point.",  # galaxy 2309: of jobs that succeeded
         "job 3264830 exceeded MEM usage soft limit",  # cbio-cluster 257: a warning
         "The node had condition: [DiskPressure].",
+        "if you run out of memory, lower max_model_len; ran out of memory trying to allocate 2.60GiB, not a failure",
+        "    except torch.cuda.OutOfMemoryError:\n        if isinstance(error, torch.OutOfMemoryError):",
+        "the loader cannot allocate memory in static TLS block; failed to allocate port 29500, failed to allocate a node",
+        "exit status: 1370; terminated with an error exit status (143)",
         '"OOMKilled": false, "ExitCode": 1',
         "ImportError: libgomp.so.1: cannot allocate memory in static TLS block",
     ],

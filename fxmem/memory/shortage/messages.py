@@ -87,8 +87,7 @@ def read_messages(text: str) -> tuple[OutOfMemoryMessage, ...]:
     said = [*_mark_ranks(said, text)]
     # A line without numbers announces the error that is printed in full elsewhere.
     numbered = any(each.requested_bytes is not None for each in said)
-    firm = [each for each in said if not find_format(each.source).is_hint] or said
-    return tuple(each for each in firm if each.source or each.requested_bytes is not None or not numbered)
+    return tuple(each for each in said if each.source or each.requested_bytes is not None or not numbered)
 
 
 def _mark_ranks(messages: Sequence[OutOfMemoryMessage], text: str) -> Iterator[OutOfMemoryMessage]:
@@ -105,14 +104,17 @@ def _mark_ranks(messages: Sequence[OutOfMemoryMessage], text: str) -> Iterator[O
 
 
 def _find_heads(text: str) -> list[tuple[re.Match[str], Format]]:
-    heads = {}
+    """Where messages begin, in order; hints only where nothing else is."""
+    found = []
     for word, (pattern, formats) in patterns_by_word().items():
         at = text.find(word)
         while at >= 0:
-            for head in pattern.finditer(text, max(at - _BEFORE, 0), at + _AFTER):
-                heads[head.start()] = head, formats[(head.lastindex or 1) - 1]
+            heads = pattern.finditer(text, max(at - _BEFORE, 0), at + _AFTER)
+            found += [(head, formats[(head.lastindex or 1) - 1]) for head in heads]
             at = text.find(word, at + len(word))
-    return [heads[start] for start in sorted(heads)]
+    firm = [each for each in found if not each[1].is_hint] or found
+    first = {head.start(): (head, kind) for head, kind in reversed(firm)}
+    return [first[start] for start in sorted(first)]
 
 
 def _read_message(text: str, head: re.Match[str], kind: Format, rank: int | None, end: int) -> OutOfMemoryMessage:
