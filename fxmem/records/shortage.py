@@ -9,7 +9,17 @@ from pydantic import Field
 from fxmem.records.parts.base import Bytes, Count, Many, Record
 
 Cause = Literal[
-    "request", "size", "fragmentation", "other-process", "context", "limit", "free", "host", "shm", "files", "kernel",
+    "request",
+    "size",
+    "fragmentation",
+    "other-process",
+    "context",
+    "limit",
+    "free",
+    "host",
+    "shm",
+    "files",
+    "kernel",
     "unknown",
 ]
 """Why a request was refused.

@@ -14,20 +14,27 @@ import functools
 import io
 import os
 import shutil
+import sys
 import tempfile
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from fxmem._torch import common as torch_common
+from fxmem.simulation.program.sandbox.entries import Entries, Entry
 from fxmem.simulation.program.sandbox.written_files import Written, walk_files
 
 _AS_THEY_ARE: Final = ("/dev", "/proc", "/run", "/sys")
 _COMPILERS: Final = ("torchinductor_",)
 """How folders of compilers begin, below the one for temporary files."""
-_READING: Final = ("stat", "lstat", "access", "readlink", "statvfs", "chdir", "pathconf", "getxattr", "listxattr")
-_CHANGING: Final = ("chmod", "lchmod", "chown", "lchown", "utime", "setxattr")
+_READING: Final = ("stat", "access", "statvfs", "chdir", "pathconf", "getxattr", "listxattr")
+_READING_LINKS: Final = ("lstat", "readlink")
+_CHANGING: Final = ("chmod", "chown", "utime", "setxattr", "removexattr")
+_CHANGING_LINKS: Final = ("lchmod", "lchown")
+_LINKS: Final = 40
+"""Symbolic links on one path, as the kernel follows them."""
 _MAKING: Final = ("mkdir", "mkfifo", "mknod")
 _REMOVING: Final = ("remove", "unlink", "rmdir")
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -85,15 +92,18 @@ class Redirect:
 
     def patches(self) -> torch_common.Patches:
         """What the program runs inside."""
+        owned = functools.partial(self._claim, by="owner")
         ways: dict[str, Callable[..., Any]] = {
-            **dict.fromkeys(_READING, functools.partial(self._with_path, self.find)),
-            **dict.fromkeys(_CHANGING, functools.partial(self._with_path, functools.partial(self._claim, by="owner"))),
-            "truncate": functools.partial(self._with_path, self._claim),
+            **dict.fromkeys(_READING, functools.partial(self._following, self.find)),
+            **dict.fromkeys(_READING_LINKS, functools.partial(self._with_path, self.find)),
+            **dict.fromkeys(_CHANGING, functools.partial(self._following, owned)),
+            **dict.fromkeys(_CHANGING_LINKS, functools.partial(self._with_path, owned)),
+            "truncate": functools.partial(self._following, self._claim),
             **dict.fromkeys(_MAKING, functools.partial(self._with_path, self._claim_new)),
             **{name: functools.partial(self._with_path, functools.partial(self._drop, name)) for name in _REMOVING},
             **dict.fromkeys(("rename", "replace"), self._move),
-            "link": functools.partial(self._link, functools.partial(self._place, self._claim)),
-            "symlink": functools.partial(self._link, lambda path: path),
+            "link": self._link,
+            "symlink": self._link_by_name,
             "open": self._open_descriptor,
             "listdir": self._listdir,
             "scandir": self._scandir,
@@ -101,8 +111,11 @@ class Redirect:
         for name, way in ways.items():
             if hasattr(os, name):
                 yield torch_common.wrap(os, name, functools.partial(self._redirect, way))
-        for owner in (builtins, io):
-            yield torch_common.wrap(owner, "open", functools.partial(self._redirect, self._open))
+        before, opens = open, functools.partial(self._redirect, self._open)
+        for module, name in _find_keepers(before):
+            yield torch_common.wrap(module, name, opens)
+        if (numpy := sys.modules.get("numpy.lib._datasource")) is not None:  # a table has it there, since 1.14
+            yield _held_by(numpy._file_openers._file_openers, before)
         yield torch_common.patch(io, "FileIO", self._opening_raw)
 
     def _redirect(self, way: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -138,9 +151,12 @@ class Redirect:
 
     # --- where a path leads -------------------------------------------------------------------------------------------
 
-    def _place(self, find: Callable[[str], str], path: Any, dir_fd: int | None = None) -> Any:
-        """The place that `find` has for the path a program means; the path itself where that is redirected nowhere."""
-        known = self._name(path, dir_fd)
+    def _place(self, find: Callable[[str], str], path: Any, dir_fd: int | None = None, *, follows: bool = False) -> Any:
+        """The place that `find` has for the path a program means; the path itself where that is redirected nowhere.
+
+        What follows a symbolic link gets the place of what that leads to.
+        """
+        known = self._name(path, dir_fd, follows=follows)
         return path if known is None else find(known)
 
     def find(self, known: str) -> str:
@@ -206,7 +222,7 @@ class Redirect:
         self._removed.add(known)
         return place
 
-    def _name(self, path: Any, dir_fd: int | None = None) -> str | None:
+    def _name(self, path: Any, dir_fd: int | None = None, *, follows: bool = False) -> str | None:
         """The absolute path that a program means; None for what is redirected nowhere."""
         if isinstance(path, int) or path is None:
             return None
@@ -214,13 +230,33 @@ class Redirect:
         if dir_fd is not None and not os.path.isabs(name):
             name = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)
         name = os.path.abspath(name)
+        if name.startswith(tuple(each + "/" for each in _AS_THEY_ARE)):
+            return None
         folder, last = os.path.split(name)
-        name = os.path.join(os.path.realpath(folder), last)
+        name = self._resolve(name) if follows else os.path.join(self._resolve(folder), last)
         if name.startswith(self._temporary + "/"):
             return None
         if name.startswith(self.folder + "/"):
             name = name[len(self.folder) :]
         return None if name.startswith(tuple(each + "/" for each in _AS_THEY_ARE)) else name
+
+    def _resolve(self, name: str) -> str:
+        """An absolute path without symbolic links, those that the program has made among them.
+
+        As the system would follow such a link, it would leave the folder.
+        """
+        known, rest, links = "", name.split("/")[::-1], 0
+        while rest:
+            part = rest.pop()
+            step = os.path.dirname(known) if part == ".." else f"{known}/{part}" if part not in ("", ".") else known
+            place = self.find(step) if step != known and part != ".." else ""
+            if place and links < _LINKS and os.path.islink(place):
+                target, links = os.readlink(place), links + 1
+                known = "" if os.path.isabs(target) else known
+                rest += target.split("/")[::-1]
+            else:
+                known = step.rstrip("/")
+        return known or "/"
 
     def _is_removed(self, known: str) -> bool:
         """Whether the real file there is gone, by itself or with a folder. It stays so."""
@@ -254,6 +290,20 @@ class Redirect:
 
     # --- the functions ------------------------------------------------------------------------------------------------
 
+    def _following(
+        self,
+        find: Callable[[str], str],
+        original: Any,
+        path: Any,
+        *args: Any,
+        dir_fd: int | None = None,
+        follow_symlinks: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """As `_with_path`, of a function that follows a symbolic link unless it is told not to."""
+        given = {} if follow_symlinks else {"follow_symlinks": False}
+        return original(self._place(find, path, dir_fd, follows=follow_symlinks), *args, **given, **kwargs)
+
     def _with_path(
         self, find: Callable[[str], str], original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any
     ) -> Any:
@@ -271,7 +321,7 @@ class Redirect:
             find = self._replace
         elif "a" in mode or "+" in mode:
             find = self._claim
-        return original(self._place(find, file), mode, *args, **kwargs)
+        return original(self._place(find, file, follows="x" not in mode), mode, *args, **kwargs)
 
     def _opening_raw(self, original: type[io.FileIO]) -> type[io.FileIO]:
         redirect = functools.partial(self._redirect, self._open)
@@ -293,10 +343,12 @@ class Redirect:
         if flags & os.O_CREAT and flags & os.O_EXCL:
             find = self._claim_new
         elif flags & _WRITES:
-            is_there = os.path.exists(self._place(self.find, path, dir_fd))
+            is_there = os.path.exists(self._place(self.find, path, dir_fd, follows=True))
             find = self._replace if flags & os.O_TRUNC else self._claim
-            flags |= os.O_CREAT if is_there else 0  # an empty one of ours, in the place of what is cut
-        return original(self._place(find, path, dir_fd), flags, mode)
+            if is_there and not flags & os.O_DIRECTORY:  # which a file without a name has
+                flags |= os.O_CREAT  # an empty one of ours, in the place of what is cut
+        follows = not flags & os.O_NOFOLLOW and find != self._claim_new
+        return original(self._place(find, path, dir_fd, follows=follows), flags, mode)
 
     def _move(
         self, original: Any, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
@@ -323,13 +375,27 @@ class Redirect:
             self._removed.add(known)
 
     def _link(
-        self, find_target: Callable[[Any], Any], original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any
+        self,
+        original: Any,
+        src: Any,
+        dst: Any,
+        *,
+        src_dir_fd: int | None = None,
+        dst_dir_fd: int | None = None,
+        **kwargs: Any,
     ) -> None:
-        """A symbolic link leads where the program says; of a hard link's file, a copy is linked."""
-        original(find_target(src), self._place(self._claim_new, dst, kwargs.pop("dir_fd", None)), *args, **kwargs)
+        """Of a hard link's file, a copy is linked."""
+        given = kwargs if dst_dir_fd is None else {"dst_dir_fd": dst_dir_fd, **kwargs}
+        original(self._place(self._claim, src, src_dir_fd), self._place(self._claim_new, dst, dst_dir_fd), **given)
+
+    def _link_by_name(
+        self, original: Any, src: Any, dst: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any
+    ) -> None:
+        """A symbolic link leads where the program says."""
+        original(src, self._place(self._claim_new, dst, dir_fd), *args, **kwargs)
 
     def _listdir(self, original: Any, path: Any = None) -> list[Any]:
-        known = self._name(_find_listed(path))
+        known = self._name(_find_listed(path), follows=True)
         if known is None or not self._is_changed(known):
             return list(original(path))
         original(self.find(known))  # raises where it is no folder
@@ -337,70 +403,34 @@ class Redirect:
         return [os.fsencode(each) for each in names] if isinstance(path, bytes) else names
 
     def _scandir(self, original: Any, path: Any = None) -> Any:
-        known = self._name(_find_listed(path))
+        known = self._name(_find_listed(path), follows=True)
         if known is None or not self._is_changed(known):
             return original(path)
         original(self.find(known)).close()
         shown = known if isinstance(path, int) else os.fspath("." if path is None else path)
         places = {each: self._place(self.find, os.path.join(known, each)) for each in self._names(known)}
-        return _Entries([_Entry(name, shown, place) for name, place in places.items()])
+        return Entries([Entry(name, shown, place) for name, place in places.items()])
 
     def _is_changed(self, known: str) -> bool:
         """Whether the program sees a folder otherwise than it is."""
         return os.path.lexists(self.folder + known) or self._is_removed(known)
 
 
-class _Entry:
-    """As `os.DirEntry`."""
-
-    def __init__(self, name: str, folder: Any, place: str) -> None:
-        is_bytes = isinstance(folder, bytes)
-        self.name: Any = os.fsencode(name) if is_bytes else name
-        self.path: Any = os.path.join(folder, self.name)
-        self._place = place
-
-    def __fspath__(self) -> Any:
-        return self.path
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """As `os.stat`."""
-        return os.stat(self._place, follow_symlinks=follow_symlinks)
-
-    def inode(self) -> int:
-        """The number of its inode."""
-        return os.lstat(self._place).st_ino
-
-    def is_symlink(self) -> bool:
-        """Whether it is a symbolic link."""
-        return os.path.islink(self._place)
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a folder."""
-        return os.path.isdir(self._place) and (follow_symlinks or not self.is_symlink())
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a file."""
-        return os.path.isfile(self._place) and (follow_symlinks or not self.is_symlink())
-
-    def is_junction(self) -> bool:
-        """No; Windows has those."""
-        return False
+def _find_keepers(function: Any) -> list[tuple[Any, str]]:
+    """The modules that have a function, and by which name: some had it imported before it was replaced (tarfile)."""
+    modules = [each for each in list(sys.modules.values()) if isinstance(each, types.ModuleType)]
+    return [(each, name) for each in modules for name, value in list(vars(each).items()) if value is function]
 
 
-class _Entries(Iterator[_Entry], contextlib.AbstractContextManager[Any]):
-    """As what `os.scandir` returns."""
-
-    def __init__(self, entries: list[_Entry]) -> None:
-        self._entries = iter(entries)
-
-    def __next__(self) -> _Entry:
-        return next(self._entries)
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing is open."""
+@contextlib.contextmanager
+def _held_by(table: dict[Any, Any], function: Any) -> Iterator[None]:
+    """Inside, a table that has the built-in `open` has the one that there is now."""
+    keys = [key for key, value in table.items() if value is function]
+    table.update(dict.fromkeys(keys, builtins.open))
+    try:
+        yield
+    finally:
+        table.update(dict.fromkeys(keys, function))
 
 
 def _find_listed(path: Any) -> Any:

@@ -33,8 +33,10 @@ from fxmem.whatif.program_step import ProgramCommand
 
 PROGRAM = Path(__file__).parent / "writes.py"
 NATIVE = {
-    **dict.fromkeys(("write_database", "write_in_c", "remove_in_c", "rename_in_c"), "C"),
+    **dict.fromkeys(("write_database", "write_in_c", "remove_in_c", "rename_in_c", "exchange_in_c", "punch_in_c"), "C"),
+    "map_tensor": "C++",
     **dict.fromkeys(("run_cp", "run_rm", "run_shell", "run_git", "run_python"), "a child process"),
+    **dict.fromkeys(("run_tee", "run_dd", "run_sed"), "a child process"),
 }
 """Ways that no Python of this process goes."""
 HAS_VIEW = shutil.which("unshare") is not None and not subprocess.call(["unshare", "-Urm", "true"])
@@ -61,11 +63,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def state(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """Bytes, times, rights and inode of each file; names and times of each folder."""
+    """Bytes, times, rights and inode of each file; names and times of each folder; where each link leads."""
     found: dict[str, tuple[Any, ...]] = {}
     for each in sorted([folder, *folder.rglob("*")]):
         status = each.lstat()
-        content = each.read_bytes() if stat.S_ISREG(status.st_mode) else sorted(os.listdir(each))
+        content: Any = os.readlink(each) if each.is_symlink() else sorted(os.listdir(each)) if each.is_dir() else b""
+        if stat.S_ISREG(status.st_mode):
+            content = each.read_bytes()
         found[str(each)] = (content, status.st_mtime_ns, status.st_mode, status.st_ino, status.st_nlink)
     return found
 
@@ -135,7 +139,7 @@ def test_every_way_is_held_and_read_back(run: Run, folder: Path, tmp_path: Path)
     before, kept = state(folder), tmp_path / "kept"
     done = run("--keep-files", str(kept), str(PROGRAM), str(folder), "clean")
     assert done.code == 0, done.err
-    assert len(done.ways) >= 40
+    assert len(done.ways) >= 60
     assert {name: said for name, said in done.ways.items() if said != "ok"} == {}
     assert state(folder) == before
     assert re.search(r"^Files +\d+ written, \d+ changed, \d+ removed, apart from yours and kept in", done.out, re.M)
@@ -211,6 +215,42 @@ def test_without_a_guard_python_is_redirected(folder: Path) -> None:
     assert {name: said for name, said in done.ways.items() if said != "ok"} == {}
     assert state(folder) == before
     assert "a child process writes is real" in " ".join(done.out.split())
+
+
+LINKS = """
+import os
+from pathlib import Path
+import torch
+
+torch.nn.Linear(8, 8).cuda()
+Path("theirs").write_text("a" * 5)  # the user's link to the user's file
+with open("relative", "a") as file:
+    file.write("more")
+os.symlink(os.path.abspath("kept"), "folder")
+Path("folder/file").write_text("through a folder")
+os.symlink("nowhere", "dangling")
+Path("dangling").write_text("made")
+os.symlink("loop", "loop")
+os.remove("relative")
+print("LINKS", Path("theirs").read_text(), Path("open_to_append").read_text()[-4:], Path("kept/file").read_text())
+print("LINKS", Path("nowhere").read_text(), os.path.exists("loop"), os.path.islink("theirs"), os.listdir("folder"))
+"""
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("refused", ["enter_overlay", "enter_overlay refuse_writes"])
+def test_without_a_view_a_link_leads_out_of_nothing(folder: Path, refused: str) -> None:
+    (folder / "links.py").write_text(LINKS)
+    (folder / "theirs").symlink_to(folder / "open_to_write")
+    (folder / "relative").symlink_to("open_to_append")
+    before = state(folder)
+    done = run_locked_down(folder, refused, "links.py")
+    assert done.code == 0, done.err
+    assert re.findall("^LINKS (.*)", done.err, re.M) == [
+        "aaaaa more through a folder",
+        "made False True ['file']",
+    ]
+    assert state(folder) == before
 
 
 def test_in_a_live_process_python_is_redirected_and_child_processes_refused(

@@ -1,14 +1,21 @@
-"""Writes to files that are there, and to new ones, in some forty ways; prints which worked and were read back.
+"""Writes to files that are there, and to new ones, in some seventy ways; prints which worked and were read back.
 
 python writes.py FOLDER ENDING, where ENDING is clean, exception, interrupt, kill or memory.
 """
 
+import asyncio
 import atexit
+import bz2
+import codecs
 import concurrent.futures
+import csv
 import ctypes
+import fileinput
 import gzip
+import io
 import json
 import logging
+import lzma
 import mmap
 import multiprocessing
 import os
@@ -19,6 +26,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import weakref
@@ -302,6 +310,202 @@ def run_git(_: str) -> bool:
 def run_python(name: str) -> bool:
     subprocess.run([sys.executable, "-c", f"open({name!r}, 'w').write('child')"], check=True)
     return read(name) == b"child"
+
+
+def write_at_a_place(name: str) -> bool:
+    descriptor = os.open(name, os.O_RDWR)
+    os.pwrite(descriptor, b"first", 0)
+    os.pwritev(descriptor, [b"se", b"cond"], 5)
+    os.close(descriptor)
+    return read(name).startswith(b"firstsecond")
+
+
+def truncate_descriptor(name: str) -> bool:
+    descriptor = os.open(name, os.O_RDWR)
+    os.ftruncate(descriptor, 2)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    return os.path.getsize(name) == 2
+
+
+def allocate(name: str) -> bool:
+    with open(name, "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, 4096)
+    return os.path.getsize(name) == 4096
+
+
+def copy_in_the_kernel(name: str) -> bool:
+    pathlib.Path("range").write_bytes(b"by range")
+    with open("range", "rb") as source, open(name, "wb") as file:
+        os.copy_file_range(source.fileno(), file.fileno(), 8)
+    return read(name) == b"by range"
+
+
+def send_in_the_kernel(name: str) -> bool:
+    pathlib.Path("sent").write_bytes(b"by sendfile")
+    with open("sent", "rb") as source, open(name, "wb") as file:
+        os.sendfile(file.fileno(), source.fileno(), 0, 11)
+    return read(name) == b"by sendfile"
+
+
+def set_attribute(name: str) -> bool:
+    os.setxattr(name, "user.step", b"3")
+    return os.getxattr(name, "user.step") == b"3"
+
+
+def write_below_a_folder_held(name: str) -> bool:
+    held = os.open(".", os.O_RDONLY)
+    descriptor = os.open(name, os.O_WRONLY | os.O_TRUNC, dir_fd=held)
+    os.write(descriptor, b"below")
+    os.close(descriptor)
+    os.rename(name, "below", src_dir_fd=held, dst_dir_fd=held)
+    os.close(held)
+    return read("below") == b"below" and not os.path.exists(name)
+
+
+def write_through_a_hard_link(name: str) -> bool:
+    os.link(name, "linked")
+    pathlib.Path("linked").write_bytes(b"linked")
+    return read(name) == b"linked"
+
+
+def write_through_a_soft_link(name: str) -> bool:
+    os.symlink(os.path.abspath(name), "pointer")
+    pathlib.Path("pointer").write_bytes(b"pointed")
+    return read(name) == b"pointed" and os.path.islink("pointer")
+
+
+def write_without_a_name(name: str) -> bool:
+    descriptor = os.open(".", os.O_TMPFILE | os.O_RDWR)
+    os.write(descriptor, b"nameless")
+    held = os.open(".", os.O_RDONLY)
+    os.link(f"/proc/self/fd/{descriptor}", "named", dst_dir_fd=held)  # which follows the link
+    os.close(held)
+    os.close(descriptor)
+    os.replace("named", name)
+    return read(name) == b"nameless"
+
+
+def write_raw(name: str) -> bool:
+    with io.FileIO(name, "w") as file:
+        file.write(b"raw")
+    return read(name) == b"raw"
+
+
+def write_encoded(name: str) -> bool:
+    with codecs.open(name, "w", "utf-16") as file:
+        file.write("coded")
+    return read(name).decode("utf-16") == "coded"
+
+
+def edit_in_place(name: str) -> bool:
+    with fileinput.input(name, inplace=True) as lines:
+        for _ in lines:
+            print("edited")
+    return read(name) == b"edited\n"
+
+
+def write_rows(name: str) -> bool:
+    with open(name, "w", newline="") as file:
+        csv.writer(file).writerow(["step", 1])
+    return read(name) == b"step,1\r\n"
+
+
+def write_tar(name: str) -> bool:
+    pathlib.Path("member").write_bytes(b"in tar")
+    with tarfile.open(name, "w:gz") as archive:
+        archive.add("member")
+    with tarfile.open(name) as archive:
+        archive.extractall("unpacked", filter="data")
+    return read("unpacked/member") == b"in tar"
+
+
+def write_bz2_and_xz(name: str) -> bool:
+    pathlib.Path(name).write_bytes(bz2.compress(b"two"))
+    with lzma.open("xz", "wb") as file:
+        file.write(b"xz")
+    return bz2.open(name).read() == b"two" and lzma.open("xz").read() == b"xz"
+
+
+def make_archive(_: str) -> bool:
+    os.makedirs("packed", exist_ok=True)
+    pathlib.Path("packed/file").write_bytes(b"packed")
+    shutil.make_archive("archive", "zip", "packed")
+    shutil.unpack_archive("archive.zip", "restored")
+    return read("restored/file") == b"packed"
+
+
+def save_arrays(name: str) -> bool:
+    with open(name, "wb") as file:
+        np.savez_compressed(file, weight=np.ones(4))
+    np.savetxt("text", np.ones(2))
+    return np.load(name)["weight"].sum() == 4 and np.loadtxt("text").sum() == 2
+
+
+def map_tensor(name: str) -> bool:
+    tensor = torch.from_file(name, shared=True, size=16, dtype=torch.uint8)
+    tensor.fill_(7)
+    return read(name)[:16] == bytes([7] * 16)
+
+
+def write_in_a_loop(name: str) -> bool:
+    async def write() -> bool:
+        return await asyncio.to_thread(open_to_write, name)
+
+    return asyncio.run(write())
+
+
+def write_when_deleted(name: str) -> bool:
+    class Deleted:
+        def __del__(self) -> None:
+            open_to_write(name)
+
+    Deleted()
+    return read(name) == b"new"
+
+
+def write_when_terminated(name: str) -> bool:
+    signal.signal(signal.SIGTERM, lambda *_: open_to_write(name))
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return read(name) == b"new"
+
+
+def exchange_in_c(name: str) -> bool:
+    before = read(name)
+    pathlib.Path("other").write_bytes(b"exchanged")
+    if libc.renameat2(-100, name.encode(), -100, b"other", 2):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
+    return read(name) == b"exchanged" and read("other") == before
+
+
+def punch_in_c(name: str) -> bool:
+    descriptor = libc.open(name.encode(), os.O_RDWR)
+    if descriptor < 0 or libc.fallocate(descriptor, 3, ctypes.c_long(0), ctypes.c_long(4)):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
+    os.close(descriptor)
+    return read(name).startswith(bytes(4))
+
+
+def run_tee(name: str) -> bool:
+    subprocess.run(["tee", "-a", name], input=b"tee", stdout=subprocess.DEVNULL, check=True)
+    return read(name).endswith(b"tee")
+
+
+def run_dd(name: str) -> bool:
+    subprocess.run(["dd", "if=/proc/self/comm", f"of={name}", "status=none"], check=True)
+    return read(name) == b"dd\n"
+
+
+def run_sed(name: str) -> bool:
+    subprocess.run(["sed", "-i", "s/.*/sed/", name], check=True)
+    return read(name).strip() == b"sed"
+
+
+def run_into_a_file(name: str) -> bool:  # opened here
+    with open(name, "wb") as file:
+        subprocess.run(["echo", "redirected"], stdout=file, check=True)
+    return read(name) == b"redirected\n"
 
 
 def write_in_thread(name: str) -> bool:
