@@ -24,7 +24,9 @@ from typing import Any, Final
 
 import torch
 
-# The types of ATen and custom operators as a dispatch mode sees them (since 1.9).
+# The types of ATen and custom operators as a dispatch mode sees them (since 1.9), and what takes operators as arguments
+# (since 1.13).
+from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._prims_common import make_contiguous_strides_for
@@ -423,6 +425,23 @@ def decompose(func: Any, *args: Any, **kwargs: Any) -> Any:
     upsampling, by indices and with many temporaries.
     """
     return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+_EAGER_KERNELS: Final = {
+    **dict.fromkeys(("flex_attention", "flex_attention_backward"), "CompositeExplicitAutograd"),
+    **dict.fromkeys(("run_and_save_rng_state", "run_with_rng_state"), "BackendSelect"),
+}
+
+
+def run_higher_order(func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run what takes operators as arguments as eager code does on a device: by its kernel, which calls others.
+
+    `py_kernels` (since 1.13): those of `flex_attention` (torch/_higher_order_ops/flex_attention.py, since 2.5), and of
+    what is run again with the numbers it drew before (torch/_prims/rng_prims.py, since 2.0).
+    """
+    if (name := func.name()) not in _EAGER_KERNELS:
+        raise NotImplementedError(f"There was no rule registered for HigherOrderOperator {name}.")
+    return func.py_kernels[getattr(torch._C.DispatchKey, _EAGER_KERNELS[name])](*args, **kwargs)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # `__tensor_flatten__` (since 2.1)
 
-from fxmem._torch.common import FakeTensor, nested, no_modes, wrap
+from fxmem._torch.common import FakeTensor, HigherOrderOperator, nested, no_modes, wrap
 
 is_wrapper = is_traceable_wrapper_subclass
 """Whether a tensor's memory is that of the tensors inside it."""
@@ -185,12 +185,69 @@ def run_compiled_as_eager(on_call: Callable[[], None]) -> AbstractContextManager
             on_call()
 
     def compile(original: Any, model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        on_call()
+        backend = kwargs.get("backend")
+        if getattr(backend, "__module__", backend) not in ("eager", "torch._dynamo.backends.debugging"):
+            on_call()  # the backend `eager`, which `flex_attention` takes by itself, compiles nothing
         return (lambda function: function) if model is None else model
 
     changes = [wrap(torch, "compile", compile, here=True)]
     if (compiled := sys.modules.get("torch._dynamo.eval_frame")) is not None:
         changes.append(wrap(compiled, "_callback_from_stance", choose_stance, here=True))
+    return nested(*changes)
+
+
+def follow_flex_attention(apart: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+    """Do for `flex_attention` what dynamo does, which traces each call of it, eager ones too (since 2.5).
+
+    What a `score_mod` learns becomes an argument of the operator: variables of the function around it, and parameters
+    that it names of a module there (`score_mod_other_buffers`). The graph of its derivative is written inside `apart()`
+    (`create_fw_bw_graph` of torch/_higher_order_ops/flex_attention.py).
+    """
+
+    def differentiate(original: Callable[..., Any], *args: Any) -> Any:
+        # Autograd's hooks would hand out what its tracer does not know (`_saved_tensors_hooks_set_tracing`, since 2.6).
+        tracing = torch._C._autograd._saved_tensors_hooks_set_tracing
+        with apart():
+            before = tracing(True)
+            try:
+                return original(*args)
+            finally:
+                tracing(before)
+
+    def find(score: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+        for cell in getattr(score, "__closure__", None) or ():
+            value = cell.cell_contents
+            if isinstance(value, torch.Tensor):
+                yield value, functools.partial(setattr, cell, "cell_contents")
+            elif isinstance(value, torch.nn.Module):
+                own = value._parameters
+                yield from ((own[name], functools.partial(own.__setitem__, name)) for name in find_names(score, own))
+
+    def find_names(score: Any, names: Any) -> list[str]:
+        return [name for name in score.__code__.co_names if name in names]
+
+    def call(original: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        if operator.name() != "flex_attention" or any(args[7:]):
+            return original(operator, *args, **kwargs)
+        score = args[3]
+        learned = [each for each in find(score) if each[0] is not None and each[0].requires_grad]
+
+        def lifted(*given: Any) -> Any:
+            count = len(given) - len(learned)
+            try:
+                for (_, put), value in zip(learned, given[count:], strict=True):
+                    put(value)
+                return score(*given[:count])
+            finally:
+                for value, put in learned:
+                    put(value)
+
+        buffers = tuple(value for value, _ in learned)
+        return original(operator, *args[:3], lifted if learned else score, *args[4:7], buffers, *args[8:], **kwargs)
+
+    changes = [wrap(HigherOrderOperator, "__call__", call, here=True)]
+    if (module := sys.modules.get("torch._higher_order_ops.flex_attention")) is not None:
+        changes.append(wrap(module, "create_fw_bw_graph", differentiate, here=True))
     return nested(*changes)
 
 

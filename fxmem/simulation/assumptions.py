@@ -106,7 +106,7 @@ def _bounds(run: FinishedRun) -> Iterator[_Said]:
 
 def _compiled_functions(recording: Recording) -> Iterator[_Said]:
     """What is taken for granted of what runs without a compiler's kernels."""
-    if recording.ran_compiled:
+    if recording.recorder.runs_compiled_as_eager:
         yield "model", COMPILED
     if recording.ran_scripted and recording.target.device == "cuda":
         yield (

@@ -33,10 +33,6 @@ _NO_DATA: Final = re.compile(r"Cannot access data pointer|data is not allocated 
 _HIGHER_ORDER_ADVICE: Final = {
     "cond": "Call the branch that is to be analysed",
     "while_loop": "Write the loop in Python, with the number of rounds to be analysed",
-    "flex_attention": (
-        "Analyse with torch.nn.functional.scaled_dot_product_attention in its place, which keeps the "
-        "same tensors for backward"
-    ),
 }
 
 

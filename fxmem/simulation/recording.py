@@ -42,7 +42,7 @@ from fxmem.simulation.kernels.streams import Streams
 from fxmem.simulation.model.fake_model import deep_recursion
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, StepLog
-from fxmem.simulation.observe.fx_tracer import ProgramTracer
+from fxmem.simulation.observe.fx_tracer import Listener, ProgramTracer
 from fxmem.simulation.observe.node_ledger import NodeLedger
 from fxmem.simulation.observe.observer import Observer, PendingCall
 from fxmem.simulation.observe.op_cache import CHECK, OpCache
@@ -239,7 +239,7 @@ class EagerCode:
         return self.recording.observe_code(torch_wrappers.run_compiled_as_eager(self._note_call))
 
     def _note_call(self) -> None:
-        self.recording.ran_compiled = True
+        self.recording.recorder.runs_compiled_as_eager = True
 
     def call_function(self, cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
         """Run an `autograd.Function.apply` that the program calls."""
@@ -296,8 +296,6 @@ class Recording(Observer):
         )
         self.stop_rule = StopRule()
         """What a generation is answered where it asks whether its sequences have ended."""
-        self.ran_compiled = False
-        """Whether the program called something compiled that ran as eager code."""
         self.traces_itself = False
         """Whether the program traced a function with make_fx."""
         self.packages = StandInModules(self.on_kernel)
@@ -402,8 +400,21 @@ class Recording(Observer):
             torch_fakes.group_in_python(),
             torch_common.silence_fake_kernels(),
             torch_kernels.views_of_zeros(),
+            torch_wrappers.follow_flex_attention(self._trace_apart),
             self.fakes,
             self.subject.emulate(),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _trace_apart(self) -> Iterator[None]:
+        """What runs inside is traced by torch itself, over fakes that are no part of the program."""
+        with (
+            torch_common.replace(self, "traces_itself", self.traces_itself),
+            torch_common.no_modes(),
+            torch_common.without_function_modes(Listener),
+            self.fakes,
+            AutogradEngine(Observer()).route_backward(),
         ):
             yield
 

@@ -24,7 +24,6 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch._ops import HigherOrderOperator as HigherOrderOperator  # what takes operators as arguments (since 1.13)
 
 from fxmem._torch import common as torch_common
 from fxmem._torch.common import nested, patch, replace_all, restored, set_environment, wrap
@@ -581,14 +580,6 @@ def states_in_tensors() -> AbstractContextManager[None]:
             each.py_impl(torch_common.FakeMode)(each.python_key_table[torch_common.FakeTensorMode])
     name = "graphsafe_rng_functionalization"
     return config.patch({name: False}) if hasattr(config, name) else contextlib.nullcontext()
-
-
-def run_with_state(func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the operator that a wrapper recomputes with the numbers it has drawn before.
-
-    `run_and_save_rng_state` and `run_with_rng_state` of torch/_prims/rng_prims.py (since 2.0).
-    """
-    return func.py_kernels[torch._C.DispatchKey.BackendSelect](*args, **kwargs)
 
 
 def wrapper_frame(

@@ -238,8 +238,6 @@ class CompiledOpRecorder(OpRecorder):  # type: ignore[no-untyped-call]
         further: those of `OpRecorder`.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, code: CompiledCode, *further: Any) -> None:
         super().__init__(*further)
         self._code = code
@@ -254,9 +252,6 @@ class CompiledOpRecorder(OpRecorder):  # type: ignore[no-untyped-call]
     def _place(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: types.FrameType
     ) -> Any:
-        if isinstance(func, torch_inductor.HigherOrderOperator):
-            with self:
-                return torch_inductor.run_with_state(func, args, kwargs)
         is_apart = func is torch.ops.prim.device.default or self._log.setting_up
         if is_apart or not self._code.follows(func, types, args, kwargs):
             return self._run_unplaced(func, types, args, kwargs, caller)

@@ -20,7 +20,10 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.names import COMPILED_AS_EAGER
 
-COMPILED = f"{COMPILED_AS_EAGER}: fused kernels keep and make fewer tensors, CUDA graphs hold a pool of their own"
+COMPILED = (
+    f"{COMPILED_AS_EAGER}: fused kernels keep and make fewer tensors, CUDA graphs hold a pool of their own; "
+    "flex_attention is counted as the kernels that are made of it"
+)
 """What an analysis says of compiled code."""
 
 EXPORTED = "torch.export.exported_program"

@@ -99,6 +99,9 @@ class Observer:
     def on_compiled_call(self) -> None:
         """The program calls compiled code."""
 
+    def on_kernel(self, kernel: str, count: int | None, values: Any) -> None:
+        """A kernel that is no operator ran: its FLOPs if they are counted, its arguments and results."""
+
     def on_trace(self) -> None:
         """The program traces a function with make_fx."""
 

@@ -29,6 +29,7 @@ from fxmem.simulation.asked.values import Values
 from fxmem.simulation.kernels import sparse as _sparse  # noqa: F401 - registers its kernels
 from fxmem.simulation.kernels.composites import Kernel, find_kernel
 from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, INDICES, NO_VIEW, ONE_DTYPE, check_dtypes
+from fxmem.simulation.kernels.flex import FUSED
 from fxmem.simulation.kernels.subclass_ways import adds_in_place
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
@@ -104,6 +105,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     """
 
     is_of_program = False
+    supports_higher_order_operators = True
 
     def __init__(
         self,
@@ -125,6 +127,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self._find_traits = functools.cache(OpTraits)
         self.newest_node = -1
         """Number of the newest node of autograd when an op ran last."""
+        self.runs_compiled_as_eager = False
+        """Whether the program has called something compiled, which runs as eager code."""
         self._run_op: Run = self._record
         if route is not None:
             self._run_op = functools.partial(route, self, self._record)
@@ -132,6 +136,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if isinstance(func, torch_common.HigherOrderOperator):
+            return self._run_higher_order(func, args, kwargs or {})
         return self._run_op(func, types, args, kwargs or {}, sys._getframe(1))
 
     def _record(
@@ -166,6 +172,18 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             self._values.routing.note(op.name.rpartition(".")[0], args, result)
         if not self._log.setting_up:
             self._note_op(op, args, kwargs, result, replay, begin)
+        return result
+
+    def _run_higher_order(
+        self, func: torch_common.HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run what takes operators as arguments as those that it calls, or as the kernel that is made of it."""
+        fused = FUSED.get(func.name()) if self.runs_compiled_as_eager else None
+        with self:
+            if fused is None:
+                return torch_common.run_higher_order(func, args, kwargs)
+            result = fused(*args, **kwargs)
+        self._observer.on_kernel(f"{func.name()} (fused)", None, (args, kwargs, result))
         return result
 
     def _run_inner(self, kernel: Kernel, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

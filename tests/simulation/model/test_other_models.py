@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -201,7 +201,7 @@ COMPILED = {
         lambda: Doing(lambda m, x: m.second(torch.sin(y := m.first(x)) * y)),
     ),
     "in mid-step": (
-        lambda: Doing(lambda m, x: torch.compile(m.second, backend="eager")(m.first(x))),
+        lambda: Doing(lambda m, x: torch.compile(m.second)(m.first(x))),
         lambda: Doing(lambda m, x: m.second(m.first(x))),
     ),
 }
@@ -861,6 +861,62 @@ def test_triton_kernels_are_not_launched():
     assert any(u.topic == "flops" and u.what == "triton.double" for u in analysis.profile.unknowns)
 
 
+# --- flex_attention ---------------------------------------------------------------------------------------------------
+
+
+def attend_by_scores(model, x, attend=flex_attention):
+    first, second = (part(x).view(2, 256, 4, 16).transpose(1, 2) for part in (model.first, model.second))
+    return attend(first, second, first, score_mod=model.score and model.score(model), block_mask=model.mask)
+
+
+def is_before(item, head, query, key):
+    return query >= key
+
+
+def distances(model):
+    return lambda score, item, head, query, key: score + (query - key)
+
+
+def learned_variable(model):
+    table = model.table
+    return lambda score, item, head, query, key: score + table[head, query - key + 255]
+
+
+def learned_attribute(model):
+    return lambda score, item, head, query, key: score + model.table[head, query - key + 255]
+
+
+SCORES = [None, distances, learned_variable, learned_attribute]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's, of its arguments
+@pytest.mark.parametrize("score", SCORES, ids=lambda score: getattr(score, "__name__", "plain"))
+def test_flex_attention_that_is_not_compiled_keeps_its_scores_as_measured(score, monkeypatch):
+    # Its dense kernel runs everywhere, and its gradient is refused on the CPU before that.
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    mask = create_block_mask(is_before, None, None, 256, 256, device="cpu") if score is None else None
+    table = nn.Parameter(torch.randn(4, 511))
+    learns = score in (learned_variable, learned_attribute)
+    model = Doing(attend_by_scores, score=score, mask=mask, table=table if learns else None)
+    assert_as_measured(model, batch(), optimizer=None)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # as inductor is imported
+def test_flex_attention_that_is_compiled_keeps_no_scores():
+    def analyze_with(attend, **settings):
+        model = Doing(lambda m, x: attend_by_scores(m, x, attend), score=None, mask=None)
+        return analyze(model, batch(), loss=squares, target="h100", **settings)
+
+    eager, compiled = analyze_with(flex_attention), analyze_with(torch.compile(flex_attention))
+    inductor = analyze_with(flex_attention, compile=True)
+    scores = 2 * 4 * 256 * 256 * 4
+    made = [{each.nbytes for each in it.profile.storages} for it in (eager, compiled, inductor)]
+    assert [scores in sizes for sizes in made] == [True, False, False]
+    saved = [sum(node.saved_bytes for node in it.profile.nodes) for it in (compiled, inductor)]
+    assert saved[0] == saved[1]
+    assert ["torch.compile" in "".join(notes(it)) for it in (eager, compiled)] == [False, True]
+
+
 # --- refused, with the line -------------------------------------------------------------------------------------------
 
 
@@ -894,11 +950,6 @@ def with_the_driver(model, x):
     return model.first(x)
 
 
-def with_flex_attention(model, x):
-    heads = model.first(x).view(1, 1, *x.shape)
-    return flex_attention(heads, heads, heads)
-
-
 def with_cond(model, x):
     return torch.cond(x.sum() > 0, model.first, model.second, (x,))
 
@@ -912,7 +963,6 @@ REFUSED = [
     (with_two_devices, "mixes cuda:0 with cpu", "device=x.device"),
     (with_the_driver, "CUDA driver", "target='cpu'"),
     (with_cond, "torch's cond", "Call the branch"),
-    (with_flex_attention, "torch's flex_attention", "scaled_dot_product_attention"),
 ]
 
 
