@@ -13,6 +13,7 @@ import importlib
 import inspect
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
@@ -63,6 +64,27 @@ def pass_for_scripted(module: torch.nn.Module) -> None:
     if not isinstance(module, torch.jit.ScriptModule):
         kind: Any = type(module)
         module.__class__ = _script_class(kind)
+
+
+class ScriptedForward:
+    """A forward by TorchScript's interpreter, on the parameters, buffers and mode that the module as written has by
+    then (`torch._C.ScriptModule.setattr`, since 1.2)."""
+
+    def __init__(self, compiled: Any, written: torch.nn.Module) -> None:
+        self._compiled, self._written = compiled, weakref.ref(written)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        parts, written = dict(self._compiled.named_modules()), self._written()
+        for path, module in () if written is None else written.named_modules():
+            part = parts[path]._c
+            for name, value in (*module._parameters.items(), *module._buffers.items()):
+                if value is not None:
+                    part.setattr(name, value)
+            part.setattr("training", module.training)
+        return self._compiled.forward(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ScriptedForward:
+        return ScriptedForward(self._compiled, memo[id(self._written())])
 
 
 def is_as_written(module: Any) -> bool:

@@ -253,9 +253,10 @@ def follow_flex_attention(apart: Callable[[], AbstractContextManager[None]]) -> 
 
 @contextlib.contextmanager
 def observe_scripted(on_call: Callable[[], None]) -> Iterator[None]:
-    """Call `on_call()` when this thread calls a function that `torch.jit.script` or `trace` has compiled.
+    """Call `on_call()` when this thread calls a function or a module's method that `torch.jit.script` or `trace` has
+    compiled.
 
-    Each begins as in a new process, and is left so: what its interpreter learns in a run decides what the next ones
+    Each function begins as in a new process, and is left so: what its interpreter learns in a run decides what the next ones
     keep (`ScriptFunction._debug_flush_compilation_cache`, since 1.8). Nothing is fused on a card (`torch._C`'s
     `_jit_texpr_fuser_enabled`, since 1.7): the kernels that a fuser makes cannot run on fakes.
     """
@@ -268,10 +269,15 @@ def observe_scripted(on_call: Callable[[], None]) -> Iterator[None]:
         on_call()
         return original(function, *args, **kwargs)
 
+    def call_method(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        on_call()
+        return original(*args, **kwargs)
+
     fuses = torch._C._jit_texpr_fuser_enabled()
     torch._C._jit_set_texpr_fuser_enabled(False)
     try:
-        with wrap(scripted, "__call__", call, here=True):
+        methods = wrap(torch._C.ScriptMethod, "__call__", call_method, here=True)
+        with wrap(scripted, "__call__", call, here=True), methods:
             yield
     finally:
         torch._C._jit_set_texpr_fuser_enabled(fuses)

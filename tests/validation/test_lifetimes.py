@@ -125,6 +125,38 @@ def test_a_scripted_function_keeps_what_it_keeps_after_its_first_runs(scripted: 
     assert scripted(batch.requires_grad_(), 2).grad_fn.name() == "AddBackward1"  # as in a new process
 
 
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(64, 256), nn.BatchNorm1d(256), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x))
+        return self.second(torch.tanh(x) * torch.sigmoid(x))
+
+
+TORCHSCRIPT = [torch.jit.script, lambda model: torch.jit.trace(model, torch.ones(2, 64))]
+
+
+@pytest.mark.parametrize("make", TORCHSCRIPT, ids=["scripted", "traced"])
+def test_a_module_of_torchscript_keeps_in_a_program_what_its_interpreter_keeps(make: Any) -> None:
+    def train() -> Any:
+        with warnings.catch_warnings(action="ignore"):
+            model = make(Gated())
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(4):
+            model(torch.ones(512, 64)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with without_garbage(), quiet_profiler(), torch_profiler.profiler() as profiled:
+        train()
+    with fxmem.record("cpu") as recorded:
+        train()
+    held = max(each.requested_bytes for each in recorded.rounds)
+    assert held == pytest.approx(max(live_bytes(0, read_events(profiled), {})), rel=1e-3)
+
+
 def test_a_scripted_function_runs_on_a_card_more_than_once(scripted: Any) -> None:
     batch = torch.randn(30, 32)
     first, second = (fxmem.analyze(calls(scripted), batch, optimizer=None, target="h100") for _ in range(2))

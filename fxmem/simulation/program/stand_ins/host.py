@@ -90,7 +90,8 @@ _WITHOUT_BATCHES: Final = (type, types.ModuleType, types.FunctionType, torch.nn.
 
 
 def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
-    """Let `torch.jit.trace`, `make_fx` and `torch.jit.script` of what is on the card return what runs it as written.
+    """Let `torch.jit.trace` and `make_fx` of what is on the card return what runs it as written, and `torch.jit.script`
+    what TorchScript's interpreter runs.
 
     Such a module is saved as its number: this process loads a copy of it.
     """
@@ -99,7 +100,10 @@ def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
     def trace(original: Callable[..., Any], func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not has_fake_inside((func, example_inputs)):
             return original(func, example_inputs, *args, **kwargs)
-        notes.note("answered", "torch.jit.trace: the code as it was written")
+        # The check runs the trace once without gradients, and TorchScript takes the first call for what all are like: it
+        # differentiates nothing by formulas of its own then, and what runs keeps what the code as written does.
+        more = "" if kwargs.get("check_trace", True) else ", where TorchScript's own formulas may keep more (check_trace)"
+        notes.note("answered", f"torch.jit.trace: the code as it was written{more}")
         func(*(example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)))
         return _Untraced(func)
 
@@ -118,12 +122,13 @@ def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
         return trace_or_keep
 
     def script(original: Callable[..., Any], obj: Any, *args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
+        with torch_programs.functions_to_script():
+            compiled = original(obj, *args, _frames_up=_frames_up + 2, **kwargs)  # names are those of its caller
         if isinstance(obj, torch.nn.Module):  # a compiled one's parameters cannot become those of a pretended card
-            notes.note("answered", "torch.jit.script: the module as it was written")
+            vars(obj)["forward"] = torch_programs.ScriptedForward(compiled, obj)
             torch_programs.pass_for_scripted(obj)
             return obj
-        with torch_programs.functions_to_script():
-            return original(obj, *args, _frames_up=_frames_up + 2, **kwargs)  # names are those of its caller
+        return compiled
 
     def save(original: Callable[..., Any], m: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         if not torch_programs.is_as_written(m):
