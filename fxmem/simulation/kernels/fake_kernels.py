@@ -62,6 +62,28 @@ def _in_mode(kernel: Kernel) -> Kernel:
     return run
 
 
+# --- Least squares ----------------------------------------------------------------------------------------------------
+
+
+@answers("linalg_lstsq", everywhere=True)
+def _least_squares(
+    _: Any, matrix: Tensor, other: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Tensor, ...]:
+    """`linalg_lstsq_out` (BatchLinearAlgebra.cpp): the solution lies in what held `other`, by columns. The sizes of the
+    rest depend on the driver, and with some of them on the rank: taken as full."""
+    rows, columns = matrix.shape[-2:]
+    is_vector = other.dim() == 1 or (matrix.dim() - 1 == other.dim() and other.shape == matrix.shape[:-1])
+    right = other.unsqueeze(-1) if is_vector else other
+    batch = torch.broadcast_shapes(matrix.shape[:-2], right.shape[:-2])
+    driver = driver or ("gels" if matrix.is_cuda else "gelsy")
+    solution = matrix.new_empty((*batch, right.shape[-1], max(rows, columns))).mT.narrow(-2, 0, columns)
+    real = matrix.real.dtype if matrix.is_complex() else matrix.dtype
+    residuals = matrix.new_empty((*batch, right.shape[-1]) if rows > columns and driver != "gelsy" else 0, dtype=real)
+    rank = matrix.new_empty(batch if driver != "gels" else 0, dtype=torch.int64)
+    values = matrix.new_empty((*batch, min(rows, columns)) if driver in ("gelsd", "gelss") else 0, dtype=real)
+    return solution.squeeze(-1) if is_vector else solution, residuals, rank, values
+
+
 # --- Strides of dimensions of size 1 ----------------------------------------------------------------------------------
 # They say nothing of where elements lie, and yet torch asks them whether a tensor is one with channels last
 # (`is_channels_last_strides_2d`, c10/core/MemoryFormat.h). So an image of a batch of one that was a sequence before, as
