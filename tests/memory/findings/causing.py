@@ -1,5 +1,6 @@
 """A small program for each cause of `fxmem.memory.findings`, and a twin without it: `causing.py CAUSE on|off`."""
 
+import contextlib
 import copy
 import functools
 import sys
@@ -7,7 +8,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -635,6 +636,17 @@ def fsdp_gather_of_micro_batches() -> None:
         for micro in range(2):
             net.set_requires_gradient_sync(micro == 1 or not HAS)
             net(torch.randn(64, 2048, device="cuda")).sum().backward()
+        step(optimizer)
+
+
+def fsdp_gather_of_flat_micro_batches() -> None:
+    dist.init_process_group("nccl")
+    net = FullyShardedDataParallel(nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(4)]).cuda())
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        for micro in range(2):
+            with net.no_sync() if HAS and not micro else contextlib.nullcontext():
+                net(torch.randn(64, 2048, device="cuda")).sum().backward()
         step(optimizer)
 
 

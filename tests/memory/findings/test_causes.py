@@ -27,10 +27,11 @@ PROGRAM = str(Path(__file__).with_name("causing.py"))
 VARIED = (
     "kept-results-of-evaluation", "kept-output-of-accumulation", "fragmentation-of-sizes", "unused-graph-of-detached",
     "kept-output-of-a-layer", "math-attention-of-weights", "math-attention-of-products", "wide-result-of-boxes",
-    "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "weights-twice-of-checkpoint", "unused-graph-of-batches",
+    "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "fsdp-gather-of-flat-micro-batches",
+    "weights-twice-of-checkpoint", "unused-graph-of-batches",
 )  # fmt: skip
 CASES = [*(each for each in CAUSES if each != "loader-workers"), *VARIED]
-OF_RANKS = ("ddp-buckets", "fsdp-gather", "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches")
+OF_RANKS = ("ddp-buckets", "fsdp-gather", "ddp-buckets-of-frozen", *(each for each in VARIED if "micro" in each))
 SMALL = ("fragmentation", "fragmentation-of-sizes")
 """They fill more than half of a card of 3 GB, and little of a larger one."""
 TRIED = (

@@ -37,12 +37,14 @@ _SHARE: Final = 10
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     """A finding where that is so at the peak."""
     shards = [each.shape for each in profile.storages if each.kind is Kind.PARAMETER and each.shape]
+    flat = {f"{each.name}.grad": each.shape for each in profile.storages if each.kind is Kind.PARAMETER}
     held = (profile.storages[index] for index in timeline.alive if profile.storages[index].kind is Kind.GRADIENT)
-    # A gradient that no parameter has: of a weight of which parameters are the shards.
+    # A gradient that no parameter has: of a weight of which parameters are the shards; FSDP1's, of its flat parameter.
     waits = [
         each
         for each in held
-        if not each.name and any(len(of) > 1 and of[1:] == each.shape[1:] and of < each.shape for of in shards)
+        if flat.get(each.name, each.shape) < each.shape
+        or (not each.name and any(len(of) > 1 and of[1:] == each.shape[1:] and of < each.shape for of in shards))
     ]
     nbytes = sum(each.nbytes for each in waits)
     if waits and nbytes * _SHARE >= timeline.peak.requested_bytes:
