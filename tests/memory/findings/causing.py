@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -641,7 +642,8 @@ def fsdp_gather_of_micro_batches() -> None:
 
 def fsdp_gather_of_flat_micro_batches() -> None:
     dist.init_process_group("nccl")
-    net = FullyShardedDataParallel(nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(4)]).cuda())
+    net = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(4)]).cuda()
+    net = FullyShardedDataParallel(net, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}))
     optimizer = torch.optim.SGD(net.parameters())
     for _ in range(3):
         for micro in range(2):
