@@ -54,6 +54,24 @@ class LoopWatch:
             self._outside[id(frame)] = frame.f_lineno
             frame = frame.f_back
         self._rounds: deque[list[Loop]] = deque(maxlen=_COMPARED)
+        self._gradients: tuple[int, types.CodeType, int] | None = None
+        """Where the loop around the last gradients stood then: its frame, code, and instruction."""
+
+    def note_gradients(self, frame: types.FrameType | None) -> None:
+        """Gradients were returned in this frame: another pass of the innermost loop around it begins another step."""
+        frames = (each for each in reversed(list_frames(frame)) if id(each) not in self._outside)
+        around = (each for each in frames if any(_loops_around(_read_body(each), each.f_lineno)))
+        found = next(around, None)
+        self._gradients = None if found is None else (id(found), found.f_code, found.f_lasti)
+
+    def has_passed(self, frame: types.FrameType | None) -> bool:
+        """Whether that loop has begun another pass since: it stands no further than it did."""
+        while frame is not None and self._gradients is not None:
+            number, code, instruction = self._gradients
+            if id(frame) == number and frame.f_code is code:
+                return frame.f_lasti <= instruction
+            frame = frame.f_back
+        return False
 
     def note_round(self, frame: types.FrameType | None) -> None:
         """A round ends in this frame."""
@@ -94,7 +112,7 @@ class LoopWatch:
         if is_passing and id(frame) not in self._outside:
             yield Loop(code.co_filename, line, line, depth, None, None)  # a comprehension
         scope: Mapping[str, Any] | None = None
-        around = [*_loops_around(find_body(read_tree(code.co_filename), code), line)]
+        around = [*_loops_around(_read_body(frame), line)]
         for number, node in enumerate(around, 1):
             first, last = node.body[0].lineno, node.body[-1].end_lineno or line
             if id(frame) in self._outside and first <= self._outside[id(frame)] <= last:
@@ -113,6 +131,11 @@ def list_frames(frame: types.FrameType | None) -> list[types.FrameType]:
         found.insert(0, frame)
         frame = frame.f_back
     return found
+
+
+def _read_body(frame: types.FrameType) -> Sequence[ast.stmt]:
+    """The statements of what runs in a frame."""
+    return find_body(read_tree(frame.f_code.co_filename), frame.f_code)
 
 
 def _find_rate(numbers: Sequence[int | None]) -> float | None:

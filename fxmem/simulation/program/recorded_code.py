@@ -303,6 +303,7 @@ class RecordedCode(Subject):
         if not (self.rounds.cut or self.rounds.is_cut_after):  # once: closing the round calls torch, too
             self.rounds.end_long_round()
             self.rounds.end_long_evaluation()
+            self.rounds.torch_called()
 
     def on_gradient(self) -> None:
         """A call between modules leads to a gradient: forward goes on."""

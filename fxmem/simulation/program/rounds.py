@@ -305,6 +305,12 @@ class Rounds(RoundRule):
         if self._log.phase is not Phase.OPTIMIZER or torch.is_grad_enabled():
             self.begin_forward()
 
+    def torch_called(self) -> None:
+        """Torch is about to be called: where gradients are returned, perhaps first in another pass of their loop."""
+        if self._backwards and not self._accumulates and self._loops.has_passed(sys._getframe(1)):
+            self._is_setup = False
+            super().module_called(_NO_MODULE)
+
     def mark(self, phase: Phase) -> None:
         """Begin a phase where the program says so."""
         self._is_setup = False
@@ -339,6 +345,7 @@ class Rounds(RoundRule):
             yield
             if not accumulates and not is_inner:
                 self.backward_ends(accumulates=False)
+                self._loops.note_gradients(sys._getframe(1))
             return
         self.backward_begins()
         self.refusals.begin_backward()
