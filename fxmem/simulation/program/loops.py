@@ -59,9 +59,7 @@ class LoopWatch:
 
     def note_gradients(self, frame: types.FrameType | None) -> None:
         """Gradients were returned in this frame: another pass of the innermost loop around it begins another step."""
-        frames = (each for each in reversed(list_frames(frame)) if id(each) not in self._outside)
-        around = (each for each in frames if any(_loops_around(_read_body(each), each.f_lineno)))
-        found = next(around, None)
+        found = next((each for each in reversed(list_frames(frame)) if any(self._own_loops(each))), None)
         self._gradients = None if found is None else (id(found), found.f_code, found.f_lasti)
 
     def has_passed(self, frame: types.FrameType | None) -> bool:
@@ -112,16 +110,21 @@ class LoopWatch:
         if is_passing and id(frame) not in self._outside:
             yield Loop(code.co_filename, line, line, depth, None, None)  # a comprehension
         scope: Mapping[str, Any] | None = None
-        around = [*_loops_around(_read_body(frame), line)]
+        around = [*self._own_loops(frame)]
         for number, node in enumerate(around, 1):
             first, last = node.body[0].lineno, node.body[-1].end_lineno or line
-            if id(frame) in self._outside and first <= self._outside[id(frame)] <= last:
-                continue
             scope = {**frame.f_globals, **variables(frame)} if scope is None else scope
             turns, turn, limit = _measure(node, scope)
             inner = {name for each in around[number:] for name in _targets(each)}  # `_` of both is the inner one's
             turn = turn if inner.isdisjoint(_targets(node)) else None
             yield Loop(code.co_filename, first, last, depth, turns, turn, limit)
+
+    def _own_loops(self, frame: types.FrameType) -> Iterator[_Loops]:
+        """Those in a frame's code, around where it stands, that are not around the program."""
+        code, outside = frame.f_code, self._outside.get(id(frame))
+        for node in _loops_around(find_body(read_tree(code.co_filename), code), frame.f_lineno):
+            if outside is None or not node.body[0].lineno <= outside <= (node.body[-1].end_lineno or outside):
+                yield node
 
 
 def list_frames(frame: types.FrameType | None) -> list[types.FrameType]:
@@ -131,11 +134,6 @@ def list_frames(frame: types.FrameType | None) -> list[types.FrameType]:
         found.insert(0, frame)
         frame = frame.f_back
     return found
-
-
-def _read_body(frame: types.FrameType) -> Sequence[ast.stmt]:
-    """The statements of what runs in a frame."""
-    return find_body(read_tree(frame.f_code.co_filename), frame.f_code)
 
 
 def _find_rate(numbers: Sequence[int | None]) -> float | None:

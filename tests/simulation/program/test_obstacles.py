@@ -134,9 +134,7 @@ def test_a_program_that_compares_types_gets_plain_numbers() -> None:
 def test_what_is_compiled_at_run_time_is_said_with_a_way_out(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch\n"
-        "x = torch.zeros(4, 128, device='cuda')\n"
-        "torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))\n"
+        "import torch\nx = torch.zeros(4, 128, device='cuda')\ntorch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))\n"
     )
     launched = launch(Launch(str(script)), catalogue.target("h100"), RunSettings(until="end", max_operators=100))
     assert launched.raised

@@ -3,7 +3,8 @@
 The process gets a mount namespace, and where it is not root a user namespace with it. Every folder that it sees is an
 overlay (overlayfs, since Linux 5.11 for ordinary users): files are read where they are, and whatever is written,
 renamed or removed, by whichever library or child process, is so in an upper folder alone. The old root is unmounted, so
-no path leads around the overlays. What is pure interface stays as it is: /proc, /sys, /run and devices.
+no path leads around the overlays. What is pure interface stays as it is: /proc, /sys and devices, and /run where the
+program may send. A socket in an overlay is another than the one below it, which nobody reaches.
 
 A file system that cannot be below an overlay is read-only.
 """
@@ -18,7 +19,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,9 @@ ROOT: Final = "root"
 _RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE, _DETACH = 1, 32, 4096, 16384, 1 << 18, 2  # sys/mount.h
 _PIVOT_ROOT: Final = {"x86_64": 155}
 """Its number by machine, since glibc has no function for it; 41 everywhere else (linux/unistd.h)."""
-_INTERFACES: Final = ("/dev", "/proc", "/run", "/sys")
+_INTERFACES: Final = ("/dev", "/proc", "/sys")
+_SOCKETS: Final = "/run"
+"""Where the system's services have theirs."""
 _PSEUDO: Final = frozenset(
     "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fuse.portal fusectl hugetlbfs "
     "mqueue nsfs proc pstore ramfs rpc_pipefs securityfs sysfs tracefs".split()
@@ -46,12 +49,13 @@ _SYSTEM: Final = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/sbin", "/usr")
 """Folders in which a user has none of his own."""
 
 
-def enter_overlay(layers: list[str], folders: Iterable[str] = ()) -> None:
+def enter_overlay(layers: list[str], folders: Iterable[str] = (), *, sends: bool = True) -> None:
     """Move this process, which has one thread, into such a view; what it writes goes below the folders of `layers`.
 
     Args:
         layers: empty folders of this process alone, on disks; of each overlay one is taken that does not lie below it.
         folders: where the program writes, if it may; here as well.
+        sends: whether it may reach the sockets of the system's services.
 
     Raises:
         OSError: the system has no such namespaces or does not let this process have them, or one of the folders could
@@ -64,7 +68,8 @@ def enter_overlay(layers: list[str], folders: Iterable[str] = ()) -> None:
     new_root = os.path.join(layers[0], ROOT)
     os.mkdir(new_root)
     _mount(new_root, new_root, flags=_BIND)
-    view = _View(new_root, layers, is_root=is_root)
+    interfaces = (*_INTERFACES, _SOCKETS) if sends else _INTERFACES
+    view = _View(new_root, layers, interfaces, is_root=is_root)
     for entry in os.scandir("/"):
         view.add(entry)
     os.chdir(new_root)
@@ -93,12 +98,14 @@ class _View:
     Args:
         root: where it is.
         layers: folders for what is written.
+        interfaces: folders that stay as they are.
         is_root: whether this is the superuser, who needs no user namespace.
     """
 
-    def __init__(self, root: str, layers: list[str], *, is_root: bool) -> None:
+    def __init__(self, root: str, layers: list[str], interfaces: Sequence[str], *, is_root: bool) -> None:
         self._root = root
         self._layers = layers
+        self._interfaces = interfaces
         self._is_root = is_root
         self._mounts = read_mounts()
         self._count = 0
@@ -127,7 +134,7 @@ class _View:
     def _add_folder(self, path: str) -> None:
         inner = [each for each in self._mounts if each.startswith(path + "/")]
         kind, is_read_only = self._mounts.get(path, ("", False))
-        if path in _INTERFACES or kind in _PSEUDO or is_read_only:
+        if path in self._interfaces or kind in _PSEUDO or is_read_only:
             _mount(path, self._root + path, flags=_BIND | _REC)
             inner = [each for each in inner if self._holds_files(each, path)]
         elif not os.path.isdir(path):
@@ -151,7 +158,7 @@ class _View:
     def _holds_files(self, mount: str, path: str) -> bool:
         """Whether a mount within an interface may hold a user's files. A stick does, at /run/media."""
         kind, is_read_only = self._mounts[mount]
-        is_interface = path in _INTERFACES and kind == "tmpfs" and mount != _SHARED_MEMORY
+        is_interface = path in self._interfaces and kind == "tmpfs" and mount != _SHARED_MEMORY
         return not (is_read_only or is_interface or kind in _PSEUDO) and os.path.isdir(mount)
 
     def _cover(self, path: str) -> None:

@@ -334,7 +334,7 @@ def _go_apart(isolation: Isolation, layers: list[str] | None, tried: Sequence[st
     if current_backend().is_here:
         isolation.hold_network()
     if layers is not None:
-        enter_overlay(layers, [os.getcwd(), *tried])
+        enter_overlay(layers, [os.getcwd(), *tried], sends=isolation.network)
     elif isolation.reach == "none":
         give_up_rights()
     if redirect is not None:

@@ -63,6 +63,8 @@ class Redirect:
         self._removed: set[str] = set()
         self._made: set[str] = set()
         """New temporary files and folders, which are where the program made them: compilers read them there."""
+        self._links: dict[tuple[int, int] | None, str] = {}
+        """By file that has several names, the place of the one by which it was written: so the others lead there."""
 
     def written(self) -> Written:
         """Place and path of each file that was written."""
@@ -162,7 +164,10 @@ class Redirect:
     def find(self, known: str) -> str:
         """The place of an absolute path that is read: where it was written to, else the path itself."""
         place = self.folder + known
-        return place if os.path.lexists(place) or self._is_removed(known) else known
+        if os.path.lexists(place) or self._is_removed(known):
+            return place
+        linked = self._links.get(_file_of(known)) if self._links else None
+        return known if linked is None or not os.path.lexists(linked) else linked
 
     def _replace(self, known: str) -> str:
         """The place of a path that is written anew."""
@@ -191,8 +196,13 @@ class Redirect:
             may = os.access(parent if by == "folder" else known, os.W_OK) or os.path.islink(known)
             if not may and not (by == "owner" and os.lstat(known).st_uid == os.geteuid()):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), known)
-            if keep:
+            other = self._links.get(file := _file_of(known))
+            if other is not None and by != "folder" and os.path.lexists(other):
+                os.link(other, place)
+            elif keep:
                 shutil.copy2(known, place, follow_symlinks=False)
+            if by != "folder" and os.lstat(known).st_nlink > 1:
+                self._links[file] = place
         return place
 
     def _claim_new(self, known: str) -> str:
@@ -438,6 +448,14 @@ def _find_listed(path: Any) -> Any:
     if isinstance(path, int):
         return os.readlink(f"/proc/self/fd/{path}")
     return "." if path is None else path
+
+
+def _file_of(path: str) -> tuple[int, int] | None:
+    """What a path names, a link itself; None for nothing."""
+    with contextlib.suppress(OSError):
+        found = os.lstat(path)
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _list(folder: str) -> list[str]:

@@ -102,7 +102,9 @@ def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
             return original(func, example_inputs, *args, **kwargs)
         # The check runs the trace once without gradients, and TorchScript takes the first call for what all are like: it
         # differentiates nothing by formulas of its own then, and what runs keeps what the code as written does.
-        more = "" if kwargs.get("check_trace", True) else ", where TorchScript's own formulas may keep more (check_trace)"
+        more = (
+            "" if kwargs.get("check_trace", True) else ", where TorchScript's own formulas may keep more (check_trace)"
+        )
         notes.note("answered", f"torch.jit.trace: the code as it was written{more}")
         func(*(example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)))
         return _Untraced(func)

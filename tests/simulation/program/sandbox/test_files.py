@@ -103,7 +103,7 @@ def run(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     return call
 
 
-def refuse(*_: object) -> None:
+def refuse(*_: object, **__: object) -> None:
     """What a system says that has no namespaces, or no Landlock."""
     raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -116,7 +116,7 @@ from fxmem.__main__ import main
 from fxmem.simulation.program.sandbox import descriptors, layers, process
 
 
-def refuse(*_):
+def refuse(*_, **__):
     raise OSError(errno.EPERM, "Operation not permitted")
 
 
@@ -192,6 +192,21 @@ def test_files_are_held_however_the_program_ends(
 
 
 @pytest.mark.truth
+def test_redirected_names_of_one_file_lead_to_what_was_written_by_one_of_them(tmp_path: Path) -> None:
+    first, second, alone = (tmp_path / name for name in ("first", "second", "alone"))
+    first.write_text("one")
+    second.hardlink_to(first)
+    alone.write_text("one")
+    with fxmem.record("h100", steps=1):
+        torch.ones(1, device="cuda")
+        with first.open("a") as file:
+            file.write(" more")
+        assert (second.read_text(), alone.read_text()) == ("one more", "one")
+        second.write_text("anew")
+        assert (first.read_text(), alone.read_text()) == ("anew", "one")
+    assert (first.read_text(), second.read_text()) == ("one", "one")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
 def test_without_a_view_python_is_redirected_and_all_else_refused(folder: Path) -> None:
     before = state(folder)

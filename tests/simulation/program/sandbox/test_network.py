@@ -15,6 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -333,3 +334,33 @@ def test_no_way_to_send_leads_out(capfd: pytest.CaptureFixture[str]) -> None:
     assert len(ways) > 30
     assert reached == {list(ways).index("get")}  # a download
     assert [ways[name] for name in ways if name.startswith("own")] == [True] * 4
+
+
+@pytest.mark.skipif(not HAS_NETWORK or not os.access("/run", os.W_OK), reason="no view of its own, or no place there")
+@pytest.mark.parametrize("sends", [False, True])
+def test_sockets_of_services_are_reached_by_a_program_that_may_send_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], sends: bool
+) -> None:
+    script, folder = tmp_path / "train.py", Path(tempfile.mkdtemp(dir="/run"))
+    script.write_text(
+        "import socket, sys, torch\n"
+        "torch.ones(1, device='cuda')\n"
+        "for file in sys.argv[1:]:\n"
+        "    with socket.socket(socket.AF_UNIX) as made:\n"
+        "        print('REACHED', made.connect_ex(file) == 0)\n"
+        "with socket.socket(socket.AF_UNIX) as own, socket.socket(socket.AF_UNIX) as made:\n"
+        "    own.bind(sys.argv[1] + '.own')\n"
+        "    own.listen()\n"
+        "    print('OWN', made.connect_ex(sys.argv[1] + '.own') == 0)\n"
+    )
+    try:
+        with socket.socket(socket.AF_UNIX) as service:
+            service.bind(str(folder / "service.sock"))
+            service.listen()
+            options = ["--network"] if sends else []
+            assert main(["run", "--target", "rtx3080", *options, str(script), str(folder / "service.sock")]) == 0
+            found = capfd.readouterr()
+    finally:
+        shutil.rmtree(folder)
+    assert f"REACHED {sends}" in found.out + found.err
+    assert "OWN True" in found.out + found.err
