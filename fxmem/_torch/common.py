@@ -439,7 +439,7 @@ def run_higher_order(func: HigherOrderOperator, args: tuple[Any, ...], kwargs: d
     `py_kernels` (since 1.13): those of `flex_attention` (torch/_higher_order_ops/flex_attention.py, since 2.5), and of
     what is run again with the numbers it drew before (torch/_prims/rng_prims.py, since 2.0).
     """
-    if (name := func.name()) not in _EAGER_KERNELS:
+    if (name := str(func)) not in _EAGER_KERNELS:
         raise NotImplementedError(f"There was no rule registered for HigherOrderOperator {name}.")
     return func.py_kernels[getattr(torch._C.DispatchKey, _EAGER_KERNELS[name])](*args, **kwargs)
 

@@ -256,8 +256,8 @@ def observe_scripted(on_call: Callable[[], None]) -> Iterator[None]:
     """Call `on_call()` when this thread calls a function or a module's method that `torch.jit.script` or `trace` has
     compiled.
 
-    Each function begins as in a new process, and is left so: what its interpreter learns in a run decides what the next ones
-    keep (`ScriptFunction._debug_flush_compilation_cache`, since 1.8). Nothing is fused on a card (`torch._C`'s
+    Each function begins as in a new process, and is left so: what its interpreter learns in a run decides what the next
+    ones keep (`ScriptFunction._debug_flush_compilation_cache`, since 1.8). Nothing is fused on a card (`torch._C`'s
     `_jit_texpr_fuser_enabled`, since 1.7): the kernels that a fuser makes cannot run on fakes.
     """
     scripted, called = torch.jit.ScriptFunction, dict[int, Any]()

@@ -74,7 +74,7 @@ def _least_squares(
     rows, columns = matrix.shape[-2:]
     is_vector = other.dim() == 1 or (matrix.dim() - 1 == other.dim() and other.shape == matrix.shape[:-1])
     right = other.unsqueeze(-1) if is_vector else other
-    batch = torch.broadcast_shapes(matrix.shape[:-2], right.shape[:-2])
+    batch: Any = torch.broadcast_shapes(matrix.shape[:-2], right.shape[:-2])  # type: ignore[no-untyped-call]
     driver = driver or ("gels" if matrix.is_cuda else "gelsy")
     solution = matrix.new_empty((*batch, right.shape[-1], max(rows, columns))).mT.narrow(-2, 0, columns)
     real = matrix.real.dtype if matrix.is_complex() else matrix.dtype

@@ -178,12 +178,12 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self, func: torch_common.HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run what takes operators as arguments as those that it calls, or as the kernel that is made of it."""
-        fused = FUSED.get(func.name()) if self.runs_compiled_as_eager else None
+        fused = FUSED.get(str(func)) if self.runs_compiled_as_eager else None
         with self:
             if fused is None:
                 return torch_common.run_higher_order(func, args, kwargs)
             result = fused(*args, **kwargs)
-        self._observer.on_kernel(f"{func.name()} (fused)", None, (args, kwargs, result))
+        self._observer.on_kernel(f"{func} (fused)", None, (args, kwargs, result))
         return result
 
     def _run_inner(self, kernel: Kernel, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

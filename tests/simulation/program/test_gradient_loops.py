@@ -48,7 +48,7 @@ def of_each_item(keep: Keep, steps: int) -> None:
 
     weights = make_weights()
     for _ in range(steps):
-        weights = step(weights)  # noqa: E701 - a loop of one line
+        weights = step(weights)
 
 
 def of_autograd(keep: Keep, steps: int) -> None:

@@ -100,8 +100,8 @@ def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
     def trace(original: Callable[..., Any], func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not has_fake_inside((func, example_inputs)):
             return original(func, example_inputs, *args, **kwargs)
-        # The check runs the trace once without gradients, and TorchScript takes the first call for what all are like: it
-        # differentiates nothing by formulas of its own then, and what runs keeps what the code as written does.
+        # The check runs the trace once without gradients, and TorchScript takes the first call for what all are like.
+        # It differentiates nothing by formulas of its own then, and what runs keeps what the code as written does.
         more = (
             "" if kwargs.get("check_trace", True) else ", where TorchScript's own formulas may keep more (check_trace)"
         )
