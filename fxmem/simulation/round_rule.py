@@ -3,7 +3,8 @@
 A round ends when every optimizer with parameters on the target has stepped: a GAN's generator and discriminator, all
 micro-batches of one step. One that steps within another's step counts with that. Without an optimizer, each call of a
 model after a backward begins one; where no backward accumulates gradients, after one that returns them
-(`torch.autograd.grad`, `torch.func.grad`). What runs before the first call of a module is set-up.
+(`torch.autograd.grad`, `torch.func.grad`). What runs before the first call of a module is set-up. Where a program is
+recorded, another pass of the loop around what returned gradients begins one, too, whatever it calls.
 """
 
 from __future__ import annotations
