@@ -37,8 +37,8 @@ _SHARE: Final = 10
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     """A finding where that is so at the peak."""
     shards = [each.shape for each in profile.storages if each.kind is Kind.PARAMETER and each.shape]
-    kept = (each for each in profile.storages if each.kind is Kind.PARAMETER and "_fsdp_wrapped" in each.name)
-    flat = {f"{each.name}.grad": each.shape for each in kept}
+    of_fsdp1 = (each for each in profile.storages if each.kind is Kind.PARAMETER and "_fsdp_wrapped" in each.name)
+    flat = {f"{each.name}.grad": each.shape for each in of_fsdp1}
     held = (profile.storages[index] for index in timeline.alive if profile.storages[index].kind is Kind.GRADIENT)
     # A gradient that no parameter has: of a weight of which parameters are the shards; FSDP1's, of its flat parameter.
     waits = [
