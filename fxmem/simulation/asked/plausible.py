@@ -91,7 +91,9 @@ def make(fake: torch.Tensor) -> torch.Tensor:
     if meaning is Meaning.COUNT:
         return torch.full(shape, size, dtype=dtype)
     if meaning is Meaning.PLACE and shape:
-        return (torch.arange(shape[-1]) % size).to(dtype).expand(shape).clone()
+        # A few of many frequencies are not the constant one: TimesNet divides by them.
+        first = int(1 < shape[-1] < size)
+        return ((torch.arange(shape[-1]) + first) % size).to(dtype).expand(shape).clone()
     if not (dtype.is_floating_point or dtype.is_complex):
         return torch.zeros(shape, dtype=dtype)
     if meaning is Meaning.PROBABILITY and dtype.is_floating_point:

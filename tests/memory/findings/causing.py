@@ -83,6 +83,20 @@ def unused_graph_of_batches() -> None:
         net.train()
 
 
+def unused_graph_of_validation() -> None:
+    """After the last epoch, without which the steps before take the most."""
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    images = torch.randn(2048, 256)
+    for batch in DataLoader(images, 512):
+        net(batch.cuda()).square().mean().backward()
+        step(optimizer)
+    for batch in DataLoader(images, 512):
+        with torch.set_grad_enabled(HAS):
+            out = net(batch.cuda())
+        out.argmax(-1)
+
+
 def kept_results() -> None:
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters())

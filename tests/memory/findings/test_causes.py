@@ -29,6 +29,7 @@ VARIED = (
     "kept-output-of-a-layer", "math-attention-of-weights", "math-attention-of-products", "wide-result-of-boxes",
     "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "fsdp-gather-of-flat-micro-batches",
     "weights-twice-of-checkpoint", "unused-graph-of-batches",
+    "unused-graph-of-validation",
 )  # fmt: skip
 CASES = [*(each for each in CAUSES if each != "loader-workers"), *VARIED]
 OF_RANKS = ("ddp-buckets", "fsdp-gather", "ddp-buckets-of-frozen", *(each for each in VARIED if "micro" in each))
@@ -37,7 +38,7 @@ SMALL = ("fragmentation", "fragmentation-of-sizes")
 TRIED = (
     "kept-output", "kept-output-of-accumulation", "late-zero-grad", "unused-graph", "unused-parameters",
     "weights-twice", "frozen-saves", "unused-graph-of-detached", "kept-output-of-a-layer", "waiting-graphs",
-    "ddp-buckets-of-frozen", "unused-graph-of-batches",
+    "ddp-buckets-of-frozen", "unused-graph-of-batches", "unused-graph-of-validation",
 )  # fmt: skip
 
 

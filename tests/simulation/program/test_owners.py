@@ -418,3 +418,19 @@ def test_a_model_that_is_wrapped_before_it_is_called_is_its_wrapper_s() -> None:
     assert "sequential" not in rows
     assert rows["student"].type_name == "DistributedDataParallel"
     assert rows["module"].figures.params == rows["teacher"].figures.params == 2 * (4 * MIB + 4096)
+
+
+def test_data_parallel_is_looked_into() -> None:
+    """It is a module of torch's own, as a layer is, which calls the program's model with all that it was given."""
+    steps = {}
+    for wraps in (False, True):
+        with fxmem.record("h100", steps=1) as run:
+            net = nn.DataParallel(make_net()) if wraps else make_net()
+            train(net, 1)
+        steps[wraps] = run
+    profile = steps[True].profile
+    assert [each.module.removeprefix("net.") for each in profile.calls] == ["net", "module"]
+    assert [each.target for each in profile.nodes if each.op == "call_module"] == [
+        f"net.module.{index}" for index in range(3)
+    ]
+    assert steps[True].peak.requested_bytes == steps[False].peak.requested_bytes

@@ -77,6 +77,16 @@ def order(net: nn.Module, x: torch.Tensor) -> Any:
     return best
 
 
+def divide_by_frequencies(net: nn.Module, x: torch.Tensor) -> Any:
+    """TimesNet: the periods of the largest frequencies but the constant one, by which a series is folded."""
+    size = net(x).abs().mean(0)
+    size[0] = 0
+    for period in len(size) // size.topk(3).indices.cpu().numpy():
+        assert 0 < period <= len(size)
+    assert size.topk(1).indices.tolist() == [0]  # one alone may be a token's number
+    return size.sort().indices.tolist()
+
+
 def order_columns(net: nn.Module, x: torch.Tensor) -> Any:
     turned = net(x).t()
     assert int(turned.argsort(dim=0).cpu().max()) < 10
@@ -128,6 +138,7 @@ def write_and_read(net: nn.Module, x: torch.Tensor) -> Any:
         divide_by_norms,
         factorise,
         order,
+        divide_by_frequencies,
         order_columns,
         cast,
         correlate,

@@ -8,7 +8,7 @@ from fxmem.memory.findings import Finding, is_cut_short, register
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.memory.user_code import find_outermost
 from fxmem.records.names import OF_GRAPH
-from fxmem.records.profile import Kind, ModuleCall, Profile, Timeline
+from fxmem.records.profile import Kind, ModuleCall, Profile, ProgramRun, Timeline
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
@@ -36,8 +36,16 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
                 place=place,
                 nbytes=sum(profile.storages[each].nbytes for each in there),
                 change="with torch.no_grad(): around the call",
-                saved_bytes=save_bytes(profile, ends),  # of every call: the next one of a loop has a peak as high
+                # Of every call: the next one of a loop has a peak as high.
+                saved_bytes=min(save_bytes(profile, ends), timeline.peak.requested_bytes - _find_least(program)),
             )
+
+
+def _find_least(program: ProgramRun) -> int:
+    """What the steps take in any case, where the profile is of what follows them."""
+    if not program.shown or program.rounds[program.shown - 1].is_whole:
+        return 0
+    return max((each.requested_bytes for each in program.steps), default=0)
 
 
 def _find_kept(profile: Profile) -> Iterator[tuple[int, int]]:
