@@ -92,8 +92,9 @@ def _least_squares(
 
 @answers("view _unsafe_view", everywhere=True)
 def _view(_: Any, source: Tensor, shape: Any) -> Any:
-    """`computeStride` (aten/src/ATen/TensorUtils.cpp); torch's own for fakes splits dimensions one by one."""
-    if 1 not in shape or source.is_contiguous():
+    """`computeStride` (aten/src/ATen/TensorUtils.cpp); torch's own for fakes splits dimensions one by one, and raises
+    a ValueError of other words where there is no view: a program that catches a card's RuntimeError would end."""
+    if source.is_contiguous():
         return NotImplemented
     with torch_common.no_modes():
         made = torch.empty_strided(source.shape, source.stride(), device="meta").view(shape)

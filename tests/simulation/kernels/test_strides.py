@@ -48,6 +48,30 @@ def test_strides_are_those_of_a_real_run(target: str, keep: Callable[[Tensor], T
         assert keep(as_image(torch.zeros(1, 16, 8, device=device))).stride() == real
 
 
+VIEWS = {
+    "split": lambda x: x.t().view(2, 4, 6),
+    "joined": lambda x: x.view(2, 3, 8)[:, :2].view(-1, 8),
+    "in the way": lambda x: x.t()[:5].view(-1),
+    "across": lambda x: x[:, ::2].view(3, 8),
+}
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_what_is_no_view_raises_what_torch_does(target: str, view: Callable[[Tensor], Tensor]) -> None:
+    """Others catch that error, and make a copy."""
+
+    def outcome(device: str) -> object:
+        try:
+            return view(torch.zeros(6, 8, device=device)).stride()
+        except RuntimeError as error:
+            return str(error)
+
+    real = outcome("cpu")
+    with fxmem.record(target):
+        assert outcome("cpu" if target == "cpu" else "cuda") == real
+
+
 COMPOSITE = {
     "nearest": lambda x: F.interpolate(x, scale_factor=2.0),
     "bilinear": lambda x: F.interpolate(x, size=(24, 24), mode="bilinear"),

@@ -32,7 +32,9 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             text=f"DDP keeps {len(buckets)} buckets as large as the gradients, beside them",
             place=next((each.made_at for each in buckets if each.made_at), ""),
             nbytes=nbytes,
-            change="DistributedDataParallel(..., gradient_as_bucket_view=True): one of both from the third step on",
+            # `zero_grad` of improved-diffusion detaches gradients in place, which torch refuses of views.
+            change="DistributedDataParallel(..., gradient_as_bucket_view=True): one of both from the third step on, "
+            "where nothing calls grad.detach_()",
         )
     if is_cut_short(profile, timeline) or all(op.phase is not Phase.BACKWARD for op in profile.ops):
         return
