@@ -124,14 +124,18 @@ def _fake_class(cls: type[torch.Tensor]) -> type[FakeTensor]:
             return cls.__getattr__(tensor, name)
         raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
 
+    def delete_attribute(tensor: Any, name: str) -> None:
+        if _aside.get(tensor, {}).pop(name, tensor) is tensor:
+            cls.__delattr__(tensor, name)
+
     def detach(tensor: torch.Tensor) -> torch.Tensor:
         made = torch.Tensor.detach(tensor)
         if type(made) is not type(tensor):
             _set_class(made, type(tensor))
         return made
 
-    own = {"__module__": cls.__module__, "__getattr__": get_attribute, "detach": detach}
-    return type(cls.__name__, (cls, _Functions), own)
+    own = {"__getattr__": get_attribute, "__delattr__": delete_attribute, "detach": detach}
+    return type(cls.__name__, (cls, _Functions), {"__module__": cls.__module__, **own})
 
 
 def _set_class(fake: torch.Tensor, cls: type[torch.Tensor]) -> None:

@@ -112,15 +112,29 @@ class LoaderWatch:
     def patches(self) -> torch_common.Patches:
         """Watch each pass over a loader, and each batch."""
         yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__init__", self._begin)
+        yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "_reset", self._begin_again)
         yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__next__", self._next)
         yield self._stack
 
     def _begin(self, original: Callable[..., None], iterator: Any, loader: Any, *args: Any) -> None:
+        self._note_pass(iterator, loader)
+        original(iterator, loader, *args)
+
+    def _begin_again(
+        self, original: Callable[..., None], iterator: Any, loader: Any = None, first_iter: bool = False
+    ) -> None:
+        """Workers that persist have one iterator, which begins each pass but the first anew."""
+        if loader is not None and not first_iter:
+            self._note_pass(iterator, loader)
+            self._evaluated.pop(iterator, None)
+            self._shown.discard(iterator)
+        original(iterator, *(() if loader is None else (loader, first_iter)))
+
+    def _note_pass(self, iterator: Any, loader: Any) -> None:
         with torch_common.no_modes(), torch_common.pause_observers():
             state = torch.get_rng_state()
             sampler, refusal = _copy_sampler(loader)
-        self._passes[iterator] = LoaderPass(loader, sampler, state, program_place(sys._getframe(1)), refusal)
-        original(iterator, loader, *args)
+        self._passes[iterator] = LoaderPass(loader, sampler, state, program_place(sys._getframe(2)), refusal)
 
     def _next(self, original: Callable[..., Any], iterator: Any) -> Any:
         found = self._passes.get(iterator)

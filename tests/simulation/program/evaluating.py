@@ -34,7 +34,10 @@ class _Ahead:
 def make_loader(samples: int, batch: int) -> Any:
     """A loader of rows of 64 numbers."""
     data = TensorDataset(torch.randn(samples, 64), torch.randint(0, 10, (samples,)))
-    loader: DataLoader[Any] = DataLoader(data, batch_size=batch, shuffle=True)
+    stays = kind == "persists"
+    loader: DataLoader[Any] = DataLoader(
+        data, batch_size=batch, shuffle=True, num_workers=int(stays), persistent_workers=stays
+    )
     return _Ahead(loader) if kind == "ahead" else loader
 
 
@@ -73,6 +76,8 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 
 
 def evaluate() -> list[torch.Tensor]:
+    if kind == "persists" and not net.training:
+        raise RuntimeError("an epoch without a batch")
     net.eval()
     preds: list[torch.Tensor] = []
     targets = []
@@ -104,8 +109,8 @@ def evaluate() -> list[torch.Tensor]:
 def fit() -> None:
     kept: list[torch.Tensor] = []
     for _ in range(2):
-        net.train()
         for x, y in train:
+            net.train()
             nn.functional.cross_entropy(net.layers(x.to(device)), y.to(device)).backward()
             optimizer.step()
             optimizer.zero_grad()

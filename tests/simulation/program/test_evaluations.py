@@ -160,6 +160,14 @@ def test_the_longest_of_varied_batches_is_among_those_that_run() -> None:
     assert found(recorded).ran == 5
 
 
+def test_workers_that_persist_hand_out_another_epoch() -> None:
+    """They have one iterator for all passes: the second epoch is none that is over, and is not evaluated anew."""
+    recorded, other = run("persists"), run("nothing")
+    assert found(recorded) == found(other)
+    assert recorded.ending == other.ending
+    assert len(recorded.rounds) == len(other.rounds)
+
+
 @pytest.mark.parametrize("kind", ["none", "next"])
 def test_where_nothing_follows_the_steps_are_all(kind: str) -> None:
     """Not even a program that counts on more batches than it gets fails by it."""

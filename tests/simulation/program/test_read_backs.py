@@ -197,6 +197,37 @@ def test_a_subclass_of_the_host_stays_of_its_class_on_the_card() -> None:
     assert recorded.peak.requested_bytes > 0
 
 
+class Distribution(torch.Tensor):
+    """BigGAN's noise: a tensor that is given to its class, and moves by its data."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        moved = Distribution(self)
+        moved.data = super().to(*args, **kwargs)
+        return moved
+
+    def sample_(self) -> None:
+        self.normal_()
+
+
+def test_a_tensor_becomes_one_of_a_class_that_is_called_with_it() -> None:
+    def draw(net: nn.Module, x: torch.Tensor) -> Any:
+        noise = Distribution(torch.zeros(8, 64))
+        assert noise.tolist() == torch.zeros(8, 64).tolist()
+        noise = noise.to("cuda")
+        noise.sample_()  # which takes what is known of its values
+        net(noise).sum().backward()
+        kept = torch.randn(8, 64, device="cuda")
+        alias = Distribution(kept)
+        assert alias.data_ptr() == kept.data_ptr()
+        return noise, alias, Distribution(3)
+
+    (noise, alias, sized), _ = train(draw)
+    assert isinstance(noise, Distribution)
+    assert noise.is_cuda
+    assert isinstance(alias, Distribution)
+    assert type(sized) is Distribution
+
+
 class Noted(torch.Tensor):
     """A tensor whose results have all of its attributes, as those of libraries for pictures of patients have."""
 

@@ -224,8 +224,12 @@ class _DefaultTensorType:
         torch.set_default_device("cuda")
 
     def make(self, original: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
-        """`torch.Tensor(...)`, of sizes or of data."""
-        if self._on_card is None or cls is not torch.Tensor or kwargs or any(isinstance(x, torch.Tensor) for x in args):
+        """`torch.Tensor(...)`, of sizes or of data; of a subclass the same as an alias of that class, as
+        `legacy_tensor_generic_ctor_new` (torch/csrc/utils/tensor_new.cpp) makes it, but under modes."""
+        is_data = len(args) == 1 and isinstance(args[0], torch.Tensor)
+        if cls is not torch.Tensor:
+            return (args[0] if is_data else torch.Tensor(*args, **kwargs)).as_subclass(cls)
+        if self._on_card is None or kwargs or any(isinstance(each, torch.Tensor) for each in args):
             return original(cls, *args, **kwargs)
         return self._on_card(*args)
 
