@@ -388,8 +388,8 @@ def _value(tensor: Any) -> torch.Tensor | None:
         value: torch.Tensor | None = getattr(tensor, VALUE, None)
         return value if value is not None else tensor.constant
     # A real tensor in a fake run: a literal the program wrote, or a constant of its own.
-    is_real = isinstance(tensor, torch.Tensor) and torch_common.device_type(tensor) == "cpu" and _is_integer(tensor)
-    return tensor if is_real else None
+    is_real = isinstance(tensor, torch.Tensor) and torch_common.device_type(tensor) == "cpu"
+    return tensor if is_real and (_is_integer(tensor) or not tensor.dim()) else None
 
 
 def forget(tensor: torch.Tensor) -> None:
@@ -414,7 +414,8 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     factory = _is_factory(func)
     if not factory and (not tensors or any(find_value(each) is None for each in tensors)):
         return None
-    written = tensors[:1] if func is aten.copy_.default else tensors if torch_common.is_mutable(func) else ()
+    declared = zip(torch_common.op_arguments(func), [*args, *kwargs.values()], strict=False)
+    written = torch_common.iterate_tensors([value for argument, value in declared if argument.is_write])
     if not all(isinstance(each, torch_common.FakeTensor) for each in written):
         return None  # the program's own real tensor must not be written to
 

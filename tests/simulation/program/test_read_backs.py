@@ -449,6 +449,28 @@ def test_a_program_tries_another_kernel_of_attention() -> None:
         assert torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).shape == q.shape
 
 
+def group(device: str) -> list[list[int]]:
+    """The places of RT-DETR's positive queries for denoising, of each image of a batch."""
+    counts, groups = [4, 2, 3], 2
+    padding = torch.zeros([3, 4], dtype=torch.bool, device=device)
+    for image, count in enumerate(counts):
+        padding[image, :count] = 1
+    negative = torch.zeros([3, 8, 1], device=device)
+    negative[:, 4:] = 1
+    positive = (1 - negative.tile([1, groups, 1])).squeeze(-1) * padding.tile([1, 2 * groups])
+    places = torch.nonzero(positive)[:, 1].split([count * groups for count in counts])
+    return [each.tolist() for each in places]
+
+
+def test_what_a_program_sets_in_a_mask_is_known() -> None:
+    """A part of it is filled with a number; what a card's random numbers fill is not known."""
+    with fxmem.record("h100"):
+        assert group("cuda") == group("cpu")
+        mask = torch.zeros(8, dtype=torch.int64, device="cuda")
+        mask[:4].random_(0, 2)
+        assert mask.nonzero().shape == (8, 1)
+
+
 def test_known_results_of_several_tensors_are_on_the_card() -> None:
     with fxmem.record("h100"):
         ids = torch.arange(1 << 16, device="cuda") % 1000
