@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +26,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as _UTILITY_TYPE
 from torch.utils.data import dataloader
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fxmem._torch.common import FakeTensor, nested, no_modes, replace, restored, wrap
+from fxmem._torch.common import FakeTensor, iterate_tensors, nested, no_modes, replace, restored, wrap
 from fxmem._torch.wrappers import is_wrapper
 
 _of_subclass: Final[Any] = vars(torch.Tensor)["__torch_function__"].__func__
@@ -124,18 +124,14 @@ def _fake_class(cls: type[torch.Tensor]) -> type[FakeTensor]:
             return cls.__getattr__(tensor, name)
         raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
 
-    def delete_attribute(tensor: Any, name: str) -> None:
-        if _aside.get(tensor, {}).pop(name, tensor) is tensor:
-            cls.__delattr__(tensor, name)
-
     def detach(tensor: torch.Tensor) -> torch.Tensor:
         made = torch.Tensor.detach(tensor)
         if type(made) is not type(tensor):
             _set_class(made, type(tensor))
         return made
 
-    own = {"__getattr__": get_attribute, "__delattr__": delete_attribute, "detach": detach}
-    return type(cls.__name__, (cls, _Functions), {"__module__": cls.__module__, **own})
+    own = {"__module__": cls.__module__, "__getattr__": get_attribute, "detach": detach}
+    return type(cls.__name__, (cls, _Functions), own)
 
 
 def _set_class(fake: torch.Tensor, cls: type[torch.Tensor]) -> None:
@@ -143,6 +139,27 @@ def _set_class(fake: torch.Tensor, cls: type[torch.Tensor]) -> None:
     _aside[fake] = dict(vars(fake))
     vars(fake).clear()
     fake.__class__ = cls if issubclass(cls, FakeTensor) else _fake_class(cls)
+
+
+@contextlib.contextmanager
+def plain_within(types: Iterable[type], given: Any) -> Iterator[None]:
+    """For the duration of an operator, let fakes among `given` of a class of the program's own be plain ones: what
+    torch's Python calls of them there (`x.to` in a decomposition) is no method of that class, as it is none in C++."""
+    is_own = any(issubclass(each, _Functions) for each in types)
+    own = {id(each): each for each in iterate_tensors(given) if isinstance(each, _Functions)} if is_own else {}
+    before = [(each, type(each), dict(vars(each))) for each in own.values()]
+    for each, _, _ in before:
+        vars(each).clear()
+        vars(each).update(_aside.get(each, {}))
+        each.__class__ = FakeTensor
+    try:
+        yield
+    finally:
+        for each, cls, attributes in before:
+            _aside[each] = dict(vars(each))
+            vars(each).clear()
+            vars(each).update(attributes)
+            each.__class__ = cls
 
 
 def alias_as(original: Callable[..., Any], tensor: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:

@@ -134,7 +134,8 @@ class Border:
         log = self.log
         first = len(log.storages)
         try:
-            result = run(func, types, args, kwargs, caller)
+            with torch_programs.plain_within(types, (args, kwargs)):
+                result = run(func, types, args, kwargs, caller)
             if self._memory is not None:
                 self._memory.run_operator()
         except torch.cuda.OutOfMemoryError:

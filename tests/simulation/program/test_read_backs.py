@@ -198,10 +198,13 @@ def test_a_subclass_of_the_host_stays_of_its_class_on_the_card() -> None:
 
 
 class Distribution(torch.Tensor):
-    """BigGAN's noise: a tensor that is given to its class, and moves by its data."""
+    """BigGAN's noise: a tensor that is given to its class, and moves by its data. Results have no `kind`."""
+
+    kind: str
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         moved = Distribution(self)
+        moved.kind = self.kind
         moved.data = super().to(*args, **kwargs)
         return moved
 
@@ -212,10 +215,12 @@ class Distribution(torch.Tensor):
 def test_a_tensor_becomes_one_of_a_class_that_is_called_with_it() -> None:
     def draw(net: nn.Module, x: torch.Tensor) -> Any:
         noise = Distribution(torch.zeros(8, 64))
+        noise.kind = "normal"
         assert noise.tolist() == torch.zeros(8, 64).tolist()
         noise = noise.to("cuda")
+        assert noise.kind == "normal"
         noise.sample_()  # which takes what is known of its values
-        net(noise).sum().backward()
+        net(noise[:4]).sum().backward()  # whose decompositions call `to`
         kept = torch.randn(8, 64, device="cuda")
         alias = Distribution(kept)
         assert alias.data_ptr() == kept.data_ptr()
