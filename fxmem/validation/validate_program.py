@@ -36,8 +36,8 @@ def validate_program(
 ) -> ProgramVerdict:
     """Run a program for real and on a pretended machine, and compare its rounds.
 
-    The real run comes first, in a process of its own, and its files are real: this is trusted code. Then the program
-    runs again, as `fxmem run` runs it, apart from them. Judged are, on a card, the bytes allocated; on the CPU, the
+    The real run is in a process of its own, and its files are real: this is trusted code. The program also runs as
+    `fxmem run` runs it, apart from them: before on the CPU, and afterwards on a card. Judged are, on a card, the bytes allocated; on the CPU, the
     bytes requested with the scratch of some kernels set aside, of which fxmem has none for the CPU.
 
     Args:
@@ -68,17 +68,20 @@ def validate_program(
     check_program(started)
     launched = dataclasses.replace(started, ranks=None)  # of a launcher's processes the first, alone, in both runs
     tell = progress or (lambda _: None)
+
+    def predict(target: Target) -> Report:
+        tell("predicting it")
+        return launch_apart(launched, target, RunSettings(steps, compile=compile), IsolationSettings()).report()
+
+    # It leaves no file that the real run would find; but the card is known only once that has run.
+    predicted = predict(catalogue.target("cpu")) if device == "cpu" else None
     tell(f"running the program on the {'card' if device == 'cuda' else 'CPU'}")
     measured = measure_program(launched, steps=steps, device=device, compile=compile)
-    tell("predicting it")
-    target = _target(measured.machine)
-    predicted = launch_apart(launched, target, RunSettings(steps, compile=compile), IsolationSettings())
-    return program_verdict(predicted.report(), measured, tolerance)
+    return program_verdict(predicted or predict(_card(measured.machine)), measured, tolerance)
 
 
-def _target(machine: Machine) -> Target:
-    if machine.capability is None:
-        return catalogue.target("cpu")
+def _card(machine: Machine) -> Target:
+    assert machine.capability is not None
     return card_target(machine.name, machine.capability, machine.memory_bytes)
 
 
