@@ -146,7 +146,10 @@ def plain_within(types: Iterable[type], given: Any) -> Iterator[None]:
     """For the duration of an operator, let fakes among `given` of a class of the program's own be plain ones: what
     torch's Python calls of them there (`x.to` in a decomposition) is no method of that class, as it is none in C++."""
     is_own = any(issubclass(each, _Functions) for each in types)
-    own = {id(each): each for each in iterate_tensors(given) if isinstance(each, _Functions)} if is_own else {}
+    own: dict[int, torch.Tensor] = {}
+    for each in iterate_tensors(given) if is_own else ():
+        if isinstance(each, _Functions):
+            own[id(each)] = each
     before = [(each, type(each), dict(vars(each))) for each in own.values()]
     for each, _, _ in before:
         vars(each).clear()

@@ -37,8 +37,9 @@ def validate_program(
     """Run a program for real and on a pretended machine, and compare its rounds.
 
     The real run is in a process of its own, and its files are real: this is trusted code. The program also runs as
-    `fxmem run` runs it, apart from them: before on the CPU, and afterwards on a card. Judged are, on a card, the bytes allocated; on the CPU, the
-    bytes requested with the scratch of some kernels set aside, of which fxmem has none for the CPU.
+    `fxmem run` runs it, apart from them: before on the CPU, and afterwards on a card. Judged are, on a card, the bytes
+    allocated; on the CPU, the bytes requested with the scratch of some kernels set aside, of which fxmem has none for
+    the CPU.
 
     Args:
         program: as it is typed after `python`: the script, then its own arguments.
