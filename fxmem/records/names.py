@@ -59,6 +59,8 @@ ENGINE_POOL: Final = GRAPH_POOL + 2
 """The same, of a serving engine's weights; the pool of its keys and values follows."""
 GRAPH_INPUT: Final = "copy of a CUDA graph's input"
 """The name of such a copy, which the graph's recording makes, and its run before that does not."""
+BUCKET: Final = "bucket of gradients"
+"""The name of a storage in which the gradients of several parameters lie."""
 BUDGET_OPTION: Final = "activation_memory_budget"
 """The setting of `torch._functorch.config` by which a compiled step keeps less for backward."""
 MeasuredDevice = Literal["cpu", "cuda"]

@@ -18,7 +18,7 @@ from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import describe
 from fxmem.memory.user_code import find_place
-from fxmem.records.names import OWN_LOSS, PLANS_BY_TIMING
+from fxmem.records.names import BUCKET, OWN_LOSS, PLANS_BY_TIMING
 from fxmem.records.profile import (
     Headed,
     InputTensor,
@@ -507,7 +507,10 @@ def describe_weights(profile: Profile) -> str:
         sizes[each.dtype] += each.nbytes
     dtypes = [dtype for dtype, nbytes in sizes.most_common() if dtype and 100 * nbytes >= sizes.total()]
     words = [] if dtypes in ([], ["float32"]) else [f"weights: {' and '.join(dtypes)}"]
-    stepped = {each.name.rpartition(".")[0] for each in profile.storages if each.kind in _OF_TRAINED} - {""}
+    of_trained = [each for each in profile.storages if each.kind in _OF_TRAINED]
+    if any(each.name == BUCKET for each in of_trained):  # whose gradients these are is not known
+        of_trained = [each for each in of_trained if each.kind is Kind.OPTIMIZER_STATE]
+    stepped = {each.name.rpartition(".")[0] for each in of_trained} - {""}
     trained = [each for each in parameters if not each.is_frozen and (each.name in stepped or not stepped)]
     is_whole = not any(each.name.endswith((", flat", ", shards")) for each in parameters)  # of these it is not known
     if is_whole and profile.step.mode == "train" and 0 < len(trained) < len(parameters):

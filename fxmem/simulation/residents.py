@@ -24,7 +24,7 @@ from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.records.names import OF_FRAMES, OF_GRAPH
+from fxmem.records.names import BUCKET, OF_FRAMES, OF_GRAPH
 from fxmem.records.profile import Kind
 from fxmem.simulation.holder_names import Owner, find_names, split_path
 from fxmem.simulation.loaded_modules import program_files, program_modules
@@ -59,7 +59,7 @@ def name_modules(log: StepLog, modules: Iterable[tuple[torch.nn.Module, str]]) -
             if isinstance(shard := getattr(parameter, _SHARD, None), torch.Tensor):
                 log.resident(shard, Kind.PARAMETER, f"{root}, shards", _NOT_YET_NAMED[Kind.PARAMETER])
             if parameter.grad is not None:
-                bucket = "bucket of gradients" if _is_part(parameter.grad) else f"{name}.grad"
+                bucket = BUCKET if _is_part(parameter.grad) else f"{name}.grad"
                 log.resident(parameter.grad, Kind.GRADIENT, bucket, None)
         for path, buffer in module.named_buffers():
             log.resident(buffer, Kind.BUFFER, f"{root}.{path}", _NOT_YET_NAMED[Kind.BUFFER])
@@ -152,6 +152,8 @@ _ATOMS: Final = (
     *(torch.dtype, torch.device, torch.Size, torch.Generator, torch.UntypedStorage),
 )
 """What holds no tensor."""
+OF_ARRAY: Final = "fxmem_memory"
+"""The attribute of a stand-in's tensor, in which an array of numpy lies, that has the tensor it stands for."""
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _LONG: Final = 1000
 """Elements from which on a list whose first is a plain value is taken to hold nothing else."""
@@ -381,6 +383,9 @@ class _Search:
                 continue
             is_buffer = is_modules and isinstance(each, torch.Tensor)
             self._wait(f"{path}.{name}".lstrip("."), each, Kind.BUFFER if is_buffer else kind)
+        if "numpy" in sys.modules and issubclass(type(value), array := sys.modules["numpy"].ndarray):
+            base = array.base.__get__(value)  # a tensor, or another array; Python's collector does not know of it
+            self._wait(path, _find_attributes(base).get(OF_ARRAY, base), kind)
         if not attributes or issubclass(type(value), _CACHED):
             self._open_unseen(path, value, kind)
 

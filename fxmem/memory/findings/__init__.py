@@ -16,11 +16,11 @@ from fxmem.records.findings import BytesOf, Finding
 from fxmem.records.profile import Profile, Report, Timeline
 from fxmem.records.registry import Registry
 
-__all__ = ["CAUSES", "Finding", "find", "is_cut_short", "register"]
+__all__ = ["CAUSES", "WORTH_SAYING", "Finding", "find", "is_cut_short", "register"]
 
 Find = Callable[[Profile, Timeline], Iterable[Finding]]
 
-_WORTH_SAYING: Final = 50
+WORTH_SAYING: Final = 50
 """What is at the peak is said where it is this share of it, one in so many."""
 _ORDER: Final[dict[BytesOf, int]] = {"step": 0, "optimizer": 1, "batch": 1, "peak": 2, "reserved": 2, "host": 2}
 """What grows comes first: it has no end."""
@@ -80,7 +80,7 @@ def is_cut_short(profile: Profile, timeline: Timeline) -> bool:
 
 def _find(profile: Profile, timeline: Timeline) -> tuple[Finding, ...]:
     found = [each for name in CAUSES for each in CAUSES.get(name)(profile, timeline)]
-    least = max(timeline.peak.requested_bytes // _WORTH_SAYING, 1)
+    least = max(timeline.peak.requested_bytes // WORTH_SAYING, 1)
     worth = [each for each in found if each.of != "peak" or each.nbytes >= least]
     said = [each for each in worth if each.saved_bytes is None or each.saved_bytes >= least]
     return tuple(sorted(said, key=_rank))

@@ -23,6 +23,7 @@ from fxmem.simulation.asked.made_up import MadeUpNotes, made_up_number
 from fxmem.simulation.program.border import Border, check_card
 from fxmem.simulation.program.stand_ins.checkpoints import reduce_tensor
 from fxmem.simulation.program.stand_ins.cuda import convert
+from fxmem.simulation.residents import OF_ARRAY
 from fxmem.simulation.source_lines import exact_types_place
 
 Tensor = torch.Tensor
@@ -162,7 +163,7 @@ class TensorReads:
         with torch_common.no_modes(), torch_common.pause_observers():
             array: Any = host.numpy()
         if self._shares:
-            array.base.fxmem_memory = tensor  # a real array lies in it, and keeps it
+            setattr(array.base, OF_ARRAY, tensor)  # a real array lies in it, and keeps it
         return array if dtype is None else array.astype(dtype)
 
     def _format(self, tensor: Tensor, spec: str) -> str:

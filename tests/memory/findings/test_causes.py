@@ -285,6 +285,28 @@ def test_what_may_have_followed_is_not_missed(tmp_path: Path, ending: str, setti
     assert recorded.findings == ()
 
 
+@pytest.mark.parametrize(("rows", "causes"), [(1, []), (2048, ["kept-results"])])
+def test_what_is_kept_until_a_known_step_is_said_where_it_comes_to_much(
+    tmp_path: Path, rows: int, causes: list[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(256, 256).cuda()\n"
+        "optimizer = torch.optim.SGD(net.parameters())\n"
+        "for _ in range(9):\n"
+        "    kept = []\n"
+        "    for _ in range(30):\n"
+        '        net(torch.randn(32, 256, device="cuda")).sum().backward()\n'
+        "        optimizer.step()\n"
+        "        optimizer.zero_grad()\n"
+        f'        kept.append(torch.zeros({rows}, 256, device="cuda"))\n'
+    )
+    recorded = launch(Launch(str(script)), catalogue.target("h100"), RunSettings()).recorded
+    assert [each.last for each in recorded.program.grown] == [30]
+    assert [each.cause for each in recorded.findings] == causes
+
+
 def test_a_report_keeps_them_and_an_answer_says_them() -> None:
     recorded = run("broadcast-loss", "on")
     report = Report.model_validate_json(recorded.to_json())

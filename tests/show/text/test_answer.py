@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from fxmem.hardware.context import give_room
 from fxmem.memory.liveness import timeline
 from fxmem.records.parts import RankedStep, RankGroup
+from fxmem.records.names import BUCKET
 from fxmem.records.profile import Kind, ProcessBytes, Profile, Target
 from fxmem.show.facts import describe_weights
 from fxmem.show.text import overview, table
@@ -123,3 +124,16 @@ def test_what_never_gets_a_gradient_is_not_trained(kind: Kind) -> None:
     of_it = [own.model_copy(update={"kind": kind, "name": name}) for name in ("net.weight.grad", "exp_avg")]
     held = profile.model_copy(update={"storages": (*parameters, *of_it)})
     assert describe_weights(held) == "trained: 1.00 MiB of 3.00 MiB"
+
+
+def test_whose_gradients_lie_in_a_bucket_is_not_known() -> None:
+    """Those of an LSTM whose weights are not flat: they are one tensor of cuDNN's. What an optimizer keeps tells."""
+    profile = small_profile()
+    own = next(each for each in profile.storages if each.kind is Kind.PARAMETER)
+    parameters = [own.model_copy(update={"name": name, "nbytes": 1 << 20}) for name in ("net.weight", "lstm.weight")]
+    gradients = [own.model_copy(update={"kind": Kind.GRADIENT, "name": name}) for name in ("net.weight.grad", BUCKET)]
+    held = profile.model_copy(update={"storages": (*parameters, *gradients)})
+    assert describe_weights(held) == ""
+    state = own.model_copy(update={"kind": Kind.OPTIMIZER_STATE, "name": "net.weight.exp_avg"})
+    stepped = held.model_copy(update={"storages": (*held.storages, state)})
+    assert describe_weights(stepped) == "trained: 1.00 MiB of 2.00 MiB"

@@ -167,6 +167,32 @@ def test_what_is_made_of_results_grows_and_a_twin_does_not(tmp_path: Path) -> No
     assert (twin.growth_bytes, twin.grown) == (0, ())
 
 
+@pytest.mark.parametrize("target", ["h100", "cpu"])
+def test_arrays_that_lie_in_results_are_kept_by_their_list(tmp_path: Path, target: str) -> None:
+    """Whom they belong to is seen through numpy, and that each epoch makes the list anew; a copy is numpy's own."""
+    code = f"""
+import torch
+device = torch.device("cuda" if "{target}" == "h100" else "cpu")
+model = torch.nn.Linear(256, 256).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(9):
+    kept = []
+    for step in range(20):
+        out = model(torch.randn(1024, 256, device=device))
+        out.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept.append(out.detach().cpu().numpy())
+"""
+    grown = []
+    for each in (code, code.replace("numpy()", "numpy().copy()")):
+        (tmp_path / "train.py").write_text(each, encoding="utf-8")
+        found = launch(Launch(str(tmp_path / "train.py")), catalogue.target(target), RunSettings()).recorded
+        grown.append(found.host.grown if target == "h100" else found.program.grown)
+    assert [(each.holder, each.nbytes, each.ends, each.is_endless) for each in grown[0]] == [("kept", MIB, 20, True)]
+    assert grown[1] == ()
+
+
 @on_linux
 def test_the_step_at_which_the_host_is_full(tmp_path: Path) -> None:
     code = "import torch\nkept = []\n" + STEP + "    kept.append(out.detach().cpu())\n"

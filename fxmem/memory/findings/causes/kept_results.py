@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import WORTH_SAYING, Finding, register
 from fxmem.records.findings import BytesOf
 from fxmem.records.names import OF_FRAMES, OF_GRAPH
 from fxmem.records.parts import ANEW, ONLY_TORCH, Growth, find_large
@@ -13,11 +13,15 @@ from fxmem.records.units import format_bytes
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding for each owner without a bound, of at least a hundredth of all."""
+    """A finding for each owner without a bound, of at least a hundredth of all; where it is known when it ends, of what
+    by then is worth saying."""
     program = profile.step.program
     if program is None:
         return
+    least = timeline.peak.requested_bytes // WORTH_SAYING
     for each in _find_endless(program.grown):
+        if each.last is not None and each.nbytes * each.last < least:
+            continue
         yield _describe(each, "step", "after each step")
     for each in find_large(program.grown_anew):
         of_former = _describe(each, "optimizer", ANEW)
