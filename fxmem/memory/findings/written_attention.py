@@ -54,7 +54,8 @@ def is_layer(node: Node) -> bool:
 
 def _follow(profile: Profile, softmax: int, readers: Mapping[int, Sequence[int]]) -> set[int]:
     """The nodes from the product that makes scores to the one that reads the weights, without the last; empty where
-    there are no such two, or where something else reads the weights."""
+    there are no such two, or where something else reads the weights, or the scores, as a next layer that adds them to
+    its own (He et al., RealFormer, 2021)."""
     shape = profile.nodes[softmax].outputs[0].shape
     if _is_kept(profile, softmax):
         return set()
@@ -73,6 +74,13 @@ def _follow(profile: Profile, softmax: int, readers: Mapping[int, Sequence[int]]
             elif name_call(node) in _ON_SCORES and each not in found:
                 found.add(each)
                 todo.append(each)
+    scores = {*products}
+    for each in sorted(found - {softmax}):
+        if not scores.isdisjoint(profile.nodes[each].inputs):  # no mask
+            scores.add(each)
+    others = {each for node in scores for each in readers.get(node, ())} - found - products
+    if any(readers.get(each) for each in others):
+        return set()
     todo, is_read = [softmax], False
     while todo:
         for each in readers.get(todo.pop(), ()):

@@ -400,6 +400,21 @@ def math_attention_of_products() -> None:
         step(optimizer)
 
 
+def math_attention_of_scores() -> None:
+    """The twin adds a layer's scores to those of the next."""
+    layers = [nn.Linear(64, 192).cuda() for _ in range(2)]
+    optimizer = torch.optim.SGD([each for layer in layers for each in layer.parameters()])
+    for _ in range(3):
+        x, former = torch.randn(2, 8, 512, 64, device="cuda"), torch.zeros(2, 8, 512, 512, device="cuda")
+        for layer in layers:
+            q, k, v = layer(x).chunk(3, -1)
+            scores = q @ k.transpose(-2, -1) / 8 + former
+            former = former if HAS else scores
+            x = scores.softmax(-1) @ v
+        x.square().mean().backward()
+        step(optimizer)
+
+
 def optimizer_state() -> None:
     net = make_net(32_000, 5, 32_000)
     optimizer = torch.optim.AdamW(net.parameters()) if HAS else torch.optim.SGD(net.parameters())

@@ -30,6 +30,7 @@ VARIED = (
     "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "fsdp-gather-of-flat-micro-batches",
     "weights-twice-of-checkpoint", "unused-graph-of-batches",
     "unused-graph-of-validation",
+    "math-attention-of-scores",
 )  # fmt: skip
 CASES = [*(each for each in CAUSES if each != "loader-workers"), *VARIED]
 OF_RANKS = ("ddp-buckets", "fsdp-gather", "ddp-buckets-of-frozen", *(each for each in VARIED if "micro" in each))
@@ -158,6 +159,7 @@ def test_attention_says_why_no_other_kernel_runs() -> None:
     [
         ("math-attention-of-weights", "1 call", "need_weights=False in the call"),
         ("math-attention-of-products", "1 call", "F.scaled_dot_product_attention"),
+        ("math-attention-of-scores", "2 calls", "F.scaled_dot_product_attention"),
     ],
 )
 def test_attention_that_is_written_out_is_told_what_does_it(case: str, calls: str, change: str) -> None:
