@@ -18,9 +18,14 @@ _ON_SCORES: Final = frozenset(
 """What `scaled_dot_product_attention` does to scores as well, or what changes no number of them."""
 
 
-def find_written_out(profile: Profile) -> dict[int, tuple[int, ...]]:
+def find_written_out(profile: Profile, *, is_wanted: bool = True) -> dict[int, tuple[int, ...]]:
     """Nodes that make scores of attention, or go on with them until their product with the values: by node, the last
-    two sizes of the scores."""
+    two sizes of the scores.
+
+    Args:
+        profile: of the step.
+        is_wanted: only where a kernel that makes no scores would do.
+    """
     readers = defaultdict[int, list[int]](list)
     for index, node in enumerate(profile.nodes):
         for each in node.inputs:
@@ -28,7 +33,7 @@ def find_written_out(profile: Profile) -> dict[int, tuple[int, ...]]:
     found: dict[int, tuple[int, ...]] = {}
     for index, node in enumerate(profile.nodes):
         if is_softmax(node):
-            found |= dict.fromkeys(_follow(profile, index, readers), node.outputs[0].shape[-2:])
+            found |= dict.fromkeys(_follow(profile, index, readers, is_wanted), node.outputs[0].shape[-2:])
     steps = defaultdict[int, list[str]](list)
     for op in profile.ops:
         if op.phase is Phase.FORWARD and is_layer(profile.nodes[op.node]):
@@ -52,22 +57,25 @@ def is_layer(node: Node) -> bool:
     return node.op == "call_module" and node.module_type == "MultiheadAttention"
 
 
-def _follow(profile: Profile, softmax: int, readers: Mapping[int, Sequence[int]]) -> set[int]:
+def _follow(profile: Profile, softmax: int, readers: Mapping[int, Sequence[int]], is_wanted: bool) -> set[int]:
     """The nodes from the product that makes scores to the one that reads the weights, without the last; empty where
-    there are no such two, or where something else reads the weights, or the scores, as a next layer that adds them to
-    its own (He et al., RealFormer, 2021)."""
+    there are no such two, or where something else reads the weights.
+
+    A kernel without scores would not do where something else reads them, as a next layer that adds them to its own
+    (He et al., RealFormer, 2021), or where what is added is as large and a layer's own, as a second product (Dai et
+    al., Transformer-XL, 2019): it would be saved in their place.
+    """
     shape = profile.nodes[softmax].outputs[0].shape
     if _is_kept(profile, softmax):
         return set()
-    found, products, todo = {softmax}, set[int](), [softmax]
+    found, products, todo, added = {softmax}, set[int](), [softmax], set[int]()
     while todo:
         for each in profile.nodes[todo.pop()].inputs:
             node = profile.nodes[each]
-            if (
-                not node.outputs
-                or node.outputs[0].shape[-2:] != shape[-2:]
-                or prod(node.outputs[0].shape) != prod(shape)
-            ):
+            if not node.outputs or prod(node.outputs[0].shape) != prod(shape):
+                continue
+            added.add(each)
+            if node.outputs[0].shape[-2:] != shape[-2:]:
                 continue
             if name_call(node) in _PRODUCTS:
                 products.add(each)
@@ -79,7 +87,8 @@ def _follow(profile: Profile, softmax: int, readers: Mapping[int, Sequence[int]]
         if not scores.isdisjoint(profile.nodes[each].inputs):  # no mask
             scores.add(each)
     others = {each for node in scores for each in readers.get(node, ())} - found - products
-    if any(readers.get(each) for each in others):
+    own = {each for each in added - scores if len(readers[each]) == 1}
+    if is_wanted and (len(products) > 1 or own or any(readers.get(each) for each in others)):
         return set()
     todo, is_read = [softmax], False
     while todo:

@@ -400,6 +400,20 @@ def math_attention_of_products() -> None:
         step(optimizer)
 
 
+def math_attention_of_places() -> None:
+    """The twin adds scores of the places, which are as many, and shifted as Transformer-XL does."""
+    project, places = nn.Linear(64, 192).cuda(), torch.randn(512, 64, device="cuda")
+    optimizer = torch.optim.SGD(project.parameters())
+    for _ in range(3):
+        q, k, v = project(torch.randn(2, 8, 512, 64, device="cuda")).chunk(3, -1)
+        of_places = q @ places.T
+        padded = torch.cat([of_places.new_zeros(2, 8, 512, 1), of_places], -1).view(2, 8, 513, 512)
+        scores = q @ k.transpose(-2, -1) + (torch.zeros(512, 512, device="cuda") if HAS else padded[:, :, 1:])
+        del of_places, padded
+        (scores.softmax(-1) @ v).square().mean().backward()
+        step(optimizer)
+
+
 def math_attention_of_scores() -> None:
     """The twin adds a layer's scores to those of the next."""
     layers = [nn.Linear(64, 192).cuda() for _ in range(2)]

@@ -31,6 +31,7 @@ VARIED = (
     "weights-twice-of-checkpoint", "unused-graph-of-batches",
     "unused-graph-of-validation",
     "math-attention-of-scores",
+    "math-attention-of-places",
 )  # fmt: skip
 CASES = [*(each for each in CAUSES if each != "loader-workers"), *VARIED]
 OF_RANKS = ("ddp-buckets", "fsdp-gather", "ddp-buckets-of-frozen", *(each for each in VARIED if "micro" in each))
@@ -159,6 +160,7 @@ def test_attention_says_why_no_other_kernel_runs() -> None:
     [
         ("math-attention-of-weights", "1 call", "need_weights=False in the call"),
         ("math-attention-of-products", "1 call", "F.scaled_dot_product_attention"),
+        ("math-attention-of-places", "1 call", "F.scaled_dot_product_attention"),
         ("math-attention-of-scores", "2 calls", "F.scaled_dot_product_attention"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Final
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.findings.written_attention import find_written_out
 from fxmem.memory.user_code import find_place, name_call
-from fxmem.records.profile import Node, Profile, Timeline
+from fxmem.records.profile import Profile, Timeline
 
 _TIMES: Final = 50
 """So many times the bytes of its inputs."""
@@ -32,11 +32,11 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     lines = defaultdict[str, list[int]](list)
     """By line of those that make one, these and what goes on with them."""
     line_of = dict[int, str]()
-    attention = find_written_out(profile)
+    attention = find_written_out(profile, is_wanted=False)
     for index, node in enumerate(profile.nodes):
         if index in attention:
             continue
-        nbytes = sum(_read_bytes(profile, profile.nodes[each]) for each in node.inputs)
+        nbytes = sum(_read_bytes(profile, each) for each in node.inputs)
         alike = (each for each in node.inputs if each in read and profile.nodes[each].module == node.module)
         before = None if node.op == "call_module" else next(alike, None)
         if before is not None and (node.view_of is not None or node.output_bytes >= _TIMES * read[before]):
@@ -60,7 +60,10 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             )
 
 
-def _read_bytes(profile: Profile, node: Node) -> int:
+def _read_bytes(profile: Profile, index: int) -> int:
+    node = profile.nodes[index]
+    if not node.outputs:  # one of several results, as of `q, k, v = x.chunk(3)`
+        return sum(_read_bytes(profile, each) for each in node.inputs)
     storages = {each.storage for each in node.outputs if each.storage is not None}
     return sum(profile.storages[each].nbytes for each in storages)
 
