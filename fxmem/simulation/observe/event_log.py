@@ -479,7 +479,7 @@ class StepLog:
         for path, part in torch_wrappers.named_parts(tensor):
             index = self.note_part(part)
             if index is not None and ((storage := self.storages[index]).birth > 0 or storage.kind is None):
-                storage.kind, storage.name = kind, f"{name}.{path}".rstrip(".")
+                storage.kind, storage.name = kind, f"{name}.{path}".rstrip(".") if name else ""
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Take a storage that was there before the step out of the log: a real run has none."""

@@ -79,6 +79,26 @@ def test_a_sparse_matrix_times_a_dense_one() -> None:
     assert "cuSPARSE workspace" in str(profile.unknowns)
 
 
+def test_the_parts_of_a_sparse_matrix_are_called_as_the_program_calls_it() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.graph = nn.Embedding(100, WIDTH), torch.eye(100).to_sparse().cuda()
+
+        def forward(self) -> torch.Tensor:
+            return torch.sparse.mm(self.graph, self.table.weight)
+
+    with fxmem.record("h100", steps=2) as run:
+        net = Net().cuda()
+        optimizer = torch.optim.SGD(net.parameters())
+        for _ in range(2):
+            net().sum().backward()
+            optimizer.step()
+    titles = {each.title for each in run.profile.storages if each.birth == 0 and each.kind is not Kind.PARAMETER}
+    assert {each for each in titles if "graph" in each} == {"net.graph.indices", "net.graph.values"}
+    assert not any(each.startswith(".") for each in titles)
+
+
 def test_rows_that_nobody_knows_are_taken_for_distinct() -> None:
     model = nn.Sequential(nn.Embedding(1000, WIDTH, sparse=True))
     peaks = []
