@@ -515,8 +515,8 @@ def describe_weights(profile: Profile) -> str:
     is_whole = not any(each.name.endswith((", flat", ", shards")) for each in parameters)  # of these it is not known
     if is_whole and profile.step.mode == "train" and 0 < len(trained) < len(parameters):
         adapters = " (LoRA)" if any(".lora_" in each.name for each in trained) else ""
-        nbytes = format_bytes(sum(each.nbytes for each in trained))
-        words.append(f"trained: {nbytes} of {format_bytes(sizes.total())}{adapters}")
+        nbytes, of_all = format_bytes(sum(each.nbytes for each in trained)), format_bytes(sizes.total())
+        words += [f"trained: {nbytes} of {of_all}{adapters}"] if nbytes != of_all else []
     return "; ".join(words)
 
 

@@ -383,9 +383,6 @@ class _Search:
                 continue
             is_buffer = is_modules and isinstance(each, torch.Tensor)
             self._wait(f"{path}.{name}".lstrip("."), each, Kind.BUFFER if is_buffer else kind)
-        if "numpy" in sys.modules and issubclass(type(value), array := sys.modules["numpy"].ndarray):
-            base = array.base.__get__(value)  # a tensor, or another array; Python's collector does not know of it
-            self._wait(path, _find_attributes(base).get(OF_ARRAY, base), kind)
         if not attributes or issubclass(type(value), _CACHED):
             self._open_unseen(path, value, kind)
 
@@ -394,7 +391,7 @@ class _Search:
         if issubclass(type(value), _CACHED):
             about = _CACHED.cache_info(value)
             self._note_bounds(path, about.currsize, about.maxsize)
-        for each in gc.get_referents(value):
+        for each in _find_referents(value):
             self._wait(path, each, kind)
 
     def _note_bounds(self, path: str, count: int, most: int | None = None) -> None:
@@ -442,6 +439,14 @@ def _find_attributes(value: Any) -> dict[str, Any]:
         if type(found) is dict:
             return dict(found)
     return {}
+
+
+def _find_referents(value: Any) -> list[Any]:
+    """What an object holds by Python's collector, and what an array lies in, a tensor or another: it knows none."""
+    if "numpy" in sys.modules and issubclass(type(value), array := sys.modules["numpy"].ndarray):
+        base = array.base.__get__(value)
+        return [_find_attributes(base).get(OF_ARRAY, base)]
+    return gc.get_referents(value)
 
 
 def _word(key: Any) -> str:

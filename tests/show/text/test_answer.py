@@ -9,8 +9,8 @@ from rich.cells import cell_len
 
 from fxmem.hardware.context import give_room
 from fxmem.memory.liveness import timeline
-from fxmem.records.parts import RankedStep, RankGroup
 from fxmem.records.names import BUCKET
+from fxmem.records.parts import RankedStep, RankGroup
 from fxmem.records.profile import Kind, ProcessBytes, Profile, Target
 from fxmem.show.facts import describe_weights
 from fxmem.show.text import overview, table
@@ -124,6 +124,8 @@ def test_what_never_gets_a_gradient_is_not_trained(kind: Kind) -> None:
     of_it = [own.model_copy(update={"kind": kind, "name": name}) for name in ("net.weight.grad", "exp_avg")]
     held = profile.model_copy(update={"storages": (*parameters, *of_it)})
     assert describe_weights(held) == "trained: 1.00 MiB of 3.00 MiB"
+    scale = own.model_copy(update={"name": "net.scale", "nbytes": 4})  # nobody sees it
+    assert describe_weights(held.model_copy(update={"storages": (parameters[0], scale, *of_it)})) == ""
 
 
 def test_whose_gradients_lie_in_a_bucket_is_not_known() -> None:
