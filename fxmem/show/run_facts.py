@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from fxmem.hardware.context import format_range
@@ -136,12 +137,23 @@ def _part_facts(program: ProgramRun) -> Facts:
     found = next((each for each in rounds if each[0] == program.shown), rounds[-1] if rounds else None)
     if found is None:
         return []
-    lines = [f"{each.title}: {describe_counts(each)}" for each in found[1].parts]
+    lines = _describe_parts(found[1].parts)
     which = f"step {found[0]}{'' if found[0] == program.shown else ', which the table is not of'}"
     return [
         Fact("" if index else "Phases", line)
         for index, line in enumerate([f"of {which}, each with its own peak", *lines])
     ]
+
+
+def _describe_parts(parts: Sequence[PartOfRound]) -> Iterator[str]:
+    """A line for each; of the many models that a variable has had one after the other (`net_2`), for the largest."""
+    alike: dict[str, list[PartOfRound]] = {}
+    for each in parts:
+        alike.setdefault(re.sub(r"_\d+$", "", each.title), []).append(each)
+    for found in alike.values():
+        largest = max(found, key=lambda each: each.requested_bytes)
+        shown, of = (found, "") if len(found) <= _MOST_NAMED else ([largest], f", the largest of {len(found)} alike")
+        yield from (f"{each.title}{of}: {describe_counts(each)}" for each in shown)
 
 
 def _describe_engine(use: EngineUse) -> str:
@@ -154,7 +166,7 @@ def _describe_engine(use: EngineUse) -> str:
 
 
 _MOST_NAMED = 3
-"""Files that are named; all others are counted."""
+"""Files, or phases of models alike, that are named; all others are counted."""
 
 
 def _describe_files(files: ProgramFiles) -> str:

@@ -171,6 +171,22 @@ def test_phases_of_another_step_say_so_and_the_peak_has_one_place() -> None:
         ]
 
 
+@pytest.mark.parametrize("count", [3, 4])
+def test_of_many_models_that_a_variable_has_had_the_largest_phase_is_said(count: int) -> None:
+    """`net = deepcopy(self.net)` for each task: a line for each was thousands of them."""
+    counts = {"phase": Phase.FORWARD, "allocated_bytes": 1, "reserved_bytes": 1}
+    names = ["net", *(f"net_{number}" for number in range(2, count + 1))]
+    parts = [PartOfRound(model=name, requested_bytes=number, **counts) for number, name in enumerate(names, 1)]
+    step = Round(requested_bytes=9, phase=Phase.FORWARD, operators=2, parts=tuple(parts))
+    profile = growing(1024)
+    run = ProgramRun(ending="stopped", rounds=(step,), shown=1)
+    told = program_facts(profile.model_copy(update={"step": profile.step.model_copy(update={"program": run})}))
+    said = [each.text.partition(":")[0] for each in told if "forward of net" in each.text]
+    assert said == (
+        [f"forward of {name}" for name in names] if count == 3 else ["forward of net_4, the largest of 4 alike"]
+    )
+
+
 def test_several_calls_that_did_not_run_are_said_in_one_phrase() -> None:
     calls = tuple(Schedule(place="train.py:9", every=None, calls=f"train.py:{line}") for line in (10, 12))
     step = Round(requested_bytes=2, phase=Phase.FORWARD, operators=2)

@@ -94,7 +94,7 @@ def find_schedules(frame: types.FrameType | None) -> Iterator[tuple[Schedule, st
                 for counter, divisor in divisors:
                     every, names = find_value(divisor, scope), [n for n in ast.walk(counter) if _is_named(n)]
                     if type(every) is int and every > 0:
-                        calls = _find_model_call(branch, scope, file)
+                        calls = _find_model_call(branch, scope, file, line=each.f_lineno)
                         found = Schedule(place=f"{name}:{condition.lineno}", every=every, calls=calls)
                         value = find_value(names[0], scope) if names else None
                         named = ast.unparse(names[0]) if names else ""
@@ -122,7 +122,7 @@ def find_following(frame: types.FrameType | None) -> tuple[Schedule, ...]:
         later, has_loop = _find_later(body, (line, column), is_in_loop=is_in_loop)
         is_in_loop = is_in_loop or has_loop
         for statement in later if is_in_loop else ():
-            if calls := _find_model_call([statement], scope, file):
+            if calls := _find_model_call([statement], scope, file, line=line):
                 place = f"{package_path(file)}:{statement.lineno}"
                 found.setdefault(calls, Schedule(place=place, every=None, calls=calls))
     return tuple(found.values())
@@ -164,11 +164,18 @@ def _holds(block: Sequence[ast.stmt], at: _Position) -> bool:
 
 
 def _find_model_call(
-    statements: Iterable[ast.stmt], scope: _Scope, file: str, seen: set[types.FunctionType] | None = None
+    statements: Iterable[ast.stmt],
+    scope: _Scope,
+    file: str,
+    seen: set[types.FunctionType] | None = None,
+    *,
+    line: int = 0,
 ) -> str:
-    """`file:line` of the first call of a module with parameters, in functions of the program's own, too; or empty."""
+    """`file:line` of the first call of a module with parameters, in functions of the program's own, too; or empty.
+
+    `line` is where the function that has the statements runs; 0: it does not run yet."""
     seen = set() if seen is None else seen
-    fixed = _find_fixed(read_tree(file))
+    fixed = _find_fixed(read_tree(file), line)
     for call in (each for one in statements for each in _walk(one, scope, fixed) if isinstance(each, ast.Call)):
         called = find_value(call.func, scope)
         owner = find_value(call.func.value, scope) if isinstance(call.func, ast.Attribute) else None
@@ -197,15 +204,24 @@ def _find_model_call(
 
 
 @functools.lru_cache(maxsize=64)
-def _find_fixed(tree: ast.Module) -> Callable[[str], bool]:
-    """Whether a file writes to a name, or an attribute, once at most: its value is then what it stays."""
+def _find_fixed(tree: ast.Module, line: int) -> Callable[[str], bool]:
+    """Whether a file writes to a name, or an attribute, once at most: its value is then what it stays.
+
+    What the function that runs at a line has assigned before it, outside of its loops, is over: `parser =
+    parser.parse_args()`.
+    """
     written: Counter[str] = Counter()
-    for node in ast.walk(tree):
+    around = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.lineno <= line]
+    around = [each for each in around if line <= (each.end_lineno or 0)]
+    over = {each for body in (tree.body, *(one.body for one in around)) for each in body if each.lineno < line}
+    over = {target for each in over if isinstance(each, ast.Assign) for target in each.targets}
+    for node in set(ast.walk(tree)) - over:
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
             written[node.id if isinstance(node, ast.Name) else node.attr] += 1
         loops = [node.target] if isinstance(node, (ast.For, ast.AsyncFor, ast.AugAssign)) else []
         written.update(each.id for one in loops for each in ast.walk(one) if isinstance(each, ast.Name))
-    return lambda name: written[name] < 2
+    repeated = Counter(node.id for node in over if isinstance(node, ast.Name))
+    return lambda name: written[name] + min(repeated[name], 1) < 2
 
 
 def _walk(node: ast.AST, scope: _Scope, is_fixed: Callable[[str], bool]) -> Iterator[ast.AST]:

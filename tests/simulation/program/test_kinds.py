@@ -79,6 +79,22 @@ def test_a_sparse_matrix_times_a_dense_one() -> None:
     assert "cuSPARSE workspace" in str(profile.unknowns)
 
 
+def test_data_parallel_is_looked_into() -> None:
+    """On one card it calls its module; the bytes are those of the module alone."""
+    found = []
+    for wrap in (nn.DataParallel, nn.Identity().forward):
+        with fxmem.record("h100", steps=2) as run:
+            net = wrap(nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda())
+            optimizer = torch.optim.SGD(net.parameters())
+            for _ in range(2):
+                net(torch.randn(4096, 256, device="cuda")).sum().backward()
+                optimizer.step()
+        calls = [each.target for each in run.profile.nodes if each.op == "call_module"]
+        found.append((run.peak.requested_bytes, [each.removeprefix("net.module.") for each in calls]))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == [each.partition(".")[2] for each in found[1][1]] == ["0", "1", "2"]
+
+
 def test_the_parts_of_a_sparse_matrix_are_called_as_the_program_calls_it() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

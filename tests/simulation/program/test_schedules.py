@@ -256,3 +256,28 @@ def test_a_branch_that_the_options_never_take_is_not_named(tmp_path: Path) -> No
         program_facts(recorded.profile)
     )
     assert not [each for each in recorded.profile.assumptions if each.topic == "schedules"]
+
+
+@pytest.mark.parametrize(
+    ("again", "count"), [("", 0), ("        options = argparse.Namespace(data=options.data.upper())\n", 1)]
+)
+def test_options_that_are_assigned_anew_before_the_loop_are_known(tmp_path: Path, again: str, count: int) -> None:
+    """`parser = parser.parse_args()`; what the loop itself writes may be another by then."""
+    (tmp_path / "train.py").write_text(
+        "import argparse, torch\n"
+        "def main():\n"
+        "    options = argparse.ArgumentParser()\n"
+        '    options.add_argument("--data", default="csv")\n'
+        "    options = options.parse_args([])\n"
+        "    net = torch.nn.Linear(64, 64).cuda()\n"
+        "    optimizer = torch.optim.SGD(net.parameters())\n"
+        "    for _ in range(100):\n"
+        '        net(torch.randn(8, 64, device="cuda")).sum().backward()\n'
+        "        optimizer.step()\n"
+        f"{again}"
+        '    if options.data == "coco":\n'
+        '        net(torch.randn(9, 64, device="cuda"))\n'
+        "main()\n"
+    )
+    recorded = launch(Launch(str(tmp_path / "train.py")), catalogue.target("t4"), RunSettings()).recorded
+    assert len(recorded.program.schedules) == count
