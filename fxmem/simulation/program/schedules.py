@@ -213,8 +213,8 @@ def _find_fixed(tree: ast.Module, line: int) -> Callable[[str], bool]:
     written: Counter[str] = Counter()
     around = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.lineno <= line]
     around = [each for each in around if line <= (each.end_lineno or 0)]
-    over = {each for body in (tree.body, *(one.body for one in around)) for each in body if each.lineno < line}
-    over = {target for each in over if isinstance(each, ast.Assign) for target in each.targets}
+    run = [each for body in (tree.body, *(one.body for one in around)) for each in body if each.lineno < line]
+    over = {target for each in run if isinstance(each, ast.Assign) for target in each.targets}
     for node in set(ast.walk(tree)) - over:
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
             written[node.id if isinstance(node, ast.Name) else node.attr] += 1
