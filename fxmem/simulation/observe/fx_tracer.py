@@ -153,10 +153,6 @@ class ProgramTracer(torch.fx.Tracer):
         self._state = "after" if self._writes_no_graph else "before"
         self._cursor = 0
 
-    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        """As torch's, but for DataParallel, which calls its module as it is where there is one card."""
-        return super().is_leaf_module(m, module_qualified_name) and not isinstance(m, torch.nn.DataParallel)
-
     def write_no_graph(self) -> None:
         """Let the runs from here on be like what follows the call of `root`: no call becomes a node."""
         self._writes_no_graph = True
