@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import functools
 import inspect
@@ -258,7 +259,9 @@ def _find_option(node: ast.expr, scope: _Scope, is_fixed: Callable[[str], bool])
     """The value of an option; None for what is none."""
     names = [each.id if isinstance(each, ast.Name) else each.attr for each in ast.walk(node) if _is_named(each)]
     value = find_value(node, scope)
-    is_known = isinstance(value, (str, bool)) or (value is None and isinstance(node, ast.Constant))
+    owner = find_value(node.value, scope) if isinstance(node, ast.Attribute) else None
+    is_none = isinstance(node, ast.Constant) or (isinstance(owner, argparse.Namespace) and names[0] in owner)
+    is_known = isinstance(value, (str, bool)) or (value is None and is_none)
     return (value,) if is_known and all(map(is_fixed, names)) else None
 
 

@@ -268,6 +268,7 @@ def test_options_that_are_assigned_anew_before_the_loop_are_known(tmp_path: Path
         "def main():\n"
         "    options = argparse.ArgumentParser()\n"
         '    options.add_argument("--data", default="csv")\n'
+        '    options.add_argument("--val")\n'
         "    options = options.parse_args([])\n"
         "    net = torch.nn.Linear(64, 64).cuda()\n"
         "    optimizer = torch.optim.SGD(net.parameters())\n"
@@ -275,7 +276,7 @@ def test_options_that_are_assigned_anew_before_the_loop_are_known(tmp_path: Path
         '        net(torch.randn(8, 64, device="cuda")).sum().backward()\n'
         "        optimizer.step()\n"
         f"{again}"
-        '    if options.data == "coco":\n'
+        '    if options.data == "coco" or options.val is not None:\n'
         '        net(torch.randn(9, 64, device="cuda"))\n'
         "main()\n"
     )
