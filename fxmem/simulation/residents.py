@@ -32,7 +32,7 @@ from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.referrers import find_keepers
 from fxmem.simulation.source_lines import loop_variables, program_frames, variables
 from fxmem.simulation.source_trees import find_number
-from fxmem.simulation.source_uses import Limit, find_limits, has_limits
+from fxmem.simulation.source_uses import Limit, find_limits, has_limits, read_sources
 
 _NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {
     Kind.PARAMETER: (None, Kind.BUFFER, Kind.INPUT, Kind.SAVED, Kind.OUTPUT),
@@ -250,6 +250,7 @@ class _Search:
         self._frames, _ = program_frames(sys._getframe(1))
         self._files: dict[str, None] = dict.fromkeys(program_files(sys._getframe(1)))
         """Whose code may bound something."""
+        self._sources = read_sources(self._files)
         self._is_limited: dict[str, bool] = {}
         """By the last word of a path, whether that code bounds something of such a name."""
 
@@ -358,6 +359,7 @@ class _Search:
             kind = Kind.OPTIMIZER_STATE
             if value.param_groups:  # `history_size` of L-BFGS
                 self._files.setdefault(inspect.getfile(type(value)))
+                self._sources = read_sources(self._files)
                 self._scope = self._within(path, value.param_groups[0], type(value))
         elif issubclass(type(value), types.FunctionType):
             own_values = _find_values(value)
@@ -410,11 +412,11 @@ class _Search:
         if word is None:
             return ()
         if word[1] not in self._is_limited:
-            self._is_limited[word[1]] = has_limits(word[1], self._files)
+            self._is_limited[word[1]] = has_limits(word[1], self._sources)
         if not self._is_limited[word[1]]:
             return ()
         names = [each._replace(name=word[1]) for each in find_names(path, self._scope.owner, self._frames)]
-        return find_limits(names, split_path(path), self._files)
+        return find_limits(names, split_path(path), self._sources)
 
 
 _AROUND: Final = 3

@@ -35,12 +35,15 @@ def read_tree(file: str) -> ast.Module:
     return _parse("".join(linecache.getlines(file)))
 
 
-@functools.lru_cache(maxsize=256)
-def _parse(text: str) -> ast.Module:
+def parse(text: str) -> ast.Module:
+    """A file's code; none where it is none."""
     try:
         return ast.parse(text)
     except SyntaxError:
         return ast.Module([], [])
+
+
+_parse: Final = functools.lru_cache(maxsize=256)(parse)
 
 
 def find_body(tree: ast.Module, code: types.CodeType) -> Sequence[ast.stmt]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ast
 import functools
-import itertools
 import linecache
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.simulation.source_lines import last_name
-from fxmem.simulation.source_trees import Inside, assigned, enter, find_kept, is_now_and_then, read_tree
+from fxmem.simulation.source_trees import Inside, assigned, enter, find_kept, is_now_and_then, parse
 
 _ADDING: Final = frozenset("append appendleft extend extendleft insert put".split())
 """Methods that make a list longer, whatever is in it already."""
@@ -73,78 +72,110 @@ class _Code(NamedTuple):
 # --- what bounds something --------------------------------------------------------------------------------------------
 
 
-def find_limits(names: Collection[Named], owners: Collection[str], files: Iterable[str]) -> list[Limit]:
+def find_limits(names: Collection[Named], owners: Collection[str], sources: Sources) -> list[Limit]:
     """What the files where something is made compare its length or its count with before they keep something in it,
     take something away or leave. A comparison by which they only print bounds nothing.
 
     Args:
         names: what it is called.
         owners: what the program calls what has it, which tells `meter.values` from `other.values`.
-        files: the program's.
+        sources: the program's.
     """
-    return [use.limit for use, is_sure in _find_meant(names, files, owners) if is_sure and use.limit is not None]
+    return [use.limit for use, is_sure in _find_meant(names, sources, owners) if is_sure and use.limit is not None]
 
 
-def has_limits(name: str, files: Iterable[str]) -> bool:
+def has_limits(name: str, sources: Sources) -> bool:
     """Whether one of the files bounds anything with such a name."""
-    return any(use.limit is not None for file in files for use in _read_code(file, name).uses.get(name, ()))
+    return any(use.limit is not None for uses in sources.uses(name).values() for use in uses)
 
 
-def is_unbounded(names: Collection[Named], files: Iterable[str]) -> bool:
+def is_unbounded(names: Collection[Named], sources: Sources) -> bool:
     """Whether a program puts more into something, and nothing in its code bounds or empties it.
 
     A list that is appended to, a sum or a tensor that is made of what it was; and nowhere a comparison of its length,
     or of a counter before something is kept, a method, `del` or a slice that removes, a write at a position, by which
     another may go, or a line that makes it anew now and then.
     """
-    found = {use.does for use, _ in _find_meant(names, files)}
+    found = {use.does for use, _ in _find_meant(names, sources)}
     return "adds" in found and found.isdisjoint(("removes", "measures"))
 
 
-def _find_meant(names: Collection[Named], files: Iterable[str], owners: Collection[str] = ()) -> list[tuple[Use, bool]]:
+def _find_meant(names: Collection[Named], sources: Sources, owners: Collection[str] = ()) -> list[tuple[Use, bool]]:
     """The places that may mean what has these names, and whether they surely do.
 
     Functions and classes that are given it have it as their argument. Of what nobody knows whose it is, a file means
     its own where it has something of that name, unless it is one of those where this is made.
     """
-    files, known, near, found = [*files], {*names}, {each.file for each in names}, list[tuple[Use, bool]]()
+    known, near, found = {*names}, {each.file for each in names}, list[tuple[Use, bool]]()
     for _ in range(_PASSES):
-        given, found = set[Named](), []
-        for name, file in itertools.product(sorted({each.name for each in known}), files):
-            uses = _read_code(file, name).uses.get(name, ())
-            is_open = file in near or all(each.scope is None for each in uses)
-            for use in uses:
-                is_its = any(Named(file, each, name) in known for each in (use.scope, use.of_class) if each is not None)
-                if is_its or (use.scope is None and is_open):
-                    found.append((use, is_its or (file in near and (not use.owner or use.owner in owners))))
-                    given |= {*_find_arguments(use, files)}
-        if given <= known:
+        given, found = set[tuple[str, int | str]](), []
+        for name in sorted({each.name for each in known}):
+            for file, uses in sources.uses(name).items():
+                is_open = file in near or all(each.scope is None for each in uses)
+                for use in uses:
+                    scopes = (each for each in (use.scope, use.of_class) if each is not None)
+                    is_its = any(Named(file, each, name) in known for each in scopes)
+                    if is_its or (use.scope is None and is_open):
+                        found.append((use, is_its or (file in near and (not use.owner or use.owner in owners))))
+                        given.add((use.callee, use.argument))
+        handed_on = {each for callee, argument in given if callee for each in sources.find_arguments(callee, argument)}
+        if handed_on <= known:
             break
-        known |= given
+        known |= handed_on
     return found
 
 
-def _find_arguments(use: Use, files: Iterable[str]) -> Iterator[Named]:
-    """What functions of the program call what they are given here, if they are."""
-    for file in files:
-        for arguments, named in _read_code(file, use.callee).arguments.get(use.callee, ()):
-            name = use.argument
-            if isinstance(name, int):
-                name = arguments[name] if name < len(arguments) else ""
-            yield from (each._replace(file=file) for each in named.get(name, ()))
+class Sources:
+    """The code of a program's files. What is asked for a word parses the files that have it, each once.
+
+    Args:
+        texts: each file, and what is in it.
+    """
+
+    def __init__(self, texts: Iterable[tuple[str, str]]) -> None:
+        self._texts = tuple(texts)
+        self._uses: dict[str, Mapping[str, Sequence[Use]]] = {}
+        self._arguments: dict[tuple[str, int | str], Collection[Named]] = {}
+
+    def uses(self, name: str) -> Mapping[str, Sequence[Use]]:
+        """What the files do with what they call so, by file."""
+        if name not in self._uses:
+            found = ((file, code.uses.get(name)) for file, code in self._find_code(name))
+            self._uses[name] = {file: uses for file, uses in found if uses}
+        return self._uses[name]
+
+    def find_arguments(self, callee: str, argument: int | str) -> Collection[Named]:
+        """What functions of this name call an argument that they are given, if they are the program's."""
+        if (callee, argument) not in self._arguments:
+            found = set[Named]()
+            for file, code in self._find_code(callee):
+                for arguments, named in code.arguments.get(callee, ()):
+                    name = argument
+                    if isinstance(name, int):
+                        name = arguments[name] if name < len(arguments) else ""
+                    found |= {each._replace(file=file) for each in named.get(name, ())}
+            self._arguments[callee, argument] = found
+        return self._arguments[callee, argument]
+
+    def _find_code(self, word: str) -> Iterator[tuple[str, _Code]]:
+        return ((file, find_uses(text)) for file, text in self._texts if word in text)
 
 
-def _read_code(file: str, word: str) -> _Code:
-    """A file's code; it is not parsed where a word is nowhere in it, for a program may have hundreds."""
-    return find_uses(read_tree(file)) if word and word in "".join(linecache.getlines(file)) else _Code({}, {})
+_index: Final = functools.lru_cache(maxsize=4)(Sources)
+
+
+def read_sources(files: Iterable[str]) -> Sources:
+    """The code of these files."""
+    return _index(tuple((file, "".join(linecache.getlines(file))) for file in files))
 
 
 # --- what a file does -------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=256)
-def find_uses(tree: ast.Module) -> _Code:
-    """What a file's code does with what it keeps something in."""
+@functools.lru_cache(maxsize=4096)
+def find_uses(text: str) -> _Code:
+    """What a file's code does with what it keeps something in. Its tree is not kept: a program may have hundreds."""
+    tree = parse(text)
     uses: dict[str, list[Use]] = {}
     arguments: dict[str, list[Any]] = {}
 

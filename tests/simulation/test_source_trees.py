@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fxmem.simulation.source_trees import find_makings, find_number
-from fxmem.simulation.source_uses import Named, find_limits, is_unbounded
+from fxmem.simulation.source_uses import Named, find_limits, is_unbounded, read_sources
 
 Write = Callable[..., list[str]]
 
@@ -54,7 +54,7 @@ KEPT = {Named("0.py", "", "kept")}
     ],
 )
 def test_code_that_only_adds_has_no_bound(code: str, write: Write) -> None:
-    assert is_unbounded(KEPT, write(code))
+    assert is_unbounded(KEPT, read_sources(write(code)))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_code_that_only_adds_has_no_bound(code: str, write: Write) -> None:
     ],
 )
 def test_what_bounds_it_or_may_is_seen(code: str, write: Write) -> None:
-    assert not is_unbounded(KEPT, write(code))
+    assert not is_unbounded(KEPT, read_sources(write(code)))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_limits_are_found_by_the_name_of_what_they_bound(
     scope = {"count": 3, "most": 7}
     found = [
         (None if each.measure is None else find_number(each.measure, scope), find_number(each.most, scope))
-        for each in find_limits(KEPT, ["self"], write(code))
+        for each in find_limits(KEPT, ["self"], read_sources(write(code)))
     ]
     assert expected in found
 
@@ -108,8 +108,8 @@ def test_limits_are_found_by_the_name_of_what_they_bound(
 )
 def test_a_comparison_that_ends_nothing_is_no_limit(code: str, write: Write) -> None:
     files = write(f"kept.append(x)\n{code}")
-    assert not find_limits(KEPT, (), files)
-    assert not is_unbounded(KEPT, files)  # nor is it proved to go on
+    assert not find_limits(KEPT, (), read_sources(files))
+    assert not is_unbounded(KEPT, read_sources(files))  # nor is it proved to go on
 
 
 BOUNDED = """
@@ -145,11 +145,11 @@ def add(x):
 )
 def test_a_bound_of_another_file_bounds_its_own(code: str, named: Named, write: Write) -> None:
     files = write(code, BOUNDED)
-    assert is_unbounded({named}, files)
-    assert not find_limits({named}, ["net"], files)
+    assert is_unbounded({named}, read_sources(files))
+    assert not find_limits({named}, ["net"], read_sources(files))
     for own, most in ((Named("1.py", "Pool", "kept"), 9), (Named("1.py", "", "kept"), 7)):
-        assert {find_number(each.most, {}) for each in find_limits({own}, ["pool"], files)} == {most}
-        assert not is_unbounded({own}, files)
+        assert {find_number(each.most, {}) for each in find_limits({own}, ["pool"], read_sources(files))} == {most}
+        assert not is_unbounded({own}, read_sources(files))
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_a_bound_of_another_file_bounds_its_own(code: str, named: Named, write: 
 )
 def test_another_file_that_is_given_it_may_empty_it(code: str, other: str, write: Write) -> None:
     files = write(code, other)
-    assert not is_unbounded(KEPT, files)
-    assert is_unbounded(KEPT, files[:1])
+    assert not is_unbounded(KEPT, read_sources(files))
+    assert is_unbounded(KEPT, read_sources(files[:1]))
 
 
 def test_where_a_value_is_made() -> None:

@@ -16,7 +16,7 @@ from fxmem.simulation.holder_names import Owner, find_names, split_path
 from fxmem.simulation.program.loops import Loop
 from fxmem.simulation.source_lines import variables
 from fxmem.simulation.source_trees import Making, find_makings, keeping_lines, read_tree
-from fxmem.simulation.source_uses import is_unbounded
+from fxmem.simulation.source_uses import is_unbounded, read_sources
 
 
 class HolderCode:
@@ -54,7 +54,7 @@ class HolderCode:
     @property
     def is_unbounded(self) -> bool:
         """Whether the code puts more into it, and nothing bounds it."""
-        return self._is_sure and is_unbounded(self.meant, self._files)
+        return self._is_sure and is_unbounded(self.meant, read_sources(self._files))
 
     def _follow_variable(self, name: str) -> None:
         """Find the function that has made what a variable has, from the innermost on: others are given it."""
