@@ -205,7 +205,7 @@ def test_what_has_run_in_a_recorded_step_is_not_said(tmp_path: Path, condition: 
     ("condition", "before", "kept"),
     [
         ("count % 1000 == 0", "False", 8),  # is one already where it is first asked
-        ("len(preds) > 1 and step % 1000 == 0", "False", 8),  # nobody can tell
+        ("sum([1] * step) > 1 and step % 1000 == 0", "False", 8),  # nobody can tell
         ("False", "count % 1000 == 1", 1 << 18),  # with more at once than the next step
     ],
 )
