@@ -148,7 +148,9 @@ def plain_within(types: Iterable[type], given: Any) -> Iterator[None]:
     is_own = any(issubclass(each, _Functions) for each in types)
     own: dict[int, torch.Tensor] = {}
     for each in iterate_tensors(given) if is_own else ():
-        if isinstance(each, _Functions):
+        if isinstance(each, _Functions) and not isinstance(
+            each, torch.nn.Parameter
+        ):  # whose own data its `to` replaces
             own[id(each)] = each
     before = [(each, type(each), dict(vars(each))) for each in own.values()]
     for each, _, _ in before:

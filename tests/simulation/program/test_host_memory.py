@@ -31,6 +31,7 @@ from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, host_
 from fxmem.simulation.program.host_memory import _read_private, _read_resident, _Workers
 from fxmem.simulation.source_lines import program_call
 
+pytestmark = pytest.mark.usefixtures("others_unseen")
 MIB = 1 << 20
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process has")
 
