@@ -19,6 +19,7 @@ from fxmem.memory.lengths import LoggedStep
 from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Profile, Target
 from fxmem.simulation.analysed_model import AnalysedModel
+from fxmem.simulation.assumptions import COMPILED
 from fxmem.simulation.compiled import Compile, parse_compile
 from fxmem.simulation.compiled.timed_answers import Answered, Answers, answer_all_ways
 from fxmem.simulation.error_advice import missing_batch, user_code_error
@@ -28,7 +29,7 @@ from fxmem.simulation.given.moves import ignore_moves
 from fxmem.simulation.given.understood import understand
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.lock import one_at_a_time
-from fxmem.simulation.model.accepted_models import COMPILED, EXPORTED, plain_model
+from fxmem.simulation.model.accepted_models import EXPORTED, plain_model
 from fxmem.simulation.model_step import ModelStep
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.ranks import Offload, make_plan

@@ -12,15 +12,19 @@ from fxmem.hardware.context import HOST_BYTES, context_range, format_range
 from fxmem.hardware.links import NCCL_PUBLISHED
 from fxmem.hardware.releases import release_assumption
 from fxmem.hardware.step_time import time_assumption
-from fxmem.records.names import REAL_VALUES
+from fxmem.records.names import COMPILED_AS_EAGER, REAL_VALUES
 from fxmem.records.parts import CompileRecord
 from fxmem.records.profile import Assumption, Kind, Step, Target, Unknown
 from fxmem.simulation.asked import stop_rule
 from fxmem.simulation.kernels import card_emulation
-from fxmem.simulation.model.accepted_models import COMPILED
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.recording import FinishedRun, Recording
 
+COMPILED = (
+    f"{COMPILED_AS_EAGER}: fused kernels keep and make fewer tensors, CUDA graphs hold a pool of their own; "
+    "flex_attention is counted as the kernels that are made of it"
+)
+"""What an analysis says of compiled code."""
 _Said = tuple[str, str]
 """A topic and a sentence."""
 _WORTH_SAYING = 100

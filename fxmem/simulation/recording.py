@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TextIO
@@ -39,7 +40,6 @@ from fxmem.simulation.kernel_settings import asked_cudnns, convolution_settings,
 from fxmem.simulation.kernels import card_emulation, subclass_ways
 from fxmem.simulation.kernels.stand_in_modules import StandInModules
 from fxmem.simulation.kernels.streams import Streams
-from fxmem.simulation.model.fake_model import deep_recursion
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, StepLog
 from fxmem.simulation.observe.fx_tracer import Listener, ProgramTracer
@@ -533,6 +533,18 @@ class Recording(Observer):
     def newest_node_that_ran(self) -> int:
         """The number of autograd's newest node when an operator ran last."""
         return self.recorder.newest_node
+
+
+@contextlib.contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Nested modules may go as deep as in a run of their own: between two of their frames lie several of ours, or of
+    `copy.deepcopy`'s."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(4 * limit)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 @contextlib.contextmanager

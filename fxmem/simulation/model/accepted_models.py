@@ -18,13 +18,7 @@ from torch.ao.nn.quantized import FloatFunctional
 from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError, UsageError
-from fxmem.records.names import COMPILED_AS_EAGER
-
-COMPILED = (
-    f"{COMPILED_AS_EAGER}: fused kernels keep and make fewer tensors, CUDA graphs hold a pool of their own; "
-    "flex_attention is counted as the kernels that are made of it"
-)
-"""What an analysis says of compiled code."""
+from fxmem.simulation.assumptions import COMPILED
 
 EXPORTED = "torch.export.exported_program"
 """The module that `ExportedProgram` is defined in; not imported for asking whether something is one."""

@@ -10,11 +10,9 @@ model holds stay on the CPU if that is where they are, as they would (on meta, t
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -30,6 +28,7 @@ from fxmem.errors import AnalysisError
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.model.accepted_models import without_compiled
 from fxmem.simulation.model.function_copies import Rebinder, tensors_behind
+from fxmem.simulation.recording import deep_recursion
 
 
 def fake_model(model: torch.nn.Module, mode: torch_common.FakeTensorMode, device: torch.device) -> torch.nn.Module:
@@ -82,18 +81,6 @@ def fake_copy(
             return rebinder.function(function)
 
     return without_compiled(made), rebind
-
-
-@contextlib.contextmanager
-def deep_recursion() -> Iterator[None]:
-    """Nested modules may go as deep as in a run of their own: between two of their frames lie several of ours, or of
-    `copy.deepcopy`'s."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(4 * limit)
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
 
 
 def shadow_model(model: torch.nn.Module) -> torch.nn.Module:

@@ -34,7 +34,7 @@ from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_recorder import OpRecorder, Run
 from fxmem.simulation.program.card_memory import CardMemory
 from fxmem.simulation.program.card_thread import CardThread
-from fxmem.simulation.program.host_memory import HostLedger
+from fxmem.simulation.program.host_ledger import HostLedger
 from fxmem.simulation.source_lines import variables
 
 aten = torch.ops.aten
