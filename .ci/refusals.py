@@ -95,9 +95,9 @@ OPTIONS = {
 OF_FILE = {"max-batch", "report", "graph", "graph --by time"}
 """Verbs whose `--plan` names a file."""
 ANALYSES = (
-    ("fxmem.simulation.analysis", "_trace"),
-    ("fxmem.simulation.analysis", "trace_step"),
-    ("fxmem.simulation.generation.recorded_generation", "generate_step"),
+    ("fxmem.simulation.step.analysis", "_trace"),
+    ("fxmem.simulation.step.analysis", "trace_step"),
+    ("fxmem.simulation.step.generation.recorded_generation", "generate_step"),
     ("fxmem.whatif.program_step", "launch_apart"),
     ("fxmem.whatif.program_step", "_in_another_process"),
     ("fxmem.validation.validate_program", "measure_program"),

@@ -39,47 +39,65 @@ ROOMS = {
     "errors": "the errors and their exit codes",
 }
 """What each room is for, in the words of the picture."""
+ROOMS_OF_SIMULATION = {
+    "program": "a program: command line, ranks, rounds, its record",
+    "step": "one step of a model, or a generation: what is given, a copy, the run",
+    "run": "a whole run: growth, host, evaluations, lengths, later work",
+    "stand_ins": "what a program finds: torch.cuda, NVML, files, an engine",
+    "card": "a program's card: its memory, border, thread, acts",
+    "recording": "operators, autograd, compiled code, FLOPs; a profile is built",
+    "kernels": "which kernel a card would run",
+    "processes": "forks, jobs, the sandbox",
+    "ranks": "a world that is not there",
+    "asked": "values that no kernel has computed",
+    "code": "the user's lines and frames",
+}
+"""The same of the rooms that `simulation` has."""
+PLANS = {"rooms.svg": ("fxmem", ROOMS), "rooms-of-simulation.svg": ("fxmem.simulation", ROOMS_OF_SIMULATION)}
+"""The pictures of rooms: the package, and the words."""
 CURVES = {"dynamic": "#c2571a", "static": "#1f6f8b"}
 """The color of each cache in the picture of a generation."""
 WIDTH, ROW, GAP, LEFT = 760, 46, 12, 130
 
 
-def contract() -> tuple[list[list[str]], set[str]]:
+def contract(package: str) -> tuple[list[list[str]], set[str]]:
     """Return the rooms by floor, from the top, and those that import no torch, as pyproject.toml has them."""
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
-    floors = next(table["layers"] for table in tables if table["type"] == "layers")
+    floors = next(table["layers"] for table in tables if table.get("containers") == [package])
     free = next(table["source_modules"] for table in tables if "torch" in table.get("forbidden_modules", ()))
     return [floor.split(" | ") for floor in floors], {name.removeprefix("fxmem.") for name in free} | {"errors"}
 
 
-def rooms() -> str:
+def rooms(package: str, texts: dict[str, str]) -> str:
     """Return the SVG of the rooms: a row for each floor, the rooms without torch in another colour."""
-    floors, free = contract()
+    floors, free = contract(package)
     height = len(floors) * (ROW + GAP) + GAP
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'font-family="Helvetica, Arial, sans-serif" role="img">',
-        "<title>The rooms of fxmem</title>",
+        f"<title>The rooms of {package}</title>",
         "<desc>A room imports from the rooms below it only. Data goes up from simulation's Profile.</desc>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     for index, floor in enumerate(floors):
         wide = (WIDTH - LEFT - GAP * len(floor)) / len(floor)
         for column, room in enumerate(floor):
-            parts += box(room, LEFT + column * (wide + GAP), GAP + index * (ROW + GAP), wide, room in free)
-    first_free = next(index for index, floor in enumerate(floors) if set(floor) <= free)
+            place = LEFT + column * (wide + GAP), GAP + index * (ROW + GAP)
+            parts += box(room, texts[room], *place, wide, room in free)
+    first_free = next((index for index, floor in enumerate(floors) if set(floor) <= free), len(floors))
     parts += side("with torch", 0, first_free, "#c2571a")
-    parts += side("no torch", first_free, len(floors), "#1f6f8b")
+    if first_free < len(floors):
+        parts += side("no torch", first_free, len(floors), "#1f6f8b")
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def box(room: str, x: float, y: float, width: float, free: bool) -> list[str]:
+def box(room: str, text: str, x: float, y: float, width: float, free: bool) -> list[str]:
     """Return a room's rectangle, its name and what it is for."""
     fill, line = ("#e8f3f6", "#1f6f8b") if free else ("#fdf0e6", "#c2571a")
     return [
         f'<rect x="{x:g}" y="{y}" width="{width:g}" height="{ROW}" rx="5" fill="{fill}" stroke="{line}"/>',
         f'<text x="{x + 12:g}" y="{y + 19}" font-size="14" font-weight="bold" fill="#1a1a1a">{escape(room)}</text>',
-        f'<text x="{x + 12:g}" y="{y + 36}" font-size="11.5" fill="#333333">{escape(ROOMS[room])}</text>',
+        f'<text x="{x + 12:g}" y="{y + 36}" font-size="11.5" fill="#333333">{escape(text)}</text>',
     ]
 
 
@@ -132,7 +150,8 @@ def serving() -> str:
 def main(folder: Path) -> None:
     """Write every picture into `folder`."""
     (folder / "serving.svg").write_text(serving(), encoding="utf-8")
-    (folder / "rooms.svg").write_text(rooms(), encoding="utf-8")
+    for name, drawn in PLANS.items():
+        (folder / name).write_text(rooms(*drawn), encoding="utf-8")
     for command in COMMANDS:
         *words, name = command.split()
         if fxmem([*words, str(folder / name)]) != 0:

@@ -19,15 +19,15 @@ if TYPE_CHECKING:  # what a type checker sees of the table below
     from fxmem.memory.comparison import compare as compare
     from fxmem.memory.report_reader import load_plan as load_plan
     from fxmem.records.plan import Plan as Plan
-    from fxmem.simulation.analysis import Analysis as Analysis
-    from fxmem.simulation.analysis import analyze as analyze
-    from fxmem.simulation.generation import Generation as Generation
-    from fxmem.simulation.generation import generate as generate
-    from fxmem.simulation.kernel_settings import KernelSettings as KernelSettings
+    from fxmem.simulation.kernels.kernel_settings import KernelSettings as KernelSettings
     from fxmem.simulation.program import RecordedProgram as RecordedProgram
     from fxmem.simulation.program import mark as mark
     from fxmem.simulation.program import mark_step as mark_step
     from fxmem.simulation.program import record as record
+    from fxmem.simulation.step.analysis import Analysis as Analysis
+    from fxmem.simulation.step.analysis import analyze as analyze
+    from fxmem.simulation.step.generation import Generation as Generation
+    from fxmem.simulation.step.generation import generate as generate
     from fxmem.validation.validate import validate as validate
     from fxmem.validation.validate_program import validate_program as validate_program
     from fxmem.whatif.advice import advise as advise
@@ -49,10 +49,10 @@ _HOMES = {
         "memory.comparison": "compare",
         "memory.report_reader": "load_plan",
         "records.plan": "Plan",
-        "simulation.analysis": "Analysis analyze",
-        "simulation.generation": "Generation generate",
-        "simulation.kernel_settings": "KernelSettings",
+        "simulation.kernels.kernel_settings": "KernelSettings",
         "simulation.program": "RecordedProgram mark mark_step record",
+        "simulation.step.analysis": "Analysis analyze",
+        "simulation.step.generation": "Generation generate",
         "validation.validate": "validate",
         "validation.validate_program": "validate_program",
         "whatif.advice": "advise",

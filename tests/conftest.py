@@ -33,11 +33,15 @@ settings.load_profile("fxmem")
 
 
 LONGEST = (
-    *("benchmarks/test_published.py", "simulation/generation/test_generate.py", "benchmarks/test_zoo.py"),
+    *("benchmarks/test_published.py", "simulation/step/generation/test_generate.py", "benchmarks/test_zoo.py"),
     *("examples/test_examples.py", "simulation/ranks/test_gloo.py", "validation/test_cpu_truth.py"),
     *("checkpointing/test_models.py", "checkpointing/test_frameworks.py", "whatif/advice/test_advise.py"),
-    *("simulation/compiled/test_truth.py", "simulation/compiled/test_programs.py", "benchmarks/test_accuracy.py"),
-    *("simulation/program/test_rollouts.py", "simulation/program/sandbox/test_files.py", "cli/test_subjects.py"),
+    *(
+        "simulation/recording/compiled/test_truth.py",
+        "simulation/recording/compiled/test_programs.py",
+        "benchmarks/test_accuracy.py",
+    ),
+    *("simulation/program/test_rollouts.py", "simulation/processes/sandbox/test_files.py", "cli/test_subjects.py"),
     *("simulation/ranks/test_pipelines.py", "simulation/program/test_evaluations.py", "extension/test_extension.py"),
     *("simulation/program/test_host_memory.py", "simulation/ranks/test_compiled.py", "whatif/test_verified_plan.py"),
     *("validation/test_fuzz.py", "cli/tools/test_mcp.py", "whatif/test_max_batch.py", "memory/test_lengths.py"),
@@ -98,7 +102,8 @@ def others_frozen() -> Iterator[None]:
 @pytest.fixture
 def others_unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program has the modules of its test alone: others have names like its own, and much to look through."""
-    from fxmem.simulation import holder_names, loaded_modules, residents
+    from fxmem.simulation.code import holder_names, loaded_modules
+    from fxmem.simulation.recording import residents
 
     find_all, own = loaded_modules.program_modules, {"bounded_meter", "causing", "growing", request.path.stem}
 
@@ -117,7 +122,7 @@ def compiler() -> Iterator[None]:
     To import inductor, as `torch.compile` does where it is first called, warns of what it uses itself, too.
     """
     from fxmem._torch.compiler import dynamo as torch_dynamo  # after the settings above
-    from tests.simulation.compiled.real import believe_the_cpu
+    from tests.simulation.recording.compiled.real import believe_the_cpu
 
     torch_dynamo.load_compiler()
     with believe_the_cpu():

@@ -21,7 +21,7 @@ from fxmem import analyze, checkpointing
 from fxmem.errors import ExceededError
 from fxmem.records.names import Application
 from fxmem.records.plan import Region
-from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif.plans.proposals import apply_regions
 from tests.simulated_steps import Simulator
 from tests.small_steps import every_plan, keeping, without_hidden_memory

@@ -62,7 +62,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
 
 
 def test_importing_the_analysis_imports_nothing_that_only_shows_or_compiles() -> None:
-    modules = imported_by("import fxmem.simulation.analysis", beyond="import torch")
+    modules = imported_by("import fxmem.simulation.step.analysis", beyond="import torch")
     assert {"fxmem", "pydantic"} <= packages_of(modules)
     assert packages_of(modules).isdisjoint(
         {"rich", "triton", "networkx", "graphviz", "sympy", "scipy", "torchvision", "timm", "transformers"}
@@ -256,8 +256,8 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 OPEN_PACKAGES = {
     "fxmem._torch.compiler": "private names by the module of torch they are of, as in the rest of the room",
     "fxmem.show.text": "one table for each kind of record: whoever has the record names its module",
-    "fxmem.simulation.model": "a model made ready for a run without data, which checkpoints and changes need as well",
-    "fxmem.simulation.observe": "what watches a run, which checkpoints and changes need as well",
+    "fxmem.simulation.step.model": "a model made ready for a run without data, which checkpoints and changes need",
+    "fxmem.simulation.recording.observe": "what watches a run, which checkpoints and changes need as well",
 }
 """Packages inside a room whose modules other rooms may name, and why; every other re-exports what others need."""
 
@@ -331,7 +331,8 @@ def test_from_outside_a_room_only_its_own_modules_are_named() -> None:
     found = {
         f"{where}: {module}"
         for where, module in imports_from_outside()
-        if module.count(".") > 2 and module.rpartition(".")[0] not in OPEN_PACKAGES
+        if module.count(".") > (3 if room_of(module) == "simulation" else 2)  # which has rooms of its own
+        and module.rpartition(".")[0] not in OPEN_PACKAGES
     }
     assert not found, "name `room` or `room.module`; what others need of `room.package` it re-exports:\n" + "\n".join(
         sorted(found)
@@ -418,7 +419,7 @@ PROCESS_STATE = {
     "fxmem/memory/allocator/replay.py: _known": "what loops were replayed to; each goes with its profile",
     "fxmem/memory/findings/__init__.py: _known": "what was found in timelines; each goes with its timeline",
     "fxmem/records/pause_gc.py: _rest": "who is within `pause_gc`; the last to leave turns the collector on again",
-    "fxmem/simulation/kernel_settings.py: _CUDNN": "cuDNN's version in this context, reset where it was set",
+    "fxmem/simulation/kernels/kernel_settings.py: _CUDNN": "cuDNN's version in this context, reset where it was set",
     "fxmem/simulation/kernels/card_emulation.py: _active": "the cards entered on this thread; each leaves when it ends",
     "fxmem/simulation/kernels/card_emulation.py: _last": "the last card's generation: another makes torch forget",
     "fxmem/simulation/kernels/composites.py: COMPOSITES": "operators that run as others, filled when they are imported",
@@ -427,8 +428,8 @@ PROCESS_STATE = {
     "fxmem/simulation/kernels/fake_kernels.py: _passing": "what checks of data answer; restored where it was changed",
     "fxmem/simulation/kernels/subclass_ways.py: _linear_runs": "the calls of `linear` that run, till each ends",
     "fxmem/simulation/asked/known_values.py: _factory_calls": "a cache of which calls make known values",
-    "fxmem/simulation/loaded_modules.py: _libraries": "libraries' modules; another of the name takes the place of one",
-    "fxmem/simulation/lock.py: _turn": "which thread analyses; released when it is done",
+    "fxmem/simulation/code/loaded_modules.py: _libraries": "libraries' modules; another of the name takes one's place",
+    "fxmem/simulation/processes/lock.py: _turn": "which thread analyses; released when it is done",
     "fxmem/simulation/program/recorded_program.py: _active": "the recording under way; leaves when it ends",
 }
 """All that the process keeps between calls, what it is, and who empties it. The lock guards it, or it is a thread's."""

@@ -298,8 +298,8 @@ def predict(job: Job) -> Row:
 def _profile(case: Any, job: Job) -> Profile:
     from benchmarks.accuracy.cases import build, kernel_settings
     from benchmarks.accuracy.probes import gradient_of_ones, probes
-    from fxmem.simulation.analysis import analyze_step
-    from fxmem.simulation.request import StepRequest
+    from fxmem.simulation.step.analysis import analyze_step
+    from fxmem.simulation.step.request import StepRequest
 
     with kernel_settings(case):
         if job.operator is not None:

@@ -18,7 +18,7 @@ import torch
 import fxmem
 from benchmarks.accuracy.planned import PLANNED, of_any_size, plan_of
 from fxmem.cli.specs import build_model
-from fxmem.simulation.step import OptimizerSpec
+from fxmem.simulation.step.step import OptimizerSpec
 
 __all__ = ["Built", "Case", "build", "every_case", "kernel_settings", "plan_for"]
 

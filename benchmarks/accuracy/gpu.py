@@ -118,8 +118,8 @@ def timed(name: str, dry_run: bool) -> dict[str, Any]:
 
     import fxmem
     from benchmarks.accuracy.cases import build, every_case, kernel_settings, plan_for
-    from fxmem.simulation.request import StepRequest
-    from fxmem.simulation.step import make_optimizer, run_step
+    from fxmem.simulation.step.request import StepRequest
+    from fxmem.simulation.step.step import make_optimizer, run_step
 
     device, (warm_up, count, turns) = ("cpu", (1, 1, 1)) if dry_run else ("cuda", TIMED)
     case = every_case()[name]
@@ -168,7 +168,7 @@ def _tried(make: Callable[[], Any], step: Mapping[str, Any], dry_run: bool) -> d
 def _measured(
     make: Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]], step: Mapping[str, Any], dry_run: bool
 ) -> dict[str, Any]:
-    from fxmem.simulation.request import StepRequest
+    from fxmem.simulation.step.request import StepRequest
     from fxmem.validation.measure_cpu import measure_cpu
     from fxmem.validation.measure_cuda import measure_cuda
 

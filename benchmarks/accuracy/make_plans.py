@@ -12,8 +12,8 @@ import fxmem
 from benchmarks.accuracy.cases import build, every_case, kernel_settings
 from benchmarks.accuracy.planned import FOLDER, PLANNED, Planned
 from fxmem.records.plan import Plan, Region
-from fxmem.simulation.analysis import analyze_step
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import analyze_step
+from fxmem.simulation.step.request import StepRequest
 
 CARD = "h200"
 

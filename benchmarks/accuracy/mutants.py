@@ -32,21 +32,21 @@ MODULES = {
     "memory/allocator/caching_allocator.py": ["memory/test_allocator.py"],
     "memory/allocator/settings.py": ["memory/test_allocator.py"],
     "memory/liveness.py": ["memory/test_liveness.py", "validation/test_verdict.py"],
-    "simulation/profile_builder.py": ["simulation/test_analysis.py", "simulation/test_step.py"],
-    "simulation/observe/autograd_engine.py": [
-        "simulation/observe/test_autograd_engine.py",
-        "simulation/observe/test_inplace_nodes.py",
+    "simulation/recording/profile_builder.py": ["simulation/test_analysis.py", "simulation/test_step.py"],
+    "simulation/recording/observe/autograd_engine.py": [
+        "simulation/recording/observe/test_autograd_engine.py",
+        "simulation/recording/observe/test_inplace_nodes.py",
     ],
-    "simulation/observe/graph_task.py": ["simulation/observe/test_autograd_engine.py"],
-    "simulation/observe/leaf_gradients.py": ["simulation/observe/test_autograd_engine.py"],
+    "simulation/recording/observe/graph_task.py": ["simulation/recording/observe/test_autograd_engine.py"],
+    "simulation/recording/observe/leaf_gradients.py": ["simulation/recording/observe/test_autograd_engine.py"],
     "planning/lookups.py": ["planning"],
     **{
-        f"hardware/operators/{family}.py": ["hardware", "simulation/flops", *more]
+        f"hardware/operators/{family}.py": ["hardware", "simulation/recording/flops", *more]
         for family, more in {
             "attention": [],
             "convolution": [],
             "images": ["simulation/kernels/test_composed.py"],
-            "indices": ["simulation/kernels/test_composed.py", "simulation/observe/test_inplace_nodes.py"],
+            "indices": ["simulation/kernels/test_composed.py", "simulation/recording/observe/test_inplace_nodes.py"],
             "losses": ["simulation/kernels/test_losses.py"],
             "norms": ["simulation/kernels/test_composed.py"],
             "products": ["simulation/kernels/test_copies.py"],

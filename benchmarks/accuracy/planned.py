@@ -15,8 +15,8 @@ import fxmem
 from fxmem.planning import OperatorPlanner
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan
-from fxmem.simulation.analysis import analyze_step
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import analyze_step
+from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif import verified_plan
 
 __all__ = ["FOLDER", "PLANNED", "Planned", "of_any_size", "plan_of"]

@@ -18,8 +18,8 @@ from benchmarks import RESULTS, make_inputs
 from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import parse_input
 from fxmem.records.advice import Advice
-from fxmem.simulation.analysis import analyze_step
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import analyze_step
+from fxmem.simulation.step.request import StepRequest
 
 MODELS: tuple[tuple[str, str, dict[str, object], tuple[str, ...]], ...] = (
     ("ResNet-50, 64", "torchvision:resnet50", {}, ("64x3x224x224",)),

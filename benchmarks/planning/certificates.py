@@ -21,8 +21,8 @@ from fxmem.cli.specs.inputs import parse_input
 from fxmem.errors import ExceededError
 from fxmem.planning import certify
 from fxmem.records.names import Application
-from fxmem.simulation.analysis import Analysis, analyze_step
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import Analysis, analyze_step
+from fxmem.simulation.step.request import StepRequest
 
 SHARES = (0.8, 0.6, 0.4)
 

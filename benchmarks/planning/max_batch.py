@@ -17,8 +17,8 @@ import torch
 from benchmarks import RESULTS, make_inputs
 from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import parse_input
-from fxmem.simulation.analysis import analyze_step
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import analyze_step
+from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif.max_batch import measure_curve
 
 TARGET = "rtx4090"

@@ -1,10 +1,10 @@
 """Everybody else's way of checkpointing a model of `plans.py`; FLOPs counted while a step really runs.
 
 Each contender is a list of `Candidate`s: settings it can be given, and a function that makes the model with them, ready
-to train. FLOPs are counted by `fxmem.simulation.flops` (every op) and by torch's own formulas alone (products,
-convolutions, attention). Under a dispatch mode, and so under `FlopCounterMode`, a model of torch.compile runs as if it
-were not compiled; for it FLOPs are those of the forward and backward graphs that the partitioner makes, less those of
-the joint graph they were cut from.
+to train. FLOPs are counted by `fxmem.simulation.recording.flops` (every op) and by torch's own formulas alone
+(products, convolutions, attention). Under a dispatch mode, and so under `FlopCounterMode`, a model of torch.compile
+runs as if it were not compiled; for it FLOPs are those of the forward and backward graphs that the partitioner makes,
+less those of the joint graph they were cut from.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import flop_registry
 
 from benchmarks.planning.plan_models import Case
-from fxmem.simulation.flops import op_flops
-from fxmem.simulation.step import default_loss
+from fxmem.simulation.recording.flops import op_flops
+from fxmem.simulation.step.step import default_loss
 
 __all__ = ["Candidate", "Counted", "Ready", "candidates", "count"]
 

@@ -22,8 +22,8 @@ from fxmem.cli.specs.inputs import parse_input
 from fxmem.errors import ExceededError
 from fxmem.planning import OperatorPlanner, Planner
 from fxmem.records.names import Application
-from fxmem.simulation.analysis import Analysis, analyze_step
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import Analysis, analyze_step
+from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif import verified_plan
 
 SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.28, 0.26, 0.25)

@@ -60,9 +60,9 @@ from fxmem.errors import ExceededError
 from fxmem.hardware.step_time import step_seconds
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.request import StepRequest
-from fxmem.simulation.step import default_loss
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.request import StepRequest
+from fxmem.simulation.step.step import default_loss
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.plans.proposals import apply_regions
 

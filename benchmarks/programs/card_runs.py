@@ -102,7 +102,7 @@ def steps(kind: str, name: str, target: Any = "cpu") -> Iterator[tuple[str, Any]
     """By mode, what makes a model and the step it runs."""
     import torch
 
-    from fxmem.simulation.request import StepRequest
+    from fxmem.simulation.step.request import StepRequest
 
     if kind == "program":
         from benchmarks.programs.program_cases import PROGRAMS
@@ -441,7 +441,7 @@ class Held:
 def hold(row: Mapping[str, Any], card: Target) -> Held:
     """Predict a measured operator or program for the card."""
     from fxmem.memory.log_diff import first_differences, predicted_events
-    from fxmem.simulation.analysis import analyze_step
+    from fxmem.simulation.step.analysis import analyze_step
 
     names = row["kind"], row["name"], row["mode"]
     try:

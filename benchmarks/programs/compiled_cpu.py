@@ -1,8 +1,8 @@
 """Compiled steps on the CPU, predicted and run for real: `python -m benchmarks.programs.compiled_cpu [NAME ...]`.
 
-The steps are those of `tests.simulation.compiled.models`. What oneDNN and the CPU's flash attention take for themselves
-within a call is set aside, by the names in `SET_ASIDE`. Writes `benchmarks/results/compiled-DATE.md`; exit code 1 if a
-step is more than 0.01 % off.
+The steps are those of `tests.simulation.recording.compiled.models`. What oneDNN and the CPU's flash attention take for
+themselves within a call is set aside, by the names in `SET_ASIDE`. Writes `benchmarks/results/compiled-DATE.md`; exit
+code 1 if a step is more than 0.01 % off.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import warnings
 import torch
 
 from benchmarks import RESULTS
-from tests.simulation.compiled.models import CASES
-from tests.simulation.compiled.real import SET_ASIDE, measure_compiled, predict_compiled
-from tests.simulation.compiled.test_programs import NAMES, measure, predict_program
+from tests.simulation.recording.compiled.models import CASES
+from tests.simulation.recording.compiled.real import SET_ASIDE, measure_compiled, predict_compiled
+from tests.simulation.recording.compiled.test_programs import NAMES, measure, predict_program
 
 _WITHIN = 1e-4
 
@@ -85,7 +85,7 @@ def main() -> int:
             "|---|---|---:|---:|---:|---:|---|---|",
             *rows,
             "",
-            "Rounds of the programs in `tests/simulation/compiled/programs`:",
+            "Rounds of the programs in `tests/simulation/recording/compiled/programs`:",
             "",
             "| program | round | predicted | real | off |",
             "|---|---:|---:|---:|---:|",

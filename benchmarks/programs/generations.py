@@ -30,9 +30,9 @@ from torch import nn
 from benchmarks import RESULTS
 from benchmarks.programs.generation_cases import FAMILIES, WAYS, Generate, family, tokens
 from fxmem.errors import FxmemError
-from fxmem.simulation.analysis import analyze_step
-from fxmem.simulation.generation import generate
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import analyze_step
+from fxmem.simulation.step.generation import generate
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 
 _WITHIN = 1e-4

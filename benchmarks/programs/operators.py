@@ -32,8 +32,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from benchmarks import RESULTS
 from fxmem.errors import FxmemError
-from fxmem.simulation.analysis import analyze_step
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import analyze_step
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 
 TOLERANCE = 1e-4

@@ -22,8 +22,8 @@ import torch
 from benchmarks import RESULTS
 from benchmarks.programs.program_cases import PROGRAMS
 from fxmem.errors import FxmemError
-from fxmem.simulation.analysis import analyze_step
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import analyze_step
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.validation.verdict import verdict
 

@@ -30,7 +30,7 @@ import torch
 
 from benchmarks import RESULTS
 from fxmem.hardware.catalogue import target
-from fxmem.simulation.kernel_settings import asked_cudnns
+from fxmem.simulation.kernels.kernel_settings import asked_cudnns
 
 HERE: Final = Path(__file__).parent
 TARGET: Final = "v100-32gb"

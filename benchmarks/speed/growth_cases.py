@@ -58,7 +58,7 @@ LLAMA_3 = {
 IMPORTS = (
     ("", "torch"),
     ("torch", "fxmem"),
-    ("torch", "fxmem.simulation.analysis"),
+    ("torch", "fxmem.simulation.step.analysis"),
     ("", "fxmem"),
     ("", "fxmem.__main__"),
     ("", "fxmem.memory.report_reader"),
@@ -160,8 +160,8 @@ def analysis(name: str, *only: str) -> Iterator[dict[str, Any]]:
     """Seconds and memory of analyses, from the smallest on, after one that fills what is filled once."""
     import torch
 
-    from fxmem.simulation.analysis import analyze_step
-    from fxmem.simulation.request import StepRequest
+    from fxmem.simulation.step.analysis import analyze_step
+    from fxmem.simulation.step.request import StepRequest
 
     torch.set_num_threads(1)
     sizes = ANALYSES[name][1]
@@ -227,8 +227,8 @@ def llama(name: str) -> Iterator[dict[str, Any]]:
     """Seconds and the whole process's memory for a published model."""
     import torch
 
-    from fxmem.simulation.analysis import analyze_step
-    from fxmem.simulation.request import StepRequest
+    from fxmem.simulation.step.analysis import analyze_step
+    from fxmem.simulation.step.request import StepRequest
 
     torch.set_num_threads(1)
     build, (module, args, kwargs) = timed(

@@ -157,8 +157,8 @@ def _examine(job: Job, mode: str) -> Row:
 def _analyse(row: Row, built: Any, call: Any, job: Job) -> Row:
     from benchmarks.lib.eager import raises_in_eager
     from fxmem.records.parts import CompileSettings
-    from fxmem.simulation.analysis import analyze_step
-    from fxmem.simulation.request import StepRequest
+    from fxmem.simulation.step.analysis import analyze_step
+    from fxmem.simulation.step.request import StepRequest
 
     args, kwargs = call
     compile = CompileSettings() if job.compiled else None
@@ -228,7 +228,7 @@ def _check_recording(analysed: Any, model: Any, args: Any, kwargs: Any) -> None:
 
     import fxmem
     from fxmem._torch.common import tree_map_only
-    from fxmem.simulation.step import default_loss
+    from fxmem.simulation.step.step import default_loss
 
     def to_card(tensor: Any) -> Any:
         if tensor.device.type != "meta":
@@ -259,7 +259,7 @@ def _check_recording(analysed: Any, model: Any, args: Any, kwargs: Any) -> None:
 def _explain(error: BaseException) -> tuple[Why, str]:
     from fxmem._torch import common as torch_common
     from fxmem.errors import EnvironmentLacksError
-    from fxmem.simulation.source_lines import innermost_user_line
+    from fxmem.simulation.code.source_lines import innermost_user_line
 
     cause = error.__cause__ or error
     line = innermost_user_line(cause) if isinstance(cause, Exception) else None

@@ -20,12 +20,12 @@ from fxmem.checkpointing import subclass
 from fxmem.checkpointing.fx_trace import Symbolic, trace
 from fxmem.errors import FxmemError, UsageError
 from fxmem.records.profile import Node, Profile
-from fxmem.simulation.error_advice import user_code_error
-from fxmem.simulation.model.fake_model import fake_inputs, fake_model, shadow_model
-from fxmem.simulation.observe.fx_tracer import ProgramTracer
-from fxmem.simulation.observe.observer import Observer
-from fxmem.simulation.process_guard import postpone_interrupts, process_unchanged
-from fxmem.simulation.step import set_training
+from fxmem.simulation.processes.process_guard import postpone_interrupts, process_unchanged
+from fxmem.simulation.recording.error_advice import user_code_error
+from fxmem.simulation.recording.observe.fx_tracer import ProgramTracer
+from fxmem.simulation.recording.observe.observer import Observer
+from fxmem.simulation.step.model.fake_model import fake_inputs, fake_model, shadow_model
+from fxmem.simulation.step.step import set_training
 
 _CALLS = ("call_module", "call_function", "call_method")
 

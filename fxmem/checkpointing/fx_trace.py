@@ -23,9 +23,9 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem.checkpointing import subclass
 from fxmem.errors import UsageError, one_line
-from fxmem.simulation.error_advice import user_code_error
-from fxmem.simulation.model.fake_model import shadow_model
-from fxmem.simulation.step import set_training
+from fxmem.simulation.recording.error_advice import user_code_error
+from fxmem.simulation.step.model.fake_model import shadow_model
+from fxmem.simulation.step.step import set_training
 
 
 @dataclass(frozen=True)

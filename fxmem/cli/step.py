@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from fxmem.records.names import Mode
     from fxmem.records.plan import Plan
     from fxmem.records.profile import Report, Timeline
-    from fxmem.simulation.analysis import Analysis
-    from fxmem.simulation.generation import Generation
-    from fxmem.simulation.kernel_settings import KernelSettings
-    from fxmem.simulation.profiled_step import ProfiledStep
-    from fxmem.simulation.request import StepRequest
+    from fxmem.simulation.code.profiled_step import ProfiledStep
+    from fxmem.simulation.kernels.kernel_settings import KernelSettings
+    from fxmem.simulation.step.analysis import Analysis
+    from fxmem.simulation.step.generation import Generation
+    from fxmem.simulation.step.request import StepRequest
     from fxmem.whatif.program_step import ProgramStep
 
 _Record = TypeVar("_Record")
@@ -211,7 +211,7 @@ def analyze_subject(
     if again or not is_report(options.model):
         return (analyze_generation if options.mode == "generate" else analyze_model)(options, progress)
     from fxmem.memory import report_reader
-    from fxmem.simulation.profiled_step import ReportedStep
+    from fxmem.simulation.code.profiled_step import ReportedStep
 
     return ReportedStep(report_reader.load_report(Path(options.model)))
 
@@ -224,9 +224,9 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
     require_torch(options)
     progress("loading torch")
     with pause_gc():
-        from fxmem.simulation.analysis import analyze_step
-        from fxmem.simulation.compiled import read_compile
         from fxmem.simulation.ranks import make_plan
+        from fxmem.simulation.recording.compiled import read_compile
+        from fxmem.simulation.step.analysis import analyze_step
 
     own = None if options.parallelize is None else load_callable("--parallelize", options.parallelize)
     plan = make_plan(
@@ -297,7 +297,7 @@ def analyze_generation(options: argparse.Namespace, progress: Progress) -> Gener
     require_torch(options)
     progress("loading torch")
     from fxmem.cli.specs.inputs import make_batch, name_main_input, parse_input
-    from fxmem.simulation.generation import GenerationRequest, check_generates, generate_step
+    from fxmem.simulation.step.generation import GenerationRequest, check_generates, generate_step
 
     specs = [parse_input(text) for text in options.input]
     built = build_changed_module(options, progress, mode="infer")
@@ -389,7 +389,7 @@ def require_torch(options: argparse.Namespace | None = None) -> None:
 
 def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:
     """The step that the options describe, without inputs; `further` are other fields of the request."""
-    from fxmem.simulation.request import StepRequest
+    from fxmem.simulation.step.request import StepRequest
 
     return StepRequest(
         mode=options.mode,
@@ -407,13 +407,13 @@ def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:
 
 
 def _kernel_settings(options: argparse.Namespace) -> KernelSettings:
-    from fxmem.simulation.kernel_settings import KernelSettings
+    from fxmem.simulation.kernels.kernel_settings import KernelSettings
 
     return KernelSettings(**{name: getattr(options, name) for name in KernelSettings.model_fields})
 
 
 def _load_loss(text: str) -> Any:
-    from fxmem.simulation.given import read_loss
+    from fxmem.simulation.step.given import read_loss
 
     return load_callable("--loss", text) if is_reference(text) else read_loss(text)
 
@@ -427,7 +427,7 @@ def _load_optimizer(text: str) -> Any:
 def load_callable(option: str, reference: str) -> Any:
     """Load the user's own function or class that an option names."""
     from fxmem.cli.specs.references import importable, load
-    from fxmem.simulation.process_guard import process_unchanged
+    from fxmem.simulation.processes.process_guard import process_unchanged
 
     if not is_reference(reference):
         raise UsageError(f"expected {option} as pkg.mod:name or file.py:name, got {reference!r}")
@@ -479,7 +479,7 @@ def build_changed_module(options: argparse.Namespace, progress: Callable[[str], 
 
 def adapt(model: torch.nn.Module, options: argparse.Namespace, notes: list[str] | None = None) -> torch.nn.Module:
     """Quantise the model's weights and add its adapters, where the options say so; notes go to `notes`."""
-    from fxmem.simulation.given import add_lora, quantize_weights
+    from fxmem.simulation.step.given import add_lora, quantize_weights
 
     said = [] if notes is None else notes
     if options.quantize is not None:

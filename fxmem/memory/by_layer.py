@@ -5,8 +5,8 @@ it, its own parameters included. Rows sum to the model's, the first row.
 
 - *Parameters* are elements of parameters, a parameter shared by several modules counted once, for the module that has
   it first.
-- *FLOPs* count a multiply-add as 2 and every other operation as 1 (see `fxmem.simulation.flops` for each operator's
-  formula).
+- *FLOPs* count a multiply-add as 2 and every other operation as 1 (see `fxmem.simulation.recording.flops` for each
+  operator's formula).
 - *MACs* are multiply-adds of matrix products, convolutions and attention, half their FLOPs, and nothing else: a ReLU or
   a normalisation has none. Biases are additions and not counted. Recurrent layers are counted in FLOPs only: their MACs
   are unknown.

@@ -21,9 +21,9 @@ from fxmem.records.sizes import BASELINE_SCHEMA_VERSION, Baseline, PeakBaseline
 from fxmem.show.run_growth import describe_growth as describe_program_growth
 from fxmem.show.run_growth import growth_facts
 from fxmem.show.text.peak_check import describe_excess, describe_growth
-from fxmem.simulation.analysis import Analysis, analyze
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.program import RecordedProgram
+from fxmem.simulation.step.analysis import Analysis, analyze
 
 _SMALL = 1000
 """A node whose share of the peak is less than one in this many is left out of a baseline."""

@@ -22,7 +22,7 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
-    from fxmem.simulation.profiled_step import ProfiledStep
+    from fxmem.simulation.code.profiled_step import ProfiledStep
 
 _Measured = dict[str, Any]
 """One peak on its way from the test's process to the one that writes the file, as plain data."""

@@ -1,9 +1,9 @@
 """Measures one real step on a card: the caching allocator's peaks phase by phase, and its log.
 
-The step is `fxmem.simulation.step.run_step`, the very function that is predicted. Before the one that is measured come
-warm-up steps (they bring optimizer state, the libraries' workspaces and the allocator's segments), a garbage collection
-and `torch.cuda.reset_peak_memory_stats()`; at each border of two phases the card is waited for, the peaks are read and
-reset.
+The step is `fxmem.simulation.step.step.run_step`, the very function that is predicted. Before the one that is measured
+come warm-up steps (they bring optimizer state, the libraries' workspaces and the allocator's segments), a garbage
+collection and `torch.cuda.reset_peak_memory_stats()`; at each border of two phases the card is waited for, the peaks
+are read and reset.
 
 Assumptions. One card, the current one. What the process has there already is counted before the model is moved there,
 and subtracted. That is exact for all but the reserved bytes: a segment that holds such tensors may have room for the
@@ -31,9 +31,9 @@ from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Kind, MeasuredPhase, Phase, Step, Target
 from fxmem.records.validation import Machine, Measurement
-from fxmem.simulation.error_advice import user_code_error
-from fxmem.simulation.request import StepRequest
-from fxmem.simulation.step import LoopVariables, describe, make_optimizer, run_step
+from fxmem.simulation.recording.error_advice import user_code_error
+from fxmem.simulation.step.request import StepRequest
+from fxmem.simulation.step.step import LoopVariables, describe, make_optimizer, run_step
 from fxmem.validation.measure_cpu import check_on_cpu, resident_bytes, without_garbage
 
 _KINDS = ("requested", "allocated", "active", "reserved")

@@ -41,8 +41,8 @@ from fxmem.errors import AnalysisError, one_line
 from fxmem.records.names import MeasuredDevice
 from fxmem.records.profile import Phase
 from fxmem.records.validation import MeasuredRound, ProgramMeasurement
+from fxmem.simulation.code.round_rule import Enough, RoundRule, stepped_parameters
 from fxmem.simulation.program import Launch, run_as_main
-from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
 from fxmem.validation.measure_cpu import cpu_machine, quiet_profiler
 from fxmem.validation.measure_cuda import card_machine, current_bytes
 from fxmem.validation.profiler_log import (

@@ -35,7 +35,7 @@ _RESULTS_OF_KNOWN_SHAPE = {"aten.mkldnn_rnn_layer.default": 3}
 cell state, workspace (`mkldnn_rnn_layer`, aten/src/ATen/native/mkldnn/RNN.cpp)."""
 
 _OPERATOR = re.compile(r"\w+::\w+")
-MARK = "fxmem.simulation.step:"
+MARK = "fxmem.simulation.step.step:"
 """What the name of a mark begins with that opens a part of the step, or ends a round."""
 LOADER = "fxmem.data_loader"
 """The name of a data loader's work, in which what is allocated and freed is scratch as an operator's is."""

@@ -1,6 +1,6 @@
 """Compare a prediction with a real run, or with a memory snapshot of a card.
 
-The model handed in is not touched: the run is on a copy (`fxmem.simulation.model.real_model`).
+The model handed in is not touched: the run is on a copy (`fxmem.simulation.step.model.real_model`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fxmem.errors import UsageError
 from fxmem.memory.allocator import complete_timeline
 from fxmem.records.profile import Target
 from fxmem.records.validation import Verdict
-from fxmem.simulation.analysis import analyze_step, build_module, read_request
-from fxmem.simulation.given import understand, view_source
-from fxmem.simulation.kernel_settings import apply_settings
-from fxmem.simulation.model.real_model import real_model, real_values
-from fxmem.simulation.process_guard import process_unchanged
-from fxmem.simulation.request import StepRequest
-from fxmem.simulation.step import set_training
+from fxmem.simulation.kernels.kernel_settings import apply_settings
+from fxmem.simulation.processes.process_guard import process_unchanged
+from fxmem.simulation.step.analysis import analyze_step, build_module, read_request
+from fxmem.simulation.step.given import understand, view_source
+from fxmem.simulation.step.model.real_model import real_model, real_values
+from fxmem.simulation.step.request import StepRequest
+from fxmem.simulation.step.step import set_training
 from fxmem.validation.compile_real import compile_real
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.validation.measure_cuda import found_card, measure_cuda

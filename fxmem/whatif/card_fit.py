@@ -20,9 +20,9 @@ from fxmem.records.plan import Plan
 from fxmem.records.profile import Many, Record, Target
 from fxmem.records.sizes import CardFit, CardFits
 from fxmem.records.units import format_bytes
-from fxmem.simulation.executor import run_forked
-from fxmem.simulation.generation import analyze_any
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.code.profiled_step import ProfiledStep
+from fxmem.simulation.processes.executor import run_forked
+from fxmem.simulation.step.generation import analyze_any
 from fxmem.whatif import verified_plan
 from fxmem.whatif.plans.proposals import check_training
 from fxmem.whatif.size_search import judge

@@ -16,7 +16,7 @@ from fxmem.hardware.context import room_bytes
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.records.plan import BudgetPoint, CompilePlan, Plan
 from fxmem.records.units import exact_bytes
-from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif import verified_plan
 from fxmem.whatif.plans.proposals import REFUSALS
 

@@ -21,9 +21,9 @@ from fxmem.hardware.context import explain_room, room_bytes
 from fxmem.records.names import ENGINES
 from fxmem.records.profile import Assumption, Kind, Profile, Target
 from fxmem.records.sizes import ServeSequences, ServeSize, UncountedTerm
-from fxmem.simulation.analysis import Analysis, analyze_step, build_module
-from fxmem.simulation.engine import ProfileRun, read_layout, rotary_bytes
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.code.engine import ProfileRun, read_layout, rotary_bytes
+from fxmem.simulation.step.analysis import Analysis, analyze_step, build_module
+from fxmem.simulation.step.request import StepRequest
 
 _RELEASE: Final = "V1"
 CONTEXTS: Final = (2048, 8192, 32768)

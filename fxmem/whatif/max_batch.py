@@ -24,11 +24,11 @@ from fxmem.records.names import AnyMode
 from fxmem.records.profile import Assumption, Profile, Step, Target
 from fxmem.records.sizes import FITS_WORDS, SizeCurve, SizePoint, find_enough
 from fxmem.records.units import format_bytes
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.executor import run_forked
-from fxmem.simulation.generation import AnyAnalysis, Generation, analyze_any
-from fxmem.simulation.observe.fx_tracer import named_arguments
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.code.profiled_step import ProfiledStep
+from fxmem.simulation.processes.executor import run_forked
+from fxmem.simulation.recording.observe.fx_tracer import named_arguments
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.generation import AnyAnalysis, Generation, analyze_any
 from fxmem.whatif.program_step import PLACE, ProgramStep, program_step
 from fxmem.whatif.resize import Resizing, find_resizing
 from fxmem.whatif.size_search import fit_line, judge, search

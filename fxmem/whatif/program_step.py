@@ -19,7 +19,7 @@ from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
 from fxmem.hardware import catalogue
 from fxmem.records.names import STEPS
 from fxmem.records.profile import Report, Target
-from fxmem.simulation.profiled_step import ReportedStep
+from fxmem.simulation.code.profiled_step import ReportedStep
 from fxmem.simulation.program import (
     IsolationSettings,
     Launch,

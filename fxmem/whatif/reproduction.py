@@ -22,7 +22,7 @@ from fxmem.records.explanation import JoinedLine, PeakHolder, Reproduction
 from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
 from fxmem.records.shortage import OutOfMemoryMessage
 from fxmem.records.snapshot import SnapshotReport
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.whatif.advice import make_bench, try_changes
 from fxmem.whatif.program_step import ProgramStep
 

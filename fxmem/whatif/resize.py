@@ -12,7 +12,7 @@ import torch
 from fxmem._torch.common import iterate_tensors, tree_map_only
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.units import format_shape
-from fxmem.simulation.observe.fx_tracer import named_arguments
+from fxmem.simulation.recording.observe.fx_tracer import named_arguments
 
 
 @dataclass(frozen=True)

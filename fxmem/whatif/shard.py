@@ -24,10 +24,10 @@ from fxmem.records.parts import RankGroup
 from fxmem.records.profile import Assumption, Kind, Profile, Target
 from fxmem.records.sizes import FITS_WORDS, MeshFit, MeshFits
 from fxmem.records.units import format_bytes
-from fxmem.simulation.analysis import Analysis, analyze_step, build_module, read_request
-from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.ranks import Mesh, MeshPlan, check_offload, find_blocks
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.recording.observe.fx_tracer import named_arguments
+from fxmem.simulation.step.analysis import Analysis, analyze_step, build_module, read_request
+from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif.mesh_bound import Candidate, Line, Sketch, divisors, list_candidates, shorten, sum_moved, sum_state
 from fxmem.whatif.resize import find_resizing
 from fxmem.whatif.size_search import judge

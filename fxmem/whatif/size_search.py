@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from fxmem.records.profile import Peak, Target
 from fxmem.records.sizes import SizePoint
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.code.profiled_step import ProfiledStep
 
 OPEN: Final = "Sizes depend on data, and are counted at the largest they can be. "
 """Before what a step lacks of which it is not known whether it fits."""

@@ -29,12 +29,12 @@ from fxmem.records.names import PRECISIONS, Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Assumption, Kind, Many, Profile, Record, Target
 from fxmem.records.sizes import Sweep, SweepGrid, SweepPoint
-from fxmem.simulation.analysis import Analysis, analyze
-from fxmem.simulation.executor import run_forked
-from fxmem.simulation.model.fake_model import shadow_model
-from fxmem.simulation.observe.fx_tracer import named_arguments
-from fxmem.simulation.profiled_step import ProfiledStep, ReallocatedStep
+from fxmem.simulation.code.profiled_step import ProfiledStep, ReallocatedStep
+from fxmem.simulation.processes.executor import run_forked
 from fxmem.simulation.ranks import Mesh, MeshPlan, find_blocks, read_mesh
+from fxmem.simulation.recording.observe.fx_tracer import named_arguments
+from fxmem.simulation.step.analysis import Analysis, analyze
+from fxmem.simulation.step.model.fake_model import shadow_model
 from fxmem.whatif.card_fit import choose_cards
 from fxmem.whatif.plans.proposals import check_training
 from fxmem.whatif.program_step import ProgramStep

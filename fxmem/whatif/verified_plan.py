@@ -30,9 +30,9 @@ from fxmem.planning import (
 )
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.model.fake_model import shadow_model
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.code.profiled_step import ProfiledStep
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.model.fake_model import shadow_model
 from fxmem.whatif.plans import remedies
 from fxmem.whatif.plans.plan_search import PlanSearch
 from fxmem.whatif.plans.proposals import REFUSALS, PlannedWay, apply_regions, check_training

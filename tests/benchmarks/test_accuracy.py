@@ -19,8 +19,8 @@ import torch
 from benchmarks.accuracy import accuracy, cases, gpu, probes
 from fxmem.records.profile import Phase
 from fxmem.records.validation import LogSide, Measurement
-from fxmem.simulation.analysis import analyze_step
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import analyze_step
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation import measure_cuda
 from fxmem.validation.measure_cpu import resident_bytes
 from tests import ROOT

@@ -11,7 +11,7 @@ import torch
 
 import fxmem
 from benchmarks.programs import card_runs
-from fxmem.simulation.observe.graph_task import NodeClock
+from fxmem.simulation.recording.observe.graph_task import NodeClock
 from tests.benchmarks import on_measured_release
 
 pytestmark = [pytest.mark.truth, on_measured_release]

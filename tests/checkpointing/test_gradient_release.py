@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 import fxmem
 from fxmem.errors import ExceededError, UsageError
 from fxmem.records.profile import Kind
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 
 

@@ -15,8 +15,8 @@ from fxmem.cli.specs import build_model
 from fxmem.errors import UsageError
 from fxmem.records.names import Application
 from fxmem.records.plan import Region
-from fxmem.simulation.request import StepRequest
-from fxmem.simulation.step import default_loss
+from fxmem.simulation.step.request import StepRequest
+from fxmem.simulation.step.step import default_loss
 from fxmem.validation.measure_cpu import measure_cpu
 from tests.remade import regions_of
 

@@ -20,7 +20,7 @@ from fxmem.checkpointing.recompute import Recomputation
 from fxmem.hardware.op_classes import is_product
 from fxmem.records.names import Application
 from fxmem.records.plan import Region
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 
 WIDTH, ROWS = 64, 256

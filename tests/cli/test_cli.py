@@ -22,14 +22,14 @@ from typing import Any
 import pytest
 import torch
 
-import fxmem.simulation.analysis
+import fxmem.simulation.step.analysis
 from fxmem.__main__ import main
 from fxmem.cli import progress
 from fxmem.cli.verbs import OLD_NAMES, VERBS
 from fxmem.records.profile import Report
 from fxmem.records.schemas import RECORDS
 from fxmem.records.validation import Verdict
-from fxmem.simulation.kernel_settings import KernelSettings
+from fxmem.simulation.kernels.kernel_settings import KernelSettings
 from tests.memory.test_report_reader import small_report
 
 Capture = pytest.CaptureFixture[str]
@@ -390,9 +390,9 @@ def test_the_options_of_kernels_reach_the_analysis(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], settings: KernelSettings
 ) -> None:
     asked: list[KernelSettings] = []
-    real = fxmem.simulation.analysis.analyze_step
+    real = fxmem.simulation.step.analysis.analyze_step
     monkeypatch.setattr(
-        "fxmem.simulation.analysis.analyze_step",
+        "fxmem.simulation.step.analysis.analyze_step",
         lambda model, request, progress: asked.append(request.settings) or real(model, request, progress),
     )
     succeeds(capsys, *analyze(*options))
@@ -401,9 +401,9 @@ def test_the_options_of_kernels_reach_the_analysis(
 
 def test_channels_last_is_how_weights_and_inputs_lie(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[torch.Tensor, torch.Tensor]] = []
-    real = fxmem.simulation.analysis.analyze_step
+    real = fxmem.simulation.step.analysis.analyze_step
     monkeypatch.setattr(
-        "fxmem.simulation.analysis.analyze_step",
+        "fxmem.simulation.step.analysis.analyze_step",
         lambda model, request, progress: (
             asked.append((model.weight, request.args[0])) or real(model, request, progress)
         ),

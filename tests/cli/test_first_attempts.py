@@ -22,7 +22,7 @@ import fxmem
 from fxmem.__main__ import main
 from fxmem.records.names import NO_LOSS
 from fxmem.records.profile import Kind, Report
-from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.step.analysis import Analysis
 
 Capture = pytest.CaptureFixture[str]
 

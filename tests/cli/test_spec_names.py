@@ -17,7 +17,7 @@ from fxmem.cli import spec_names
 from fxmem.cli.spec_names import check_model, check_names
 from fxmem.errors import UsageError
 from fxmem.records.names import LOSSES
-from fxmem.simulation.given import read_loss
+from fxmem.simulation.step.given import read_loss
 
 WRONG = {
     "resnet50": r"got 'resnet50'; did you mean torchvision:resnet50\?",

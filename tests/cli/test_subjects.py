@@ -13,7 +13,7 @@ import pytest
 
 from fxmem.__main__ import main
 from fxmem.records.parts import HostUse
-from fxmem.simulation.program.host_memory import HostMeter
+from fxmem.simulation.run.host_memory import HostMeter
 from tests import ROOT
 
 PROGRAM = """

@@ -40,7 +40,7 @@ from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Phase, Report
 from fxmem.records.sizes import Baseline, PeakBaseline
 from fxmem.show.text.explanation import table
-from fxmem.simulation import step
+from fxmem.simulation.step import step
 from fxmem.testing import peak_checks
 
 __all__ = ["PARSERS", "SEEDS", "fed"]

@@ -18,8 +18,8 @@ from fxmem.memory.allocator import AllocatorSettings, CachingAllocator
 from fxmem.memory.lengths import BlockRequest, Features, LengthsUnproved, StepForms, find_form, replay_lengths
 from fxmem.memory.log_diff import LogEvent, first_differences
 from fxmem.records.profile import Phase
-from fxmem.simulation.program.loader_watch import LoaderWatch
-from fxmem.simulation.program.longest_batch import find_peak
+from fxmem.simulation.run.loader_watch import LoaderWatch
+from fxmem.simulation.run.longest_batch import find_peak
 
 MIB = 1 << 20
 H200_BYTES = 150109880320

@@ -17,7 +17,7 @@ from fxmem.planning.operators.offloads import OffloadChoices, pinned_bytes
 from fxmem.records.plan import Plan
 from fxmem.records.units import format_bytes
 from fxmem.show.text import sizes as size_reporting
-from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif import card_fit
 from fxmem.whatif.advice.changes import ModelBench
 from fxmem.whatif.plans.proposals import apply_regions

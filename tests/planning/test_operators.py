@@ -20,8 +20,8 @@ from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.operators.planner import Choice
 from fxmem.records.names import Application
 from fxmem.records.profile import Phase
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif import verified_plan
 from fxmem.whatif.plans import proposals

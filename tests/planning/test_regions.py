@@ -25,7 +25,7 @@ from fxmem.planning.regions.plan_text import describe_regions, has_edit, write_e
 from fxmem.records.names import Application
 from fxmem.records.plan import Region
 from fxmem.records.profile import Profile, SourceLine
-from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif.plans.proposals import apply_regions
 from tests.planning.legality import is_legal
 from tests.random_models import BATCH, WIDTH, RandomModel

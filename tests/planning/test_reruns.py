@@ -14,7 +14,7 @@ import fxmem
 from fxmem.planning import OperatorPlanner
 from fxmem.planning.operators.reruns import RerunCutter
 from fxmem.records.names import Application
-from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif.plans.proposals import apply_regions
 from fxmem.whatif.verified_plan import survey
 from tests.checkpointing.test_regions import same, trained

@@ -16,7 +16,7 @@ from fxmem.memory.allocator import peak
 from fxmem.records import json_reader
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Profile, Report
-from fxmem.simulation import run
+from fxmem.simulation.step import run
 from tests.profiles import small_profile
 
 

@@ -17,7 +17,7 @@ from fxmem import analyze
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.memory import liveness
 from fxmem.records.profile import Kind, Phase, Report
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 
 

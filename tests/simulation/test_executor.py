@@ -15,8 +15,8 @@ import torch
 
 from fxmem.errors import UsageError
 from fxmem.records.profile import Record
-from fxmem.simulation import executor
-from fxmem.simulation.executor import SideAnswer, SideJobs, run_forked
+from fxmem.simulation.processes import executor
+from fxmem.simulation.processes.executor import SideAnswer, SideJobs, run_forked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 

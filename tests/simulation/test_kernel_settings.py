@@ -21,16 +21,15 @@ from fxmem.hardware.workspaces.driverless import GUESSES
 from fxmem.memory import liveness
 from fxmem.records.profile import Profile, Target
 from fxmem.show.facts import plans_facts
-from fxmem.simulation import kernel_settings
-from fxmem.simulation.analysis import analyze
-from fxmem.simulation.kernel_settings import (
+from fxmem.simulation.kernels import card_emulation, kernel_settings
+from fxmem.simulation.kernels.kernel_settings import (
     KernelSettings,
     Sdpa,
     apply_settings,
     convolution_settings,
     is_deterministic,
 )
-from fxmem.simulation.kernels import card_emulation
+from fxmem.simulation.step.analysis import analyze
 
 H100 = target("h100")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fxmem.simulation.source_trees import find_makings, find_number
-from fxmem.simulation.source_uses import Named, find_limits, is_unbounded, read_sources
+from fxmem.simulation.code.source_trees import find_makings, find_number
+from fxmem.simulation.code.source_uses import Named, find_limits, is_unbounded, read_sources
 
 Write = Callable[..., list[str]]
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from fxmem.errors import UsageError
 from fxmem.records.sizes import PeakBaseline
-from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.simulation.program import RecordedProgram, record
+from fxmem.simulation.step.analysis import Analysis, analyze
 from fxmem.testing import peak_checks
 from tests import ROOT
 

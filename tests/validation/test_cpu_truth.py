@@ -13,7 +13,7 @@ from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import parse_input
 from fxmem.errors import UsageError
 from fxmem.records.profile import Kind
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.validation.validate import validate, validate_step
 from fxmem.validation.verdict import verdict

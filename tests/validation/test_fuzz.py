@@ -19,8 +19,8 @@ from fxmem._torch import profiler as torch_profiler
 from fxmem.errors import AnalysisError
 from fxmem.memory import liveness
 from fxmem.records.pause_gc import freeze_gc
-from fxmem.simulation.request import StepRequest
-from fxmem.simulation.round_rule import Enough
+from fxmem.simulation.code.round_rule import Enough
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation import measure_program
 from fxmem.validation.measure_cpu import measure_cpu, quiet_profiler
 from fxmem.validation.profiler_log import live_bytes, read_rounds, scratch_events

@@ -14,8 +14,8 @@ from fxmem._torch.common import TorchDispatchMode
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.profile import Kind, Phase, Step
 from fxmem.records.validation import Measurement
-from fxmem.simulation.request import StepRequest
-from fxmem.simulation.step import make_optimizer, run_step
+from fxmem.simulation.step.request import StepRequest
+from fxmem.simulation.step.step import make_optimizer, run_step
 from fxmem.validation.measure_cpu import _measurement, measure_cpu, resident_bytes
 from fxmem.validation.profiler_log import (
     WORKSPACE_KERNELS,

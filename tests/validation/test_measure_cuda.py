@@ -20,8 +20,8 @@ from fxmem.records.profile import Kind, Phase, Step
 from fxmem.records.units import format_bytes
 from fxmem.records.validation import Machine, Measurement, Quantity
 from fxmem.show.text.verdict import table
-from fxmem.simulation.analysis import analyze
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import analyze
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation import measure_cuda as measuring_cuda
 from fxmem.validation import validate as validation
 from fxmem.validation.measure_cpu import resident_bytes

@@ -28,7 +28,7 @@ from fxmem.records.profile import Kind, Profile
 from fxmem.records.validation import LogSide, Quantity, Verdict
 from fxmem.show.export import export
 from fxmem.show.text.verdict import table
-from fxmem.simulation.analysis import Analysis, analyze
+from fxmem.simulation.step.analysis import Analysis, analyze
 from fxmem.validation.snapshot import measured_step, read_snapshot
 from fxmem.validation.validate import validate
 from fxmem.validation.verdict import verdict

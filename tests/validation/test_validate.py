@@ -12,9 +12,9 @@ from fxmem._torch.common import FakeTensorMode
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.profile import Kind
 from fxmem.records.validation import Quantity
-from fxmem.simulation.kernel_settings import KernelSettings
-from fxmem.simulation.model.real_model import real_model, real_values
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.kernels.kernel_settings import KernelSettings
+from fxmem.simulation.step.model.real_model import real_model, real_values
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.validate import validate, validate_step
 
 # --- the whole road ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fxmem.records import schemas
 from fxmem.records.parts import CompileSettings
 from fxmem.records.plan import CompilePlan
 from fxmem.show.text import compile_plan as reporting
-from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif.compile_plan import plan_compiled
 
 

@@ -30,7 +30,7 @@ from fxmem.records.units import format_bytes
 from fxmem.show.facts import find_fit
 from fxmem.show.plots import sizes_svg
 from fxmem.show.text import sizes as size_reporting
-from fxmem.simulation.analysis import Analysis, analyze
+from fxmem.simulation.step.analysis import Analysis, analyze
 from fxmem.testing import guard
 from fxmem.whatif import card_fit, max_batch, size_search, sweep, verified_plan
 from fxmem.whatif.plans import proposals

@@ -16,7 +16,7 @@ from fxmem.hardware.step_time import step_seconds
 from fxmem.planning import STRATEGIES, OperatorPlanner, Planner
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan
-from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif.plans.proposals import apply_regions
 from fxmem.whatif.verified_plan import survey
 

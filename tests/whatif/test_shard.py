@@ -16,7 +16,7 @@ from fxmem.hardware import catalogue
 from fxmem.records.sizes import MeshFits
 from fxmem.show.text.sizes import meshes_table
 from fxmem.simulation.ranks import Mesh, MeshPlan, find_blocks
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif import shard
 from fxmem.whatif.mesh_bound import list_candidates, shorten
 from fxmem.whatif.shard import find_meshes

@@ -30,9 +30,9 @@ from fxmem.records.names import Application
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Phase
 from fxmem.records.units import format_bytes
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.observe.fx_writer import GraphWriter
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.recording.observe.fx_writer import GraphWriter
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif import verified_plan
 from fxmem.whatif.plans import proposals

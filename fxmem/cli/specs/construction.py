@@ -17,8 +17,8 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from fxmem.errors import linked_errors, one_line
-from fxmem.simulation.given import ignore_moves
-from fxmem.simulation.process_guard import process_unchanged
+from fxmem.simulation.processes.process_guard import process_unchanged
+from fxmem.simulation.step.given import ignore_moves
 
 
 def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"], tuple[str, ...]]:

@@ -30,9 +30,9 @@ from fxmem.cli.specs.configs import required_parameters
 from fxmem.cli.specs.construction import construct, construct_with_values
 from fxmem.cli.specs.references import importable, load
 from fxmem.errors import FxmemError, UsageError
-from fxmem.simulation.error_advice import user_code_error
-from fxmem.simulation.given import Batch, ignore_moves, is_loader, read_batch
-from fxmem.simulation.process_guard import process_unchanged
+from fxmem.simulation.processes.process_guard import process_unchanged
+from fxmem.simulation.recording.error_advice import user_code_error
+from fxmem.simulation.step.given import Batch, ignore_moves, is_loader, read_batch
 
 SEQUENCE_LENGTH = 1024
 """Tokens in a default text input, or as many as the model has positions for if that is fewer."""

@@ -23,9 +23,9 @@ from fxmem.cli.specs.recipes import Recipe, describe, from_own_code, from_timm, 
 from fxmem.cli.specs.references import importable
 from fxmem.errors import FxmemError, UsageError, linked_errors, one_line
 from fxmem.records.units import format_bytes
-from fxmem.simulation.error_advice import user_code_error
-from fxmem.simulation.given import PackedWeights, pack_weights
-from fxmem.simulation.process_guard import process_unchanged, without_network
+from fxmem.simulation.processes.process_guard import process_unchanged, without_network
+from fxmem.simulation.recording.error_advice import user_code_error
+from fxmem.simulation.step.given import PackedWeights, pack_weights
 
 _COLLECTIONS = {"hf": from_transformers, "torchvision": from_torchvision, "timm": from_timm}
 _WEIGHTS_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -19,8 +19,8 @@ from typing import Any
 
 from fxmem.cli.spec_names import file_error, is_path, split_reference
 from fxmem.errors import FxmemError, UsageError, closest, one_line
-from fxmem.simulation.error_advice import user_code_error
-from fxmem.simulation.given import ignore_moves
+from fxmem.simulation.recording.error_advice import user_code_error
+from fxmem.simulation.step.given import ignore_moves
 
 
 def load(reference: str) -> Any:

@@ -16,7 +16,7 @@ from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
     from fxmem.records.advice import Advice
-    from fxmem.simulation.profiled_step import ProfiledStep
+    from fxmem.simulation.code.profiled_step import ProfiledStep
 
 BRIEF = "a page: everything in one HTML file, for others to read"
 DESCRIPTION = (

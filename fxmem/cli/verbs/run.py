@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     ranks, rank = read_ranks(options)
     card = catalogue.target(options.target)
     require_torch()
-    from fxmem.simulation.executor import read_backend, use_backend
+    from fxmem.simulation.processes.executor import read_backend, use_backend
     from fxmem.simulation.program import (
         IsolationSettings,
         Launch,

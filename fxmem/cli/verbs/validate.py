@@ -120,7 +120,7 @@ def _read_snapshot(options: argparse.Namespace, progress: Progress) -> Verdict:
 
 def _run_here(options: argparse.Namespace, progress: Progress) -> Verdict:
     from fxmem.cli.specs import build_model, parse_settings
-    from fxmem.simulation.compiled import read_compile
+    from fxmem.simulation.recording.compiled import read_compile
     from fxmem.validation.measure_cuda import require_card
     from fxmem.validation.validate import validate_step
 

@@ -22,7 +22,7 @@ from fxmem.records.profile import MadeUp, MadeUpKind
 from fxmem.records.units import package_path
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.checks import find_passing_value, is_in_while
-from fxmem.simulation.source_lines import program_place, variables
+from fxmem.simulation.code.source_lines import program_place, variables
 
 _GUESSED: Final = ("read", "decided", "shape")
 """Kinds of notes that are about a value."""

@@ -1,7 +1,7 @@
 """What a model reads of its tensors in a real run.
 
 Some models decide by their data: which experts run, how many boxes there are, when a loop ends. Their forward and loss
-run once on the CPU, on a copy with real values (`fxmem.simulation.model.real_run`); what each operator reads whose
+run once on the CPU, on a copy with real values (`fxmem.simulation.step.model.real_run`); what each operator reads whose
 result hangs on values is kept. The fake run then finds these values where it comes to the same line.
 """
 
@@ -17,7 +17,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.bounded_shapes import picks_by_mask
-from fxmem.simulation.source_lines import user_frame
+from fxmem.simulation.code.source_lines import user_frame
 
 _Place = tuple[Any, str, int]
 """Operator, file and line of the program."""

@@ -16,7 +16,7 @@ from fxmem.simulation.asked.checks import find_going_on_value, find_passing_valu
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.asked.real_reads import RealReads, find_deciding
 from fxmem.simulation.asked.routing import BALANCED, Routing, Rule
-from fxmem.simulation.source_lines import checking_frame, is_stepping, optimizer_frame, program_place
+from fxmem.simulation.code.source_lines import checking_frame, is_stepping, optimizer_frame, program_place
 
 aten = torch.ops.aten
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fxmem.simulation.asked.routing import read_rule
+from fxmem.simulation.processes.sandbox.isolation import IsolationSettings
 from fxmem.simulation.program.command import Launch
 from fxmem.simulation.program.given_values import find_unread, read_given
 from fxmem.simulation.program.launcher import LaunchResult, launch, launch_apart, run_as_main
@@ -15,7 +16,6 @@ from fxmem.simulation.program.recorded_program import (
     mark_step,
     record,
 )
-from fxmem.simulation.program.sandbox.isolation import IsolationSettings
 
 __all__ = [
     "IsolationSettings",

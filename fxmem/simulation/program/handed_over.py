@@ -13,9 +13,9 @@ from typing import Any, Final, NoReturn
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import UsageError
+from fxmem.simulation.processes.sandbox.network import command_words
 from fxmem.simulation.program.command import Launch
 from fxmem.simulation.program.launchers import find_launcher, find_started
-from fxmem.simulation.program.sandbox.network import command_words
 
 _STARTERS: Final = ("llamafactory-cli", "llamafactory.cli", "swift", "swift.cli.main")
 """Commands and modules of LLaMA-Factory 0.9 and ms-swift 4.6."""

@@ -23,11 +23,12 @@ from fxmem.records.parts import CompileSettings
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Report, Target
 from fxmem.records.units import package_path
-from fxmem.simulation.compiled.timed_answers import Answered, Answers, answer_all_ways
-from fxmem.simulation.profiled_step import ReportedStep
+from fxmem.simulation.code.profiled_step import ReportedStep
+from fxmem.simulation.code.round_rule import Enough
+from fxmem.simulation.processes.sandbox.isolation import Isolation, IsolationSettings
+from fxmem.simulation.processes.sandbox.process import run_apart
 from fxmem.simulation.program.command import Launch, notebook_cells
 from fxmem.simulation.program.handed_over import HandedOver, handing_over
-from fxmem.simulation.program.host_memory import measure_dynamo
 from fxmem.simulation.program.launchers import check_program, find_started
 from fxmem.simulation.program.rank_runs import RankAnswer, RunRank, report_ranks
 from fxmem.simulation.program.recorded_program import (
@@ -37,11 +38,10 @@ from fxmem.simulation.program.recorded_program import (
     record,
     record_rank,
 )
-from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings
-from fxmem.simulation.program.sandbox.process import run_apart
 from fxmem.simulation.ranks.mailbox import Mailbox
 from fxmem.simulation.ranks.world import World
-from fxmem.simulation.round_rule import Enough
+from fxmem.simulation.recording.compiled.timed_answers import Answered, Answers, answer_all_ways
+from fxmem.simulation.run.host_memory import measure_dynamo
 
 _Around = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes what a program runs inside."""

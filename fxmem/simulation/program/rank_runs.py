@@ -17,12 +17,12 @@ from typing import Final
 from fxmem.errors import FxmemError
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Report
-from fxmem.simulation.executor import Cost, current_backend, largest_child_bytes, run_jobs
-from fxmem.simulation.profiled_step import ReportedStep
+from fxmem.simulation.code.profiled_step import ReportedStep
+from fxmem.simulation.processes.executor import Cost, current_backend, largest_child_bytes, run_jobs
+from fxmem.simulation.processes.sandbox.isolation import Isolation, IsolationSettings
+from fxmem.simulation.processes.sandbox.process import run_apart, run_within
 from fxmem.simulation.program.command import Launch
 from fxmem.simulation.program.recorded_program import RunSettings
-from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings
-from fxmem.simulation.program.sandbox.process import run_apart, run_within
 from fxmem.simulation.ranks.classes import find_classes, with_classes
 from fxmem.simulation.ranks.mailbox import Mailbox, MissingMail
 

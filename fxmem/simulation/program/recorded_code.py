@@ -22,29 +22,29 @@ from fxmem.records.profile import Phase, ProgramRun, Step, Target
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.asked.routing import BALANCED, Rule
 from fxmem.simulation.asked.values import MadeUpValues
-from fxmem.simulation.observe.event_log import StepLog
-from fxmem.simulation.observe.observer import PendingCall
-from fxmem.simulation.program.block_trace import BlockTrace
-from fxmem.simulation.program.border import Border, CardMode
-from fxmem.simulation.program.card_memory import CardMemory, LiveBytes
-from fxmem.simulation.program.card_thread import CardThread
-from fxmem.simulation.program.decode_loops import DecodeLoops
-from fxmem.simulation.program.host_memory import HostMeter
-from fxmem.simulation.program.loader_watch import LoaderWatch
-from fxmem.simulation.program.longest_batch import RecordedLengths, find_longest
-from fxmem.simulation.program.roots import Roots, has_target_tensors
+from fxmem.simulation.card.block_trace import BlockTrace
+from fxmem.simulation.card.border import Border, CardMode
+from fxmem.simulation.card.card_memory import CardMemory, LiveBytes
+from fxmem.simulation.card.card_thread import CardThread
+from fxmem.simulation.card.roots import Roots, has_target_tensors
+from fxmem.simulation.code.round_rule import Enough
+from fxmem.simulation.processes.sandbox.isolation import Isolation
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
 from fxmem.simulation.program.rounds import IsEnough, Rounds
-from fxmem.simulation.program.sandbox.isolation import Isolation
-from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
-from fxmem.simulation.program.stand_ins.cuda import stand_ins
-from fxmem.simulation.program.stand_ins.host import loader_patches, process_patches, trace_patches
-from fxmem.simulation.program.stand_ins.nvidia_smi import nvidia_smi_patches
-from fxmem.simulation.program.stand_ins.nvml import nvml_patches
-from fxmem.simulation.program.stand_ins.vllm import Engines
 from fxmem.simulation.program.tensor_reads import TensorReads
-from fxmem.simulation.recording import FinishedRun, Recording, Subject, device_of
-from fxmem.simulation.round_rule import Enough
+from fxmem.simulation.recording.observe.event_log import StepLog
+from fxmem.simulation.recording.observe.observer import PendingCall
+from fxmem.simulation.recording.recording import FinishedRun, Recording, Subject, device_of
+from fxmem.simulation.run.decode_loops import DecodeLoops
+from fxmem.simulation.run.host_memory import HostMeter
+from fxmem.simulation.run.loader_watch import LoaderWatch
+from fxmem.simulation.run.longest_batch import RecordedLengths, find_longest
+from fxmem.simulation.stand_ins.checkpoints import Checkpoints
+from fxmem.simulation.stand_ins.cuda import stand_ins
+from fxmem.simulation.stand_ins.host import loader_patches, process_patches, trace_patches
+from fxmem.simulation.stand_ins.nvidia_smi import nvidia_smi_patches
+from fxmem.simulation.stand_ins.nvml import nvml_patches
+from fxmem.simulation.stand_ins.vllm import Engines
 
 
 class RecordedCode(Subject):

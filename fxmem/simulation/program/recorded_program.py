@@ -31,22 +31,22 @@ from fxmem.records.profile import (
 )
 from fxmem.records.units import format_bytes
 from fxmem.simulation.asked.routing import BALANCED, Rule
-from fxmem.simulation.error_advice import describe_end
-from fxmem.simulation.lock import one_at_a_time
-from fxmem.simulation.process_guard import postpone_interrupts
-from fxmem.simulation.profiled_step import ProfiledStep
-from fxmem.simulation.program.card_memory import describe_shortage
-from fxmem.simulation.program.evaluations import explain_evaluations
-from fxmem.simulation.program.loader_watch import LoaderWatch
-from fxmem.simulation.program.longest_batch import explain_longest
+from fxmem.simulation.card.card_memory import describe_shortage
+from fxmem.simulation.code.profiled_step import ProfiledStep
+from fxmem.simulation.code.round_rule import Enough
+from fxmem.simulation.code.source_lines import error_place
+from fxmem.simulation.processes.lock import one_at_a_time
+from fxmem.simulation.processes.process_guard import postpone_interrupts
+from fxmem.simulation.processes.sandbox.isolation import Isolation, IsolationSettings, isolate_block
 from fxmem.simulation.program.recorded_code import RecordedCode
 from fxmem.simulation.program.rounds import FinishedRound
-from fxmem.simulation.program.sandbox.isolation import Isolation, IsolationSettings, isolate_block
 from fxmem.simulation.ranks.world import World
-from fxmem.simulation.round_rule import Enough
-from fxmem.simulation.run import require_device
-from fxmem.simulation.source_lines import error_place
-from fxmem.simulation.wiring import make_recording
+from fxmem.simulation.recording.error_advice import describe_end
+from fxmem.simulation.recording.wiring import make_recording
+from fxmem.simulation.run.evaluations import explain_evaluations
+from fxmem.simulation.run.loader_watch import LoaderWatch
+from fxmem.simulation.run.longest_batch import explain_longest
+from fxmem.simulation.step.run import require_device
 
 
 @dataclasses.dataclass(frozen=True)

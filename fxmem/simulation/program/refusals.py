@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxmem.errors import linked_errors
 from fxmem.records.profile import RefusedRequests
-from fxmem.simulation.program.card_memory import CardMemory, describe_shortage
+from fxmem.simulation.card.card_memory import CardMemory, describe_shortage
 
 
 class Refusals:

@@ -16,10 +16,10 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.simulation.observe.fx_tracer import ProgramTracer
-from fxmem.simulation.observe.node_ledger import NodeLedger
-from fxmem.simulation.observe.observer import Observer, PendingCall
-from fxmem.simulation.program.roots import Roots, has_target_tensors
+from fxmem.simulation.card.roots import Roots, has_target_tensors
+from fxmem.simulation.recording.observe.fx_tracer import ProgramTracer
+from fxmem.simulation.recording.observe.node_ledger import NodeLedger
+from fxmem.simulation.recording.observe.observer import Observer, PendingCall
 
 
 class ProgramRoot(torch.nn.Module):

@@ -23,28 +23,35 @@ from fxmem.hardware.workspaces import Seen
 from fxmem.memory.user_code import choose_line
 from fxmem.records.names import STEPS
 from fxmem.records.profile import Kind, PartOfRound, Phase, Profile, Round, SourceLine
-from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
-from fxmem.simulation.observe.fx_tracer import CALLED_FROM, named_arguments
-from fxmem.simulation.observe.observer import PendingCall
-from fxmem.simulation.profile_builder import build_profile
-from fxmem.simulation.program.block_trace import BlockTrace
-from fxmem.simulation.program.card_memory import CardMemory, LiveBytes, Part, PartPeak
-from fxmem.simulation.program.cycles import Cycles
-from fxmem.simulation.program.evaluations import Evaluations
-from fxmem.simulation.program.further_steps import FurtherSteps
-from fxmem.simulation.program.growth import GrowthLog
-from fxmem.simulation.program.host_memory import HostMeter
-from fxmem.simulation.program.loader_watch import LoaderWatch
-from fxmem.simulation.program.loops import LoopWatch
+from fxmem.simulation.card.block_trace import BlockTrace
+from fxmem.simulation.card.card_memory import CardMemory, LiveBytes, Part, PartPeak
+from fxmem.simulation.card.roots import Roots
+from fxmem.simulation.code.round_rule import Enough, RoundRule, stepped_parameters
+from fxmem.simulation.code.source_lines import program_place
 from fxmem.simulation.program.refusals import Refusals
-from fxmem.simulation.program.repeated_calls import RepeatedCalls
-from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.program.round_tracer import is_within_module
-from fxmem.simulation.program.schedules import LaterWork
-from fxmem.simulation.recording import Recording
-from fxmem.simulation.residents import Holders, Place, Places, find_variables, name_modules, name_optimizer_state
-from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
-from fxmem.simulation.source_lines import program_place
+from fxmem.simulation.recording.observe.event_log import LOSS, OPTIMIZER
+from fxmem.simulation.recording.observe.fx_tracer import CALLED_FROM, named_arguments
+from fxmem.simulation.recording.observe.observer import PendingCall
+from fxmem.simulation.recording.profile_builder import build_profile
+from fxmem.simulation.recording.recording import Recording
+from fxmem.simulation.recording.residents import (
+    Holders,
+    Place,
+    Places,
+    find_variables,
+    name_modules,
+    name_optimizer_state,
+)
+from fxmem.simulation.run.cycles import Cycles
+from fxmem.simulation.run.evaluations import Evaluations
+from fxmem.simulation.run.further_steps import FurtherSteps
+from fxmem.simulation.run.growth import GrowthLog
+from fxmem.simulation.run.host_memory import HostMeter
+from fxmem.simulation.run.loader_watch import LoaderWatch
+from fxmem.simulation.run.loops import LoopWatch
+from fxmem.simulation.run.repeated_calls import RepeatedCalls
+from fxmem.simulation.run.schedules import LaterWork
 
 _ELSEWHERE: Final = 20
 """Steps of optimizers with nothing on the card after which a program is refused."""

@@ -20,11 +20,11 @@ from fxmem._torch import programs as torch_programs
 from fxmem.records.profile import MadeUpKind
 from fxmem.simulation.asked import known_values, plausible
 from fxmem.simulation.asked.made_up import MadeUpNotes, made_up_number
-from fxmem.simulation.program.border import Border, check_card
-from fxmem.simulation.program.stand_ins.checkpoints import reduce_tensor
-from fxmem.simulation.program.stand_ins.cuda import convert
-from fxmem.simulation.residents import OF_ARRAY
-from fxmem.simulation.source_lines import exact_types_place
+from fxmem.simulation.card.border import Border, check_card
+from fxmem.simulation.code.source_lines import exact_types_place
+from fxmem.simulation.recording.residents import OF_ARRAY
+from fxmem.simulation.stand_ins.checkpoints import reduce_tensor
+from fxmem.simulation.stand_ins.cuda import convert
 
 Tensor = torch.Tensor
 

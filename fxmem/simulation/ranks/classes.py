@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from fxmem.records.parts import RankClass, RankedStep
 from fxmem.records.profile import Profile
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.code.profiled_step import ProfiledStep
 
 _Step = TypeVar("_Step", bound=ProfiledStep)
 

@@ -15,7 +15,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
 from fxmem.errors import AnalysisError
 from fxmem.simulation.asked import known_values
-from fxmem.simulation.round_rule import Enough
+from fxmem.simulation.code.round_rule import Enough
 
 
 class MissingMail(BaseException):

@@ -14,9 +14,9 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
 from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
 from fxmem.hardware.links import PER_MACHINE
+from fxmem.simulation.code.source_lines import describe_place
 from fxmem.simulation.ranks.mailbox import Mailbox
 from fxmem.simulation.ranks.reducer import DistributedDataParallel
-from fxmem.simulation.source_lines import describe_place
 
 Parallelize = Callable[[torch.nn.Module], Any]
 """The user's own function: shards a module in place, or returns another."""

@@ -8,8 +8,8 @@ from fxmem.errors import FxmemError
 from fxmem.memory import liveness
 from fxmem.records.profile import Phase
 from fxmem.records.units import exact_bytes
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
 

@@ -19,9 +19,9 @@ import torch
 
 from fxmem.errors import UsageError
 from fxmem.records.plan import Plan
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.generation import Generation
-from fxmem.simulation.given import quantize_weights
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.generation import Generation
+from fxmem.simulation.step.given import quantize_weights
 from fxmem.whatif.advice.already_done import made_changes
 from fxmem.whatif.advice.dtypes import dtype_changes
 from fxmem.whatif.advice.frozen_parts import frozen_changes

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from fxmem._torch import common as torch_common
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.model.fake_model import meta_model
 from fxmem.simulation.ranks import MeshPlan
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.model.fake_model import meta_model
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
 

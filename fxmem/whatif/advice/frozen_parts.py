@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.model.fake_model import meta_model
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.model.fake_model import meta_model
 from fxmem.whatif.advice.variant import Change, Variant, code_for_modules
 
 

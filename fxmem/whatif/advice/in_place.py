@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from fxmem.records.advice import Effect
 from fxmem.records.profile import Node, Profile
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.model.fake_model import shadow_model
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.model.fake_model import shadow_model
 from fxmem.whatif.advice.source_edits import calls_in_place
 from fxmem.whatif.advice.uses import Uses
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant, code_for_modules, list_refused

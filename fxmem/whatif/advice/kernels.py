@@ -9,9 +9,9 @@ from typing import Any
 from fxmem.records.names import Sdpa
 from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Kind, Profile
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.kernel_settings import KernelSettings, apply_settings, convolution_settings
-from fxmem.simulation.model.fake_model import shadow_model
+from fxmem.simulation.kernels.kernel_settings import KernelSettings, apply_settings, convolution_settings
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.model.fake_model import shadow_model
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
 _BACKENDS: tuple[tuple[Sdpa, str, str], ...] = (

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fxmem._torch import common as torch_common
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.model.fake_model import shadow_model
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.model.fake_model import shadow_model
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
 _CHUNKS = 8

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from fxmem.errors import UsageError, one_line
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.observe.fx_tracer import named_arguments
-from fxmem.simulation.step import in_backward
+from fxmem.simulation.recording.observe.fx_tracer import named_arguments
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.step import in_backward
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 from fxmem.whatif.resize import find_resizing
 

@@ -14,7 +14,7 @@ from fxmem.memory.last_use import find_idle
 from fxmem.memory.user_code import find_line
 from fxmem.records.parts import Growth
 from fxmem.records.profile import Node, Profile, SourceLine
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.whatif.advice.source_edits import let_go
 from fxmem.whatif.advice.variant import AnyChange, NotApplicableError
 from fxmem.whatif.program_step import ProgramCommand, ProgramStep

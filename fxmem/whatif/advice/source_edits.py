@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from fxmem.simulation.source_lines import last_name
+from fxmem.simulation.code.source_lines import last_name
 
 _TAKING: Final = frozenset("add append appendleft insert put setdefault".split())
 """Methods whose last argument is kept."""

@@ -12,10 +12,10 @@ from fxmem.records.advice import Advice, Effect, Refused, Suggestion
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import CurvePoint, Plan
 from fxmem.records.profile import Profile, Report
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.executor import SideAnswer, SideJobs
-from fxmem.simulation.generation import Generation
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.code.profiled_step import ProfiledStep
+from fxmem.simulation.processes.executor import SideAnswer, SideJobs
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.generation import Generation
 from fxmem.whatif.advice.changes import GenerationBench, ModelBench
 from fxmem.whatif.advice.programs import ProgramBench
 from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, Outcome, analyse_way, replay_way

@@ -16,11 +16,11 @@ from fxmem.memory.last_use import free_after_last_use
 from fxmem.records.advice import Effect
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile, Report
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.generation import AnyAnalysis, analyze_request
-from fxmem.simulation.profiled_step import ProfiledStep, ReportedStep
+from fxmem.simulation.code.profiled_step import ProfiledStep, ReportedStep
 from fxmem.simulation.ranks import MeshPlan
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.generation import AnyAnalysis, analyze_request
+from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif import verified_plan
 from fxmem.whatif.advice.bounds import Bound
 

@@ -19,7 +19,7 @@ from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import CurvePoint, Plan, Region
 from fxmem.records.profile import Assumption, Kind, Peak, Phase
 from fxmem.records.units import exact_bytes, format_bytes, sum_known, to_words
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.whatif.plans.budget_bracket import BudgetBracket
 from fxmem.whatif.plans.counted_progress import CountedProgress
 from fxmem.whatif.plans.proposals import (

@@ -14,9 +14,9 @@ from fxmem.planning import PlanFinder
 from fxmem.records.names import Application
 from fxmem.records.plan import Region
 from fxmem.records.profile import Peak, Profile
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.model.fake_model import shadow_model
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.code.profiled_step import ProfiledStep
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.model.fake_model import shadow_model
 
 REFUSALS = (UsageError, AnalysisError)
 """What applying a plan raises where its application does not go with the model; some only the planned step shows."""

@@ -10,10 +10,10 @@ from fxmem.errors import FxmemError
 from fxmem.planning import STRATEGIES
 from fxmem.records.profile import Kind, Phase
 from fxmem.records.units import format_bytes
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.observe.fx_tracer import named_arguments
-from fxmem.simulation.request import OptimizerSpec
-from fxmem.simulation.step import in_backward
+from fxmem.simulation.recording.observe.fx_tracer import named_arguments
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.request import OptimizerSpec
+from fxmem.simulation.step.step import in_backward
 from fxmem.whatif import max_batch
 from fxmem.whatif.plans.plan_search import PlanSearch
 from fxmem.whatif.plans.proposals import Shortfall, apply_regions

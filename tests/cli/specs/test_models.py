@@ -21,7 +21,7 @@ import torch
 
 from fxmem.cli.specs import BuiltModel, build_model, parse_settings
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError, UsageError
-from fxmem.simulation.process_guard import process_unchanged, without_network
+from fxmem.simulation.processes.process_guard import process_unchanged, without_network
 
 TINY_LLAMA = {
     "hidden_size": 64,

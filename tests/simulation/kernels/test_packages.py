@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fxmem
 from fxmem.errors import AnalysisError
-from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.kernels.packages import PACKAGES, Package, register
+from fxmem.simulation.recording.error_advice import describe_end
 
 _PYTHON = """
 import torch

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fxmem
 from fxmem._torch import profiler as torch_profiler
 from fxmem.records.pause_gc import freeze_gc
-from fxmem.simulation.error_advice import describe_end
+from fxmem.simulation.recording.error_advice import describe_end
 from fxmem.validation.measure_cpu import quiet_profiler
 from fxmem.validation.profiler_log import live_bytes, read_events
 

@@ -16,7 +16,7 @@ from fxmem.records.sizes import CardFit, SizeCurve, SizePoint
 from fxmem.show import text as reporting
 from fxmem.show.facts import find_fit
 from fxmem.show.text.sizes import curve_table, describe_fit
-from fxmem.simulation.profiled_step import ReallocatedStep
+from fxmem.simulation.code.profiled_step import ReallocatedStep
 from fxmem.simulation.program.recorded_program import RecordedProgram
 from fxmem.whatif.size_search import judge
 from tests.profiles import CPU, TINY_CARD, Log

@@ -13,7 +13,8 @@ from fxmem.records.parts import EvaluationPass
 from fxmem.records.profile import Phase
 from fxmem.show.facts import find_fit
 from fxmem.show.run_growth import evaluation_facts
-from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunSettings, evaluations, launch, rounds
+from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunSettings, launch, rounds
+from fxmem.simulation.run import evaluations
 
 PROGRAM = str(Path(__file__).with_name("evaluating.py"))
 KEEPING = ("outputs", "graphs", "joined", "ahead")

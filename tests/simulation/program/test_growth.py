@@ -16,7 +16,7 @@ from fxmem.records.names import GROWING, STEPS
 from fxmem.records.profile import ProgramRun
 from fxmem.show.run_growth import describe_growth, growth_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
-from fxmem.simulation.program.growth_proof import find_keeping_line
+from fxmem.simulation.run.growth_proof import find_keeping_line
 from fxmem.testing import assert_steady
 from tests.simulation.program import growing
 

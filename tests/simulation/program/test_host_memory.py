@@ -26,10 +26,11 @@ from fxmem.records.parts import HostUse
 from fxmem.records.profile import ProgramRun
 from fxmem.show.facts import find_fit
 from fxmem.show.run_growth import describe_host, describe_host_growth, growth_facts
-from fxmem.simulation.descendants import find_children
-from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, host_memory, launch
-from fxmem.simulation.program.host_memory import _read_private, _read_resident, _Workers
-from fxmem.simulation.source_lines import program_call
+from fxmem.simulation.code.source_lines import program_call
+from fxmem.simulation.processes.descendants import find_children
+from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
+from fxmem.simulation.run import host_memory
+from fxmem.simulation.run.host_memory import _read_private, _read_resident, _Workers
 
 pytestmark = pytest.mark.usefixtures("others_unseen")
 MIB = 1 << 20

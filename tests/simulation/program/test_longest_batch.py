@@ -21,8 +21,9 @@ from fxmem.records.names import STEPS
 from fxmem.records.parts import LongestBatch
 from fxmem.show.facts import find_fit
 from fxmem.show.longest_batch import describe_longest, longest_facts
-from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch, longest_batch
-from fxmem.simulation.program.loader_watch import LoaderWatch, read_epoch
+from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
+from fxmem.simulation.run import longest_batch
+from fxmem.simulation.run.loader_watch import LoaderWatch, read_epoch
 from tests.memory.test_lengths import signed_sizes
 from tests.simulation.program import varied
 

@@ -34,8 +34,8 @@ from fxmem.__main__ import _unwind_on_sigterm
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.context import context_range
-from fxmem.simulation.error_advice import describe_end
 from fxmem.simulation.program import Launch, RunSettings, find_started, launch
+from fxmem.simulation.recording.error_advice import describe_end
 
 
 def least_context(card: str) -> int:

@@ -34,7 +34,7 @@ from fxmem.memory.user_code import find_place
 from fxmem.planning.estimate import estimate
 from fxmem.records.profile import Kind, Phase, Round
 from fxmem.simulation.program.rounds import FinishedRound
-from fxmem.simulation.program.stand_ins import checkpoints
+from fxmem.simulation.stand_ins import checkpoints
 
 
 class Mlp(nn.Module):

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from fxmem.records.parts import HostUse
 from fxmem.show.run_growth import compare_with_host, describe_host
-from fxmem.simulation.program.host_ledger import HostLedger
-from fxmem.simulation.program.python_objects import count_copied
+from fxmem.simulation.card.host_ledger import HostLedger
+from fxmem.simulation.card.python_objects import count_copied
 
 MIB = 1 << 20
 N = 40_000

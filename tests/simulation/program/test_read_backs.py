@@ -17,7 +17,7 @@ from torch import nn
 from torch.fx.experimental import proxy_tensor
 
 import fxmem
-from fxmem.simulation.program.card_memory import describe_shortage
+from fxmem.simulation.card.card_memory import describe_shortage
 from fxmem.validation.snapshot import read_snapshot
 from tests.benchmarks import on_measured_release
 

@@ -24,7 +24,7 @@ from fxmem.memory.generation import LoopEvent, LoopSteps
 from fxmem.records.profile import Phase
 from fxmem.show.run_facts import program_facts
 from fxmem.simulation.program import RecordedProgram
-from fxmem.simulation.program.decode_loops import _Loop
+from fxmem.simulation.run.decode_loops import _Loop
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 4096}

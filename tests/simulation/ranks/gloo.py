@@ -30,7 +30,7 @@ import tests.sharded_models
 from fxmem._torch.compiler.dynamo import load_compiler
 from fxmem.simulation.program import Launch
 from fxmem.validation import measure_program
-from tests.simulation.compiled.real import without_kernels
+from tests.simulation.recording.compiled.real import without_kernels
 torch.set_num_threads(1)
 
 class Sent:  # gloo's work keeps what it sent for as long as it is there, that of NCCL until it has been waited for

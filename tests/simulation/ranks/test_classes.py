@@ -8,7 +8,7 @@ import pytest
 
 from fxmem.records.parts import Collective, RankedStep, RankGroup
 from fxmem.records.profile import Kind
-from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.ranks.classes import find_classes
 from tests.profiles import TRAINING, Log
 

@@ -13,7 +13,7 @@ import pytest
 from fxmem.cli.verbs import run as run_verb
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.memory.report_reader import load_report
-from fxmem.simulation.executor import Cost, count_workers, read_backend
+from fxmem.simulation.processes.executor import Cost, count_workers, read_backend
 from tests.cores import two_cores
 from tests.verbs import called
 

@@ -16,11 +16,11 @@ import torch
 import fxmem
 from fxmem._torch import distributed as torch_distributed
 from fxmem.records.profile import Kind
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.validation.profiler_log import WORKSPACE_KERNELS
 from tests.sharded_models import COMPILED, CONFIGURATIONS, HALF, PRODUCTS, Llama, loss, tokens
-from tests.simulation.compiled.real import SET_ASIDE, without_kernels
+from tests.simulation.recording.compiled.real import SET_ASIDE, without_kernels
 
 pytestmark = [pytest.mark.truth, pytest.mark.usefixtures("compiler")]
 

@@ -21,8 +21,8 @@ from fxmem.records.advice import Advice
 from fxmem.records.findings import Finding
 from fxmem.records.units import format_bytes
 from fxmem.show.text import advice as advice_reporting
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif.advice import suggestions, variant
 from fxmem.whatif.advice.changes import ModelBench
 from tests.cores import two_cores

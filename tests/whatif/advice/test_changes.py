@@ -19,9 +19,9 @@ from torch import nn
 from fxmem import analyze
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.profile import Kind
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.kernel_settings import KernelSettings
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.kernels.kernel_settings import KernelSettings
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.advice import losses
 from fxmem.whatif.advice.changes import ModelBench, find_changes

@@ -19,8 +19,8 @@ import fxmem
 from fxmem import analyze
 from fxmem.records.profile import Phase
 from fxmem.records.validation import Measurement
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.advice.changes import find_changes
 from fxmem.whatif.advice.variant import NotApplicableError, Outcome, Variant, analyse_way

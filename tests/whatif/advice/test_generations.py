@@ -8,7 +8,7 @@ import fxmem
 from fxmem.__main__ import main
 from fxmem.hardware import catalogue
 from fxmem.records.advice import Advice
-from fxmem.simulation.given import quantize_weights
+from fxmem.simulation.step.given import quantize_weights
 from fxmem.whatif.advice.changes import GenerationBench
 from fxmem.whatif.advice.variant import NotApplicableError
 

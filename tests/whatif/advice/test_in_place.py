@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from fxmem import analyze
-from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step.analysis import Analysis
+from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.advice.changes import find_changes
 from fxmem.whatif.advice.source_edits import calls_in_place

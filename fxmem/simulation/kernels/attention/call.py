@@ -15,7 +15,7 @@ from fxmem._torch import kernels as torch_kernels
 from fxmem._torch.common import TORCH_VERSION
 from fxmem.hardware.releases import read_version
 from fxmem.records.profile import Target
-from fxmem.simulation.kernel_settings import cudnn_version, is_deterministic
+from fxmem.simulation.kernels.kernel_settings import cudnn_version, is_deterministic
 
 FLASH: Final = SDPBackend.FLASH_ATTENTION
 EFFICIENT: Final = SDPBackend.EFFICIENT_ATTENTION

@@ -1,0 +1,1 @@
+"""The one recording: operators watched, compiled code and FLOPs among them, and a profile built."""

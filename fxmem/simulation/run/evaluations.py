@@ -1,0 +1,215 @@
+"""What a program keeps of each batch while it evaluates, and what the whole evaluation takes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
+from fxmem.records.parts import EvaluationPass
+from fxmem.records.profile import SourceLine
+from fxmem.simulation.card.card_memory import CardMemory, RepeatedSteps
+from fxmem.simulation.recording.observe.event_log import StepLog
+from fxmem.simulation.recording.residents import Holders
+from fxmem.simulation.run.growth import GrowthLog
+from fxmem.simulation.run.loader_watch import LoaderPass, count_batches
+from fxmem.simulation.run.repeated_calls import RepeatedCalls
+
+EVALUATED: Final = 5
+"""Batches of its own that a pass gets after the epoch was ended: three show what a batch leaves, a fourth that it is
+so, and one may be fetched ahead."""
+MOST_EVALUATED: Final = 9
+"""The same, where those do not yet show how the next one differs: what the first ones do takes a few more to be
+over."""
+MOST_SECONDS: Final = 60.0
+"""Time that the other batches of a pass may take where something is kept of each, so that what the program makes of all
+of it is of all of it. Where they would take longer, or the card is full before, they do not run."""
+_TIMED: Final = 3
+"""Of these, the batches that show how long they take; in the first each model still runs."""
+
+
+class Evaluations:
+    """The passes that follow an epoch.
+
+    Args:
+        log: of the program's storages.
+        find_live: finds what is requested now.
+        find_peak: finds the most since the round began.
+        holders: who keeps what.
+        name_held: finds the owners of what is alive now, and returns the lines of the round's nodes.
+        collect: frees what is in reference cycles.
+        repeats: the calls of models within a pass.
+        most_operators: that a round may have.
+    """
+
+    def __init__(
+        self,
+        log: StepLog,
+        find_live: Callable[[], int],
+        find_peak: Callable[[], int],
+        holders: Holders,
+        name_held: Callable[[], Sequence[SourceLine | None]],
+        collect: Callable[[], None],
+        repeats: RepeatedCalls,
+        most_operators: int,
+    ) -> None:
+        self._log, self._holders = log, holders
+        self._find_live, self._find_peak = find_live, find_peak
+        self._name_held, self._collect = name_held, collect
+        self._repeats, self._trace, self._memory = repeats, repeats.trace, repeats.memory
+        self._most_operators = most_operators
+        self._tick = self._calls = self._acts = 0
+        self._until = 0.0
+        """When the pass that is run whole is ended at the latest; 0 for none."""
+        self.passes: list[EvaluationPass] = []
+        self.whole_operators = 0
+        """Of the batches that run so that passes are whole."""
+        self.whole_seconds = 0.0
+        """That these may take."""
+
+    def note_call(self) -> None:
+        """A model is called."""
+        self._calls += 1
+
+    def note_batch(self, of: LoaderPass, ran: int) -> bool:
+        """A pass asks for its next batch. Say whether it gets it: the first ones tell what further ones are like, and
+        where something is kept of each, all run if that is soon done.
+
+        Args:
+            of: the pass.
+            ran: the batches that it has had.
+        """
+        tick, self._tick = self._tick, self._log.tick
+        if ran == 0:
+            self._steps = LoopSteps()
+            _, self._acts = self._trace.since(0)
+            self._growth, self._calls = GrowthLog(self._log, self._holders), 0
+            self._is_known, self._until, self._repeats.is_on = False, 0.0, False
+            return True
+        if self._until:
+            return self._note_further(ran, tick)
+        if self._is_known or ran > MOST_EVALUATED:  # of other lengths
+            return False
+        self._note_held(tick)
+        if ran > 1:
+            self.passes.pop()  # what was known a batch ago
+        now = EvaluationPass(
+            place=of.place,
+            batches=count_batches(of.loader),
+            ran=ran,
+            requested_bytes=self._find_peak(),
+            **self._growth.describe(),
+        )
+        replayed = None if self._memory is None else self._replay(now, self._memory)
+        now = now.model_copy(update={"end_bytes": self._find_end(now), **(replayed or {})})
+        self.passes.append(now)
+        self._is_known = ran >= EVALUATED and (replayed is not None or not now.growth_bytes or self._memory is None)
+        if ran < EVALUATED or (not self._is_known and ran < MOST_EVALUATED):
+            return True
+        return self._begin_whole(now)
+
+    def _begin_whole(self, of: EvaluationPass) -> bool:
+        """Let the other batches run where more is kept after each, and the card has room for it."""
+        if not of.growth_bytes or of.batches is None:
+            return False
+        most = None if self._memory is None or not self._memory.raises else self._memory.usable_bytes
+        if most is not None and (of.end_bytes is None or of.find_full(most) is not None):
+            return False
+        self._repeats.begin()
+        self._first, self._until = of.ran, time.monotonic() + 2 * MOST_SECONDS
+        self.whole_seconds += 2 * MOST_SECONDS
+        return True
+
+    def _note_further(self, ran: int, tick: int) -> bool:
+        """Another batch of a pass that is run whole is over. Say whether the next one runs, too."""
+        last, now = self.passes[-1], (time.monotonic(), len(self._log.ops))
+        left, goes_on = (last.batches or 0) - ran, now[0] < self._until
+        if ran == self._first + 1:
+            self._timed = now
+        elif ran == self._first + _TIMED:
+            seconds, operators = (round(left * (b - a) / (_TIMED - 1)) for a, b in zip(self._timed, now, strict=True))
+            goes_on = seconds <= MOST_SECONDS and now[1] + operators <= self._most_operators
+            self.whole_operators += operators
+        if left == 0 or not goes_on:
+            self._note_held(tick)
+        last = last.model_copy(update={"ran": ran, "requested_bytes": self._find_peak()})
+        last = last.model_copy(update={"end_bytes": self._find_end(last)})
+        if goes_on and left < 2:  # who knows the number asks for no batch after the last one
+            last = last.model_copy(update={"ran": last.batches, "reserved_bytes": None, "full_at": None})
+        self.passes[-1] = last
+        self._repeats.is_on = goes_on and left > 0
+        return goes_on
+
+    def _replay(self, of: EvaluationPass, memory: CardMemory) -> dict[str, int] | None:
+        """The batches to the last one on the card; None where they do not yet ask for as many bytes more, each, as the
+        one before."""
+        memory.ask_cudnn()
+        acts, self._acts = self._trace.since(self._acts)
+        events = find_events(acts, memory.asked)
+        if events is None:
+            self._steps = LoopSteps()
+            return None
+        self._steps.add(of.ran, events, (), None, 0)
+        even = self._steps.find_even(LEAST_COMPARED)
+        if even is None or of.batches is None or of.ran < EVALUATED:
+            return None
+        over = min(of.ran, self._calls)  # a batch may be fetched ahead
+        further = RepeatedSteps(even, of.batches - over)
+        found = {"reserved_bytes": memory.try_steps(further).reserved}
+        return found if further.done == further.periods else {**found, "full_at": over + further.done + 1}
+
+    def _find_end(self, of: EvaluationPass) -> int | None:
+        """The most requested at once in a whole pass; None where its end is not known."""
+        ahead = _find_ahead(of, min(of.ran, self._calls))  # as in `_replay`
+        if ahead is None:
+            return None
+        if not any(ahead.values()):
+            return of.requested_bytes
+        whole, joined = sum(ahead.values()), [each for each in of.grown if not each.tensors]
+        # A tensor that is joined anew with each batch is there twice for a moment, as old and as new.
+        again = [self._growth.held_bytes(each.holder) + ahead.get(each.holder, 0) - each.nbytes for each in joined]
+        return max(of.requested_bytes + whole, self._find_live() + whole + max(again, default=0))
+
+    def note_step(self) -> None:
+        """The step after the passes is over: what the last one has kept may have been there throughout."""
+        if not self.passes or not self.passes[-1].grown or not self.passes[-1].is_carried_on:
+            return
+        last = self.passes[-1]
+        before = [self._growth.held_bytes(each.holder) for each in last.grown]
+        self._note_held(self._tick)
+        if all(self._growth.held_bytes(each.holder) >= held for each, held in zip(last.grown, before, strict=True)):
+            ahead = _find_ahead(last, last.ran)
+            if ahead is not None and last.end_bytes is not None:
+                end = max(last.end_bytes, self._find_peak() + sum(ahead.values()))
+                self.passes[-1] = last.model_copy(update={"end_bytes": end})
+
+    def _note_held(self, tick: int) -> None:
+        self._collect()
+        self._growth.note_made(self._name_held())
+        self._growth.note_round(Counter(each.nbytes for each in self._log.storages if each.birth > tick))
+
+
+def _find_ahead(of: EvaluationPass, ran: int) -> dict[str, int] | None:
+    """How many bytes the batches leave that come after so many, by owner; None where their number is not known."""
+    found: dict[str, int] = {}
+    growing = [(each.holder, each.nbytes, each.until) for each in of.grown] or [("", of.growth_bytes or 0, None)]
+    for holder, nbytes, until in growing if of.growth_bytes else []:
+        ends = [end for end in (of.batches, until) if end is not None]
+        if not ends:
+            return None
+        found[holder] = nbytes * max(min(ends) - ran, 0)
+    return found
+
+
+def explain_evaluations(passes: Sequence[EvaluationPass]) -> Iterator[str]:
+    """What is taken for granted of evaluations."""
+    if passes:
+        yield (
+            f"the epoch was ended so that what follows it runs. Of a pass that follows, the first {EVALUATED} to "
+            f"{MOST_EVALUATED} batches ran, where their lengths vary the largest and the last as well; where something "
+            f"is kept of each, all that take at most {MOST_SECONDS:.0f} s and for which the card has room, with calls "
+            "of a model that are alike made of one that ran; else what a batch leaves, each batch to the last one "
+            "leaves"
+        )

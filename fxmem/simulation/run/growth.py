@@ -1,0 +1,338 @@
+"""What a program keeps more of after each step: whose it is, which line made it and which keeps it, and until when.
+
+After each round the storages alive are counted by owner. An owner grows if it has had more after each of the last
+rounds, two at least: more tensors, some of the round before among them, or as many bytes more each time. A batch that
+is longer each time is another's in the next round. A list that is full after ten steps grows until then; so a program
+that grows runs on for a while (`GROWING`), and what ends the growth, or shows that it goes on, is looked for in the
+program's code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import types
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from fxmem.records.names import GROWING, STEPS
+from fxmem.records.parts import IN_CYCLES, Growth
+from fxmem.records.profile import SourceLine
+from fxmem.simulation.code.loaded_modules import program_files
+from fxmem.simulation.recording.observe.event_log import LoggedStorage, StepLog
+from fxmem.simulation.recording.residents import Holders, Places
+from fxmem.simulation.run.growth_proof import HolderCode, find_keeping_line
+from fxmem.simulation.run.loops import LoopWatch, list_frames
+
+_OFTEN: Final = 3
+"""Times that something has to keep more, where it does not in each round."""
+_Rise = tuple[int, int]
+"""By how many bytes and tensors more something is."""
+
+
+class _Held(NamedTuple):
+    """What an owner has after a round."""
+
+    nbytes: int
+    tensors: int
+    largest: int
+    """The largest storage of those that were made last."""
+    storages: frozenset[int] = frozenset()
+    made: frozenset[int] = frozenset()
+    """Of these, those that it has not had after the round before."""
+
+
+class GrowthLog:
+    """What each owner has after each round.
+
+    Args:
+        log: of the storages.
+        holders: who found the owners, and their bounds.
+    """
+
+    def __init__(self, log: StepLog, holders: Holders) -> None:
+        self._log, self._holders = log, holders
+        self._alive: list[int] = []
+        """By round, the bytes alive after it."""
+        self._held: dict[str, _Held] = {}
+        """By owner, what it has after the last round."""
+        self._rises: dict[str, list[_Rise]] = {}
+        """By owner that has had more after each of the last rounds, by how many bytes and tensors each time."""
+        self._emptied: dict[str, tuple[int, int]] = {}
+        """By owner that has had more after each round and then less than half of it, the last round that left so much
+        less, and the bytes before."""
+        self._storages: frozenset[int] = frozenset()
+        """Alive after the last round."""
+        self._series: dict[str, list[_Rise]] = {}
+        """By owner, how many more it has had after each round for as long as it never had fewer."""
+        self._sizes: deque[Counter[int]] = deque(maxlen=2)
+        """Of the last rounds, how often each number of bytes was allocated."""
+        self._forward_sizes: deque[Counter[int]] = deque(maxlen=2)
+        """The same before the first backward."""
+        self._made_at: dict[int, str] = {}
+        """By storage that has outlived the round that made it, the line that did."""
+        self._proved: tuple[Growth, ...] = ()
+        self._cycles_stay = False
+        self._files: dict[str, set[int]] = {}
+        """The program's own, each with the lines of its functions that have run when a round was over."""
+
+    def note_made(self, sources: Sequence[SourceLine | None]) -> None:
+        """A round or set-up is over: note which lines made what is alive now.
+
+        Args:
+            sources: of each node of the round.
+        """
+        alive = [*self._log.alive()]
+        for index in alive:
+            storage = self._log.storages[index]
+            if storage.birth and storage.node is not None and 0 <= storage.node < len(sources):
+                source = sources[storage.node]
+                self._made_at.setdefault(index, "" if source is None else source.place)
+        self._made_at = {index: self._made_at[index] for index in alive if index in self._made_at}
+
+    def note_round(self, sizes: Counter[int], forward_sizes: Counter[int] | None = None) -> None:
+        """A whole round is over: count what is alive, by owner.
+
+        Args:
+            sizes: how often each number of bytes was allocated.
+            forward_sizes: the same before the first backward: gradients are as large whatever the batch. None: of all.
+        """
+        owned: dict[str, list[int]] = {}
+        for index in self._log.alive():
+            owned.setdefault(_find_owner(self._log.storages[index]), []).append(index)
+        rises, series, nothing, held = self._rises, self._series, _Held(0, 0, 0), dict[str, _Held]()
+        self._rises, self._series = {}, {}
+        for owner, storages in owned.items():
+            before = self._held.get(owner, nothing)
+            nbytes = sum(self._log.storages[index].nbytes for index in storages)
+            largest, made = max(storages, key=self._rank), frozenset(storages) - before.storages
+            held[owner] = now = _Held(nbytes, len(storages), largest, frozenset(storages), made)
+            more, is_kept = now.tensors - before.tensors, not before.made or bool(before.made & now.storages)
+            if self._alive and nbytes > before.nbytes and (is_kept or not more):
+                self._rises[owner] = rise = rises.get(owner, [])
+                rise.append((nbytes - before.nbytes, more))
+            if self._never_falls(before, now, series.get(owner, [])):
+                self._series[owner] = [*series.get(owner, []), (nbytes - before.nbytes, more)]
+        for owner in (each for each, rise in rises.items() if len(rise) >= _OFTEN):
+            most = self._held[owner].nbytes
+            if 2 * held.get(owner, nothing).nbytes < most:
+                self._emptied[owner] = len(self._alive) + 1, most
+        self._held, self._storages = held, frozenset(index for each in held.values() for index in each.storages)
+        self._alive.append(sum(each.nbytes for each in held.values()))
+        self._sizes.append(sizes)
+        self._forward_sizes.append(sizes if forward_sizes is None else forward_sizes)
+        if len(self._alive) <= GROWING:
+            for file, lines in program_files(sys._getframe(1)).items():
+                self._files.setdefault(file, set()).update(lines)
+
+    def _never_falls(self, before: _Held, now: _Held, series: Sequence[_Rise]) -> bool:
+        """Whether an owner may be one that keeps all that it gets, now and then: it has what it had, or in the place of
+        some of that, once it has kept more a few times, as much."""
+        if before.storages == now.storages or now.storages > before.storages:
+            was_alive = before.storages or self._storages  # what it has first is no new one's, as of a variable
+            return bool(now.storages & was_alive)
+        return now.nbytes == before.nbytes and sum(nbytes > 0 for nbytes, _ in series) >= _OFTEN
+
+    def _rank(self, index: int) -> tuple[bool, int]:
+        storage = self._log.storages[index]
+        return storage.birth > 0, storage.nbytes
+
+    @property
+    def nbytes(self) -> int | None:
+        """How many bytes more are alive after each round than after the one before.
+
+        All of them where the last two rounds allocate the same, or leave as much alive; else what owners keep: batches
+        of different lengths leave different bytes alive, which is no growth. None: not known.
+        """
+        more = [after - before for before, after in itertools.pairwise(self._alive[-3:])]
+        if any(_find_gap(each) for each in self._series.values()):
+            return sum(each.nbytes for each in self._find_all())
+        if more and (self._sizes[-1] == self._sizes[-2] or more == [0, 0]):
+            return more[-1] if more[-1] >= 0 else None
+        return sum(rise[-1][0] for owner in self._rises if (rise := self._find_rise(owner))) or None
+
+    def held_bytes(self, owner: str) -> int:
+        """What an owner has after the last round."""
+        return self._held[owner].nbytes if owner in self._held else 0
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether something grows, and the next rounds, as many as are run for that, may show its end."""
+        if len(self._alive) >= GROWING:
+            return False
+        ends = [each.until for each in self._find_all()]
+        if ends and all(end is not None and end > GROWING for end in ends):
+            return False
+        is_joined = len(self._alive) == STEPS and bool(self._rises) and self._are_alike()  # a tensor, since step 2
+        is_on_and_off = any(_find_gap(each, least=1) for each in self._series.values())
+        return bool(ends or self.nbytes or is_joined or is_on_and_off)
+
+    def describe(self, *, is_over: bool = False) -> dict[str, Any]:
+        """`growth_bytes` and `grown`, as the records have them.
+
+        Args:
+            is_over: whether the program has come to its end: there are no further rounds.
+        """
+        grown = self._proved or self.find()
+        if is_over:
+            grown = tuple(each.model_copy(update={"ends": len(self._alive)}) for each in grown)
+        return {"growth_bytes": self.nbytes, "grown": grown}
+
+    def prove(
+        self,
+        frame: types.FrameType | None,
+        loops: LoopWatch | None,
+        places: Places,
+        saved: Mapping[int, int],
+        *,
+        cycles_stay: bool,
+    ) -> None:
+        """Find out what of the growth goes on after the last round, and what ends when.
+
+        Args:
+            frame: in which it ended.
+            loops: around it; None where rounds are not their steps.
+            places: as of `Holders.search`.
+            saved: by storage that autograd keeps, the number of its node.
+            cycles_stay: whether the program has switched Python's collector off.
+        """
+        frames = list_frames(frame)
+        self._cycles_stay = cycles_stay
+        found = [self._prove(each, frames, loops, [*places], saved) for each in self.find()]
+        by_holder = {each.holder: [other for other in found if other.holder == each.holder] for each in found}
+        self._proved = tuple(sorted(map(_join, by_holder.values()), key=lambda each: (-each.nbytes, each.holder)))
+
+    def _prove(
+        self,
+        grown: Growth,
+        frames: list[types.FrameType],
+        loops: LoopWatch | None,
+        places: Places,
+        saved: Mapping[int, int],
+    ) -> Growth:
+        held, rounds = self._held[grown.holder], len(self._alive)
+        kept = sorted(held.storages - held.made or held.storages)
+        kept = kept[: (len(kept) + 1) // 2]  # the oldest: a variable may still have the last one
+        located = self._holders.locate(kept, places, saved)
+        found: dict[str, Any] = {"ends": loops and loops.find_last(rounds)}
+        if not located:  # what autograd's graph alone keeps is not freed by itself, nor are its leaves' gradients
+            is_graphs = not saved.keys().isdisjoint(kept) or grown.holder.endswith(".grad")
+            found |= {"holder": IN_CYCLES if self._cycles_stay else "", "kept_at": ""}
+            return grown.model_copy(update={**found, "is_endless": is_graphs or self._cycles_stay})
+        counted = Counter((path.partition("[")[0], owner) for path, owner in located.values())
+        ((path, owner), _) = counted.most_common(1)[0]
+        around = () if loops is None else loops.loops
+        code = HolderCode(path, owner, self._files, frames, around)
+        kept_at = find_keeping_line(path, self._files, {each.file for each in code.meant})
+        found["ends"] = loops and loops.find_last(rounds, code.outer)
+        is_known = not code.outer or found["ends"] is not None  # else a pass of unknown length makes it anew
+        is_endless = grown.until is None and bool(kept_at) and is_known and code.is_unbounded
+        return grown.model_copy(update={**found, "holder": path, "kept_at": kept_at, "is_endless": is_endless})
+
+    def find(self) -> tuple[Growth, ...]:
+        """Who keeps more after each of the last rounds, the most first; nobody where as much is alive in all."""
+        if self.nbytes == 0:
+            return ()
+        return self._find_all()
+
+    def _find_all(self) -> tuple[Growth, ...]:
+        rounds, found = len(self._alive), list[Growth]()
+        for owner in self._series.keys() | self._rises.keys():
+            series = self._series.get(owner, [])
+            if gap := _find_gap(series):
+                first, *_, last = (number for number, (nbytes, _) in enumerate(series) if nbytes)
+                found.append(self._describe(owner, series[first + 1 : last + 1], rounds - len(series) + first + 1, gap))
+            elif last_first := self._find_rise(owner):
+                since = (
+                    rounds - len(last_first) + 1 if len(last_first) < rounds - 1 else 1
+                )  # before it, nothing is known
+                found.append(self._describe(owner, last_first, since))
+        return tuple(sorted(found, key=lambda each: (-each.nbytes, each.holder)))
+
+    def _find_rise(self, owner: str) -> list[_Rise]:
+        """By how many bytes and tensors more an owner had after each of the last rounds, the last first; empty where it
+        does not grow."""
+        last_first = self._rises.get(owner, [])[::-1]
+        counted = [*itertools.takewhile(lambda each: each[1] > 0, last_first)]
+        if len(counted) >= 2:
+            return counted
+        alike = [*itertools.takewhile(lambda each: each == last_first[0], last_first)]
+        return alike if len(alike) >= 2 and self._are_alike() else []
+
+    def _describe(self, owner: str, rises: Sequence[_Rise], since: int, every: int = 1) -> Growth:
+        held = self._held[owner]
+        storage = self._log.storages[held.largest]
+        emptied, most = self._emptied.get(owner, (None, 0))
+        times = sum(nbytes > 0 for nbytes, _ in rises)
+        return Growth(
+            holder=owner,
+            nbytes=round(sum(nbytes for nbytes, _ in rises) / len(rises)),
+            tensors=round(sum(tensors for _, tensors in rises) / times),
+            shape=storage.shape,
+            dtype=str(storage.dtype).removeprefix("torch."),
+            times=max(storage.nbytes // storage.held_bytes, 1) if storage.held_bytes else 1,
+            made_at=self._made_at.get(held.largest, ""),
+            kept_at=find_keeping_line(owner, self._files),
+            since=since,
+            every=every,
+            until=self._find_end(owner, every),
+            emptied=emptied if held.nbytes <= most else None,
+        )
+
+    def _are_alike(self) -> bool:
+        """Whether the last two rounds allocate mostly the same: with batches of ever new lengths all that is kept until
+        the next one differs from round to round."""
+        before, after = self._forward_sizes
+        return 2 * (before & after).total() >= after.total()
+
+    def _find_end(self, owner: str, every: int) -> int | None:
+        """The round from which on an owner's bound holds; of several things that it has, the last."""
+        ends = []
+        for path, series in self._holders.bounds.items():
+            found = []
+            for each in series.values():
+                (now, most), before = each[-1], each[-1 - every][0] if len(each) > every else each[-1][0]
+                if before < now <= most:
+                    found.append(len(self._alive) - (now - most) * every // (now - before))
+            if found and _is_within(owner, path.partition("[")[0]):
+                ends.append(min(found))
+        return max(ends, default=None)
+
+
+def _join(grown: Sequence[Growth]) -> Growth:
+    """What one holder keeps more of, though it was known by several names."""
+    first, lasts = grown[0], [each.ends for each in grown if each.ends is not None]
+    together = {
+        "nbytes": sum(each.nbytes for each in grown),
+        "tensors": sum(each.tensors for each in grown),
+        "since": max(each.since for each in grown),
+        "until": first.until if all(each.until == first.until for each in grown) else None,
+        "ends": max(lasts, default=None),
+        "is_endless": all(each.is_endless for each in grown),
+    }
+    return first if len(grown) == 1 else first.model_copy(update=together)
+
+
+def _find_owner(storage: LoggedStorage) -> str:
+    """Who has a storage: a list, not its element; of the models that a variable has had one after the other, all."""
+    return (re.sub(r"^(\w+?)_\d+\b", r"\1", storage.name) or storage.holder).partition("[")[0]
+
+
+def _is_within(owner: str, path: str) -> bool:
+    return owner == path or owner.endswith(f" {path}") or owner.startswith(f"{path}.")
+
+
+def _find_gap(series: Sequence[_Rise], least: int = _OFTEN) -> int:
+    """How many rounds at most come from one that keeps more to the next, where some keep no more; 0: it is not so, or
+    may be over.
+
+    Args:
+        series: of the rounds.
+        least: how many have to keep more.
+    """
+    at = [number for number, (nbytes, _) in enumerate(series) if nbytes]
+    gap = max((after - before for before, after in itertools.pairwise(at)), default=2)
+    is_over = len(at) < least or len(series) - 1 - at[-1] >= gap
+    return 0 if is_over or (gap < 2 and least > 1) else max(gap, 1)

@@ -1,0 +1,381 @@
+"""The batches of a program's `DataLoader`: those it has handed out, and the lengths of a whole epoch.
+
+An epoch is read by a second pass over a copy of the loader's sampler, its data set and its `collate_fn`: no model runs,
+nothing of the program's own pass is used up, and random states are as they were. The copy and the random states are
+those of the moment at which the program began its pass, so that the batches come in its order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import itertools
+import math
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.utils.data
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import programs as torch_programs
+from fxmem.records.names import STEPS
+from fxmem.simulation.code.source_lines import program_place
+from fxmem.simulation.processes.process_guard import process_unchanged
+from fxmem.simulation.stand_ins.host import find_tensors
+
+MOST_SECONDS: Final = 10.0
+"""Time that reading an epoch may take."""
+MOST_BATCHES: Final = 20_000
+_VALIDATING_LOOPS: Final = tuple(
+    f"{name}.loops.training_epoch_loop" for name in ("lightning.pytorch", "pytorch_lightning")
+)
+"""Lightning's loops, which validate by the number of a batch before they ask for the next one (Lightning 2.6)."""
+MOST_STEPS: Final = 40
+"""Recorded steps whose sizes are compared; further ones confirm what these have shown."""
+Shapes = tuple[tuple[int, ...], ...]
+"""Of the tensors of a batch, in order."""
+
+
+class LoaderPass(NamedTuple):
+    """A pass of the program over a loader."""
+
+    loader: Any
+    sampler: Any
+    """A copy of what gives the indices, and the loader's generator."""
+    random_state: torch.Tensor
+    place: str
+    """`file:line` that began it."""
+    refusal: str
+    """Why it cannot be read again; empty where it can."""
+
+
+class Epoch(NamedTuple):
+    """The batches of an epoch."""
+
+    shapes: tuple[Shapes, ...]
+    indices: tuple[Any, ...]
+    """Of each batch, what the sampler gives."""
+    stopped: str
+    """Why not all were read; empty where they were."""
+    is_ordered: bool
+    """Whether the sampler gives the same order again."""
+    of: LoaderPass
+
+    @property
+    def varies(self) -> bool:
+        """Whether batches differ, and not only the last by how many samples are left for it."""
+        return len(set(self.shapes[:-1])) > 1
+
+
+class LoaderWatch:
+    """Watches the loaders of one program.
+
+    Args:
+        reads: whether an epoch is read.
+        gives: whether the program may then be given batches of it.
+    """
+
+    def __init__(self, *, reads: bool = False, gives: bool = False) -> None:
+        self._reads, self._gives = reads, gives
+        self._passes: weakref.WeakKeyDictionary[Any, LoaderPass] = weakref.WeakKeyDictionary()
+        self._handed: list[tuple[Any, int, Shapes]] = []
+        """Of each batch: its loader's number, the round, its shapes."""
+        self._last: dict[int, LoaderPass] = {}
+        self._waiting: list[Any] = []
+        """Batches that the program is given next, in the place of its own."""
+        self._given_to = self._until = self._ended_in = 0
+        self._over_at = math.inf
+        self._ending: LoaderPass | None = None
+        """The pass that the program is told is over before it is."""
+        self._evaluated: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """By pass that began after that, its batches so far."""
+        self._shown: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Of these, those whose first batches have run."""
+        self._stack = contextlib.ExitStack()
+        self.round = 1
+        self.epoch: Epoch | None = None
+        self.is_after = False
+        """Whether what follows that pass runs."""
+        self.has_begun_again = False
+        """Whether the program goes through that loader once more."""
+        self.on_evaluated: Callable[[LoaderPass, int], bool] = lambda of, batches: False
+        """Called with a pass that began after that, and the batches it has had, when it asks for the next. Says whether
+        it gets it."""
+        self.apart: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Around the reading of an epoch, whose memory is not the program's."""
+
+    def patches(self) -> torch_common.Patches:
+        """Watch each pass over a loader, and each batch."""
+        yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__init__", self._begin)
+        yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "_reset", self._begin_again)
+        yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__next__", self._next)
+        yield self._stack
+
+    def _begin(self, original: Callable[..., None], iterator: Any, loader: Any, *args: Any) -> None:
+        self._note_pass(iterator, loader)
+        original(iterator, loader, *args)
+
+    def _begin_again(
+        self, original: Callable[..., None], iterator: Any, loader: Any = None, first_iter: bool = False
+    ) -> None:
+        """Workers that persist have one iterator, which begins each pass but the first anew."""
+        if loader is not None and not first_iter:
+            self._note_pass(iterator, loader)
+            self._evaluated.pop(iterator, None)
+            self._shown.discard(iterator)
+        original(iterator, *(() if loader is None else (loader, first_iter)))
+
+    def _note_pass(self, iterator: Any, loader: Any) -> None:
+        with torch_common.no_modes(), torch_common.pause_observers():
+            state = torch.get_rng_state()
+            sampler, refusal = _copy_sampler(loader)
+        self._passes[iterator] = LoaderPass(loader, sampler, state, program_place(sys._getframe(2)), refusal)
+
+    def _next(self, original: Callable[..., Any], iterator: Any) -> Any:
+        found = self._passes.get(iterator)
+        if found is not None and not self._goes_on(iterator, found):
+            raise StopIteration
+        batch = original(iterator)
+        if found is None:
+            return batch
+        number = id(found.loader)
+        self._last[number] = found
+        if self._waiting and number == self._given_to:
+            batch = self._waiting.pop(0)
+        with torch_common.no_modes(), torch_common.pause_observers():
+            self._handed.append((number, self.round, _find_shapes(batch)))
+        return batch
+
+    def _goes_on(self, iterator: Any, found: LoaderPass) -> bool:
+        """Whether a pass gets another batch."""
+        if self._ending is None:
+            return True
+        if found is self._ending:
+            self._begin_after()
+            return False
+        if _are_alike(found, self._ending):
+            self.has_begun_again = True
+            return True
+        if not self.is_after or self.has_begun_again:
+            return True
+        batches = self._evaluated.get(iterator, 0)
+        self._evaluated[iterator] = batches + 1
+        goes_on = self.on_evaluated(found, batches)
+        if iterator in self._shown:
+            return bool(self._waiting)
+        if goes_on:
+            return True
+        self._shown.add(iterator)
+        if self._reads and (chosen := choose_batches(epoch := self._read(found))):
+            self._give(epoch, [chosen[0], chosen[-1]])
+        return bool(self._waiting)
+
+    def _begin_after(self) -> None:
+        if not self.is_after:
+            self.is_after, self._over_at = True, time.monotonic()
+
+    def _validate(self, original: Callable[..., bool], loop: Any, *args: Any) -> bool:
+        """Whether Lightning validates after a batch: after the last one of the pass that is ended, if ever it does."""
+        validates = original(loop, *args) or bool(not self.is_after and loop._should_check_val_epoch())
+        if validates:
+            self._begin_after()
+        return validates
+
+    @property
+    def seconds_after(self) -> float:
+        """How long it is since that pass was over."""
+        return time.monotonic() - self._over_at
+
+    @property
+    def has_another_pass(self) -> bool:
+        """Whether another pass has begun after the epoch."""
+        return bool(self._evaluated)
+
+    def end_epoch(self, rounds: int) -> bool:
+        """End the pass of which each round had batches, so that what follows it runs; whether the program goes on.
+
+        A pass that is over by itself within the rounds, or whose loader has no end, is left alone. Where the program
+        has fetched a batch ahead, as accelerate does, it has one round more.
+
+        Args:
+            rounds: how many are over.
+        """
+        if self._ending is not None:
+            return rounds == self._ended_in + 1 and not self.has_begun_again
+        found, per_round = self.find_training()
+        if found is None or not self._gives:
+            return False
+        batches = count_batches(found.loader)
+        if batches is None or len(self.handed(found)) + per_round > batches:
+            return False
+        self._ending, self._ended_in = found, rounds
+        self._waiting.clear()
+        for name in _VALIDATING_LOOPS:
+            loop = getattr(sys.modules.get(name), "_TrainingEpochLoop", None)
+            if all(hasattr(loop, method) for method in ("_should_check_val_fx", "_should_check_val_epoch")):
+                self._stack.enter_context(torch_common.wrap(loop, "_should_check_val_fx", self._validate))
+        return True
+
+    def end_round(self) -> None:
+        """A round is over. After the last that is run anyway the epoch is read, and the program runs on with those of
+        its batches that show how sizes follow their lengths."""
+        if self._reads and self.round == STEPS and (found := self.find_training()[0]) is not None:
+            self.epoch = self._read(found)
+            if self._gives and (chosen := choose_batches(self.epoch)):
+                self._give(self.epoch, chosen)
+                self._until = self.round - (-len(chosen) // self.find_training()[1]) + 1
+        self.round += 1
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the next round shows how sizes follow lengths."""
+        return self.round <= self._until
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether what the round before this one has allocated is looked at later."""
+        return self._reads and self.round <= MOST_STEPS and (self.round <= STEPS or self.epoch is not None)
+
+    # --- what trains --------------------------------------------------------------------------------------------------
+
+    def find_training(self) -> tuple[LoaderPass | None, int]:
+        """The pass of which each round so far had batches, and how many a round has; None and 0 for none."""
+        for number, found in self._last.items():
+            rounds = [at for each, at, _ in self._handed if each == number]
+            counts = [rounds.count(at) for at in range(2, STEPS + 1)]
+            if 1 in rounds and counts and min(counts) and len(set(counts)) == 1:
+                return found, counts[0]
+        return None, 0
+
+    def handed(self, loader: LoaderPass) -> list[Shapes]:
+        """The shapes of all batches of a loader, in the order in which the program got them."""
+        return [shapes for each, _, shapes in self._handed if each == id(loader.loader)]
+
+    def _read(self, of: LoaderPass) -> Epoch:
+        with self.apart():
+            return read_epoch(of)
+
+    def _give(self, epoch: Epoch, batches: Sequence[int]) -> None:
+        """Let the program get these batches of an epoch next."""
+        self._given_to = id(epoch.of.loader)
+        with _reading(epoch.of):
+            self._waiting += [_fetch(epoch.of.loader, epoch.indices[number]) for number in batches]
+
+
+def read_epoch(of: LoaderPass, seconds: float = MOST_SECONDS, most: int = MOST_BATCHES) -> Epoch:
+    """Read the shapes of a pass's batches, without the program.
+
+    Args:
+        of: the pass.
+        seconds: after which reading stops.
+        most: batches that are read.
+    """
+    shapes: list[Shapes] = []
+    indices: list[Any] = []
+    stopped, is_ordered = of.refusal, False
+    end = time.monotonic() + seconds
+    if not stopped:
+        with _reading(of):
+            try:
+                for chosen in _draw(of):
+                    if len(shapes) >= most or time.monotonic() > end:
+                        stopped = f"stopped after {seconds:.0f} s" if len(shapes) < most else f"stopped at {most:,}"
+                        break
+                    shapes.append(_find_shapes(_fetch(of.loader, chosen)))
+                    indices.append(chosen)
+                again = [*itertools.islice(of.sampler[0] or (), 2)]
+                is_ordered = bool(again) and again == indices[:2]
+            except Exception as error:
+                stopped = f"its data raised {type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return Epoch(tuple(shapes), tuple(indices), stopped, is_ordered, of)
+
+
+def choose_batches(epoch: Epoch) -> list[int]:
+    """The batches of an epoch that show how sizes follow the lengths: the largest, the smallest, two between, the last.
+
+    Empty where the batches are alike, or differ otherwise than by lengths.
+    """
+    if not epoch.varies or len({tuple(map(len, each)) for each in epoch.shapes}) > 1:
+        return []
+    by_size = sorted(range(len(epoch.shapes)), key=lambda number: (count_elements(epoch.shapes[number]), number))
+    last = len(by_size) - 1
+    chosen = [by_size[last], by_size[0], by_size[last // 3], by_size[2 * last // 3], last]
+    return [*dict.fromkeys(chosen)]
+
+
+def _are_alike(one: LoaderPass, other: LoaderPass) -> bool:
+    """Whether two passes are over the same loader, or over one that is made anew for each epoch."""
+    alike = [(each.place, each.loader.batch_size, count_batches(each.loader)) for each in (one, other)]
+    return one.loader is other.loader or alike[0] == alike[1]
+
+
+def count_batches(loader: Any) -> int | None:
+    """How many batches a loader has; None where it does not say, or has no end."""
+    try:
+        return len(loader)
+    except Exception:  # a sampler's own code, which the program itself has not called
+        return None
+
+
+def count_elements(shapes: Shapes) -> int:
+    """Elements of a batch."""
+    return sum(map(math.prod, shapes))
+
+
+def _copy_sampler(loader: Any) -> tuple[Any, str]:
+    """A copy of what gives the loader's indices, with its generator, and why there is none."""
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        if inspect.isgeneratorfunction(type(loader.dataset).__iter__):
+            return (None, None), ""
+        return None, "an iterable data set that may not be read twice"
+    sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    try:
+        return copy.deepcopy((sampler, loader.generator), {id(loader.dataset): loader.dataset}), ""
+    except Exception as error:
+        return None, f"its sampler cannot be copied ({type(error).__name__})"
+
+
+def _find_shapes(batch: Any) -> Shapes:
+    return tuple(tuple(tensor.shape) for tensor in find_tensors(batch))
+
+
+@contextlib.contextmanager
+def _reading(of: LoaderPass) -> Iterator[None]:
+    """What is read inside is the host's, and leaves random states as they were."""
+    with torch_common.no_modes(), torch_common.pause_observers(), process_unchanged(sys.stdout):
+        torch.set_rng_state(of.random_state)
+        yield
+
+
+def _draw(of: LoaderPass) -> Iterator[Any]:
+    """The indices of each batch, as the program's own pass draws them: after a seed for workers."""
+    sampler, generator = copy.deepcopy(of.sampler, {id(of.loader.dataset): of.loader.dataset})
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
+    if sampler is not None:
+        yield from sampler
+        return
+    size, waiting = of.loader.batch_size, []
+    for each in of.loader.dataset:
+        waiting.append(each)
+        if size is None or len(waiting) == size:
+            yield waiting if size else each
+            waiting = []
+    if waiting and not of.loader.drop_last:
+        yield waiting
+
+
+def _fetch(loader: Any, chosen: Any) -> Any:
+    """The batch of these indices; of an iterable data set, of these samples."""
+    dataset = loader.dataset
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        return loader.collate_fn(chosen)
+    if loader.batch_sampler is None:
+        return loader.collate_fn(dataset[chosen])
+    if hasattr(dataset, "__getitems__"):
+        return loader.collate_fn(dataset.__getitems__(chosen))
+    return loader.collate_fn([dataset[index] for index in chosen])

@@ -1,0 +1,285 @@
+"""The batch of an epoch that decides, and ten thousand steps of such batches."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from fxmem.hardware.context import room_bytes
+from fxmem.hardware.hidden_memory import HiddenMemory
+from fxmem.hardware.workspaces import Collector, CpuCollector, Signature
+from fxmem.memory.acts import Act
+from fxmem.memory.allocator import AllocatorSettings, read_settings
+from fxmem.memory.lengths import (
+    BlockRequest,
+    Features,
+    Lengths,
+    LengthsUnproved,
+    LongRun,
+    StepForms,
+    replay_lengths,
+)
+from fxmem.records.parts import LengthChange, LongestBatch
+from fxmem.records.profile import Target
+from fxmem.simulation.kernels.kernel_settings import ask_workspaces
+from fxmem.simulation.run.loader_watch import Epoch, Shapes, count_elements
+
+LONG_RUN: Final = 10_000
+"""Steps of a long run."""
+MOST_REQUESTS: Final = 1_000_000
+"""Requests of its replay, which takes seconds."""
+MOST_COMPARED: Final = 150_000
+"""Requests of the replay of each change."""
+_MOST_WEIGHED: Final = 200
+"""Different batches, the largest, whose peaks are looked for."""
+_SETTINGS: Final = (
+    "expandable_segments:True",
+    "max_split_size_mb:128",
+    "roundup_power2_divisions:8",
+    "garbage_collection_threshold:0.8",
+)
+_PADDINGS: Final = (64, 256)
+
+
+class RecordedLengths(NamedTuple):
+    """What was recorded of a program whose batches have different lengths."""
+
+    epoch: Epoch
+    handed: Sequence[Shapes]
+    """All batches that the program got, in order."""
+    per_step: int
+    """Batches of a step."""
+    natural_steps: int
+    """Steps whose batches were the program's own."""
+    trace: Sequence[Sequence[Act]]
+    """Set-up, then each step."""
+    collector: Collector | CpuCollector
+    target: Target
+    environ: dict[str, str]
+
+    def look(self, name: str, args: Sequence[object], result: object) -> HiddenMemory | None:
+        """What a call hides."""
+        seen = self.collector.look(name, args, result)
+        return None if seen is None else seen.memory
+
+    def ask(self, signatures: Sequence[Signature]) -> dict[Signature, int | None]:
+        """How much workspace cuDNN has for these."""
+        return ask_workspaces(signatures, self.target)
+
+
+def find_longest(recorded: RecordedLengths) -> LongestBatch | None:
+    """The batch that decides, and a long run; None where all batches have the same lengths."""
+    shapes, handed = recorded.epoch.shapes, recorded.handed
+    if not shapes:
+        varies = len(set(handed)) > 1
+        return _unread(recorded.epoch, handed) if varies else None
+    if not recorded.epoch.varies:
+        return None
+    largest = max(range(len(shapes)), key=lambda number: (count_elements(shapes[number]), -number))
+    plain = LongestBatch(
+        place=recorded.epoch.of.place,
+        batches=len(shapes),
+        stopped=recorded.epoch.stopped,
+        number=largest + 1,
+        shape=max(shapes[largest], key=lambda shape: count_elements((shape,)), default=()),
+    )
+    try:
+        try:
+            return _Study(recorded, shapes, "").describe(plain)
+        except LengthsUnproved:
+            left_out = "the last batch of the epoch is left out: its sizes follow no form"
+            return _Study(recorded, shapes[:-1], left_out).describe(plain)
+    except (LengthsUnproved, ValueError) as error:
+        return plain.model_copy(update={"unproved": str(error)})
+
+
+def _unread(epoch: Epoch, handed: Sequence[Shapes]) -> LongestBatch:
+    shape = max((shape for each in handed for shape in each), key=lambda each: count_elements((each,)), default=())
+    return LongestBatch(place=epoch.of.place, batches=0, stopped=epoch.stopped, number=0, shape=shape)
+
+
+class _Study:
+    """A program whose sizes are proved.
+
+    Raises:
+        LengthsUnproved: they follow no form.
+        ValueError: its batches differ otherwise than by lengths.
+    """
+
+    def __init__(self, recorded: RecordedLengths, shapes: Sequence[Shapes], note: str) -> None:
+        self._recorded, self._shapes, self._note = recorded, shapes, note
+        self._lengths = lengths = Lengths(shapes)
+        size, steps = recorded.per_step, len(recorded.trace) - 1
+        known, batches = set(map(lengths.features_of, shapes)), [*_chunks(recorded.handed, size)][:steps]
+        features: list[Features | None] = [None]
+        for each in batches:
+            found = lengths.features(each)
+            is_known = all(lengths.is_like(batch) and lengths.features_of(batch) in known for batch in each)
+            features.append(found if is_known else None)
+        features += [None] * (steps + 1 - len(features))
+        features[1] = None  # optimizers make their state
+        self._forms = StepForms(recorded.trace, features, recorded.look, recorded.ask)
+        self._first = self._forms.models[0]
+        if self._first > recorded.natural_steps:
+            raise LengthsUnproved("expected steps that are alike from the third on")
+
+    def describe(self, plain: LongestBatch) -> LongestBatch:
+        """The record, with what is proved."""
+        recorded = self._recorded
+        number = self._find_heaviest()
+        step = self._step_of(number)
+        fields: dict[str, object] = {
+            "number": number + 1,
+            "shape": max(self._shapes[number], key=lambda shape: count_elements((shape,))),
+            "requested_bytes": self._peak(step)[0],
+        }
+        if self._note:
+            fields["stopped"] = "; ".join(filter(None, (plain.stopped, self._note)))
+        if recorded.target.device == "cuda":
+            fields["allocated_bytes"] = self._peak(step)[1]
+            fields |= self._run_long()
+        return plain.model_copy(update=fields)
+
+    def _find_heaviest(self) -> int:
+        """The batch with the highest peak, in steps of batches like it."""
+        first_with: dict[Features, int] = {}
+        for number, batch in enumerate(self._shapes):
+            first_with.setdefault(self._lengths.features_of(batch), number)
+        by_size = sorted(first_with.items(), key=lambda each: -count_elements(self._shapes[each[1]]))
+        size = self._recorded.per_step
+        weighed = [(find_peak(self._forms.step(each * size)), -number) for each, number in by_size[:_MOST_WEIGHED]]
+        return -max(weighed)[1]
+
+    def _step_of(self, number: int) -> int:
+        """The step of the epoch that a batch is in, from 0; the last whole one for what is in none."""
+        return min(number // self._recorded.per_step, max(len(self._shapes) // self._recorded.per_step - 1, 0))
+
+    def _peak(self, step: int) -> tuple[int, int]:
+        """Requested and allocated bytes of a step of the epoch, after the one before it."""
+        steps = self._epoch()
+        around = [steps[max(step - 1, 0)], steps[step]]
+        run = replay_lengths(self._forms, around, self._settings(), recorded=self._first)
+        return run.requested_bytes[-1], run.allocated_bytes[-1]
+
+    def _epoch(self) -> list[Features]:
+        """The lengths of each step of an epoch."""
+        return [self._lengths.features(each) for each in _chunks(self._shapes, self._recorded.per_step)]
+
+    def _settings(self) -> AllocatorSettings:
+        return read_settings(self._recorded.environ)
+
+    # --- the long run -------------------------------------------------------------------------------------------------
+
+    def _steps(self) -> Iterator[Features]:
+        """The lengths of all steps after the recorded ones. Further epochs have the same batches; where the sampler
+        draws them in another order each time, in one that is drawn here."""
+        epoch = self._epoch()
+        yield from epoch[self._first :]
+        for number in itertools.count():
+            if not self._recorded.epoch.is_ordered:
+                epoch = random.Random(number).sample(epoch, len(epoch))
+            yield from epoch
+
+    def _run_long(self) -> dict[str, object]:
+        room = room_bytes(self._recorded.target)
+        steps = [*itertools.islice(self._steps(), LONG_RUN - self._first)]
+        whole = self._replay(steps, self._settings(), MOST_REQUESTS, room)
+        found: dict[str, object] = {
+            "steps": whole.steps,
+            "reserved_bytes": max(whole.reserved_bytes),
+            "full_at": whole.steps + 1 if whole.is_full else None,
+        }
+        if max(whole.reserved_bytes) * 100 < max(whole.allocated_bytes) * 105:
+            return found
+        as_is = self._replay(steps, self._settings(), MOST_COMPARED)
+        count = max(as_is.steps - self._first, 0)
+        steps = steps[:count]
+        changes = {
+            text: self._replay(steps, AllocatorSettings.from_string(",".join(filter(None, (self._conf(), text)))))
+            for text in _SETTINGS
+            if text.partition(":")[0] not in self._conf()
+        }
+        for multiple in _PADDINGS:
+            padded = [self._pad(each, multiple) for each in steps]
+            if padded != steps:
+                changes[f"lengths padded to multiples of {multiple}"] = self._replay(padded, self._settings())
+        largest_first = sorted(steps, key=sum, reverse=True)
+        if largest_first != steps:
+            changes["the longest batches first"] = self._replay(largest_first, self._settings())
+        listed = [LengthChange(change=each, reserved_bytes=max(run.reserved_bytes)) for each, run in changes.items()]
+        return found | {
+            "compared_steps": as_is.steps,
+            "compared_bytes": max(as_is.reserved_bytes),
+            "changes": tuple(sorted(listed, key=lambda each: each.reserved_bytes)),
+        }
+
+    def _replay(
+        self,
+        steps: Sequence[Features],
+        settings: AllocatorSettings,
+        most: int | None = None,
+        capacity: int | None = None,
+    ) -> LongRun:
+        target, first = self._recorded.target, self._first
+        if settings.garbage_collection_threshold is not None and settings.per_process_memory_fraction == 1:
+            capacity = room_bytes(target)
+        return replay_lengths(
+            self._forms,
+            steps,
+            settings,
+            capacity_bytes=capacity,
+            device_bytes=target.memory_bytes,
+            most_requests=most,
+            recorded=first,
+        )
+
+    def _conf(self) -> str:
+        environ = self._recorded.environ
+        return environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+
+    def _pad(self, features: Features, multiple: int) -> Features:
+        """The lengths rounded up to a multiple; sizes of batches stay."""
+        is_batch = itertools.cycle(self._lengths.are_outer)
+        return tuple(n if outer else -(-n // multiple) * multiple for n, outer in zip(features, is_batch, strict=False))
+
+
+def find_peak(requests: Sequence[BlockRequest]) -> int:
+    """The most bytes that a step has at once beyond what it finds, where the steps before were like it."""
+    _, left = _run_step(requests, {})
+    most, _ = _run_step(requests, left)
+    return most + sum(left.values())
+
+
+def _run_step(requests: Sequence[BlockRequest], found: Mapping[int, int]) -> tuple[int, dict[int, int]]:
+    """The most bytes that a step has at once beyond what it finds, by slot, and what it leaves."""
+    sizes: dict[int, int] = {}
+    live = most = 0
+    for nbytes, age, slot, _ in requests:
+        if nbytes >= 0:
+            sizes[slot] = nbytes
+            live += nbytes
+            most = max(most, live)
+        elif nbytes == -1:
+            live -= sizes.pop(slot, 0) if age == 0 else found.get(slot, 0)
+    return most, sizes
+
+
+def _chunks(batches: Sequence[Shapes], size: int) -> Iterator[Sequence[Shapes]]:
+    """The batches of each whole step."""
+    for begin in range(0, len(batches) - size + 1, size):
+        yield batches[begin : begin + size]
+
+
+def explain_longest(longest: LongestBatch) -> Iterator[str]:
+    """What is taken for granted of a long run."""
+    if longest.requested_bytes is None:
+        return
+    yield (
+        "after the third step the program was given the largest, the smallest, two other batches of its loader and the "
+        "last; sizes at other lengths follow by forms that these and one more step confirm"
+    )
+    if longest.steps > longest.batches:
+        yield "further epochs have the batches of the first"
+    yield "evaluations and checkpoints of later steps are not in the long run"

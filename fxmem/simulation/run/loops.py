@@ -1,0 +1,241 @@
+"""The loops that a program's steps are in, and how many of its steps they still have.
+
+A loop is known by its code: `for step in range(n)`, `for i, batch in enumerate(loader)`, `while step < most`,
+`while True:` with `if step > most: break`. Where it stands is the value of what it counts with.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch.utils.data
+
+from fxmem.simulation.code.source_lines import last_name, user_frame, variables
+from fxmem.simulation.code.source_trees import count_elements, find_body, find_number, find_value, read_tree
+from fxmem.simulation.run.loader_watch import count_batches
+
+_THROUGH: Final = frozenset("enumerate iter list prange reversed sorted tqdm track tuple".split())
+"""What goes through as many elements as its first argument has."""
+_Loops = ast.For | ast.AsyncFor | ast.While
+_COMPARED: Final = 3
+"""Rounds whose places in their loops are compared."""
+
+
+class Loop(NamedTuple):
+    """A loop around a step."""
+
+    file: str
+    first: int
+    """Of the lines of its body."""
+    last: int
+    depth: int
+    """How many calls of functions it is within."""
+    turns: int | None = None
+    """How often it runs; None where that is not known, or without end."""
+    turn: int | None = None
+    """How often it has run before this time."""
+    limit: tuple[int, int] | None = None
+    """A counter of the program's own, and what it is when the loop is left; None for none."""
+
+
+class LoopWatch:
+    """Notes the loops around each step."""
+
+    def __init__(self, frame: types.FrameType | None) -> None:
+        self._outside: dict[int, int] = {}
+        """By frame that called the program, its line: what is around that repeats the program."""
+        while frame is not None:
+            self._outside[id(frame)] = frame.f_lineno
+            frame = frame.f_back
+        self._rounds: deque[list[Loop]] = deque(maxlen=_COMPARED)
+        self._gradients: tuple[int, types.CodeType, int] | None = None
+        """Where the loop around the last gradients stood then: its frame, code, and instruction."""
+
+    def note_gradients(self, frame: types.FrameType | None) -> None:
+        """Gradients were returned in this frame: another pass of the innermost loop around it begins another step."""
+        found = next((each for each in reversed(list_frames(frame)) if any(self._own_loops(each))), None)
+        self._gradients = None if found is None else (id(found), found.f_code, found.f_lasti)
+
+    def has_passed(self, frame: types.FrameType | None) -> bool:
+        """Whether that loop has begun another pass since: it stands no further than it did."""
+        while frame is not None and self._gradients is not None:
+            number, code, instruction = self._gradients
+            if id(frame) == number and frame.f_code is code:
+                return frame.f_lasti <= instruction
+            frame = frame.f_back
+        return False
+
+    def note_round(self, frame: types.FrameType | None) -> None:
+        """A round ends in this frame."""
+        frames = enumerate(list_frames(frame))
+        self._rounds.append([loop for depth, each in frames for loop in self._find_loops(each, depth)])
+
+    @property
+    def loops(self) -> Sequence[Loop]:
+        """Of the last round, the outermost first."""
+        return self._rounds[-1] if self._rounds else ()
+
+    def find_last(self, rounds: int, outer: int = 0) -> int | None:
+        """The last round before these loops are over; None where that is not known.
+
+        Args:
+            rounds: that are over.
+            outer: how many of the outermost loops are left out.
+        """
+        rounds_before = [each[outer:] for each in self._rounds if len(each) == len(self.loops)]
+        loops = self.loops[outer:]
+        ends = []
+        for number, each in enumerate(loops):
+            counters = [before[number].limit for before in rounds_before]
+            if each.limit is not None and (per_round := _find_rate([counter and counter[0] for counter in counters])):
+                now, most = each.limit
+                ends.append(rounds + math.ceil(max(most - 1 - now, 0) / per_round))
+        whole = math.prod(each.turns or 0 for each in loops)
+        if loops and all(each.turns is not None for each in loops):
+            places = [_find_place(each) for each in rounds_before]
+            per_round = _find_rate(places)
+            left = whole if places[-1] is None else max(whole - 1 - places[-1], 0)
+            ends.append(rounds + int(left // per_round) if per_round else max(whole, rounds))
+        return min(ends, default=None)
+
+    def _find_loops(self, frame: types.FrameType, depth: int) -> Iterator[Loop]:
+        code, line = frame.f_code, frame.f_lineno
+        is_passing = code.co_name.startswith("<") and code.co_name not in ("<module>", "<lambda>")
+        if is_passing and id(frame) not in self._outside:
+            yield Loop(code.co_filename, line, line, depth, None, None)  # a comprehension
+        scope: Mapping[str, Any] | None = None
+        around = [*self._own_loops(frame)]
+        for number, node in enumerate(around, 1):
+            first, last = node.body[0].lineno, node.body[-1].end_lineno or line
+            scope = {**frame.f_globals, **variables(frame)} if scope is None else scope
+            turns, turn, limit = _measure(node, scope)
+            inner = {name for each in around[number:] for name in _targets(each)}  # `_` of both is the inner one's
+            turn = turn if inner.isdisjoint(_targets(node)) else None
+            yield Loop(code.co_filename, first, last, depth, turns, turn, limit)
+
+    def _own_loops(self, frame: types.FrameType) -> Iterator[_Loops]:
+        """Those in a frame's code, around where it stands, that are not around the program."""
+        code, outside = frame.f_code, self._outside.get(id(frame))
+        for node in _loops_around(find_body(read_tree(code.co_filename), code), frame.f_lineno):
+            if outside is None or not node.body[0].lineno <= outside <= (node.body[-1].end_lineno or outside):
+                yield node
+
+
+def list_frames(frame: types.FrameType | None) -> list[types.FrameType]:
+    """A frame and its callers outside torch and fxmem, the outermost first."""
+    found: list[types.FrameType] = []
+    while (frame := user_frame(frame)) is not None:
+        found.insert(0, frame)
+        frame = frame.f_back
+    return found
+
+
+def _find_rate(numbers: Sequence[int | None]) -> float | None:
+    """By how much numbers rise from one to the next, in the mean; None where they do not, or are not known."""
+    known = [each for each in numbers if each is not None]
+    more = [after - before for before, after in itertools.pairwise(known)]
+    is_rising = len(known) == len(numbers) and min(more, default=-1) >= 0
+    return (known[-1] - known[0]) / len(more) if is_rising and known[-1] > known[0] else None
+
+
+def _find_place(loops: Sequence[Loop]) -> int | None:
+    """How often the innermost of nested loops has run before; None where that is not known."""
+    place = 0
+    for each in loops:
+        if each.turns is None or each.turn is None:
+            return None
+        place = place * each.turns + min(each.turn, each.turns)
+    return place
+
+
+def _loops_around(statements: Sequence[ast.stmt], line: int) -> Iterator[_Loops]:
+    """The loops whose bodies have a line, the outermost first."""
+    for each in statements:
+        if not each.lineno <= line <= (each.end_lineno or each.lineno) or isinstance(
+            each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        ):
+            continue
+        if isinstance(each, _Loops) and each.body[0].lineno <= line <= (each.body[-1].end_lineno or line):
+            yield each
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from _loops_around(getattr(each, name, []), line)
+
+
+def _targets(node: _Loops) -> set[str]:
+    """The variables that a loop gives values to."""
+    return set() if isinstance(node, ast.While) else {last_name(each) for each in ast.walk(node.target)} - {""}
+
+
+def _measure(node: _Loops, scope: Mapping[str, Any]) -> tuple[int | None, int | None, tuple[int, int] | None]:
+    """How often a loop runs, how often it has before this time, and the counter that ends it."""
+    limit = _find_limit(node, scope)
+    if isinstance(node, ast.While):
+        return None, None, limit
+    index, count = _find_index(node.target, node.iter, scope), _count(node.iter, scope)
+    if limit is not None and index is not None and limit[0] == index:  # it is left before it is over
+        count, limit = limit[1] if count is None else min(count, limit[1]), None
+    return count, index if count is None or index is None or 0 <= index < count else None, limit
+
+
+def _count(node: ast.expr, scope: Mapping[str, Any]) -> int | None:
+    if isinstance(node, ast.Call):
+        name = last_name(node.func)
+        if name in ("range", "trange"):
+            numbers = [find_number(each, scope) for each in node.args]
+            return len(range(*[each for each in numbers if each is not None])) if _are_known(numbers) else None
+        if name == "zip":
+            counts = [count for each in node.args if (count := _count(each, scope)) is not None]
+            return min(counts, default=None)
+        return _count(node.args[0], scope) if name in _THROUGH and node.args else None
+    value = find_value(node, scope)
+    if isinstance(value, torch.utils.data.DataLoader):
+        return count_batches(value)
+    return count_elements(value)
+
+
+def _are_known(numbers: Sequence[int | None]) -> bool:
+    return 1 <= len(numbers) <= 3 and None not in numbers and 0 not in numbers[2:]
+
+
+def _find_index(target: ast.expr, node: ast.expr, scope: Mapping[str, Any]) -> int | None:
+    """How many elements came before the one that a loop's variable has."""
+    if not isinstance(node, ast.Call):
+        return None
+    name = last_name(node.func)
+    if name == "enumerate" and isinstance(target, ast.Tuple):
+        start = next((each.value for each in node.keywords if each.arg == "start"), None)
+        start = node.args[1] if len(node.args) > 1 else start
+        first, now = 0 if start is None else find_number(start, scope), find_number(target.elts[0], scope)
+        return None if first is None or now is None else now - first
+    if name in ("range", "trange"):
+        numbers = [each for each in (find_number(each, scope) for each in node.args) if each is not None]
+        now = find_number(target, scope)
+        if len(numbers) == len(node.args) and _are_known(numbers) and now is not None:
+            steps = range(*numbers)
+            return steps.index(now) if now in steps else None
+        return None
+    return _find_index(target, node.args[0], scope) if name in _THROUGH and node.args else None
+
+
+def _find_limit(node: _Loops, scope: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Of `while step < most`, or the first `if step > most: break`, the counter and what it is when that ends."""
+    tests: list[tuple[ast.expr, tuple[type[ast.cmpop], ...], type[ast.cmpop]]]
+    tests = [(node.test, (ast.Lt, ast.LtE), ast.LtE)] if isinstance(node, ast.While) else []
+    ends = [each.test for each in node.body if isinstance(each, ast.If) and _leaves(each)]
+    tests += [(each, (ast.Gt, ast.GtE, ast.Eq), ast.Gt) for each in ends]
+    for test, kinds, more in tests:
+        if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], kinds):
+            now, most = find_number(test.left, scope), find_number(test.comparators[0], scope)
+            if now is not None and most is not None and now <= most:
+                return now, most + isinstance(test.ops[0], more)
+    return None
+
+
+def _leaves(node: ast.If) -> bool:
+    return any(isinstance(each, (ast.Break, ast.Return)) for each in node.body)

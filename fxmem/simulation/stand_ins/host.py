@@ -1,0 +1,277 @@
+"""Data loaders, what torch traces, and processes of a program that runs on a pretended card.
+
+It is one rank, alone or in a world that is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed.device_mesh
+import torch.nn.parallel
+import torch.utils.data
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import distributed as torch_distributed
+from fxmem._torch import programs as torch_programs
+from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.card.border import Border, has_fake_inside, move_to_card
+from fxmem.simulation.ranks import reducer
+from fxmem.simulation.ranks.mailbox import mail_patches
+from fxmem.simulation.ranks.world import World
+from fxmem.simulation.stand_ins.processes import started_patches
+
+_AS_WRITTEN: Final = b"a module as it was written, number "
+"""Before the number of a module in what `torch.jit.save` writes of it."""
+
+
+def loader_patches(border: Border, *, on_card: bool) -> torch_common.Patches:
+    """Data loaders work on the host. Where the host is the target, their batches enter as its inputs."""
+
+    def note_batch(original: Callable[..., Any], loader: Any) -> Any:
+        batch = original(loader)
+        border.host.note_batch(loader, list(find_tensors(batch)))
+        return batch
+
+    def note_loader(original: Callable[..., Any], iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        original(iterator, loader, *args, **kwargs)
+        border.host.note_loader(iterator, loader)
+
+    yield torch_programs.loaders_at_home(workers=on_card)
+    if on_card:
+        yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__init__", note_loader)
+        yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__next__", note_batch)
+        return
+
+    def run_on_host(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loading = torch_common.replace(border, "loading", True)
+        with loading, torch_common.no_modes(), torch_common.pause_observers():
+            return original(*args, **kwargs)
+
+    def next_batch(original: Callable[..., Any], loader: Any) -> Any:
+        batch = torch_common.tree_map_only(torch.Tensor, _entering, run_on_host(original, loader))
+        with torch_common.no_modes(), torch_common.pause_observers():
+            border.log.note_tensors(list(find_tensors(batch)))
+        return batch
+
+    yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__init__", run_on_host)
+    yield torch_common.wrap(torch_programs.LOADER_ITERATOR, "__next__", next_batch)
+
+
+def _entering(tensor: torch.Tensor) -> torch.Tensor:
+    """A batch's tensor on the target: integers keep their values."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+
+def find_tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch of any class, in its containers and attributes."""
+    pending, seen = [batch], dict[int, Any]()
+    while pending:
+        for leaf in torch_common.tree_iter(pending.pop()):
+            if isinstance(leaf, torch.Tensor):
+                yield leaf
+            elif id(leaf) not in seen and not isinstance(leaf, _WITHOUT_BATCHES):
+                seen[id(leaf)] = leaf
+                pending.append(getattr(leaf, "__dict__", None))
+
+
+_WITHOUT_BATCHES: Final = (type, types.ModuleType, types.FunctionType, torch.nn.Module)
+"""What has attributes and is no part of a batch."""
+
+
+def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
+    """Let `torch.jit.trace` and `make_fx` of what is on the card return what runs it as written, and `torch.jit.script`
+    what TorchScript's interpreter runs.
+
+    Such a module is saved as its number: this process loads a copy of it.
+    """
+    saved: list[torch.nn.Module] = []
+
+    def trace(original: Callable[..., Any], func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not has_fake_inside((func, example_inputs)):
+            return original(func, example_inputs, *args, **kwargs)
+        # The check runs the trace once without gradients, and TorchScript takes the first call for what all are like.
+        # It differentiates nothing by formulas of its own then, and what runs keeps what the code as written does.
+        more = (
+            "" if kwargs.get("check_trace", True) else ", where TorchScript's own formulas may keep more (check_trace)"
+        )
+        notes.note("answered", f"torch.jit.trace: the code as it was written{more}")
+        func(*(example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)))
+        return _Untraced(func)
+
+    def make_fx(original: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
+        traced = original(f, *args, **kwargs)
+        if sys._getframe(2).f_globals.get("__name__", "").startswith("torch."):
+            return traced
+
+        def trace_or_keep(*inputs: Any) -> Any:
+            if not has_fake_inside(inputs):
+                return traced(*inputs)
+            notes.note("answered", "make_fx: the code as it was written")
+            f(*inputs)
+            return _Untraced(f)
+
+        return trace_or_keep
+
+    def script(original: Callable[..., Any], obj: Any, *args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
+        with torch_programs.functions_to_script():
+            compiled = original(obj, *args, _frames_up=_frames_up + 2, **kwargs)  # names are those of its caller
+        if isinstance(obj, torch.nn.Module):  # a compiled one's parameters cannot become those of a pretended card
+            vars(obj)["forward"] = torch_programs.ScriptedForward(compiled, obj)
+            torch_programs.pass_for_scripted(obj)
+            return obj
+        return compiled
+
+    def save(original: Callable[..., Any], m: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if not torch_programs.is_as_written(m):
+            original(m, f, *args, **kwargs)
+            return
+        saved.append(m)
+        with contextlib.nullcontext(f) if hasattr(f, "write") else Path(f).open("wb") as file:
+            file.write(b"%s%d" % (_AS_WRITTEN, len(saved) - 1))
+
+    def load(original: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.nullcontext(f) if hasattr(f, "read") else Path(f).open("rb") as file:
+            begin = file.tell()
+            mark, _, number = file.read(64).partition(_AS_WRITTEN)
+            file.seek(begin)
+        if mark or not number:
+            return original(f, *args, **kwargs)
+        made = copy.deepcopy(saved[int(number)])
+        torch_programs.pass_for_scripted(made)
+        return made
+
+    yield torch_programs.scripts_unfused()
+    yield torch_common.wrap(torch.jit, "save", save)
+    yield torch_common.wrap(torch.jit, "load", load)
+    yield torch_common.wrap(torch.jit, "trace", trace)
+    yield torch_common.wrap(torch.jit, "script", script)
+    yield torch_programs.observe_make_fx(make_fx)
+
+
+class _Untraced:
+    """A model in the place of its trace, whose graph is empty."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.graph = torch_programs.empty_graph()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def process_patches(notes: MadeUpNotes, world: World | None, *, compiles: bool) -> torch_common.Patches:
+    """One process on one card: a rank of the world, or the first one, alone in its group."""
+
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*move_to_card(inputs), **move_to_card(kwargs))
+
+    yield _process_of_its_own()
+    yield from started_patches(notes, world)
+    yield torch_common.replace(torch.nn.DataParallel, "forward", forward)
+    if torch.distributed.is_available():
+        yield from _distributed(notes, world, compiles=compiles)
+
+
+@contextlib.contextmanager
+def _process_of_its_own() -> Iterator[None]:
+    """Accelerate finds no state of the process, as in a new one.
+
+    It keeps that in a dictionary of each of three classes (accelerate/state.py): what it knows of one rank it would
+    take for the next one's. What was there before is back afterwards.
+    """
+    before = {id(each): dict(each) for each in _shared_states()}
+    for each in _shared_states():
+        each.clear()
+    try:
+        yield
+    finally:
+        for each in _shared_states():
+            each.clear()
+            each.update(before.get(id(each), {}))
+
+
+def _shared_states() -> list[dict[str, Any]]:
+    state = sys.modules.get("accelerate.state")
+    kinds = (getattr(state, name, None) for name in ("PartialState", "AcceleratorState", "GradientState"))
+    return [kind._shared_state for kind in kinds if kind is not None]
+
+
+class _CardCount(int):
+    """The cards of a rank's machine, of which it finds its own alone.
+
+    Launched scripts look whether there are enough, divide their batch by them and start as many processes; where they
+    go through all (`range(count)`), or look for their own (`rank % count`), there is one.
+    """
+
+    _all: int
+
+    def __new__(cls, own: int, all_: int) -> _CardCount:
+        count = super().__new__(cls, own)
+        count._all = all_
+        return count
+
+    def __eq__(self, other: object) -> bool:
+        return int.__index__(self) == other or self._all == other
+
+    __hash__ = int.__hash__
+
+
+def _of_all(name: str) -> Callable[..., Any]:
+    operation = getattr(int, name)
+    return lambda count, *others: operation(count._all, *others)
+
+
+for _each in "lt le gt ge add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv int float str repr".split():
+    setattr(_CardCount, f"__{_each}__", _of_all(f"__{_each}__"))
+
+
+def _distributed(notes: MadeUpNotes, world: World | None, *, compiles: bool) -> torch_common.Patches:
+    place = world or World(1)
+
+    def init_process_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        which = "a group of one" if world is None else f"rank {place.rank} in a group of {place.size}"
+        notes.note("answered", f"init_process_group: {which} that answers at once")
+        torch_distributed.begin_fake_group(original, place.size, place.rank)
+
+    def device_count(original: Callable[..., int]) -> int:
+        asks_for_all = sys._getframe(2).f_code.co_name == "num_cuda_devices"
+        own, all_ = original(), int(place.variables["LOCAL_WORLD_SIZE"])
+        if not own:  # a rank on the CPU; with Lightning imported, torch takes more than none for a card that works
+            return own
+        return all_ if asks_for_all else own if world is None else _CardCount(own, all_)
+
+    # Of a machine's cards a rank finds its own alone, but Lightning compares the devices it is to use with all of them.
+    yield torch_common.wrap(torch.cuda, "device_count", device_count)
+    yield torch_common.wrap(torch.accelerator, "device_count", device_count)
+    yield place.prepared() if world is not None else torch_distributed.group_of_its_own()
+    yield torch_distributed.default_device(torch.device("cuda"))
+    for owner in (torch.distributed, torch.distributed.distributed_c10d, torch.distributed.device_mesh):
+        yield torch_common.wrap(owner, "init_process_group", init_process_group)
+    yield torch_distributed.futures_have_results()
+    yield mail_patches(place.rank, place.mailbox, functools.partial(notes.note, "answered"))
+
+    class DistributedDataParallel(reducer.DistributedDataParallel):
+        """That of a program."""
+
+        begins_as_one = not compiles  # compiled code would keep the first bucket
+
+        def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            super().__init__(module, *args, **kwargs)
+            sent = "no communication" if world is None else "and what they send"
+            notes.note("answered", f"DistributedDataParallel: one card, its gradient buckets counted, {sent}")
+
+    yield torch_distributed.replace_ddp(DistributedDataParallel)

@@ -1,0 +1,1 @@
+"""One step of a model: what was given, the model's copy, the step run, a generation."""

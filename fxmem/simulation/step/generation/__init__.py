@@ -1,0 +1,24 @@
+"""Generation: a prefill and a few decode steps are recorded, and the others are made by arithmetic."""
+
+from __future__ import annotations
+
+from fxmem.simulation.step.generation.any_analysis import AnyAnalysis, analyze_any, analyze_request
+from fxmem.simulation.step.generation.generation import Generation, GenerationRequest
+from fxmem.simulation.step.generation.recorded_generation import (
+    check_generates,
+    choose_cache,
+    generate,
+    generate_step,
+)
+
+__all__ = [
+    "AnyAnalysis",
+    "Generation",
+    "GenerationRequest",
+    "analyze_any",
+    "analyze_request",
+    "check_generates",
+    "choose_cache",
+    "generate",
+    "generate_step",
+]

@@ -1,0 +1,186 @@
+"""A stand-in for a model and its inputs, made of FakeTensors on the target's device.
+
+The model is copied, not borrowed: `copy.deepcopy` with every tensor replaced by a fake one of the same shape, strides
+and dtype. So the original keeps its weights, gradients, flags, hooks and whatever its forward writes to `self`, and
+nothing of its size is allocated. Tensors that are one stay one, and tensors that share a storage share one.
+
+Registered parameters and buffers go to the target's device, as `model.to(device)` would take them; other tensors the
+model holds stay on the CPU if that is where they are, as they would (on meta, they go to the target's device).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import modules as torch_modules
+from fxmem._torch import wrappers as torch_wrappers
+from fxmem.errors import AnalysisError
+from fxmem.simulation.asked import known_values
+from fxmem.simulation.recording.recording import deep_recursion
+from fxmem.simulation.step.model.accepted_models import without_compiled
+from fxmem.simulation.step.model.function_copies import Rebinder, tensors_behind
+
+
+def fake_model(model: torch.nn.Module, mode: torch_common.FakeTensorMode, device: torch.device) -> torch.nn.Module:
+    """The first of what `fake_copy` returns."""
+    return fake_copy(model, mode, device)[0]
+
+
+def fake_copy(
+    model: torch.nn.Module, mode: torch_common.FakeTensorMode, device: torch.device
+) -> tuple[torch.nn.Module, Callable[[Any, Mapping[int, torch.Tensor]], Any]]:
+    """A copy of `model` whose tensors are fake and, where registered, on `device`; and what makes a function about the
+    model one about the copy.
+
+    That takes the function and the fakes of the inputs, by the originals' ids. Other modules and tensors that the
+    function has at hand are copied to the device as well: a teacher's weights, the targets.
+
+    Raises AnalysisError for a model that cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    maker = torch_fakes.Maker(mode)
+    with mode:
+        for tensors in _by_storage(model):
+            memo.update(zip(map(id, tensors), _fakes(tensors, device, maker.empty), strict=True))
+        try:
+            # What copying a library's class warns of is not its user's doing.
+            with _CopyFakes(memo, device), deep_recursion(), warnings.catch_warnings(action="ignore"):
+                made = copy.deepcopy(model, memo)
+                rebinder = Rebinder(memo, foreach=device.type == "cuda")
+                rebinder.model(model)
+        except Exception as error:
+            raised = f"copying {type(model).__name__} raised {type(error).__name__}: {error}"
+            raise AnalysisError(
+                f"expected a model that copy.deepcopy can copy; {raised}. Pass a factory (a function that builds the "
+                f"model) instead of the model."
+            ) from error
+
+    def rebind(function: Any, inputs: Mapping[int, torch.Tensor]) -> Any:
+        memo.update(inputs)
+        found = [each for each in tensors_behind(function) if id(each) not in memo]
+        modules = [each for each in found if isinstance(each, torch.nn.Module)]
+        loose = [[each] for each in found if isinstance(each, torch.Tensor) and each.dim()]
+        with mode, _CopyFakes(memo, device), deep_recursion():
+            for tensors in (*_by_storage(*modules), *loose):
+                new = [tensor for tensor in tensors if id(tensor) not in memo]
+                memo.update(zip(map(id, new), _fakes(new, device, maker.empty) if new else (), strict=True))
+            for module in modules:
+                copy.deepcopy(module, memo)
+            for module in modules:
+                rebinder.model(module)
+            return rebinder.function(function)
+
+    return without_compiled(made), rebind
+
+
+def shadow_model(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the tree of modules over the same parameters and buffers: to change modules, not tensors."""
+    return _copy_model(model, {id(tensor): tensor for tensors in _by_storage(model) for tensor in tensors})
+
+
+def meta_model(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose floating-point parameters and buffers are on meta: to change these, too. Others are shared with the
+    model."""
+    memo: dict[int, Any] = {}
+    for tensors in _by_storage(model):
+        moved = _fakes(tensors, torch.device("meta")) if tensors[0].is_floating_point() else tensors
+        memo.update(zip(map(id, tensors), moved, strict=True))
+    return _copy_model(model, memo)
+
+
+def _copy_model(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    with deep_recursion():
+        made = copy.deepcopy(model, memo)
+    Rebinder(memo).model(model)
+    return made
+
+
+def fake_inputs(value: Any, mode: torch_common.FakeTensorMode, device: torch.device) -> Any:
+    """The same nested arguments with every tensor replaced by a fake one on `device`."""
+
+    @functools.cache  # tensors that are one stay one
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        return _fakes([tensor], device)[0]
+
+    with mode:
+        return torch_common.tree_map_only(torch.Tensor, fake, value)
+
+
+def _by_storage(*models: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    groups: dict[int, dict[int, torch.Tensor]] = {}
+    for module in itertools.chain.from_iterable(model.modules() for model in models):
+        for _, tensor in torch_modules.own_tensors(module):
+            key = torch_common.storage_key(tensor) if _is_plain(tensor) else id(tensor)
+            groups.setdefault(key, {})[id(tensor)] = tensor
+    for group in groups.values():
+        yield list(group.values())
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and not torch_wrappers.is_wrapper(tensor)
+        and not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
+    )
+
+
+def _fakes(
+    tensors: list[torch.Tensor], device: torch.device, empty: Callable[..., torch.Tensor] = torch.empty_strided
+) -> list[torch.Tensor]:
+    """Fakes for tensors that share one storage."""
+    first = tensors[0]
+    if first.layout is torch.strided and torch_wrappers.is_wrapper(first):
+        inside = [torch_wrappers.rebuild(tensor, lambda part: _fakes([part], device)[0]) for tensor in tensors]
+        return list(map(_like, tensors, inside))
+    if not _is_plain(first):
+        kind = "an uninitialised tensor" if first.layout is torch.strided else f"a tensor of layout {first.layout}"
+        raise AnalysisError(
+            f"expected dense, initialised tensors; got {kind}, whose memory its shape does not tell. "
+            "Give the model a dense tensor instead: padded, or of as many rows in all."
+        )
+    whole = len(tensors) == 1 and first.storage_offset() == 0
+    if whole and first.untyped_storage().nbytes() == torch_common.spanned_bytes(first):
+        return [_like(first, empty(first.shape, first.stride(), dtype=first.dtype, device=device))]
+    base = torch.empty(first.untyped_storage().nbytes(), dtype=torch.uint8, device=device)
+    return [_like(t, base.view(t.dtype).as_strided(t.shape, t.stride(), t.storage_offset())) for t in tensors]
+
+
+def _like(original: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    if isinstance(original, torch.nn.Parameter):
+        fake = torch_fakes.as_parameter(fake, original.requires_grad)
+    elif original.requires_grad:
+        fake.requires_grad_()
+    if torch_wrappers.is_wrapper(fake):
+        return fake
+    known_values.give(fake, original)
+    vars(fake).update({k: v for k, v in vars(original).items() if not isinstance(v, torch.Tensor)})
+    return fake
+
+
+class _CopyFakes(TorchFunctionMode):
+    """Answers `Tensor.__deepcopy__`, for tensors a model keeps elsewhere than among its parameters and buffers."""
+
+    def __init__(self, memo: dict[int, Any], device: torch.device) -> None:
+        super().__init__()
+        self._memo = memo
+        self._device = device
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor = args[0]
+        if id(tensor) not in self._memo:
+            self._memo[id(tensor)] = _fakes([tensor], self._device if tensor.is_meta else tensor.device)[0]
+        return self._memo[id(tensor)]
