@@ -61,7 +61,6 @@ OPTIONS = {
     "--strategy": ["chen"],
     "--application": ["operators"],
     "--host-memory": ["1GiB"],
-    "--certificate": [],
     "--code": [],
     "--quick": [],
     "--no-plans": [],

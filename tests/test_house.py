@@ -554,7 +554,7 @@ def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     )
     needed, *optional = (
         {name.replace("-", "_") for name in declared()[each]}
-        for each in ("dependencies", "dask", "mcp", "opt", "pytest", "serve", "zoo")
+        for each in ("dependencies", "dask", "mcp", "pytest", "serve", "zoo")
     )
     assert imported - set().union(*optional) == needed
 

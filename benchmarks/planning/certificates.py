@@ -16,10 +16,10 @@ import torchvision
 
 import fxmem
 from benchmarks import RESULTS, make_inputs
+from benchmarks.planning.certificate import certify
 from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import parse_input
 from fxmem.errors import ExceededError
-from fxmem.planning import certify
 from fxmem.records.names import Application
 from fxmem.simulation.step.analysis import Analysis, analyze_step
 from fxmem.simulation.step.request import StepRequest

@@ -6,7 +6,6 @@ What a planner says of a plan's peak is an estimate; a promise needs the plan ap
 (`fxmem.whatif.verified_plan`).
 """
 
-from fxmem.planning.certificate import certify
 from fxmem.planning.operators.calls import OperatorCall, OperatorValue, StretchPath
 from fxmem.planning.operators.offload_planner import OffloadPlanner
 from fxmem.planning.operators.offloads import HostLink
@@ -31,6 +30,5 @@ __all__ = [
     "StretchPath",
     "Tables",
     "allowed_applications",
-    "certify",
     "register",
 ]

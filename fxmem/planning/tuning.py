@@ -151,16 +151,3 @@ OFFLOAD_LEAST_BYTES: Final = 1 << 20
 """Bytes of the smallest result that is offloaded: a copy takes Python time, too. Chosen, not measured."""
 OFFLOAD_MOST_VALUES: Final = 600
 """Results that are looked at for offloading, the largest. Chosen, not measured."""
-
-# --- certificates -----------------------------------------------------------------------------------------------------
-
-CERTIFICATE_STEPS: Final = 1 << 20
-"""Steps that a budget is divided into; what is kept is rounded down to them, so that the bound stays one. Chosen, not
-measured."""
-CERTIFICATE_MOST_COST: Final = 1 << 40
-"""FLOPs are counted in steps so large that all together are no more than this. Chosen, not measured."""
-SMALL_STORAGES: Final = 1000
-"""Storages that together are less than this part of the budget are not counted. Chosen, not measured: a program of
-fewer variables, and a bound hardly lower."""
-MOMENTS: Final = 1200
-"""Moments that are counted at most: those with most bytes alive without a plan. Chosen, not measured."""

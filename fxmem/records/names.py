@@ -84,8 +84,6 @@ GROWING: Final = 16
 """The same at most, while more is kept after each."""
 STEADY: Final = 100
 """The same, of a program that is run until it is steady."""
-EFFORT: Final = 4.0
-"""Deterministic work of the search for a certificate, unless the user gives another."""
 
 
 class Application(StrEnum):

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import Field, RootModel
+from pydantic import Field, RootModel, model_validator
 
 from fxmem.records.files import write_text
 from fxmem.records.names import Application
@@ -153,33 +153,6 @@ class CurvePoint(Record):
     """Estimated; see `Plan.before_seconds`."""
 
 
-class Certificate(Record):
-    """How much cheaper a plan of checkpoints could be at most: no plan within `budget_bytes` runs fewer FLOPs again
-    than `lower_bound_flops`."""
-
-    budget_bytes: Bytes
-    """Peak of requested bytes within which every bounded plan stays."""
-    application: Application
-    """The bounded plans: all plans applied like this one, with regions and regions within regions of any number and
-    depth, that begin and end at any node (GRAPH), or that are calls of modules or of consecutive children of an
-    `nn.Sequential` (MODULES), and that keep any of their products' results, or none."""
-    lower_bound_flops: int | None
-    """Extra FLOPs that each of them needs at least; operators without a formula count as 0. None: no plan keeps
-    the budget."""
-    gap_flops: int | None
-    """Most FLOPs that the plan may recompute needlessly. None where either is unknown, and where the plan's peak is an
-    estimate that the bound contradicts."""
-    optimal: bool
-    """Whether the plan is proven to need the fewest FLOPs: the gap is 0."""
-    complete: bool
-    """Whether the bound is the relaxation's exact optimum; otherwise the search ended at its limit, and more of it
-    might raise the bound."""
-    effort: float
-    """Limit of the search, in CP-SAT's units of deterministic work: the same answer on every machine."""
-    solver: str
-    """What found the bound, with its version."""
-
-
 class PlannedStep(Record):
     """The step with a plan, as its analysis found it, in short."""
 
@@ -249,13 +222,21 @@ class Plan(Viewed, Headed, Versioned):
     was given."""
     planned: PlannedStep | None = Field(default=None, exclude_if=lambda value: value is None)
     """The step with the plan; None where `after` is an estimate."""
-    certificate: Certificate | None = None
-    """A bound on the cost of any plan within the budget; None if none was requested."""
     parameters: int | None = None
     """Elements of the parameters of the model it was made for; None where that was not counted."""
     operators: Mapped[str, int] = Field(default_factory=dict)
     """In an OPERATORS plan, how often the planned forward calls each operator: a changed program is noticed by it."""
     assumptions: Many[Assumption] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, fields: Any) -> Any:
+        """Plans that 0.1 saved have a certificate, which nothing reads any more."""
+        return (
+            {name: each for name, each in fields.items() if name != "certificate"}
+            if "certificate" in fields
+            else fields
+        )
 
     @property
     def extra_fraction(self) -> float | None:

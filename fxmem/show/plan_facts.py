@@ -7,7 +7,7 @@ from typing import Any
 
 from fxmem.errors import UsageError
 from fxmem.hardware.step_time import has_rates
-from fxmem.records.plan import Certificate, Plan
+from fxmem.records.plan import Plan
 from fxmem.records.profile import Headed, Kind, Peak, Profile, Record
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, percent, printable, to_words
 from fxmem.show.facts import compare_with_target, describe_inputs, target_facts
@@ -111,28 +111,8 @@ def effect_facts(plan: Plan) -> Iterator[Fact]:
         yield Fact("Budget", f"{exact_bytes(plan.budget_bytes)}: {kept}", tone="good" if spare >= 0 else "bad")
     if plan.analysed or compare_with_target(plan, plan.after)[0] is False:  # an estimate lacks what is reserved
         yield from target_facts(plan, plan.after)
-    if plan.certificate is not None:
-        yield Fact("Proof", _proof(plan, plan.certificate))
     if not plan.analysed:
         yield Fact("Note", "an estimate from the report: the plan has not been applied and analysed again")
-
-
-def _proof(plan: Plan, certificate: Certificate) -> str:
-    """The certificate in a sentence."""
-    those = "checkpoints of whole modules" if certificate.application == "modules" else "checkpoints"
-    if certificate.lower_bound_flops is None:
-        return f"no {those} keep {exact_bytes(certificate.budget_bytes)}: this plan's peak is an estimate, and too low"
-    if certificate.optimal:
-        return f"no {those} within the same peak run fewer FLOPs again"
-    least = _share(certificate.lower_bound_flops, plan.forward_flops)
-    bound = f"any {those} within the same peak run at least {least} of FLOPs again"
-    if certificate.gap_flops is not None:
-        bound += f"; this plan is within {_share(certificate.gap_flops, plan.forward_flops)} of the cheapest"
-    return bound + ("" if certificate.complete else "; the search ended at its limit, a longer one may prove more")
-
-
-def _share(flops: int, forward: int | None) -> str:
-    return f"{100 * flops / forward:.1f} %" if forward else format_flops(flops)
 
 
 def plan_words(plan: Plan) -> str:

@@ -69,7 +69,7 @@ def plan(
         application: "operators" (the program runs once; results of single operators are recomputed), "modules" (whole
             modules run again), "graph" (regions may begin and end anywhere; needs a model that
             `torch.fx.symbolic_trace` accepts), or None for whichever is cheapest.
-        regions_only: leaves "operators" out: certificates are about regions.
+        regions_only: leaves "operators" out.
         edits_only: leaves out all but modules that an edit of your own source checkpoints (`Plan.to_code`).
         host_memory: pinned memory of the host, in bytes or as "64GiB", where results of single operators may wait
             between forward and backward instead of being recomputed; they are copied while the card computes. None:

@@ -21,7 +21,7 @@ from fxmem.cli.step import (
     read_program,
 )
 from fxmem.errors import ExceededError, UsageError
-from fxmem.records.names import EFFORT, Application
+from fxmem.records.names import Application
 from fxmem.records.registry import STRATEGIES
 
 if TYPE_CHECKING:
@@ -68,15 +68,6 @@ ARGUMENTS = (
         "operators: single results are recomputed, the program runs once (default: whichever is cheapest)",
     ),
     HOST_MEMORY,
-    argument(
-        "--certificate",
-        nargs="?",
-        type=float,
-        const=EFFORT,
-        metavar="EFFORT",
-        help="also prove how few FLOPs any plan within the same peak runs again; the search ends after so much work "
-        f"(default {EFFORT:g}; needs fxmem[opt])",
-    ),
     flag(
         "--code",
         "print the edits of your own source instead of the table; without --application the plan is of modules that "
@@ -91,7 +82,6 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem plan`; return the exit code and the text for stdout."""
-    from fxmem.planning import certificate
     from fxmem.show import graph
     from fxmem.show.text import plan as plan_reporting
 
@@ -99,16 +89,12 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     budget = read_budget(options)
     if options.compile is not None and options.run_program is None:
         return _plan_compiled(options, budget)
-    if options.certificate is not None:
-        certificate.cp_sat()
     program = read_program(options)
     check_host_memory(options, of_model=program is None and not is_report(options.model))
     if program is None and is_report(options.model):
         plan, profile, timeline = _plan_report(options, budget)
     else:
         plan, profile, timeline = _plan_step(options, program, budget)
-    if options.certificate is not None:
-        plan = plan.model_copy(update={"certificate": certificate.certify(profile, plan, options.certificate)})
     if options.svg is not None:
         write_drawing(options, options.svg, graph.render(profile, timeline, graph.DrawingOptions(plan=plan)).svg)
     return _exit_code(plan), write_json(
@@ -142,7 +128,7 @@ def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | N
     """The `activation_memory_budget` of a compiled step."""
     from fxmem.show.text import compile_plan as reporting
 
-    given = [f"--{name}" for name in ("application", "certificate", "code", "svg") if getattr(options, name)]
+    given = [f"--{name}" for name in ("application", "code", "svg") if getattr(options, name)]
     given += ["--host-memory"] if options.host_memory else []
     given += ["--strategy"] if options.strategy != "auto" else []
     if given:
@@ -172,7 +158,6 @@ def _plan_step(
             options.strategy,
             budget,
             progress=progress,
-            regions_only=options.certificate is not None,  # what it speaks of
             host_memory=options.host_memory,
         )
         if not options.code or options.application is not None:

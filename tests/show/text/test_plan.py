@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from fxmem.records import schemas
 from fxmem.records.names import Application
-from fxmem.records.plan import Certificate, CurvePoint, Edit, Plan, Region
+from fxmem.records.plan import CurvePoint, Edit, Plan, Region
 from fxmem.records.profile import InputTensor, Kind, Peak, Phase, SourceLine
 from fxmem.show.text.plan import table
 from tests import ROOT
@@ -137,52 +137,9 @@ def test_the_table_says_what_it_frees_and_costs() -> None:
     assert "kept, 512.0 MiB to spare" in text
 
 
-CERTIFICATE = Certificate(
-    budget_bytes=3 * GIB,
-    application=Application.MODULES,
-    lower_bound_flops=90_000_000_000,
-    gap_flops=6_005_000_000,
-    optimal=False,
-    complete=True,
-    effort=4,
-    solver="OR-tools 9, CP-SAT",
-)
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        (
-            {},
-            (
-                "any checkpoints of whole modules within the same peak run at least 9.0 % of FLOPs again; this plan is "
-                "within 0.6 % of the cheapest"
-            ),
-        ),
-        ({"complete": False}, "0.6 % of the cheapest; the search ended at its limit, a longer one may prove more"),
-        (
-            {"gap_flops": 0, "optimal": True},
-            "no checkpoints of whole modules within the same peak run fewer FLOPs again",
-        ),
-        (
-            {"lower_bound_flops": None, "gap_flops": None},
-            "keep 3.00 GiB (3,221,225,472 bytes): this plan's peak is an estimate, and too low",
-        ),
-        (
-            {"application": Application.GRAPH, "gap_flops": None},
-            "any checkpoints within the same peak run at least 9.0 % of FLOPs again",
-        ),
-    ],
-)
-def test_a_certificate_is_a_sentence(fields: dict[str, Any], expected: str) -> None:
-    text = table(plan(certificate=CERTIFICATE.model_copy(update=fields)), width=300)
-    assert expected in " ".join(text.split())
-    assert "Proof" not in table(plan(), width=300)
-
-
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_no_line_is_too_wide_and_equal_regions_are_one_line(width: int) -> None:
-    text = table(plan(certificate=CERTIFICATE), width=width)
+    text = table(plan(), width=width)
     assert max(map(len, text.splitlines())) <= width
     assert sum("layers." in row for row in text.splitlines()) == 1
     assert "layers.0-31  x32" in text

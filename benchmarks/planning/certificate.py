@@ -1,21 +1,57 @@
 """A lower bound on the cost of every plan within a peak, proved by CP-SAT.
 
-What is bounded, and why it is a bound, stands in `fxmem.planning.lower_bound`. The search is OR-tools' CP-SAT on one
-thread with a fixed seed, ended by deterministic work and not by the clock.
+What is bounded, and why it is a bound, stands in `benchmarks.planning.lower_bound`. The search is OR-tools' CP-SAT on
+one thread with a fixed seed, ended by deterministic work and not by the clock.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from importlib import metadata
-from typing import Any
+from typing import Any, Final
 
+from benchmarks.planning.lower_bound import Relaxation, relax
 from fxmem.errors import EnvironmentLacksError, UsageError
-from fxmem.planning import tuning
-from fxmem.planning.lower_bound import Relaxation, relax
-from fxmem.records.names import EFFORT, Application
-from fxmem.records.plan import Certificate, Plan
+from fxmem.records.names import Application
+from fxmem.records.plan import Plan
 from fxmem.records.profile import Profile
+
+EFFORT: Final = 4.0
+"""Deterministic work of the search, unless another is given."""
+_STEPS: Final = 1 << 20
+"""Steps that a budget is divided into; what is kept is rounded down to them, so that the bound stays one. Chosen, not
+measured."""
+_MOST_COST: Final = 1 << 40
+"""FLOPs are counted in steps so large that all together are no more than this. Chosen, not measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """How much cheaper a plan of checkpoints could be at most: no plan within `budget_bytes` runs fewer FLOPs again
+    than `lower_bound_flops`."""
+
+    budget_bytes: int
+    """Peak of requested bytes within which every bounded plan stays."""
+    application: Application
+    """The bounded plans: all plans applied like this one, with regions and regions within regions of any number and
+    depth, that begin and end at any node (GRAPH), or that are calls of modules or of consecutive children of an
+    `nn.Sequential` (MODULES), and that keep any of their products' results, or none."""
+    lower_bound_flops: int | None
+    """Extra FLOPs that each of them needs at least; operators without a formula count as 0. None: no plan keeps
+    the budget."""
+    gap_flops: int | None
+    """Most FLOPs that the plan may recompute needlessly. None where either is unknown, and where the plan's peak is an
+    estimate that the bound contradicts."""
+    optimal: bool
+    """Whether the plan is proven to need the fewest FLOPs: the gap is 0."""
+    complete: bool
+    """Whether the bound is the relaxation's exact optimum; otherwise the search ended at its limit, and more of it
+    might raise the bound."""
+    effort: float
+    """Limit of the search, in CP-SAT's units of deterministic work: the same answer on every machine."""
+    solver: str
+    """What found the bound, with its version."""
 
 
 def certify(profile: Profile, plan: Plan, effort: float = EFFORT) -> Certificate:
@@ -74,7 +110,7 @@ def cp_sat() -> tuple[Any, str]:
         from ortools.sat.python import cp_model
     except ImportError as error:
         raise EnvironmentLacksError(
-            "a certificate needs OR-tools, which is not installed: pip install 'fxmem[opt]'"
+            "a certificate needs OR-tools, which is not installed: pip install ortools"
         ) from error
     return cp_model, metadata.version("ortools")
 
@@ -91,13 +127,13 @@ def _least(program: Relaxation, budget_bytes: int, effort: float, cp_model: Any)
         model.add_bool_or([literal(number) for number in clause])
     for parts, whole in program.sums:
         model.add(sum(literal(part) for part in parts) == literal(whole))
-    step = max(budget_bytes // tuning.CERTIFICATE_STEPS, 1)
+    step = max(budget_bytes // _STEPS, 1)
     for load in program.loads:
         model.add(sum(nbytes // step * literal(held) for nbytes, held in load.held) <= load.room // step)
     total = sum(flops for flops, _ in program.costs)
     unit = max(math.gcd(*(flops for flops, _ in program.costs)), 1)
-    if total // unit > tuning.CERTIFICATE_MOST_COST:
-        unit = total // tuning.CERTIFICATE_MOST_COST
+    if total // unit > _MOST_COST:
+        unit = total // _MOST_COST
     model.minimize(sum(flops // unit * literal(caused) for flops, caused in program.costs))
 
     solver = cp_model.CpSolver()

@@ -29,11 +29,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
 from fxmem.hardware.op_classes import is_product
-from fxmem.planning import tuning
 from fxmem.planning.arrays import Bools, Ints
 from fxmem.planning.lookups import group, ops_by_node, results_by_op
 from fxmem.planning.regions.candidates import module_spans
@@ -41,6 +41,11 @@ from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.records.names import Application
 from fxmem.records.profile import Kind, Phase, Profile
 
+_SMALL_STORAGES: Final = 1000
+"""Storages that together are less than this part of the budget are not counted. Chosen, not measured: a program of
+fewer variables, and a bound hardly lower."""
+_MOMENTS: Final = 1200
+"""Moments that are counted at most: those with most bytes alive without a plan. Chosen, not measured."""
 _OF_THE_ENGINE = frozenset({"aten.sum.dim_IntList", "aten._to_copy.default"})
 """Operators with which the autograd engine brings a gradient to the shape and dtype of what it is the gradient of."""
 
@@ -119,7 +124,7 @@ class _Builder:
         held = dict(self._find_retained())
         moments = sorted(self._moments(), key=lambda moment: -moment.unplanned)
         program.short = max(0, *(moment.nbytes - self.budget for moment in moments)) if moments else 0
-        for moment in moments[: tuning.MOMENTS]:
+        for moment in moments[:_MOMENTS]:
             load = self._load(moment, held)
             if sum(nbytes for nbytes, _ in load.held) > load.room:
                 program.loads.append(load)
@@ -142,7 +147,7 @@ class _Builder:
         ]
         made.sort(key=lambda index: (profile.storages[index].nbytes, index))
         self._droppable = made
-        small = np.cumsum([profile.storages[index].nbytes for index in made]) <= self.budget // tuning.SMALL_STORAGES
+        small = np.cumsum([profile.storages[index].nbytes for index in made]) <= self.budget // _SMALL_STORAGES
         return sorted(index for index, tiny in zip(made, small, strict=True) if not tiny)
 
     @cached_property
