@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 import re
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -67,22 +69,42 @@ class Package:
     """By their names in the module."""
 
     def kernel(
-        self, source: str, names: str = "", flops: Callable[..., int] | None = None, *, is_composed: bool = False
+        self,
+        source: str,
+        names: str = "",
+        flops: Callable[..., int] | None = None,
+        *,
+        takes: str = "",
+        is_composed: bool = False,
     ) -> Callable[[Run], Run]:
         """Add a row for each of these names, else for that of the function: a decorator. Arguments as of `Kernel`.
+
+        Args:
+            takes: names of the kernel's arguments in their order. The row and its FLOPs are then given a `Call`.
 
         Raises:
             ValueError: the package has a row of this name.
         """
 
         def add(run: Run) -> Run:
+            order = takes.split()
+            row = functools.partial(_bind, run, order) if order else run
+            count = functools.partial(_bind, flops, order) if order and flops else flops
             for name in names.split() or [run.__name__]:
                 if name in self.kernels:
                     raise ValueError(f"expected one row for {self.module}.{name}, got a second one")
-                self.kernels[name] = Kernel(run, source, flops, is_composed)
+                self.kernels[name] = Kernel(row, source, count, is_composed)
             return run
 
         return add
+
+
+Call = types.SimpleNamespace
+"""The arguments of a kernel's call by their names; None for one that is not given."""
+
+
+def _bind(run: Callable[[Call], Any], order: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+    return run(Call(**{**dict.fromkeys(order), **dict(zip(order, args, strict=False)), **kwargs}))
 
 
 PACKAGES: Registry[Package] = registry.PACKAGES

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fxmem.simulation.kernels.packages import Package, register
+from fxmem.simulation.kernels.packages import Call, Package, register
 
 PACKAGE = Package(
     module="causal_conv1d_cuda",
@@ -35,22 +34,14 @@ def causal_conv1d_update(*_: Any) -> None:
     """The result and the state are written to what is given."""
 
 
-@kernel(_SOURCE, flops=lambda x, weight, *_: 4 * x.numel() * weight.shape[-1])
-def causal_conv1d_bwd(  # noqa: PLR0913 - the kernel's own
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    dout: Tensor,
-    seq_idx: Any,
-    initial_states: Any,
-    dfinal_states: Any,
-    dx: Tensor,
-    dweight: Tensor,
-    dbias: Tensor | None,
-    *_: Any,
-) -> None:
+_BACKWARD = "x weight bias dout seq_idx initial_states dfinal_states dx dweight dbias"
+
+
+@kernel(_SOURCE, flops=lambda call: 4 * call.x.numel() * call.weight.shape[-1], takes=_BACKWARD)
+def causal_conv1d_bwd(call: Call) -> None:
     """Gradients are written to what is given; the result's is copied where it lies otherwise than `x`. Deterministic
     algorithms sum those of the weights for each sequence, or each chunk of it, first."""
+    x, dout = call.x, call.dout
     batch, channels, tokens = x.shape
     is_last = x.stride(1) == 1 and x.stride(2) > 1
     if not is_last and dout.stride(2) != 1:
@@ -60,7 +51,7 @@ def causal_conv1d_bwd(  # noqa: PLR0913 - the kernel's own
     if not torch.are_deterministic_algorithms_enabled():
         return
     rows = (batch, -(-tokens // (64 if tokens <= 128 else 128))) if is_last else (batch,)
-    for target, sizes in ((dweight, weight.shape), (dbias, (channels,))):
+    for target, sizes in ((call.dweight, call.weight.shape), (call.dbias, (channels,))):
         if target is not None:
             sums = x.new_zeros((*rows, *sizes), dtype=torch.float32)
             target.add_(sums.sum(tuple(range(len(rows)))))

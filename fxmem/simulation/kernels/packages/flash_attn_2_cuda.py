@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fxmem.hardware.operators import flash_head, flash_splits
 from fxmem.records.units import round_up
-from fxmem.simulation.kernels.packages import Package, register
+from fxmem.simulation.kernels.packages import Call, Package, register
 
 PACKAGE = Package(
     module="flash_attn_2_cuda",
@@ -25,6 +25,16 @@ PACKAGE = Package(
 register("flash-attn-2-cuda", PACKAGE)
 kernel = PACKAGE.kernel
 _SOURCE = "flash_api.cpp"
+_MASK = "is_causal left right softcap"
+_OUTER = "cu_seqlens_q cu_seqlens_k"
+_LONGEST = "max_seqlen_q max_seqlen_k p_dropout softmax_scale zero_tensors"
+_FORWARD = f"q k v out alibi_slopes p_dropout softmax_scale {_MASK} return_softmax generator"
+_PACKED = f"q k v out {_OUTER} seqused_k leftpad_k block_table alibi_slopes {_LONGEST} {_MASK} return_softmax generator"
+_GRADIENTS = "dout q k v out softmax_lse dq dk dv"
+_BACKWARD = f"{_GRADIENTS} alibi_slopes p_dropout softmax_scale {_MASK} deterministic generator rng_state"
+_PACKED_BACKWARD = f"{_GRADIENTS} {_OUTER} alibi_slopes {_LONGEST} {_MASK} deterministic generator rng_state"
+_CACHED = f"""q k_cache v_cache k v cache_seqlens rotary_cos rotary_sin cache_batch_idx cache_leftpad block_table
+alibi_slopes out softmax_scale {_MASK} rotary_interleaved num_splits"""
 
 
 def _floats(like: Tensor, *shape: int) -> Tensor:
@@ -42,45 +52,33 @@ def _split_keys(q: Tensor, batch: int, heads: int, queries: int, keys: int, size
     return (_floats(q, *rows), _floats(q, *rows, flash_head(size))) if parts > 1 else None
 
 
-def _is_grouped(q: Tensor, k: Tensor, queries: int, left: int, right: int, slopes: Any) -> bool:
+def _is_grouped(call: Call, k: Tensor, queries: int) -> bool:
     """Whether the heads of a group are taken as its queries: one token of each sequence, for which causal is no mask,
-    and no other mask."""
-    return queries == 1 and q.shape[-2] > k.shape[-2] and left < 0 and right < 0 and slopes is None
+    no other mask, and no dropout."""
+    has_mask = call.left >= 0 or call.right >= 0 or call.alibi_slopes is not None
+    drops = getattr(call, "p_dropout", 0)
+    return queries == 1 and call.q.shape[-2] > k.shape[-2] and not has_mask and not drops
 
 
-def _flops(q: Tensor, k: Tensor, *_: Any) -> int:
-    return 4 * q.numel() * k.shape[1]
+def _scores(call: Call, batch: int, heads: int, queries: int, keys: int) -> tuple[int, ...]:
+    return (batch, heads, round_up(queries, 128), round_up(keys, 128)) if call.return_softmax else (0,)
 
 
-@kernel(_SOURCE, flops=_flops)
-def fwd(  # noqa: PLR0913 - the kernel's own
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor | None,
-    alibi_slopes: Any,
-    p_dropout: float,
-    softmax_scale: float,
-    is_causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    return_softmax: bool,
-    generator: Any,
-) -> Any:
+@kernel(_SOURCE, flops=lambda call: 4 * call.q.numel() * call.k.shape[1], takes=_FORWARD)
+def fwd(call: Call) -> Any:
     """The result, log-sum-exps `(B, H, S)`, the scores if they are asked for, seed and offset."""
+    q, k = call.q, call.k
     batch, queries, heads, size = whole = q.shape
     keys, groups = k.shape[1:3]
-    left, right = (-1 if each >= keys else each for each in (left, right))
-    is_grouped = p_dropout == 0 and _is_grouped(q, k, queries, left, right, alibi_slopes)
+    call.left, call.right = (-1 if each >= keys else each for each in (call.left, call.right))
+    is_grouped = _is_grouped(call, k, queries)
     if is_grouped:
         q = q.reshape(batch, groups, heads // groups, size).transpose(1, 2)
         queries, heads = heads // groups, groups
-    made = torch.empty_like(q) if out is None else out
+    made = torch.empty_like(q) if call.out is None else call.out
     statistics = _floats(q, batch, heads, queries)
-    scores = (batch, heads, round_up(queries, 128), round_up(keys, 128)) if return_softmax else (0,)
-    kept = q.new_empty(scores)
-    parts = _split_keys(q, batch, heads, queries, keys, size) if p_dropout == 0 else None
+    kept = q.new_empty(_scores(call, batch, heads, queries, keys))
+    parts = _split_keys(q, batch, heads, queries, keys, size) if call.p_dropout == 0 else None
     state = q.new_empty(2, dtype=torch.int64)
     del parts
     if is_grouped:
@@ -88,46 +86,19 @@ def fwd(  # noqa: PLR0913 - the kernel's own
     return made, statistics, kept, state
 
 
-def _packed_flops(q: Tensor, k: Tensor, *rest: Any) -> int:
-    return 4 * q.numel() * int(rest[9])
-
-
-@kernel(_SOURCE, flops=_packed_flops)
-def varlen_fwd(  # noqa: PLR0913 - the kernel's own
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor | None,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    seqused_k: Any,
-    leftpad_k: Any,
-    block_table: Any,
-    alibi_slopes: Any,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    p_dropout: float,
-    softmax_scale: float,
-    zero_tensors: bool,
-    is_causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    return_softmax: bool,
-    generator: Any,
-) -> Any:
+@kernel(_SOURCE, flops=lambda call: 4 * call.q.numel() * int(call.max_seqlen_k), takes=_PACKED)
+def varlen_fwd(call: Call) -> Any:
     """The same of packed sequences, with log-sum-exps `(H, all tokens)`; keys are taken apart in decoding alone."""
-    batch, (_, heads, size) = cu_seqlens_q.numel() - 1, q.shape
-    groups, queries, whole = k.shape[-2], max_seqlen_q, q.shape
-    is_grouped = p_dropout == 0 and _is_grouped(q, k, queries, left, right, alibi_slopes)
+    q, groups, queries, keys = call.q, call.k.shape[-2], call.max_seqlen_q, call.max_seqlen_k
+    batch, (_, heads, size) = call.cu_seqlens_q.numel() - 1, q.shape
+    is_grouped, whole = _is_grouped(call, call.k, queries), q.shape
     if is_grouped:
         queries, heads = heads // groups, groups
         q = q.reshape(batch, groups, queries, size).transpose(1, 2).reshape(batch * queries, groups, size)
-    made = torch.empty_like(q) if out is None else out
+    made = torch.empty_like(q) if call.out is None else call.out
     statistics = _floats(q, heads, q.shape[0])
-    scores = (batch, heads, round_up(queries, 128), round_up(max_seqlen_k, 128)) if return_softmax else (0,)
-    kept = q.new_empty(scores)
-    parts = _split_keys(q, batch, heads, queries, max_seqlen_k, size) if is_grouped else None
+    kept = q.new_empty(_scores(call, batch, heads, queries, keys))
+    parts = _split_keys(q, batch, heads, queries, keys, size) if is_grouped else None
     state = q.new_empty(2, dtype=torch.int64)
     del parts
     if is_grouped:
@@ -136,11 +107,14 @@ def varlen_fwd(  # noqa: PLR0913 - the kernel's own
     return made, statistics, kept, state
 
 
-def _backward(q: Tensor, k: Tensor, v: Tensor, given: Any, sums: Any, rows: Any, copies: int) -> Any:
+def _backward(call: Call, batch: int, sums: Any, rows: Any) -> Any:
     """Gradients; a float copy of that of queries, of which deterministic kernels sum several; those of keys and values
     for every head of queries, summed in the end."""
-    made = [torch.empty_like(like) if each is None else each for each, like in zip(given, (q, k, v), strict=True)]
+    q, k = call.q, call.k
+    given = ((call.dq, q), (call.dk, k), (call.dv, call.v))
+    made = [torch.empty_like(like) if each is None else each for each, like in given]
     heads, groups, size = q.shape[-2], k.shape[-2], q.shape[-1]
+    copies = -(-_multiprocessors() // (batch * heads)) if call.deterministic else 1
     statistics = _floats(q, *sums)
     summed = _floats(q, *((copies,) if copies > 1 else ()), *rows, heads, flash_head(size))
     if heads != groups:
@@ -151,124 +125,46 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, given: Any, sums: Any, rows: Any,
     return *made, statistics
 
 
-def _copies(deterministic: bool, batch: int, heads: int) -> int:
-    return -(-_multiprocessors() // (batch * heads)) if deterministic else 1
-
-
-def _backward_flops(dout: Tensor, q: Tensor, k: Tensor, *_: Any) -> int:
-    return 10 * q.numel() * k.shape[1]
-
-
-@kernel(_SOURCE, flops=_backward_flops)
-def bwd(  # noqa: PLR0913 - the kernel's own
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    alibi_slopes: Any,
-    p_dropout: float,
-    softmax_scale: float,
-    is_causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    deterministic: bool,
-    *_: Any,
-) -> Any:
+@kernel(_SOURCE, flops=lambda call: 10 * call.q.numel() * call.k.shape[1], takes=_BACKWARD)
+def bwd(call: Call) -> Any:
     """Gradients, and sums over each row of gradient times result."""
-    batch, queries, heads, _size = q.shape
+    batch, queries, heads, _size = call.q.shape
     rows = round_up(queries, 128)
-    copies = _copies(deterministic, batch, heads)
-    return _backward(q, k, v, (dq, dk, dv), (batch, heads, rows), (batch, rows), copies)
+    return _backward(call, batch, (batch, heads, rows), (batch, rows))
 
 
-def _packed_backward_flops(dout: Tensor, q: Tensor, k: Tensor, *rest: Any) -> int:
-    return 10 * q.numel() * int(rest[10])
-
-
-@kernel(_SOURCE, flops=_packed_backward_flops)
-def varlen_bwd(  # noqa: PLR0913 - the kernel's own
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    alibi_slopes: Any,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    p_dropout: float,
-    softmax_scale: float,
-    zero_tensors: bool,
-    is_causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    deterministic: bool,
-    *_: Any,
-) -> Any:
+@kernel(_SOURCE, flops=lambda call: 10 * call.q.numel() * int(call.max_seqlen_k), takes=_PACKED_BACKWARD)
+def varlen_bwd(call: Call) -> Any:
     """The same of packed sequences, with 128 rows between each of them and the next."""
-    batch, heads = cu_seqlens_q.numel() - 1, q.shape[1]
-    rows = q.shape[0] + 128 * batch
-    return _backward(q, k, v, (dq, dk, dv), (heads, rows), (rows,), _copies(deterministic, batch, heads))
+    batch = call.cu_seqlens_q.numel() - 1
+    rows = call.q.shape[0] + 128 * batch
+    return _backward(call, batch, (call.q.shape[1], rows), (rows,))
 
 
-def _cache_flops(q: Tensor, k_cache: Tensor, *rest: Any) -> int:
-    return 4 * q.numel() * _cached_keys(k_cache, rest[8])
+def _cached_keys(call: Call) -> int:
+    return int(call.k_cache.shape[1] * (1 if call.block_table is None else call.block_table.shape[1]))
 
 
-def _cached_keys(k_cache: Tensor, block_table: Any) -> int:
-    return int(k_cache.shape[1] * (1 if block_table is None else block_table.shape[1]))
-
-
-@kernel(_SOURCE, flops=_cache_flops)
-def fwd_kvcache(  # noqa: PLR0913 - the kernel's own
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    cache_seqlens: Any,
-    rotary_cos: Any,
-    rotary_sin: Any,
-    cache_batch_idx: Any,
-    cache_leftpad: Any,
-    block_table: Any,
-    alibi_slopes: Any,
-    out: Tensor | None,
-    softmax_scale: float,
-    is_causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    rotary_interleaved: bool,
-    num_splits: int,
-) -> Any:
+@kernel(_SOURCE, flops=lambda call: 4 * call.q.numel() * _cached_keys(call), takes=_CACHED)
+def fwd_kvcache(call: Call) -> Any:
     """The result and log-sum-exps. Heads of a size that is no multiple of 8 are padded, in the cache as well."""
+    q, out = call.q, call.out
     batch, queries, heads, size = whole = q.shape
-    keys, groups = _cached_keys(k_cache, block_table), k_cache.shape[2]
-    is_grouped = size % 8 == 0 and _is_grouped(q, k_cache, queries, left, right, alibi_slopes)
+    keys, groups = _cached_keys(call), call.k_cache.shape[2]
+    is_grouped = size % 8 == 0 and _is_grouped(call, call.k_cache, queries)
     if is_grouped:
         q = q.reshape(batch, groups, heads // groups, size).transpose(1, 2)
         queries, heads = heads // groups, groups
     padded = round_up(size, 8)
     if padded != size:
-        q, *widened = (torch.nn.functional.pad(each, (0, padded - size)) for each in (q, k_cache, v_cache))
+        caches = (q, call.k_cache, call.v_cache)
+        q, *widened = (torch.nn.functional.pad(each, (0, padded - size)) for each in caches)
     made = torch.empty_like(q) if out is None or padded != size else out
     statistics = _floats(q, batch, heads, queries)
     if padded != size:
-        widened += [torch.nn.functional.pad(each, (0, padded - size)) for each in (k, v) if each is not None]
-    parts = _split_keys(q, batch, heads, queries, keys, padded, num_splits)
+        fresh = (each for each in (call.k, call.v) if each is not None)
+        widened += [torch.nn.functional.pad(each, (0, padded - size)) for each in fresh]
+    parts = _split_keys(q, batch, heads, queries, keys, padded, call.num_splits)
     del parts
     if padded != size:
         made = made[..., :size] if out is None else out.copy_(made[..., :size])

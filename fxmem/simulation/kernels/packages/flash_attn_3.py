@@ -16,7 +16,7 @@ from torch import Tensor
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
 from fxmem.records.units import round_up
-from fxmem.simulation.kernels.packages import Package, register
+from fxmem.simulation.kernels.packages import Call, Package, register
 
 
 def _call_rows(interface: Any) -> torch_common.Patches:
@@ -35,6 +35,12 @@ PACKAGE = Package(
 register("flash-attn-3", PACKAGE)
 kernel = PACKAGE.kernel
 _SOURCE = "flash_api.cpp"
+_FORWARD = """q k v k_new v_new q_v out cu_seqlens_q cu_seqlens_k cu_seqlens_k_new seqused_q seqused_k max_seqlen_q
+max_seqlen_k page_table kv_batch_idx leftpad_k rotary_cos rotary_sin seqlens_rotary q_descale k_descale v_descale
+softmax_scale is_causal left right attention_chunk softcap rotary_interleaved scheduler_metadata num_splits pack_gqa
+sm_margin"""
+_BACKWARD = """dout q k v out softmax_lse dq dk dv cu_seqlens_q cu_seqlens_k seqused_q seqused_k max_seqlen_q
+max_seqlen_k softmax_scale is_causal left right softcap deterministic sm_margin"""
 _HEADS = (64, 96, 128, 192, 256)
 """Sizes of heads that there are kernels for."""
 
@@ -43,24 +49,21 @@ def _head(size: int) -> int:
     return next((each for each in _HEADS if size <= each), _HEADS[-1])
 
 
-def _count_keys(k: Tensor, packed: Any, longest: Any, pages: Any = None) -> int:
-    if pages is not None:
-        return int(pages.shape[1] * k.shape[1])
-    return int(k.shape[1] if packed is None else longest)
+def _count_keys(call: Call) -> int:
+    if getattr(call, "page_table", None) is not None:
+        return int(call.page_table.shape[1] * call.k.shape[1])
+    return int(call.k.shape[1] if call.cu_seqlens_k is None else call.max_seqlen_k)
 
 
-def _sum_products(q: Tensor, v: Tensor, keys: int, of_keys: int, of_values: int) -> int:
+def _sum_products(call: Call, of_keys: int, of_values: int) -> int:
     """FLOPs of products of all scores with keys, and with values."""
-    size = q.shape[-1]
-    return 2 * (q.numel() // size) * keys * (of_keys * size + of_values * v.shape[-1])
+    size = call.q.shape[-1]
+    rows = call.q.numel() // size
+    return int(2 * rows * _count_keys(call) * (of_keys * size + of_values * call.v.shape[-1]))
 
 
-def _flops(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> int:
-    return _sum_products(q, v, _count_keys(k, rest[5], rest[10], rest[11]), 1, 1)
-
-
-@kernel(_SOURCE, flops=_flops)
-def fwd(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+@kernel(_SOURCE, flops=lambda call: _sum_products(call, 1, 1), takes=_FORWARD)
+def fwd(call: Call) -> Any:
     """The result, log-sum-exps, and both of each part of the keys where they are taken apart.
 
     Results are those of queries in bfloat16 where these are in float8.
@@ -68,15 +71,15 @@ def fwd(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
     Raises:
         AnalysisError: the kernel is to choose itself how many parts there are, by tiles that were not read.
     """
-    out, packed, splits = rest[3], rest[4], rest[28]
+    q, packed, splits = call.q, call.cu_seqlens_q, call.num_splits
     if splits < 1:
         raise AnalysisError(
             f"expected num_splits of at least 1, got {splits}: FlashAttention-3 then chooses by the tiles of its "
             "kernels, which fxmem does not know. Give the number, as in flash_attn_with_kvcache(..., num_splits=1)"
         )
-    heads, size = q.shape[-2], v.shape[-1]
+    heads, size = q.shape[-2], call.v.shape[-1]
     dtype = torch.bfloat16 if q.dtype is torch.float8_e4m3fn else q.dtype
-    made = q.new_empty((*q.shape[:-1], size), dtype=dtype) if out is None else out
+    made = q.new_empty((*q.shape[:-1], size), dtype=dtype) if call.out is None else call.out
     rows = (heads, q.shape[0]) if packed is not None else (q.shape[0], heads, q.shape[1])
     statistics = q.new_empty(rows, dtype=torch.float32)
     batch = q.shape[0] if packed is None else packed.numel() - 1
@@ -102,65 +105,42 @@ def _find_tile(size: int, *, is_causal: bool, is_local: bool, is_capped: bool) -
     return 128 if size <= 64 else 64, 128 if size <= 128 else 80 if size <= 192 else 64
 
 
-def _backward_flops(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> int:
-    return _sum_products(q, v, _count_keys(k, rest[6], rest[10]), 3, 2)
-
-
-@kernel(_SOURCE, flops=_backward_flops)
-def bwd(  # noqa: PLR0913 - the kernel's own
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    seqused_q: Any,
-    seqused_k: Any,
-    max_seqlen_q: Any,
-    max_seqlen_k: Any,
-    softmax_scale: Any,
-    is_causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    deterministic: bool,
-    *_: Any,
-) -> Any:
+@kernel(_SOURCE, flops=lambda call: _sum_products(call, 3, 2), takes=_BACKWARD)
+def bwd(call: Call) -> Any:
     """Two numbers for each row of scores, and sums in float32: of the gradient of queries; where heads share keys, of
     those of keys and values as well. All of these are returned."""
-    given = [torch.empty_like(like) if each is None else None for each, like in ((dq, q), (dk, k), (dv, v))]
+    q, k, v, left, right = call.q, call.k, call.v, call.left, call.right
+    packed_q, packed_k = call.cu_seqlens_q, call.cu_seqlens_k
+    written = ((call.dq, q), (call.dk, k), (call.dv, v))
+    given = [torch.empty_like(like) if each is None else None for each, like in written]
     heads, groups = q.shape[-2], k.shape[-2]
-    queries = q.shape[1] if cu_seqlens_q is None else int(max_seqlen_q)
-    keys = _count_keys(k, cu_seqlens_k, max_seqlen_k)
+    queries = q.shape[1] if packed_q is None else int(call.max_seqlen_q)
+    keys = _count_keys(call)
     left, right = -1 if left >= keys - 1 else left, -1 if right >= queries - 1 else right
-    right = 0 if is_causal else right
+    right = 0 if call.is_causal else right
     is_causal = left < 0 and right == 0
     is_local = (left >= 0 or right >= 0) and not is_causal
     size = _head(max(q.shape[-1], v.shape[-1]))
-    tile, key_tile = _find_tile(size, is_causal=is_causal, is_local=is_local, is_capped=softcap > 0)
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
+    tile, key_tile = _find_tile(size, is_causal=is_causal, is_local=is_local, is_capped=call.softcap > 0)
+    batch = q.shape[0] if packed_q is None else packed_q.numel() - 1
     first: tuple[int, ...] = ()
-    if all(each is None for each in (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)):
+    if all(each is None for each in (packed_q, packed_k, call.seqused_q, call.seqused_k)):
         first, rows, key_rows = (batch,), round_up(queries, tile), round_up(keys, key_tile)
     else:
         total, key_total = (
             each.shape[0] if packed is not None else batch * each.shape[1]
-            for each, packed in ((q, cu_seqlens_q), (k, cu_seqlens_k))
+            for each, packed in ((q, packed_q), (k, packed_k))
         )
         rows, key_rows = round_up(total + batch * tile, tile), round_up(key_total + batch * key_tile, key_tile)
 
     def sums(*shape: int) -> Tensor:
-        return q.new_empty((*first, *shape), dtype=torch.float32)
+        made: Tensor = q.new_empty((*first, *shape), dtype=torch.float32)
+        return made
 
     found: list[Tensor | None] = [sums(heads, rows), sums(heads, rows), sums(heads, rows * size)]
     found += [sums(groups, key_rows * size) if heads != groups else None for _ in range(2)]
     counts = [(-(-queries // tile), batch, heads)]
-    counts += [(-(-keys // key_tile), batch, groups)] * (2 if heads != groups and deterministic else 0)
+    counts += [(-(-keys // key_tile), batch, groups)] * (2 if heads != groups and call.deterministic else 0)
     semaphores = [q.new_empty(each, dtype=torch.int32) for each in counts]
     del given, semaphores
     return tuple(found)

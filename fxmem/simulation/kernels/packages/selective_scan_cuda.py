@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxmem.simulation.kernels.packages import Package, register
+from fxmem.simulation.kernels.packages import Call, Package, register
 
 PACKAGE = Package(
     module="selective_scan_cuda",
@@ -39,28 +39,14 @@ def fwd(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Any, z: Te
     return [out, states, *gated]
 
 
-@kernel(_SOURCE)
-def bwd(  # noqa: PLR0913 - the kernel's own
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    dout: Tensor,
-    x: Any,
-    out: Tensor | None,
-    dz: Tensor | None,
-    delta_softplus: bool,
-    recompute_out_z: bool,
-) -> Any:
+@kernel(_SOURCE, takes="u delta A B C D z delta_bias dout x out dz delta_softplus recompute_out_z")
+def bwd(call: Call) -> Any:
     """Gradients, those of B and C summed in float32 where they change with the tokens."""
+    z, dz, out, weights = call.z, call.dz, call.out, (call.B, call.C)
     gated = [] if z is None else [torch.empty_like(z) if dz is None else dz]
-    again = [torch.empty_like(out)] if recompute_out_z and out is not None else []
-    made = [torch.empty_like(u), torch.empty_like(delta), torch.zeros_like(A)]
-    summed = [torch.zeros_like(each, dtype=torch.float32 if each.dim() >= 3 else each.dtype) for each in (B, C)]
-    of_weights = [None if each is None else torch.zeros_like(each) for each in (D, delta_bias)]
-    turned = [each.to(like.dtype) for each, like in zip(summed, (B, C), strict=True)]
+    again = [torch.empty_like(out)] if call.recompute_out_z and out is not None else []
+    made = [torch.empty_like(call.u), torch.empty_like(call.delta), torch.zeros_like(call.A)]
+    summed = [torch.zeros_like(each, dtype=torch.float32 if each.dim() >= 3 else each.dtype) for each in weights]
+    of_weights = [None if each is None else torch.zeros_like(each) for each in (call.D, call.delta_bias)]
+    turned = [each.to(like.dtype) for each, like in zip(summed, weights, strict=True)]
     return [*made, *turned, *of_weights, *gated, *again]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
-from fxmem.simulation.kernels.packages import Package, enumeration, norm_tensors, register
+from fxmem.simulation.kernels.packages import Call, Package, enumeration, norm_tensors, register
 
 aten = torch.ops.aten
 
@@ -121,68 +121,44 @@ def _plain(*given: Any) -> None:
 # --- products ---------------------------------------------------------------------------------------------------------
 
 
-def _product_flops(A: Tensor, transA: bool, B: Tensor, *_: Any, **__: Any) -> int:
+_PRODUCT = """A transA B transB D quantizer output_dtype bias bias_type gelu gelu_in grad workspace workspace_size
+accumulate use_split_accumulator comm_overlap comm_type extra_output"""
+_PRODUCTS = "A transA B transB D D_type m_splits bias bias_type single_output pre_gelu_out grad"
+
+
+def _product_flops(A: Tensor, transA: bool, B: Tensor) -> int:
     inner = A.shape[-1] if transA else A.numel() // A.shape[-1]
     return 2 * A.numel() * B.numel() // max(inner, 1)
 
 
-@kernel("gemm.cpp", flops=_product_flops)
-def generic_gemm(  # noqa: PLR0913 - the kernel's own
-    A: Tensor,
-    transA: bool,
-    B: Tensor,
-    transB: bool,
-    D: Any,
-    quantizer: Any,
-    output_dtype: Any,
-    bias: Tensor | None,
-    bias_type: Any,
-    gelu: bool,
-    gelu_in: Any,
-    grad: bool,
-    *_: Any,
-    comm_overlap: Any = None,
-    extra_output: Any = None,
-    **__: Any,
-) -> Any:
+@kernel("gemm.cpp", flops=lambda call: _product_flops(call.A, call.transA, call.B), takes=_PRODUCT)
+def generic_gemm(call: Call) -> Any:
     """Column-major: the result is B times A, each transposed as the flag says. The workspace is the caller's."""
-    _plain(A, B, quantizer)
-    if comm_overlap is not None:
+    A, B = call.A, call.B
+    _plain(A, B, call.quantizer)
+    if call.comm_overlap is not None:
         raise AnalysisError("expected products apart from communication; TransformerEngine's userbuffers have no rows")
-    rows = (B.shape[-1],) if transB else tuple(B.shape[:-1])
-    shape = (*rows, A.numel() // A.shape[-1] if transA else A.shape[-1])
-    dtype = A.dtype if output_dtype is None else _DTYPES[int(output_dtype)]
-    out = torch.empty(shape, dtype=dtype, device=B.device) if D is None else D
-    of_bias = torch.empty(B.shape[-1], dtype=out.dtype, device=B.device) if bias is not None and grad else None
-    before = torch.empty(shape, dtype=out.dtype, device=B.device) if gelu and not grad else None
-    return out, of_bias, before, extra_output
+    rows = (B.shape[-1],) if call.transB else tuple(B.shape[:-1])
+    shape = (*rows, A.numel() // A.shape[-1] if call.transA else A.shape[-1])
+    dtype = A.dtype if call.output_dtype is None else _DTYPES[int(call.output_dtype)]
+    out = torch.empty(shape, dtype=dtype, device=B.device) if call.D is None else call.D
+    has_bias = call.bias is not None and call.grad
+    of_bias = torch.empty(B.shape[-1], dtype=out.dtype, device=B.device) if has_bias else None
+    before = torch.empty(shape, dtype=out.dtype, device=B.device) if call.gelu and not call.grad else None
+    return out, of_bias, before, call.extra_output
 
 
-def _grouped_flops(A: list[Tensor], transA: bool, B: list[Tensor], *_: Any, **__: Any) -> int:
-    return sum(_product_flops(a, transA, b) for a, b in zip(A, B, strict=True))
+def _grouped_flops(call: Call) -> int:
+    return sum(_product_flops(a, call.transA, b) for a, b in zip(call.A, call.B, strict=True))
 
 
-@kernel("gemm.cpp", flops=_grouped_flops)
-def te_general_grouped_gemm(  # noqa: PLR0913 - the kernel's own
-    A: list[Tensor],
-    transA: bool,
-    B: list[Tensor],
-    transB: bool,
-    D: Any,
-    D_type: Any,
-    m_splits: Any,
-    bias: list[Tensor],
-    bias_type: Any,
-    single_output: bool,
-    pre_gelu_out: list[Tensor],
-    grad: bool,
-    *_: Any,
-) -> Any:
+@kernel("gemm.cpp", flops=_grouped_flops, takes=_PRODUCTS)
+def te_general_grouped_gemm(call: Call) -> Any:
     """A product for each expert, written to what is given."""
-    _plain(*A, *B)
-    if D is None:
+    _plain(*call.A, *call.B)
+    if call.D is None:
         raise AnalysisError("expected te_general_grouped_gemm with its outputs; without them it has no row")
-    return bias
+    return call.bias
 
 
 @kernel("transpose.cpp")
