@@ -98,7 +98,9 @@ def main() -> int:
         row = f"{room or 'fxmem':<24}{files:>6}{lines:>8,}{code:>8,}{tokens:>9,}"
         if before is not None:
             old = [each.total() if room is None else each[room] for each in (before.code, before.tokens)]
-            row += "".join(f"{new - was:>+9,}" if new != was else " " * 9 for new, was in zip((code, tokens), old, strict=True))
+            row += "".join(
+                f"{new - was:>+9,}" if new != was else " " * 9 for new, was in zip((code, tokens), old, strict=True)
+            )
         print(row.rstrip())
     code = now.code.total()
     if most is not None and code > most:

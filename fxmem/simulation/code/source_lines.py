@@ -25,7 +25,9 @@ from fxmem.records.units import package_path
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(fxmem.__file__) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
-_STARTERS = tuple(_HERE + os.path.join("simulation", *path) for path in (("step", "step.py"), ("program", "launcher.py")))
+_STARTERS = tuple(
+    _HERE + os.path.join("simulation", *path) for path in (("step", "step.py"), ("program", "launcher.py"))
+)
 """Files that start a step or a program: beyond them is the caller of the analysis."""
 _NOT_THE_USERS = (_TORCH, _HERE, contextlib.__file__, functools.__file__, OWN_FILES)
 
