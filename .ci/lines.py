@@ -78,14 +78,14 @@ def main() -> int:
     """Print the table; 1 if there is more code than `--most`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package", nargs="?", type=Path, help="another package")
-    parser.add_argument("--most", type=int, help="lines of code that fail; `tool.fxmem.most-code-lines` by default")
+    parser.add_argument("--most", type=int, help="lines of code that fail; `tool.house.most-code-lines` by default")
     settings = parser.parse_args()
     most, before = settings.most, None
     if settings.package is None:
         before = read_main()
         if most is None:
             project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-            most = project["tool"]["fxmem"]["most-code-lines"]
+            most = project["tool"]["house"]["most-code-lines"]
     now = Counts(read_folder(settings.package or ROOT / "fxmem"))
     head = f"{'room':<24}{'files':>6}{'lines':>8}{'code':>8}{'tokens':>9}"
     print(head + (f"{'code':>9}{'tokens':>9}  against main" if before else ""))
@@ -104,7 +104,7 @@ def main() -> int:
         print(row.rstrip())
     code = now.code.total()
     if most is not None and code > most:
-        print(f"expected at most {most:,} lines of code (pyproject.toml, tool.fxmem), got {code:,}", file=sys.stderr)
+        print(f"expected at most {most:,} lines of code (pyproject.toml, tool.house), got {code:,}", file=sys.stderr)
         return 1
     return 0
 

@@ -493,7 +493,7 @@ def test_more_lines_than_the_wall_fail(tmp_path: Path) -> None:
     assert (enough.returncode, enough.stdout.splitlines()[1].split()) == (0, ["room", "1", "7", "4", "9"])
     more = python(".ci/lines.py", str(tmp_path), "--most", "3")
     assert more.returncode == 1
-    assert more.stderr == "expected at most 3 lines of code (pyproject.toml, tool.fxmem), got 4\n"
+    assert more.stderr == "expected at most 3 lines of code (pyproject.toml, tool.house), got 4\n"
 
 
 MOST_ATTRIBUTES = 25
