@@ -232,11 +232,7 @@ class Plan(Viewed, Headed, Versioned):
     @classmethod
     def _read_older(cls, fields: Any) -> Any:
         """Plans that 0.1 saved have a certificate, which nothing reads any more."""
-        return (
-            {name: each for name, each in fields.items() if name != "certificate"}
-            if "certificate" in fields
-            else fields
-        )
+        return {name: fields[name] for name in fields if name != "certificate"} if isinstance(fields, dict) else fields
 
     @property
     def extra_fraction(self) -> float | None:

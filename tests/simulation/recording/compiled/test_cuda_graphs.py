@@ -16,7 +16,7 @@ from fxmem.records.names import GRAPH_INPUT, GRAPH_POOL
 from fxmem.records.profile import Kind
 from tests.profiles import small_profile
 
-MEASURED = Path(__file__).parents[3] / "benchmarks" / "results" / "cuda-graphs-2026-11-23.md"
+MEASURED = Path(__file__).parents[4] / "benchmarks" / "results" / "cuda-graphs-2026-11-23.md"
 
 
 def measured(name: str) -> tuple[int, int]:
