@@ -258,7 +258,7 @@ def test_an_agent_does_ten_tasks(folder: Path) -> None:
             assert program["growth_bytes"] > 0
             assert leak["meaning"].startswith("grows by ")
             assert "until step 1,000" in leak["meaning"]  # the program's own
-            assert any("leak.py" in each["place"] for each in leak["answer"]["findings"])
+            assert any("leak.py" in each["kept_at"] for each in program["grown"])
             # 6: mended as it says, it grows no more
             (folder / "leak.py").write_text(
                 (folder / "leak.py").read_text().replace("append(loss)", "append(loss.item())")
