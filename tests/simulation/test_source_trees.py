@@ -171,6 +171,22 @@ def test_another_file_that_is_given_it_may_empty_it(code: str, other: str, write
     assert is_unbounded(KEPT, read_sources(files[:1]))
 
 
+def test_a_variable_of_another_file_is_none_of_a_function_here(write: Write) -> None:
+    kept = "kept = []\nkept.append(x)"
+    anew = "def other(each):\n    if each:\n        kept = frozenset(each)"
+    cut = "def other(each):\n    kept = find(each)\n    kept.clear()"
+    files = write(
+        kept, "def train():\n    " + kept.replace("\n", "\n    "), anew, cut, cut.replace("kept", "train.kept")
+    )
+    in_module, in_function = {Named("0.py", "", "kept")}, {Named("1.py", "train", "kept")}
+    assert is_unbounded(in_module, read_sources([files[0], files[2]]))  # its variable is bound anew, and no more
+    assert not is_unbounded(in_module, read_sources([files[0], files[3]]))  # which may have found it there
+    assert is_unbounded(in_function, read_sources([files[1], files[3]]))
+    assert not is_unbounded(in_function, read_sources([files[1], files[4]]))  # it may have been put there
+    own = {Named("2.py", "other", "kept")}
+    assert not is_unbounded(own, read_sources([files[2]]))
+
+
 def test_where_a_value_is_made() -> None:
     code = "kept = []\ndef train(self):\n    self.kept = list()\n    kept = self.kept\n    kept = kept + [1]\n"
     found = [

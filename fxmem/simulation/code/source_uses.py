@@ -47,7 +47,7 @@ class Use(NamedTuple):
     """What a place in the code does with something that it calls by a name."""
 
     does: str
-    """"adds", "removes", "measures", "limits" or "gives"."""
+    """"adds", "removes", "rebinds", "measures", "limits" or "gives"."""
     scope: str | None = None
     """Whose own the name is there; None: not known."""
     of_class: str | None = None
@@ -67,6 +67,8 @@ class _Code(NamedTuple):
     """By the name that something has there."""
     arguments: Mapping[str, Sequence[tuple[Sequence[str], Mapping[str, Collection[Named]]]]]
     """By function, and by class for what makes one: its arguments, and what has each of them (in no file)."""
+    functions: Collection[str]
+    """Names of its scopes that are functions."""
 
 
 # --- what bounds something --------------------------------------------------------------------------------------------
@@ -97,26 +99,30 @@ def is_unbounded(names: Collection[Named], sources: Sources) -> bool:
     another may go, or a line that makes it anew now and then.
     """
     found = {use.does for use, _ in _find_meant(names, sources)}
-    return "adds" in found and found.isdisjoint(("removes", "measures"))
+    return "adds" in found and found.isdisjoint(("removes", "rebinds", "measures"))
 
 
 def _find_meant(names: Collection[Named], sources: Sources, owners: Collection[str] = ()) -> list[tuple[Use, bool]]:
     """The places that may mean what has these names, and whether they surely do.
 
     Functions and classes that are given it have it as their argument. Of what nobody knows whose it is, a file means
-    its own where it has something of that name, unless it is one of those where this is made.
+    its own where it has something of that name, unless it is one of those where this is made. A variable of another
+    file is none of a function here, for nobody imports that; and to rebind one changes nothing of what this one has.
     """
     known, near, found = {*names}, {each.file for each in names}, list[tuple[Use, bool]]()
     for _ in range(_PASSES):
         given, found = set[tuple[str, int | str]](), []
         for name in sorted({each.name for each in known}):
+            is_local = all(sources.is_local(each) for each in known if each.name == name)
             for file, uses in sources.uses(name).items():
-                is_open = file in near or all(each.scope is None for each in uses)
+                is_near = file in near
+                is_open = is_near or all(each.scope is None for each in uses)
                 for use in uses:
                     scopes = (each for each in (use.scope, use.of_class) if each is not None)
                     is_its = any(Named(file, each, name) in known for each in scopes)
-                    if is_its or (use.scope is None and is_open):
-                        found.append((use, is_its or (file in near and (not use.owner or use.owner in owners))))
+                    may_be = is_near or use.owner or not (is_local or use.does == "rebinds")
+                    if is_its or (use.scope is None and is_open and may_be):
+                        found.append((use, is_its or (is_near and (not use.owner or use.owner in owners))))
                         given.add((use.callee, use.argument))
         handed_on = {each for callee, argument in given if callee for each in sources.find_arguments(callee, argument)}
         if handed_on <= known:
@@ -133,7 +139,7 @@ class Sources:
     """
 
     def __init__(self, texts: Iterable[tuple[str, str]]) -> None:
-        self._texts = tuple(texts)
+        self._texts = dict(texts)
         self._uses: dict[str, Mapping[str, Sequence[Use]]] = {}
         self._arguments: dict[tuple[str, int | str], Collection[Named]] = {}
 
@@ -143,6 +149,10 @@ class Sources:
             found = ((file, code.uses.get(name)) for file, code in self._find_code(name))
             self._uses[name] = {file: uses for file, uses in found if uses}
         return self._uses[name]
+
+    def is_local(self, named: Named) -> bool:
+        """Whether something is a variable of a function."""
+        return named.scope in find_uses(self._texts.get(named.file, "")).functions
 
     def find_arguments(self, callee: str, argument: int | str) -> Collection[Named]:
         """What functions of this name call an argument that they are given, if they are the program's."""
@@ -158,7 +168,7 @@ class Sources:
         return self._arguments[callee, argument]
 
     def _find_code(self, word: str) -> Iterator[tuple[str, _Code]]:
-        return ((file, find_uses(text)) for file, text in self._texts if word in text)
+        return ((file, find_uses(text)) for file, text in self._texts.items() if word in text)
 
 
 _index: Final = functools.lru_cache(maxsize=4)(Sources)
@@ -178,6 +188,7 @@ def find_uses(text: str) -> _Code:
     tree = parse(text)
     uses: dict[str, list[Use]] = {}
     arguments: dict[str, list[Any]] = {}
+    functions = set[str]()
 
     def walk(node: ast.AST, scope: _Scope, inside: Inside) -> None:
         for use, of in _find_effects(node):
@@ -185,7 +196,8 @@ def find_uses(text: str) -> _Code:
             own = _find_scope(of, scope, of_class)
             if use.does == "makes":  # elsewhere than at first
                 is_others = not owner and own is not None and own != scope.name
-                use = use._replace(does="removes" if is_others or is_now_and_then(name, inside) else "")
+                empties = "removes" if owner or own is not None else "rebinds"
+                use = use._replace(does=empties if is_others or is_now_and_then(name, inside) else "")
             if name and use.does:
                 uses.setdefault(name, []).append(
                     use._replace(scope=own, of_class=of_class and of_class.name, owner=owner)
@@ -194,13 +206,14 @@ def find_uses(text: str) -> _Code:
         if isinstance(node, (_Function, ast.ClassDef)):
             inner = _Scope.open(node, scope)
             if isinstance(node, _Function):
+                functions.add(inner.name)
                 callee = scope.name.rpartition(".")[2] if inner.name.endswith("__init__") else inner.last_name
                 arguments.setdefault(callee, []).append(_name_arguments(node, inner, scope))
         for child in ast.iter_child_nodes(node):
             walk(child, inner, inside)
 
     walk(tree, _Scope.open(tree, None), None)
-    return _Code(uses, arguments)
+    return _Code(uses, arguments, functions)
 
 
 def _find_effects(node: ast.AST) -> Iterator[tuple[Use, ast.AST]]:
