@@ -8,10 +8,6 @@ import os
 import socket
 import stat
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
-
-UNWRITTEN_NS: Final = 1_000_000_000
-"""When a copy was written to last that the program has written nothing to: its original may grow meanwhile."""
 
 
 def find_descriptors(kept: Collection[int | None], *, writes: bool, sends: bool) -> dict[int, str]:
@@ -44,7 +40,6 @@ def part_descriptors(files: Mapping[int, str], find_place: Callable[[str], str])
         flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
         try:
             other = os.open(find_place(file), flags)
-            os.utime(other, ns=(UNWRITTEN_NS, UNWRITTEN_NS))
             os.lseek(other, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
         except OSError:
             other = os.open(os.devnull, os.O_RDWR)

@@ -67,6 +67,8 @@ class Isolation:
     """Where it notes what came from the network; None for nowhere."""
     has_begun: bool = False
     """Whether this process is apart already."""
+    begun_ns: int = 0
+    """When it was, by the clock that files have."""
 
     def unsent(self) -> Isolation:
         """The same, but that the program sends nothing."""
@@ -117,7 +119,7 @@ class Isolation:
             return None
         redirect = self.redirect
         with redirect.pause():
-            found = find_written(redirect.written, settings, folders or (os.getcwd(),), self.received)
+            found = find_written(redirect.written, settings, folders or (os.getcwd(),), self.received, self.begun_ns)
             names = [name_from_here(each) for each in redirect.removed]
         there = {each.path for each in found.written}
         gone = tuple(WrittenFile(path=each, change="removed") for each in names if each not in there)
@@ -139,7 +141,11 @@ def isolate_block(settings: IsolationSettings) -> Iterator[Isolation]:
 
 
 def find_written(
-    written: Callable[[], Written], settings: IsolationSettings, folders: Sequence[str], received: int
+    written: Callable[[], Written],
+    settings: IsolationSettings,
+    folders: Sequence[str],
+    received: int,
+    begun_ns: int = 0,
 ) -> ProgramFiles:
     """List what a program wrote, and move what is to stay: downloads, and what the settings ask for.
 
@@ -148,9 +154,10 @@ def find_written(
         settings: where they are kept.
         folders: the user's, whose temporary files are files like others.
         received: where it noted what came from the network.
+        begun_ns: as of `list_files`.
     """
     downloads = read_received(received)
-    files = list_files(written(), folders, downloads)
+    files = list_files(written(), folders, downloads, begun_ns)
     keep_downloads(written(), downloads)
     if settings.keep_files is not None:
         keep_files(written(), files, settings.keep_files)

@@ -109,7 +109,7 @@ def run_apart(
             if not settings.write:
                 found = run(dataclasses.replace(isolation, in_overlay=True), [*folders, os.path.expanduser("~")])
                 if _NO_VIEW not in found:
-                    files = find_written(layers.written, settings, folders, received.fileno())
+                    files = find_written(layers.written, settings, folders, received.fileno(), found["begun_ns"])
                     return Apart(found["text"], files, _network_of(found))
         else:
             temporary = tempfile.TemporaryDirectory(prefix=REDIRECTED, ignore_cleanup_errors=True)
@@ -119,6 +119,7 @@ def run_apart(
             return Apart(found["text"], None, _network_of(found))
         isolation.redirect = Redirect(tempfile.mkdtemp(dir=run.folder))
         found = run(isolation)
+        isolation.begun_ns = found["begun_ns"]
         return Apart(found["text"], isolation.find_written(settings, folders), _network_of(found))
 
 
@@ -309,7 +310,11 @@ def _work(
         found = answer_work(lambda: work(isolation))
         if (redirect := isolation.redirect) is not None:
             found |= {"removed": redirect.removed, "is_guarded": redirect.is_guarded}
-        found |= {"reach": isolation.reach, "was_refused": isolation.reach == "none" and was_refused()}
+        found |= {
+            "begun_ns": isolation.begun_ns,
+            "reach": isolation.reach,
+            "was_refused": isolation.reach == "none" and was_refused(),
+        }
         stream.write(format_answer(found))
     with contextlib.ExitStack() as stack:  # for what the program does at its end, and its threads
         for patch in isolation.patches(MadeUpNotes()):
@@ -341,6 +346,24 @@ def _go_apart(isolation: Isolation, layers: list[str] | None, tried: Sequence[st
         _guard(redirect)
     if given:
         part_descriptors(given, (lambda file: file) if redirect is None else redirect.place_to_change)
+    if isolation.received is not None and os.utime in os.supports_fd:
+        isolation.begun_ns = _wait_for_tick(isolation.received)
+
+
+def _wait_for_tick(file: int) -> int:
+    """The time of the next tick of the clock that files have, so that what is copied by now is older."""
+
+    def touch() -> int:
+        os.utime(file)
+        return os.fstat(file).st_ctime_ns
+
+    before = now = touch()
+    for _ in range(50):  # a tick is 1 to 10 ms; a file system without such times has none
+        if now != before:
+            break
+        time.sleep(0.001)
+        now = touch()
+    return now
 
 
 def _guard(redirect: Redirect) -> None:

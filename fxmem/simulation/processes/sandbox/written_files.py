@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from fxmem.hardware.workspaces import cache_directory
 from fxmem.records.profile import FileChange, WrittenFile
-from fxmem.simulation.processes.sandbox.descriptors import UNWRITTEN_NS
 from fxmem.simulation.processes.sandbox.received import digest_file
 
 PREFIX = "fxmem-aside-"
@@ -108,13 +107,17 @@ def _list(folder: str) -> set[str]:
     return set()
 
 
-def list_files(written: Written, folders: Sequence[str], received: Downloads) -> tuple[WrittenFile, ...]:
+def list_files(
+    written: Written, folders: Sequence[str], received: Downloads, begun_ns: int = 0
+) -> tuple[WrittenFile, ...]:
     """What a program wrote, without downloads, bytecode and temporary files.
 
     Args:
         written: each file.
         folders: the user's, where temporary files are files like others.
         received: what came from the network.
+        begun_ns: when the program began, by the clock that files have. What was copied for it before, and not touched
+            since, it has not written, though others may write to the original.
     """
     found = []
     for place, path, _ in written:
@@ -123,7 +126,9 @@ def list_files(written: Written, folders: Sequence[str], received: Downloads) ->
         before, name = os.lstat(path) if os.path.lexists(path) else None, name_from_here(path)
         if not place:
             found.append(WrittenFile(path=name, change="removed"))
-        elif before is None or not _are_alike(path, before, place, os.lstat(place)):
+        elif before is None or (
+            os.lstat(place).st_ctime_ns >= begun_ns and not _are_alike(path, before, place, os.lstat(place))
+        ):
             change: FileChange = "new" if before is None else "changed"
             found.append(WrittenFile(path=name, nbytes=os.lstat(place).st_size, change=change))
     return tuple(sorted(found, key=lambda each: each.path))
@@ -133,7 +138,7 @@ def _are_alike(path: str, before: os.stat_result, place: str, now: os.stat_resul
     """Whether a file is a copy that nothing was written to."""
     if stat.S_ISLNK(before.st_mode) and stat.S_ISLNK(now.st_mode):
         return os.readlink(path) == os.readlink(place)
-    return now.st_mtime_ns == UNWRITTEN_NS or (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
+    return (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
 
 
 def name_from_here(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import functools
 import io
 import json
 import os
@@ -27,7 +28,7 @@ from fxmem.__main__ import main
 from fxmem.hardware import catalogue
 from fxmem.simulation.processes.sandbox import descriptors, layers, process
 from fxmem.simulation.processes.sandbox.layers import Layers
-from fxmem.simulation.processes.sandbox.written_files import PREFIX
+from fxmem.simulation.processes.sandbox.written_files import PREFIX, WrittenPlace, list_files
 from fxmem.simulation.program import Launch
 from fxmem.validation.validate_program import validate_program
 from fxmem.whatif.program_step import ProgramCommand
@@ -481,6 +482,17 @@ def test_a_log_that_others_write_to_meanwhile_is_nothing_that_the_program_wrote(
     assert (folder / "open_to_append").read_text().endswith("appendby others")
     files = json.loads(done.out)["step"]["program"]["files"]
     assert [each["path"] for each in files["written"]] == ["open_to_append"] * writes
+
+
+def test_a_copy_that_is_older_than_the_program_is_none_of_what_it_wrote(tmp_path: Path) -> None:
+    """A view of an ordinary user's has copies of the files beside what is mounted."""
+    original, place = tmp_path / "log", tmp_path / "copy"
+    place.write_text("begun")
+    original.write_text("begun, and gone on")
+    listed = functools.partial(list_files, [WrittenPlace(str(place), str(original))], [str(tmp_path)], ())
+    made = place.stat().st_ctime_ns
+    assert listed(made + 1) == ()
+    assert [each.change for each in listed(made)] == ["changed"]
 
 
 @pytest.mark.truth
