@@ -112,9 +112,8 @@ class _RealRounds(RoundRule):
         *,
         compiles: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(compiles=compiles)
         self._device = device
-        self.compiles = compiles
         self._steps = steps
         self._mark_phase = mark
         self._phase: Phase | None = None

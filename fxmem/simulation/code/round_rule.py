@@ -34,9 +34,8 @@ class Enough(BaseException):
 class RoundRule:
     """Finds where set-up and rounds end; what is to be done there is a subclass's."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compiles: bool = False) -> None:
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self.made_optimizers = 0
         self._stepped: Counter[int] = Counter()
         self._in_step = 0
         self._backwards = 0
@@ -44,7 +43,7 @@ class RoundRule:
         self._accumulates = False
         self._is_setup = True
         self._is_marked = False
-        self.compiles = False
+        self.compiles = compiles
         """Whether what the program compiles is compiled."""
 
     # --- a subclass's -------------------------------------------------------------------------------------------------
@@ -60,6 +59,9 @@ class RoundRule:
     def _end_round(self) -> None:
         """A round is over."""
         raise NotImplementedError
+
+    def _note_optimizer(self) -> None:
+        """The program makes an optimizer."""
 
     def _begin_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step, within no other's step."""
@@ -98,7 +100,7 @@ class RoundRule:
         """Watch every optimizer that is made or steps inside."""
 
         def init(original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            self.made_optimizers += 1
+            self._note_optimizer()
             original(optimizer, *args, **kwargs)
             self.optimizers.add(optimizer)
 

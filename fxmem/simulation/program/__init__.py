@@ -10,12 +10,12 @@ from fxmem.simulation.program.launcher import LaunchResult, launch, launch_apart
 from fxmem.simulation.program.launchers import check_program, find_started
 from fxmem.simulation.program.recorded_program import (
     RecordedProgram,
-    RunSettings,
     is_recording,
     mark,
     mark_step,
     record,
 )
+from fxmem.simulation.program.run_settings import RunSettings
 
 __all__ = [
     "IsolationSettings",

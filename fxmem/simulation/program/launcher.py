@@ -33,11 +33,11 @@ from fxmem.simulation.program.launchers import check_program, find_started
 from fxmem.simulation.program.rank_runs import RankAnswer, RunRank, report_ranks
 from fxmem.simulation.program.recorded_program import (
     RecordedProgram,
-    RunSettings,
     read_program_compile,
     record,
     record_rank,
 )
+from fxmem.simulation.program.run_settings import RunSettings
 from fxmem.simulation.ranks.mailbox import Mailbox
 from fxmem.simulation.ranks.world import World
 from fxmem.simulation.recording.compiled.timed_answers import Answered, Answers, answer_all_ways

@@ -22,7 +22,7 @@ from fxmem.simulation.processes.executor import Cost, current_backend, largest_c
 from fxmem.simulation.processes.sandbox.isolation import Isolation, IsolationSettings
 from fxmem.simulation.processes.sandbox.process import run_apart, run_within
 from fxmem.simulation.program.command import Launch
-from fxmem.simulation.program.recorded_program import RunSettings
+from fxmem.simulation.program.run_settings import RunSettings
 from fxmem.simulation.ranks.classes import find_classes, with_classes
 from fxmem.simulation.ranks.mailbox import Mailbox, MissingMail
 

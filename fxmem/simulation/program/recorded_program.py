@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -15,7 +14,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.context import room_bytes
 from fxmem.memory.allocator import CardRun, complete_timeline
-from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
+from fxmem.records.names import AS_IS, MAX_OPERATORS
 from fxmem.records.parts import CompileRecord, CompileSettings, HostUse
 from fxmem.records.profile import (
     Assumption,
@@ -30,8 +29,8 @@ from fxmem.records.profile import (
     Timeline,
 )
 from fxmem.records.units import format_bytes
-from fxmem.simulation.asked.routing import BALANCED, Rule
 from fxmem.simulation.card.card_memory import describe_shortage
+from fxmem.simulation.card.machine import make_machine
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.code.round_rule import Enough
 from fxmem.simulation.code.source_lines import error_place
@@ -40,59 +39,15 @@ from fxmem.simulation.processes.process_guard import postpone_interrupts
 from fxmem.simulation.processes.sandbox.isolation import Isolation, IsolationSettings, isolate_block
 from fxmem.simulation.program.recorded_code import RecordedCode
 from fxmem.simulation.program.rounds import FinishedRound
+from fxmem.simulation.program.run_settings import RunSettings
+from fxmem.simulation.program.watch import make_watch
 from fxmem.simulation.ranks.world import World
 from fxmem.simulation.recording.error_advice import describe_end
 from fxmem.simulation.recording.wiring import make_recording
 from fxmem.simulation.run.evaluations import explain_evaluations
-from fxmem.simulation.run.loader_watch import LoaderWatch
+from fxmem.simulation.run.host_memory import measure_dynamo
 from fxmem.simulation.run.longest_batch import explain_longest
 from fxmem.simulation.step.run import require_device
-
-
-@dataclasses.dataclass(frozen=True)
-class RunSettings:
-    """How long a program runs, and how."""
-
-    steps: int | None = None
-    """Optimizer steps after which it is ended; `STEPS` where nothing is said, or up to `GROWING` while it grows."""
-    until: str | None = None
-    """"steady" ends it when a step allocates no more than the one before and leaves as much alive, at the latest after
-    `steps` (`STEADY` where nothing is said); "end" never does; None after so many steps."""
-    out_of_memory: str = "raise"
-    """"raise" or "continue", as of `record`."""
-    max_operators: int = MAX_OPERATORS
-    """Operators of one round after which it is ended."""
-    compile: str | None = None
-    """"as-is" compiles what it compiles; None runs that as eager code."""
-    prepare: Callable[[str, torch.nn.Module], None] | None = None
-    """Called with name and module of each of its models before the first call."""
-    given: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    """Values that it reads, by line (`train.py:41`), where they would be made up."""
-    rule: Rule = BALANCED
-    """How tokens are shared out among experts."""
-    host_bytes: int | None = None
-    """The host's memory; None where it is not known."""
-    measures_host: bool = True
-    """Whether what the process has there is measured, which differs a little from run to run."""
-    reads_epoch: bool = False
-    """Whether an epoch of its loader's batches is read, where they have different lengths."""
-    explains: bool = True
-    """Whether the report says what is found; see `ProfiledStep.report`."""
-    watch: Callable[[Callable[[], str]], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    """What the program runs inside; called with what says how far it is, which another thread may ask."""
-
-    @property
-    def most_steps(self) -> int | None:
-        """After how many steps it is ended at the latest; None for never."""
-        return None if self.until == "end" else self.steps or (STEADY if self.until == "steady" else STEPS)
-
-    def is_enough(self, rounds: Sequence[FinishedRound]) -> bool:
-        """Whether the program has run long enough, asked after each round with all of them."""
-        is_steady = self.until == "steady" and len(rounds) > 1 and rounds[-1].repeats(rounds[-2])
-        if rounds[-1].may_show_more and not (self.steps or self.until):
-            return False
-        return is_steady or (self.most_steps is not None and len(rounds) >= self.most_steps)
-
 
 _TO_ITS_END: Final = "ran to its end"
 
@@ -123,8 +78,8 @@ class RecordedProgram(ProfiledStep):
             allocated = max(allocated, shown.record.allocated_bytes or 0)
         rounds = (self.setup, *self.rounds)
         reserved = max([reserved, *(each.reserved_bytes or 0 for each in rounds if each is not None)])
-        longest = self._code.longest
-        passes = [each for each in self._code.rounds.evaluations.passes if each.growth_bytes]
+        longest = self.program.longest
+        passes = [each for each in self.program.evaluations if each.growth_bytes]
         ends = [max(each.end_bytes or 0, each.reserved_bytes or 0) for each in passes]
         reserved = max([reserved, *ends, 0 if longest is None else longest.reserved_bytes or 0])
         plans = 0 if memory is None else memory.smaller_plans
@@ -141,7 +96,7 @@ class RecordedProgram(ProfiledStep):
         """What the card had no memory for, and where: what ended the program, or with `out_of_memory="continue"` the
         first such request. Empty where there was none."""
         memory = self._code.memory
-        longest = self._code.longest
+        longest = self.program.longest
         later = "" if longest is None or longest.full_at is None else f"It runs out at step {longest.full_at:,}"
         later = self._find_full_evaluation() or later
         return self._refusal or ("" if memory is None else memory.shortage) or later
@@ -165,7 +120,7 @@ class RecordedProgram(ProfiledStep):
     def _find_full_evaluation(self) -> str:
         """The evaluation in which the card is full, in words; empty for none."""
         room = room_bytes(self._code.recording.target)
-        for each in self._code.rounds.evaluations.passes:
+        for each in self.program.evaluations:
             batch = None if room is None else each.find_full(room)
             if batch is not None:
                 return f"It runs out in the evaluation at {each.place}, at about batch {batch:,} of {each.batches:,}"
@@ -204,22 +159,22 @@ class RecordedProgram(ProfiledStep):
         """The round with the highest peak, the steadiest of equals. Raises AnalysisError if nothing used the target, or
         an error of the program's own ended it before its first step was over."""
         profile = self._largest()
-        longest, passes = self._code.longest, self._code.rounds.evaluations.passes
-        taken = [Assumption(topic="evaluation", text=text) for text in explain_evaluations(passes)]
+        program = self.program
+        taken = [Assumption(topic="evaluation", text=text) for text in explain_evaluations(program.evaluations)]
         taken += [
             Assumption(
                 topic="schedules", text=f"at most one of the steps did what {each.place} does every {each.every:,}"
             )
-            for each in self.program.schedules
+            for each in program.schedules
             if each.every is not None and not each.counter
         ]
         highest = max(each.requested_bytes for each in (self.setup, *self.rounds) if each is not None)
-        taken += [Assumption(topic="cycles", text=text) for text in self._code.rounds.cycles.explain(highest)]
-        if longest is not None:
-            taken += [Assumption(topic="lengths", text=text) for text in explain_longest(longest)]
+        taken += [Assumption(topic="cycles", text=text) for text in self._code.watch.cycles.explain(highest)]
+        if program.longest is not None:
+            taken += [Assumption(topic="lengths", text=text) for text in explain_longest(program.longest)]
         profile = profile.model_copy(update={"assumptions": (*profile.assumptions, *taken)})
         made = {} if self._compiled is None else {"compiled": self._compiled}
-        step = profile.step.model_copy(update={"program": self.program, **made})
+        step = profile.step.model_copy(update={"program": program, **made})
         return profile.model_copy(update={"step": step})
 
     def progress(self) -> str:
@@ -249,7 +204,7 @@ class RecordedProgram(ProfiledStep):
     @property
     def is_after(self) -> bool:
         """Whether what follows the epoch runs, which was ended before its end."""
-        return self._code.loaders.is_after
+        return self._code.watch.loaders.is_after
 
     def note_stop(self, settings: RunSettings) -> None:
         """Note that the program was ended, and why."""
@@ -267,7 +222,7 @@ class RecordedProgram(ProfiledStep):
         rounds, also = self._code.rounds, ""
         if rounds.is_cut_after:
             also = ", and within what follows the epoch, which takes long"
-        elif rounds.has_evaluated:
+        elif self._code.watch.after.has_evaluated:
             also = " and what follows the epoch"
         return f"stopped after step {len(self.program.steps)}{also}"
 
@@ -440,26 +395,21 @@ def record_rank(
     enough: Callable[[Sequence[FinishedRound]], bool] | None = None,
 ) -> Iterator[RecordedProgram]:
     """As `record`, of a rank of a world, or of None. The settings' compiler is read already."""
-    out_of_memory, max_operators = settings.out_of_memory, settings.max_operators
-    if out_of_memory not in ("raise", "continue"):
+    if (out_of_memory := settings.out_of_memory) not in ("raise", "continue"):
         raise UsageError(f"expected out_of_memory 'raise' or 'continue', got {out_of_memory!r}")
     require_device(target)
-    code = RecordedCode(
+    measure_dynamo()  # before a recording imports it
+    machine = make_machine(
         target,
-        name=name,
         raises=out_of_memory == "raise",
-        enough=enough or settings.is_enough,
-        max_operators=max_operators,
         prepare=settings.prepare,
-        isolation=isolation,
         given=settings.given,
         rule=settings.rule,
-        host_bytes=settings.host_bytes,
-        measures_host=settings.measures_host,
-        loaders=LoaderWatch(reads=settings.reads_epoch, gives=not (settings.steps or settings.until)),
+        isolation=isolation,
     )
+    code = RecordedCode(name, machine)
     recording = make_recording(target, code, world, compiling)
-    code.record(recording)
+    code.record(make_watch(machine, recording, settings, enough or settings.is_enough))
     recorded = RecordedProgram(code)
     with one_at_a_time(), postpone_interrupts(), contextlib.ExitStack() as stack:
         _active.append(code)
@@ -474,7 +424,7 @@ def record_rank(
             recorded.note_exception(error)
             raise
         finally:
-            code.find_longest()
+            code.finish()
 
 
 def read_program_compile(compile: str | None) -> CompileSettings | None:

@@ -8,62 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
-from fxmem.hardware.workspaces import Seen
 from fxmem.memory.user_code import choose_line
-from fxmem.records.names import STEPS
-from fxmem.records.profile import Kind, PartOfRound, Phase, Profile, Round, SourceLine
-from fxmem.simulation.card.block_trace import BlockTrace
-from fxmem.simulation.card.card_memory import CardMemory, LiveBytes, Part, PartPeak
-from fxmem.simulation.card.roots import Roots
+from fxmem.records.profile import Kind, PartOfRound, Phase, Profile, Round
+from fxmem.simulation.card.card_memory import Part, PartPeak
+from fxmem.simulation.card.machine import Machine
 from fxmem.simulation.code.round_rule import Enough, RoundRule, stepped_parameters
 from fxmem.simulation.code.source_lines import program_place
 from fxmem.simulation.program.refusals import Refusals
 from fxmem.simulation.program.round_tracer import is_within_module
 from fxmem.simulation.recording.observe.event_log import LOSS, OPTIMIZER
-from fxmem.simulation.recording.observe.fx_tracer import CALLED_FROM, named_arguments
-from fxmem.simulation.recording.observe.observer import PendingCall
+from fxmem.simulation.recording.observe.fx_tracer import CALLED_FROM
 from fxmem.simulation.recording.profile_builder import build_profile
 from fxmem.simulation.recording.recording import Recording
-from fxmem.simulation.recording.residents import (
-    Holders,
-    Place,
-    Places,
-    find_variables,
-    name_modules,
-    name_optimizer_state,
-)
-from fxmem.simulation.run.cycles import Cycles
-from fxmem.simulation.run.evaluations import Evaluations
-from fxmem.simulation.run.further_steps import FurtherSteps
-from fxmem.simulation.run.growth import GrowthLog
-from fxmem.simulation.run.host_memory import HostMeter
-from fxmem.simulation.run.loader_watch import LoaderWatch
 from fxmem.simulation.run.loops import LoopWatch
-from fxmem.simulation.run.repeated_calls import RepeatedCalls
-from fxmem.simulation.run.schedules import LaterWork
+from fxmem.simulation.run.owner_names import OwnerNames
+from fxmem.simulation.run.round_listener import RoundListener, RoundOver
 
 _ELSEWHERE: Final = 20
 """Steps of optimizers with nothing on the card after which a program is refused."""
-
-_MOST_AFTER: Final = 20_000
-"""Operators that may follow an epoch; a program whose steps have many may have four times as many as one of these."""
-
-_MOST_SECONDS_AFTER: Final = 60.0
-"""Time that it may take."""
-
-_WORTH_GOING_ON: Final = 1 << 20
-"""Bytes a step that more rounds are run for where they are kept on the host, whose size nobody has said."""
 
 _MORE_IN_SETUP: Final = 5
 """As many times more operators than a round may set-up have."""
@@ -123,96 +95,58 @@ class Rounds(RoundRule):
     """The rounds of one program.
 
     Args:
-        roots: the program's modules.
-        live: the bytes that it has alive.
-        memory: the card's; None for the CPU.
-        host: what measures the host's.
-        trace: told where set-up and each round end.
-        loaders: told where each round ends.
+        recording: of the program.
+        machine: that it runs on.
+        owners: of its storages.
+        loops: around its steps.
+        listeners: told of each round.
         enough: asked after each round, with all of them, whether the program has run long enough.
         max_operators: how many operators a round may have before the program is ended.
     """
 
     def __init__(
         self,
-        roots: Roots,
-        live: LiveBytes,
-        memory: CardMemory | None,
-        host: HostMeter,
-        trace: BlockTrace,
-        loaders: LoaderWatch,
+        recording: Recording,
+        machine: Machine,
+        owners: OwnerNames,
+        loops: LoopWatch,
+        listeners: Sequence[RoundListener],
         *,
         enough: IsEnough,
         max_operators: int,
     ) -> None:
-        super().__init__()
-        self._trace, self._loaders = trace, loaders
-        self._roots = roots
-        self._host = host
-        self._host_holders = Holders(host.ledger.log)
-        self.host_growth = GrowthLog(host.ledger.log, self._host_holders)
-        self._live = live
-        self._memory = memory
-        self._enough = enough
-        self._max_operators = max_operators
+        super().__init__(compiles=recording.compilation.compiles)
+        self._recording, self._log, self._machine = recording, recording.log, machine
+        self._roots, self._live, self._memory = machine.roots, machine.live, machine.memory
+        self._owners, self._loops = owners, loops
+        self._listeners = listeners
+        self._enough, self._max_operators = enough, max_operators
         self.setup: Round | None = None
         self.finished: list[FinishedRound] = []
         self.shown: ShownRound | None = None
         self.stepped_names: dict[str, None] = {}
         self.cut: CutRound | None = None
         """Where the program was ended within a round of too many operators."""
-        self._ended_after = -1
-        """How many rounds were finished when the program was last ended."""
-        self.refusals = Refusals(memory)
-        self._elsewhere = 0
-        self._is_generating = False
         self.is_cut_after = False
         """Whether what follows the epoch was ended, as it had taken long."""
-        self.has_evaluated = False
-        """Whether a model was called after the epoch was ended."""
+        self._ended_after = -1
+        """How many rounds were finished when the program was last ended."""
+        self.refusals = Refusals(machine.memory)
+        self._elsewhere = 0
+        self._is_generating = False
         self._part: Part = None
-        self._arguments: Callable[[], Iterable[Place]] = list
         self._trained: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
-
-    def attach(self, recording: Recording) -> None:
-        """Watch the program of this recording."""
-        self._recording, self._log = recording, recording.log
-        self._holders = Holders(recording.log)
-        self.growth = GrowthLog(recording.log, self._holders)
-        self.anew, self._optimizers_before = GrowthLog(recording.log, self._holders), 0
-        """After the first step of each optimizer that was made since the step before: of each fold, each trial."""
-        self.later = LaterWork()
-        self._loops = LoopWatch(sys._getframe(1))
-        self._further: FurtherSteps | None = None
-        self.full_at: int | None = None
-        """The round at which the card is full, where those after the last recorded one are like it."""
-        self.repeats = RepeatedCalls(
-            *(recording.log, self._memory, self._trace, recording.fakes, recording.device, self._note_hidden)
-        )
-        self.cycles = Cycles(lambda: self._live.now)
-        self.evaluations = Evaluations(
-            recording.log,
-            lambda: self._live.now if self._memory is None else self._memory.stats().requested_bytes.current,
-            lambda: self._find_peak()[0],
-            self._holders,
-            self._name_held,
-            self.cycles.collect,
-            self.repeats,
-            self._max_operators,
-        )
-        self._loaders.on_evaluated = self.evaluations.note_batch
 
     # --- what the program does ----------------------------------------------------------------------------------------
 
     def module_called(self, module: torch.nn.Module) -> None:
         """A root is about to be called: forward or evaluation, if the phase was another."""
-        self.end_long_round()
-        if self._loaders.has_begun_again and not self.has_evaluated:
-            self._end()  # nothing came between the epochs
-        self.end_long_evaluation()
-        if self._loaders.is_after and (self._loaders.has_another_pass or not module.training):
-            self.has_evaluated = True
-            self.evaluations.note_call()
+        self._end_long_round()
+        if any(each.is_done for each in self._listeners):
+            self._end()
+        self._end_what_takes_long()
+        for each in self._listeners:
+            each.begin_call(module)
         super().module_called(module)
         if self._is_generating:
             return
@@ -222,21 +156,6 @@ class Rounds(RoundRule):
             self.begin_forward()
         if self._log.phase in (Phase.EVALUATION, Phase.FORWARD):
             self._begin_part(self._log.phase, self._roots.find_path(module) or "", is_forward=True)
-
-    def run_module(self, call: PendingCall) -> Any:
-        """The result of a call of a root. Where other ranks wait for what it sends, it runs."""
-        if not self.repeats.is_on or self._recording.collectives.world is not None:
-            result = call.run()
-        else:
-            result = self.repeats.run(call)
-        self.refusals.end_call()
-        return result
-
-    def _note_hidden(self, op: int, most: Seen, whole: Seen) -> None:
-        """A call was made of one like it: the profile has the most of its memory, the card all."""
-        recording, logged = self._recording, self._log.ops[op]
-        recording.collector.saw(op, most, logged.phase, logged.stream)
-        recording.subject.on_hidden(op, whole, logged.phase)
 
     def _describe_calls(self) -> str:
         """The calls of one model at one line that made most of the round, in words; empty where none did."""
@@ -252,21 +171,18 @@ class Rounds(RoundRule):
                 return f"{calls[what]:,} calls of {what}"
         return ""
 
-    def end_long_round(self) -> None:
+    def _end_long_round(self) -> None:
         """End the program where a round has too many operators, or set-up has, in which each weight has some."""
         most = self._max_operators * (_MORE_IN_SETUP if self._is_setup else 1)
         if len(self._log.ops) > most:
             self.cut = CutRound(self._is_setup, most, self._describe_calls(), program_place(sys._getframe()))
             self._end()
 
-    def end_long_evaluation(self) -> None:
-        """End the program where what follows its epoch has taken long."""
-        if self._loaders.is_after and self.finished:
-            most = max(_MOST_AFTER, 4 * self.finished[-1].record.operators) + self.evaluations.whole_operators
-            seconds = _MOST_SECONDS_AFTER + self.evaluations.whole_seconds
-            if len(self._log.ops) > most or self._loaders.seconds_after > seconds:
-                self.is_cut_after = True
-                self._end()
+    def _end_what_takes_long(self) -> None:
+        """End the program where a listener says so."""
+        if any(each.takes_long(len(self._log.ops)) for each in self._listeners):
+            self.is_cut_after = True
+            self._end()
 
     def _begin_part(self, phase: Phase, model: str = "", *, is_forward: bool = False) -> None:
         """Let peaks be a part's own from here on."""
@@ -295,15 +211,6 @@ class Rounds(RoundRule):
                 self._enter(before)
                 self._begin_part(before)
 
-    @contextlib.contextmanager
-    def holding(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        """Inside, these arguments of a call are what the program holds, too: no variable may have them."""
-        self._arguments = lambda: named_arguments(module, args, kwargs)
-        try:
-            yield
-        finally:
-            self._arguments = list
-
     def function_called(self) -> None:
         """A compiled function is about to be called, within no module."""
         if self._in_step:
@@ -314,6 +221,10 @@ class Rounds(RoundRule):
 
     def torch_called(self) -> None:
         """Torch is about to be called: where gradients are returned, perhaps first in another pass of their loop."""
+        if self.cut or self.is_cut_after:  # closing the round calls torch, too
+            return
+        self._end_long_round()
+        self._end_what_takes_long()
         if self._backwards and not self._accumulates and self._loops.has_passed(sys._getframe(1)):
             self._is_setup = False
             super().module_called(_NO_MODULE)
@@ -367,7 +278,7 @@ class Rounds(RoundRule):
             self.refusals.end_backward()
         finally:
             self.backward_ends()
-            self._name_residents()
+            self._owners.name_residents(self.optimizers)
             log.set_phase(Phase.OPTIMIZER)
             self._begin_part(Phase.OPTIMIZER)
             self._recording.nodes.resume_call(OPTIMIZER)
@@ -395,7 +306,7 @@ class Rounds(RoundRule):
     def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._counts(optimizer):
             self.stepped_names.setdefault(type(optimizer).__name__)
-            self._name_residents()
+            self._owners.name_residents(self.optimizers)
             return
         self._elsewhere += 1
         if self._elsewhere >= _ELSEWHERE and not self.finished and self._memory is not None:
@@ -416,47 +327,32 @@ class Rounds(RoundRule):
 
     # --- the ends of set-up and rounds --------------------------------------------------------------------------------
 
+    def _note_optimizer(self) -> None:
+        for each in self._listeners:
+            each.note_optimizer()
+
     def _end_setup(self) -> None:
-        self._trace.end_setup()
+        self._machine.trace.end_setup()
         if self._log.ops or self._log.tick > 1:
             self.setup = self._close(0, is_whole=False).record
             self._start()
 
     def _end_round(self) -> None:
-        if self.has_evaluated:
-            self.evaluations.note_step()
-            self._end_after()
-        self.refusals.end_step()
-        self._loaders.end_round()
-        self.finished.append(self._close(len(self.finished) + 1))
-        is_enough = self._enough(self.finished)
-        if is_enough:
-            frame = sys._getframe(1)
-            self._prove(self.growth, self._loops)
-            self.host_growth.prove(
-                frame, self._loops, [(find_variables, None)], {}, cycles_stay=not self.cycles.are_freed
-            )
-        self._look_further(is_last=is_enough)
-        self._trace.end_round(keeps=self._loaders.keeps_steps)
-        self._start()
-        if is_enough and not self._loaders.end_epoch(len(self.finished)):
+        ends = [each.end_step() for each in self._listeners]
+        if any(ends):
+            self.finish()
+            self._start()
             self._end()
-
-    def _look_further(self, *, is_last: bool) -> None:
-        """Note a round of a program that grows; after the last, replay those to come."""
-        if self._memory is None or not self.growth.nbytes:
-            self._further = None
-            return
-        self._further = self._further or FurtherSteps(self._memory, self._trace)
-        self._further.note_round(len(self.finished))
-        if is_last and all(each.is_endless for each in self.growth.describe()["grown"]):
-            self.full_at = self._further.find_full(len(self.finished), self.growth.nbytes)
-
-    def _end_after(self) -> None:
-        """End the program in what follows its epoch."""
-        self.finish()
+        self.refusals.end_step()
+        self.finished.append(self._close(len(self.finished) + 1))
+        number, is_enough = len(self.finished), self._enough(self.finished)
+        if is_enough:
+            for each in self._listeners:
+                each.note_last(number)
+        self._machine.trace.end_round(keeps=any(each.keeps_acts for each in self._listeners))
         self._start()
-        self._end()
+        if is_enough and not any(each.goes_on(number) for each in self._listeners):
+            self._end()
 
     def _end(self) -> None:
         """End the program."""
@@ -482,44 +378,29 @@ class Rounds(RoundRule):
         """End the log of the round with this number, 0 for set-up."""
         log = self._log
         log.end_phase()
-        self._name_residents()
-        sources = self._name_held()
+        self._owners.name_residents(self.optimizers)
+        lines = self._owners.name_held()
         if all(span.phase is not Phase.BACKWARD for span in log.phases):
             self._recording.nodes.end_without_backward(self._live.tick)
         for index, place in self._live.made_at.items():
             log.storages[index].made_at = place
-        sizes = Counter(storage.nbytes for storage in log.storages if storage.birth > 0)
+        made = [(each.nbytes, each.birth) for each in log.storages if each.birth > 0]
+        sizes = Counter(nbytes for nbytes, _ in made)
         record = self._record().model_copy(update={"is_whole": is_whole})
         if number and self._memory is not None:
             self._memory.forget_history()
         # Rounds begin with what set-up leaves.
         if self._is_shown(record, sizes) if number else record.requested_bytes > self._live.now:
             self.shown = ShownRound(record, sizes, number, build_profile(self._recording))
-        self.cycles.collect()
-        self._host_holders.search([(find_variables, None)], {})
         backward = min((span.begin for span in log.phases if span.phase is Phase.BACKWARD), default=log.tick)
-        if is_whole:
-            self._loops.note_round(sys._getframe(1))
-        for growth, of in ((self.growth, log), (self.host_growth, self._host.ledger.log)):
-            growth.note_made(sources)
-            if is_whole:
-                made = [(each.nbytes, each.birth) for each in of.storages if each.birth > 0]
-                forward = Counter(nbytes for nbytes, birth in made if birth < backward) if of is log else None
-                growth.note_round(Counter(nbytes for nbytes, _ in made), forward)
-        if is_whole and self.made_optimizers > self._optimizers_before:
-            self._optimizers_before = self.made_optimizers
-            self.anew.note_made(sources)
-            self.anew.note_round(sizes)
-            self._prove(self.anew)
-        self.later.note_ran(number, [*sources, *(each.source for each in self._recording.tracer.calls)])
-        if is_whole and number <= STEPS:
-            self.later.search(sys._getframe(1))
-        self._host.note_round(number)
+        forward_sizes = Counter(nbytes for nbytes, birth in made if birth < backward)
+        calls = [each.source for each in self._recording.tracer.calls]
+        for listener in self._listeners:
+            listener.note_round(RoundOver(number, is_whole, record, sizes, forward_sizes, lines, calls))
         self._mark_kept_results()
         record = record.model_copy(update={"retained_bytes": self._live.now})
-        is_worth_it = self._host.limit_bytes is not None or (self.host_growth.nbytes or 0) >= _WORTH_GOING_ON
-        may_grow_on = self.growth.may_go_on or (is_worth_it and self.host_growth.may_go_on)
-        return FinishedRound(record, sizes, is_whole and (may_grow_on or self._loaders.may_go_on))
+        may_show_more = is_whole and any(each.may_show_more for each in self._listeners)
+        return FinishedRound(record, sizes, may_show_more)
 
     def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
         """Whether a round has the highest peak so far; of equals the later one, which is the steadier: in the first,
@@ -531,7 +412,7 @@ class Rounds(RoundRule):
 
     def _start(self) -> None:
         self._recording.begin()
-        self._host.ledger.log.begin()
+        self._machine.border.host.log.begin()
         self._live.clear_highest()
         if self._memory is not None:
             self._begin_part(Phase.FORWARD)
@@ -539,7 +420,7 @@ class Rounds(RoundRule):
 
     def _record(self) -> Round:
         log, live = self._log, self._live
-        requested, most, parts = self._find_peak()
+        requested, most, parts = self._machine.find_peak()
         phases = {part[0] for part, peak in parts.items() if part is not None and peak.requested == requested}
         phase, place, node = live.find_place(phases or {live.phase})  # cuDNN is asked when the round is over
         if phase is Phase.BACKWARD:  # else all of it is at the line that calls backward
@@ -564,44 +445,10 @@ class Rounds(RoundRule):
         line = choose_line(node, (tracer.sources[node], tracer.nodes[node].meta.get(CALLED_FROM)), tracer.calls)
         return "" if line is None else line.place
 
-    def _find_peak(self) -> tuple[int, PartPeak | None, dict[Part, PartPeak]]:
-        """The most requested since the round began, and on a card the most of each count, of all and of each part."""
-        if self._memory is None:
-            return self._live.highest, None, {}
-        self._memory.ask_cudnn()
-        parts = self._memory.part_peaks()
-        most = functools.reduce(PartPeak.at_least, parts.values())
-        return most.requested, most, parts
-
-    # --- whose a storage is -------------------------------------------------------------------------------------------
-
-    def _name_residents(self) -> None:
-        """Name what modules and optimizers keep, as far as the program has made it."""
-        self._roots.adopt_moved()
-        name_optimizer_state(self._log, list(self.optimizers), name_modules(self._log, self._roots))
-
-    def _name_held(self) -> Sequence[SourceLine | None]:
-        """Name what else the program keeps: what it calls it, or the line that made it. Return the lines of the round's
-        nodes."""
-        recording, log = self._recording, self._log
-        for index in self._holders.search(self._places(), self._find_saved()):
-            node = log.storages[index].node
-            if node is not None and node >= 0:
-                log.storages[index].holder = recording.tracer.describe_node(node)
-        sources: Sequence[SourceLine | None] = recording.tracer.sources
-        return sources
-
-    def _prove(self, growth: GrowthLog, loops: LoopWatch | None = None) -> None:
-        cycles_stay = not self.cycles.are_freed
-        growth.prove(sys._getframe(1), loops, self._places(), self._find_saved(), cycles_stay=cycles_stay)
-
-    def _places(self) -> Places:
-        return (self._arguments, Kind.INPUT), (find_variables, None)
-
     def _mark_kept_results(self) -> None:
         """What a module returned and the program keeps is an output in the next round, too."""
         log, nodes = self._log, self._recording.tracer.nodes
-        saved = self._find_saved()
+        saved = self._owners.find_saved()
         for index in log.alive():
             storage = log.storages[index]
             is_plain = storage.kind in (None, Kind.SAVED) and index not in saved and storage.held_kind is None
@@ -609,10 +456,6 @@ class Rounds(RoundRule):
             node = storage.node if is_plain and storage.birth else None
             if node is not None and 0 <= node < len(nodes) and is_within_module(nodes[node]):
                 storage.kind = Kind.OUTPUT
-
-    def _find_saved(self) -> dict[int, int]:
-        """By storage that autograd keeps, the number of its node."""
-        return self._recording.nodes.find_kept(self._recording.engine.find_saved())
 
 
 def _describe_parts(parts: Mapping[Part, PartPeak]) -> tuple[PartOfRound, ...]:

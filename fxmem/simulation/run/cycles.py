@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from fxmem._torch import common as torch_common
 from fxmem.records.units import format_bytes
+from fxmem.simulation.card.card_memory import LiveBytes
 
 
 class Cycles:
@@ -17,11 +18,11 @@ class Cycles:
     nothing is freed here either.
 
     Args:
-        find_live: finds the bytes that are alive.
+        live: the bytes that are alive.
     """
 
-    def __init__(self, find_live: Callable[[], int]) -> None:
-        self._find_live = find_live
+    def __init__(self, live: LiveBytes) -> None:
+        self._live = live
         self.are_freed = True
         """Whether the program lets Python collect."""
         self.most_bytes = 0
@@ -30,9 +31,9 @@ class Cycles:
     def collect(self) -> None:
         """A round is over."""
         if self.are_freed:
-            before = self._find_live()
+            before = self._live.now
             gc.collect()
-            self.most_bytes = max(self.most_bytes, before - self._find_live())
+            self.most_bytes = max(self.most_bytes, before - self._live.now)
 
     def explain(self, peak_bytes: int) -> Iterator[str]:
         """Say what is taken for granted where it may move a peak by a hundredth."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
 from fxmem.records.parts import EvaluationPass
-from fxmem.records.profile import SourceLine
 from fxmem.simulation.card.card_memory import CardMemory, RepeatedSteps
+from fxmem.simulation.card.machine import Machine
 from fxmem.simulation.recording.observe.event_log import StepLog
-from fxmem.simulation.recording.residents import Holders
+from fxmem.simulation.run.cycles import Cycles
 from fxmem.simulation.run.growth import GrowthLog
 from fxmem.simulation.run.loader_watch import LoaderPass, count_batches
+from fxmem.simulation.run.owner_names import OwnerNames
 from fxmem.simulation.run.repeated_calls import RepeatedCalls
 
 EVALUATED: Final = 5
@@ -35,11 +36,9 @@ class Evaluations:
 
     Args:
         log: of the program's storages.
-        find_live: finds what is requested now.
-        find_peak: finds the most since the round began.
-        holders: who keeps what.
-        name_held: finds the owners of what is alive now, and returns the lines of the round's nodes.
-        collect: frees what is in reference cycles.
+        machine: that it runs on.
+        owners: of these.
+        cycles: freed after each batch.
         repeats: the calls of models within a pass.
         most_operators: that a round may have.
     """
@@ -47,18 +46,15 @@ class Evaluations:
     def __init__(
         self,
         log: StepLog,
-        find_live: Callable[[], int],
-        find_peak: Callable[[], int],
-        holders: Holders,
-        name_held: Callable[[], Sequence[SourceLine | None]],
-        collect: Callable[[], None],
+        machine: Machine,
+        owners: OwnerNames,
+        cycles: Cycles,
         repeats: RepeatedCalls,
         most_operators: int,
     ) -> None:
-        self._log, self._holders = log, holders
-        self._find_live, self._find_peak = find_live, find_peak
-        self._name_held, self._collect = name_held, collect
-        self._repeats, self._trace, self._memory = repeats, repeats.trace, repeats.memory
+        self._log, self._owners, self._cycles = log, owners, cycles
+        self._machine, self._memory, self._trace = machine, machine.memory, machine.trace
+        self._repeats = repeats
         self._most_operators = most_operators
         self._tick = self._calls = self._acts = 0
         self._until = 0.0
@@ -85,7 +81,7 @@ class Evaluations:
         if ran == 0:
             self._steps = LoopSteps()
             _, self._acts = self._trace.since(0)
-            self._growth, self._calls = GrowthLog(self._log, self._holders), 0
+            self._growth, self._calls = GrowthLog(self._log, self._owners.holders), 0
             self._is_known, self._until, self._repeats.is_on = False, 0.0, False
             return True
         if self._until:
@@ -99,7 +95,7 @@ class Evaluations:
             place=of.place,
             batches=count_batches(of.loader),
             ran=ran,
-            requested_bytes=self._find_peak(),
+            requested_bytes=self._machine.find_peak()[0],
             **self._growth.describe(),
         )
         replayed = None if self._memory is None else self._replay(now, self._memory)
@@ -134,7 +130,7 @@ class Evaluations:
             self.whole_operators += operators
         if left == 0 or not goes_on:
             self._note_held(tick)
-        last = last.model_copy(update={"ran": ran, "requested_bytes": self._find_peak()})
+        last = last.model_copy(update={"ran": ran, "requested_bytes": self._machine.find_peak()[0]})
         last = last.model_copy(update={"end_bytes": self._find_end(last)})
         if goes_on and left < 2:  # who knows the number asks for no batch after the last one
             last = last.model_copy(update={"ran": last.batches, "reserved_bytes": None, "full_at": None})
@@ -170,7 +166,7 @@ class Evaluations:
         whole, joined = sum(ahead.values()), [each for each in of.grown if not each.tensors]
         # A tensor that is joined anew with each batch is there twice for a moment, as old and as new.
         again = [self._growth.held_bytes(each.holder) + ahead.get(each.holder, 0) - each.nbytes for each in joined]
-        return max(of.requested_bytes + whole, self._find_live() + whole + max(again, default=0))
+        return max(of.requested_bytes + whole, self._machine.live_bytes + whole + max(again, default=0))
 
     def note_step(self) -> None:
         """The step after the passes is over: what the last one has kept may have been there throughout."""
@@ -182,12 +178,12 @@ class Evaluations:
         if all(self._growth.held_bytes(each.holder) >= held for each, held in zip(last.grown, before, strict=True)):
             ahead = _find_ahead(last, last.ran)
             if ahead is not None and last.end_bytes is not None:
-                end = max(last.end_bytes, self._find_peak() + sum(ahead.values()))
+                end = max(last.end_bytes, self._machine.find_peak()[0] + sum(ahead.values()))
                 self.passes[-1] = last.model_copy(update={"end_bytes": end})
 
     def _note_held(self, tick: int) -> None:
-        self._collect()
-        self._growth.note_made(self._name_held())
+        self._cycles.collect()
+        self._growth.note_made(self._owners.name_held())
         self._growth.note_round(Counter(each.nbytes for each in self._log.storages if each.birth > tick))
 
 

@@ -30,10 +30,12 @@ from fxmem._torch import programs as torch_programs
 from fxmem.hardware.workspaces import ASKING
 from fxmem.records.parts import HostUse
 from fxmem.records.pause_gc import pause_gc
-from fxmem.simulation.card.host_ledger import HostLedger
+from fxmem.simulation.card.machine import Machine
 from fxmem.simulation.code.source_lines import program_call
 from fxmem.simulation.processes.descendants import find_children
 from fxmem.simulation.processes.fork import settle_threads
+from fxmem.simulation.recording.recording import Recording
+from fxmem.simulation.run.round_listener import RoundListener, RoundOver
 
 _OWN_BYTES: Final = 18 << 20
 """What fxmem's modules, and what only they import, take of a process: 17.2 MiB with torch 2.11, 20.0 with 2.15."""
@@ -163,35 +165,30 @@ class _Peak:
     call: str = ""
 
 
-class HostMeter:
+class HostMeter(RoundListener):
     """Measures the host's memory while a program runs.
 
     The thread that looks makes no object that Python's garbage collector counts, unless there is a new peak: it would
     move the moments at which what the program has dropped is freed.
 
     Args:
-        ledger: what is counted.
-        pretended: bytes of the target's that are the host's, too: where the CPU is the target, all of them.
-        nodes: how many nodes the graph of the round has.
-        has_made_optimizer: whether the program has made one.
+        machine: that the program runs on.
+        recording: of it.
         limit_bytes: what the host has; None where nothing is said.
         measures: whether processes are looked at; else what is counted is all that is known.
     """
 
     def __init__(
         self,
-        ledger: HostLedger,
-        pretended: Callable[[], int],
-        nodes: Callable[[], int],
-        has_made_optimizer: Callable[[], bool],
+        machine: Machine,
+        recording: Recording,
         limit_bytes: int | None,
         *,
         measures: bool = True,
     ) -> None:
         self._measures = measures
         self.limit_bytes = limit_bytes
-        self.ledger, self._find_pretended, self._count_nodes = ledger, pretended, nodes
-        self._has_made_optimizer = has_made_optimizer
+        self.ledger, self._machine, self._recording = machine.border.host, machine, recording
         self._most_nodes = 0
         self._dynamo = measure_dynamo()
         """What torch._dynamo takes, until the program would have it."""
@@ -256,9 +253,13 @@ class HostMeter:
                 self._note_peak(total + self._lift, passing, lambda: sys._getframe(1))
             return total - passing
 
-    def note_round(self, number: int) -> None:
-        """The round with this number is over, 0 for set-up."""
-        self._round = number + 1
+    def note_optimizer(self) -> None:
+        """With an optimizer the program would have imported torch._dynamo."""
+        self._dynamo = 0
+
+    def note_round(self, over: RoundOver) -> None:
+        """Measure what is there after it."""
+        self._round = over.number + 1
         self._by_round.append(self.look())
 
     def _note_rise(self, passing: int) -> None:
@@ -298,13 +299,17 @@ class HostMeter:
         finally:
             ASKING.discard(process)
 
+    def _find_pretended(self) -> int:
+        """Bytes of the target's that are the host's, too: where the CPU is the target, all of them."""
+        return self._machine.live.now if self._machine.memory is None else 0
+
     def _count(self) -> int:
         """What is counted, and not measured."""
         return self.ledger.counted_bytes + self.ledger.batches_bytes + self._find_pretended()
 
     def _measure(self) -> int:
         """Look at the process and its workers; what there is, without what came and went since the last look."""
-        self._most_nodes = max(self._most_nodes, self._count_nodes())
+        self._most_nodes = max(self._most_nodes, len(self._recording.tracer.nodes))
         if self._measures:
             self._workers.look()
         if self._status is not None:
@@ -321,8 +326,6 @@ class HostMeter:
 
     def _own_bytes(self) -> int:
         """What fxmem has in this process."""
-        if self._dynamo and self._has_made_optimizer():
-            self._dynamo = 0
         if self._dynamo:
             for name in _IMPORTERS:
                 if name in sys.modules:

@@ -78,10 +78,21 @@ class LoaderWatch:
     Args:
         reads: whether an epoch is read.
         gives: whether the program may then be given batches of it.
+        on_evaluated: called with a pass that began after the epoch was ended, and the batches it has had, when it asks
+            for the next. Says whether it gets it.
+        apart: around the reading of an epoch, whose memory is not the program's.
     """
 
-    def __init__(self, *, reads: bool = False, gives: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        reads: bool = False,
+        gives: bool = False,
+        on_evaluated: Callable[[LoaderPass, int], bool] = lambda of, batches: False,
+        apart: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         self._reads, self._gives = reads, gives
+        self._on_evaluated, self._apart = on_evaluated, apart
         self._passes: weakref.WeakKeyDictionary[Any, LoaderPass] = weakref.WeakKeyDictionary()
         self._handed: list[tuple[Any, int, Shapes]] = []
         """Of each batch: its loader's number, the round, its shapes."""
@@ -103,11 +114,6 @@ class LoaderWatch:
         """Whether what follows that pass runs."""
         self.has_begun_again = False
         """Whether the program goes through that loader once more."""
-        self.on_evaluated: Callable[[LoaderPass, int], bool] = lambda of, batches: False
-        """Called with a pass that began after that, and the batches it has had, when it asks for the next. Says whether
-        it gets it."""
-        self.apart: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        """Around the reading of an epoch, whose memory is not the program's."""
 
     def patches(self) -> torch_common.Patches:
         """Watch each pass over a loader, and each batch."""
@@ -165,7 +171,7 @@ class LoaderWatch:
             return True
         batches = self._evaluated.get(iterator, 0)
         self._evaluated[iterator] = batches + 1
-        goes_on = self.on_evaluated(found, batches)
+        goes_on = self._on_evaluated(found, batches)
         if iterator in self._shown:
             return bool(self._waiting)
         if goes_on:
@@ -257,7 +263,7 @@ class LoaderWatch:
         return [shapes for each, _, shapes in self._handed if each == id(loader.loader)]
 
     def _read(self, of: LoaderPass) -> Epoch:
-        with self.apart():
+        with self._apart():
             return read_epoch(of)
 
     def _give(self, epoch: Epoch, batches: Sequence[int]) -> None:

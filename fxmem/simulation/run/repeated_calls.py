@@ -21,11 +21,11 @@ from fxmem._torch import modules as torch_modules
 from fxmem.hardware.hidden_memory import Events, HiddenEvent, HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces import Seen
 from fxmem.memory.generation import LoopEvent, find_events
-from fxmem.simulation.card.block_trace import BlockTrace
-from fxmem.simulation.card.card_memory import CardMemory
+from fxmem.simulation.card.machine import Machine
 from fxmem.simulation.code.source_lines import is_own_code
-from fxmem.simulation.recording.observe.event_log import LoggedStorage, StepLog
+from fxmem.simulation.recording.observe.event_log import LoggedStorage
 from fxmem.simulation.recording.observe.observer import PendingCall
+from fxmem.simulation.recording.recording import Recording
 
 
 class _Made(NamedTuple):
@@ -66,26 +66,15 @@ class RepeatedCalls:
     """The calls of models within one pass over a loader.
 
     Args:
-        log: of the program's storages and operators.
-        memory: of its card; None for the CPU, where each call runs.
-        trace: what the round asks of the allocator.
-        mode: of its tensors.
-        device: of these.
-        note_hidden: told of an operator with memory for itself: the most of that, and all of it in order.
+        recording: of the program.
+        machine: that it runs on; on the CPU each call runs.
     """
 
-    def __init__(
-        self,
-        log: StepLog,
-        memory: CardMemory | None,
-        trace: BlockTrace,
-        mode: torch_common.FakeTensorMode,
-        device: torch.device,
-        note_hidden: Callable[[int, Seen, Seen], None],
-    ) -> None:
-        self._log, self.memory, self.trace = log, memory, trace
-        self._mode, self._maker, self._device = mode, torch_fakes.Maker(mode), device
-        self._note_hidden = note_hidden
+    def __init__(self, recording: Recording, machine: Machine) -> None:
+        self._recording, self._log = recording, recording.log
+        self._memory, self._trace = machine.memory, machine.trace
+        self._mode, self._device = recording.fakes, recording.device
+        self._maker = torch_fakes.Maker(self._mode)
         self.is_on = False
         """Whether calls that are alike are made of the first."""
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, _Call | None]] = weakref.WeakKeyDictionary()
@@ -103,10 +92,13 @@ class RepeatedCalls:
 
     def begin(self) -> None:
         """From here on, until `is_on` is no longer, calls are made of the first like them."""
-        self.is_on, self._known = self.memory is not None, weakref.WeakKeyDictionary()
+        self.is_on, self._known = self._memory is not None, weakref.WeakKeyDictionary()
 
     def run(self, call: PendingCall) -> Any:
-        """What a call of a model returns, which ran or was made, as one node of the graph."""
+        """What a call of a model returns, which ran or was made, as one node of the graph. Where other ranks wait for
+        what it sends, it runs."""
+        if not self.is_on or self._recording.collectives.world is not None:
+            return call.run()
         module = call.module
         leaves, structure = torch_common.tree_flatten((call.args, call.kwargs))
         key: list[Any] = [repr(structure), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")]
@@ -130,13 +122,13 @@ class RepeatedCalls:
 
     def _watch(self, name: str, run: Callable[[], Any], tensors: list[torch.Tensor]) -> tuple[Any, _Call | None]:
         """Run a call; its result, and how to make one like it, None where that cannot be said."""
-        log, ops, memory = self._log, self._log.ops, self.memory
+        log, ops, memory = self._log, self._log.ops, self._memory
         assert memory is not None
-        _, acts = self.trace.since(0)
+        _, acts = self._trace.since(0)
         first, stream = len(ops), log.streams.current
         result = run()
         memory.ask_cudnn()
-        events = find_events(self.trace.since(acts)[0], memory.asked)
+        events = find_events(self._trace.since(acts)[0], memory.asked)
         if events is None or ops is not log.ops or any(each.stream != stream for each in events if each.nbytes):
             return result, None
         leaves, structure = torch_common.tree_flatten(result)
@@ -171,6 +163,12 @@ class RepeatedCalls:
             return NotImplemented
         return _Made(index, tuple(leaf.shape), tuple(leaf.stride()), int(leaf.storage_offset()), leaf.dtype)
 
+    def _note_hidden(self, op: int, call: _Call) -> None:
+        """A call was made of this one: the profile has the most of its memory, the card all."""
+        logged = self._log.ops[op]
+        self._recording.collector.saw(op, call.most, logged.phase, logged.stream)
+        self._recording.subject.on_hidden(op, call.whole, logged.phase)
+
     def _make(self, call: _Call, tensors: list[torch.Tensor]) -> Any:
         """What a call like this one returns, as one operator makes it."""
         log, begin, first = self._log, self._log.tick, len(self._log.storages)
@@ -180,7 +178,7 @@ class RepeatedCalls:
             log.enter(bases[index].untyped_storage(), like.nbytes, like.shape, like.dtype)
         op = log.note_op(call.whole.name, begin, call.flops, call.moved_bytes)
         try:
-            self._note_hidden(op, call.most, call.whole)
+            self._note_hidden(op, call)
         except torch.cuda.OutOfMemoryError:
             log.discard(first)
             raise

@@ -6,30 +6,41 @@ import argparse
 import ast
 import functools
 import inspect
+import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any, TypeGuard
 
 from torch import nn
 
+from fxmem.records.names import STEPS
 from fxmem.records.parts import Schedule
-from fxmem.records.profile import SourceLine
 from fxmem.records.units import package_path
+from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.code.source_lines import is_own_code, program_frames, variables
 from fxmem.simulation.code.source_trees import find_body, find_value, read_tree
+from fxmem.simulation.run.after_epoch import AfterEpoch
+from fxmem.simulation.run.round_listener import RoundListener, RoundOver
 
 _Scope = Mapping[str, Any]
 _Position = tuple[int, int]
 """Line, from 1, and column, from 0, of a file."""
 
 
-class LaterWork:
+class LaterWork(RoundListener):
     """What a program's own code has still to do where its steps are ended: what it does every so many of them, and what
-    follows their loop."""
+    follows their loop.
 
-    def __init__(self) -> None:
+    Args:
+        notes: of values that were read, which takes no memory.
+        after: whether what follows the loop has run.
+    """
+
+    def __init__(self, notes: MadeUpNotes, after: AfterEpoch) -> None:
+        self._notes, self._after = notes, after
+        self._peaks: list[int] = []
+        """Of the whole rounds."""
         self._ran: dict[str, int] = {}
         """By line of the program that an operator or a call of a module came from, the first round in which one did."""
         self._schedules: dict[Schedule, list[str]] = {}
@@ -39,13 +50,17 @@ class LaterWork:
         self._slower: dict[Schedule, str] = {}
         """Conditions that divide what a step left as it was, such as the number of an epoch."""
 
-    def note_ran(self, number: int, sources: Iterable[SourceLine | None]) -> None:
-        """Note where the operators and calls of a round come from; of set-up, which is 0."""
-        for each in sources:
+    def note_round(self, over: RoundOver) -> None:
+        """Note where the operators and calls of a round come from."""
+        for each in (*over.lines, *over.calls):
             if each is not None:
-                self._ran.setdefault(each.place, number)
+                self._ran.setdefault(each.place, over.number)
+        if over.is_whole:
+            self._peaks.append(over.record.requested_bytes)
+            if over.number <= STEPS:
+                self._search(sys._getframe(1))
 
-    def search(self, frame: types.FrameType | None) -> None:
+    def _search(self, frame: types.FrameType | None) -> None:
         """Search the code of the frame that ends a step, and of its callers."""
         self._schedules, self._following, before = {}, find_following(frame), self._counted
         self._counted = {}
@@ -55,17 +70,12 @@ class LaterWork:
                 self._slower[found] = name
             self._schedules[found.model_copy(update={"counter": self._slower.get(found, "")})] = lines
 
-    def describe(
-        self, peaks: Sequence[int], read: AbstractSet[str], *, is_over: bool, is_after: bool
-    ) -> tuple[Schedule, ...]:
+    def describe(self, *, is_over: bool) -> dict[str, Any]:
         """What has not run, and what has run in a step with a higher peak than the next: it may come to that again.
 
-        Args:
-            peaks: of the whole rounds.
-            read: lines that values were read at, which take no memory.
-            is_over: whether the program has ended by itself: what it has not called by then it does not call.
-            is_after: whether what follows the loop has run.
+        What a program that came to its own end has not called by then it does not call.
         """
+        peaks, read = self._peaks, {each.place for each in self._notes.records()}
         later, last = [], len(peaks) - 1
         for each, lines in self._schedules.items():
             at = min((self._ran[line] for line in (*lines, each.calls) if line in self._ran), default=None)
@@ -76,7 +86,9 @@ class LaterWork:
             if each.every is not None and (each.every > whole or each.counter) and not is_shown:
                 later.append(each if at is None and not is_over else each.model_copy(update={"calls": ""}))
         known = {*self._ran, *(each.calls for each in later)}
-        return (*later, *(each for each in self._following if not (is_over or is_after) and each.calls not in known))
+        is_over |= self._after.has_evaluated
+        following = (each for each in self._following if not is_over and each.calls not in known)
+        return {"schedules": (*later, *following)}
 
 
 def find_schedules(frame: types.FrameType | None) -> Iterator[tuple[Schedule, str, Any, list[str]]]:

@@ -13,8 +13,8 @@ from fxmem.records.parts import EvaluationPass
 from fxmem.records.profile import Phase
 from fxmem.show.facts import find_fit
 from fxmem.show.run_growth import evaluation_facts
-from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunSettings, launch, rounds
-from fxmem.simulation.run import evaluations
+from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunSettings, launch
+from fxmem.simulation.run import after_epoch, evaluations
 
 PROGRAM = str(Path(__file__).with_name("evaluating.py"))
 KEEPING = ("outputs", "graphs", "joined", "ahead")
@@ -211,7 +211,7 @@ def test_the_batch_at_which_a_card_is_full() -> None:
 
 
 def test_what_takes_long_after_the_epoch_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "_MOST_AFTER", 100)
+    monkeypatch.setattr(after_epoch, "_MOST_OPERATORS", 100)
     recorded = run("endless")
     assert recorded.ending == "stopped after step 3, and within what follows the epoch, which takes long"
     assert [each.is_whole for each in recorded.rounds] == [True, True, True, False]

@@ -337,7 +337,9 @@ def test_a_moments_peak_is_the_hosts_where_the_cpu_is_the_target() -> None:
         net = nn.Linear(1 << 10, 1 << 10)
         for _ in range(2):
             net(torch.randn(1 << 16, 1 << 10)).square().mean().backward()
-    assert run.host.pretended_bytes >= max(each.requested_bytes for each in run.rounds) > 1 << 29
+    # A thousandth of the peak is looked at; the process itself may have as much less a moment later.
+    unseen = (run.host.peak_bytes or 0) // 1000
+    assert run.host.pretended_bytes + unseen >= max(each.requested_bytes for each in run.rounds) > 1 << 29
 
 
 def test_state_is_left_as_it_was() -> None:

@@ -24,6 +24,7 @@ from fxmem.show.longest_batch import describe_longest, longest_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
 from fxmem.simulation.run import longest_batch
 from fxmem.simulation.run.loader_watch import LoaderWatch, read_epoch
+from fxmem.simulation.run.longest_batch import LengthsWatch
 from tests.memory.test_lengths import signed_sizes
 from tests.simulation.program import varied
 
@@ -119,11 +120,13 @@ def test_a_number_of_steps_is_kept() -> None:
 
 def test_a_card_that_is_full_later_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     code, longest = run("accumulate")._code, found(run("accumulate"))
-    monkeypatch.setattr(code, "longest", longest.model_copy(update={"full_at": 7412}))
+    (watch,) = (each for each in code.watch.listeners if isinstance(each, LengthsWatch))
+    full = longest.model_copy(update={"full_at": 7412})
+    monkeypatch.setattr(watch, "_longest", full)
     later = RecordedProgram(code)
     assert find_fit(later.profile, later.peak).exit_code == 4
     assert later.peak.shortage == "It runs out at step 7,412"
-    assert "; out of memory at step 7,412" in describe_longest(code.longest)
+    assert "; out of memory at step 7,412" in describe_longest(full)
 
 
 # --- nothing of the program's is used up ------------------------------------------------------------------------------
@@ -199,15 +202,15 @@ def real_log(lengths: list[int]) -> list[int]:
 def test_steps_of_random_lengths_on_the_cpu_are_the_real_ones_event_by_event(steps: int) -> None:
     recorded = run(card="cpu", steps=9)
     code = recorded._code
-    loader, _ = code.loaders.find_training()
+    loader, _ = code.watch.loaders.find_training()
     assert loader is not None
-    known: list[Features | None] = [None, None, *((shapes[0][1],) for shapes in code.loaders.handed(loader)[1:9])]
+    known: list[Features | None] = [None, None, *((shapes[0][1],) for shapes in code.watch.loaders.handed(loader)[1:9])]
 
     def look(name: str, args: Sequence[Any], result: Any) -> HiddenMemory | None:
         seen = code.recording.collector.look(name, args, result)
         return None if seen is None else seen.memory
 
-    forms = StepForms(code.trace.rounds[:10], known, look, lambda signatures: {})
+    forms = StepForms(code.machine.trace.rounds[:10], known, look, lambda signatures: {})
     drawn = random.Random(7)
     lengths = [drawn.randint(16, 400) for _ in range(steps)]
     first, predicted = (

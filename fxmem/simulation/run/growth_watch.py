@@ -1,0 +1,110 @@
+"""What a program keeps more of after each round, on the card and on the host."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any, Final
+
+from fxmem.simulation.card.machine import Machine
+from fxmem.simulation.recording.observe.event_log import StepLog
+from fxmem.simulation.recording.residents import Holders, find_variables
+from fxmem.simulation.run.cycles import Cycles
+from fxmem.simulation.run.further_steps import FurtherSteps
+from fxmem.simulation.run.growth import GrowthLog
+from fxmem.simulation.run.host_memory import HostMeter
+from fxmem.simulation.run.loops import LoopWatch
+from fxmem.simulation.run.owner_names import OwnerNames
+from fxmem.simulation.run.round_listener import RoundListener, RoundOver
+
+_WORTH_GOING_ON: Final = 1 << 20
+"""Bytes a step that more rounds are run for where they are kept on the host, whose size nobody has said."""
+
+
+class GrowthWatch(RoundListener):
+    """Finds what a program keeps more of after each round, and the round at which the card is full.
+
+    Args:
+        log: of the program's storages.
+        machine: that it runs on.
+        owners: of its storages.
+        loops: around its steps.
+        cycles: freed after each round.
+        host: what measures the host's memory.
+    """
+
+    def __init__(
+        self,
+        log: StepLog,
+        machine: Machine,
+        owners: OwnerNames,
+        loops: LoopWatch,
+        cycles: Cycles,
+        host: HostMeter,
+    ) -> None:
+        self._owners, self._loops, self._cycles = owners, loops, cycles
+        self._memory, self._trace = machine.memory, machine.trace
+        self._growth = GrowthLog(log, owners.holders)
+        self._anew = GrowthLog(log, owners.holders)
+        """After the first step of each optimizer that was made since the step before: of each fold, each trial."""
+        self._has_new_optimizer = False
+        self._host, self._host_log = host, host.ledger.log
+        self._host_holders = Holders(self._host_log)
+        self._host_growth = GrowthLog(self._host_log, self._host_holders)
+        self._further: FurtherSteps | None = None
+        self._full_at: int | None = None
+
+    def note_optimizer(self) -> None:
+        """The next round is the first of this one."""
+        self._has_new_optimizer = True
+
+    def note_round(self, over: RoundOver) -> None:
+        """Count what is alive now."""
+        self._cycles.collect()
+        self._host_holders.search([(find_variables, None)], {})
+        if over.is_whole:
+            self._loops.note_round(sys._getframe(1))
+        self._growth.note_made(over.lines)
+        self._host_growth.note_made(over.lines)
+        if not over.is_whole:
+            return
+        self._growth.note_round(over.sizes, over.forward_sizes)
+        self._host_growth.note_round(Counter(each.nbytes for each in self._host_log.storages if each.birth > 0))
+        if self._has_new_optimizer:
+            self._has_new_optimizer = False
+            self._anew.note_made(over.lines)
+            self._anew.note_round(over.sizes)
+            self._prove(self._anew)
+        if self._memory is None or not self._growth.nbytes:
+            self._further = None
+            return
+        self._further = self._further or FurtherSteps(self._memory, self._trace)
+        self._further.note_round(over.number)
+
+    def note_last(self, number: int) -> None:
+        """Prove what goes on, and replay the rounds to come."""
+        self._prove(self._growth, self._loops)
+        cycles_stay, places = not self._cycles.are_freed, [(find_variables, None)]
+        self._host_growth.prove(sys._getframe(1), self._loops, places, {}, cycles_stay=cycles_stay)
+        if self._further is not None and all(each.is_endless for each in self._growth.describe()["grown"]):
+            self._full_at = self._further.find_full(number, self._growth.nbytes or 0)
+
+    def _prove(self, growth: GrowthLog, loops: LoopWatch | None = None) -> None:
+        owners, cycles_stay = self._owners, not self._cycles.are_freed
+        growth.prove(sys._getframe(1), loops, owners.places, owners.find_saved(), cycles_stay=cycles_stay)
+
+    @property
+    def may_show_more(self) -> bool:
+        """Whether what grows may come to an end."""
+        is_worth_it = self._host.limit_bytes is not None or (self._host_growth.nbytes or 0) >= _WORTH_GOING_ON
+        return self._growth.may_go_on or (is_worth_it and self._host_growth.may_go_on)
+
+    def describe(self, *, is_over: bool) -> dict[str, Any]:
+        """What grows, by whom."""
+        host = self._host_growth.describe(is_over=is_over)
+        return {
+            **self._growth.describe(is_over=is_over),
+            "full_at": self._full_at,
+            "grown_anew": self._anew.describe()["grown"],
+            "host": self._host.record().model_copy(update=host),
+        }

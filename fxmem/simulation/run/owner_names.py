@@ -1,0 +1,70 @@
+"""Whose each storage of a program is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fxmem.records.profile import Kind, SourceLine
+from fxmem.simulation.card.roots import Roots
+from fxmem.simulation.recording.observe.fx_tracer import named_arguments
+from fxmem.simulation.recording.recording import Recording
+from fxmem.simulation.recording.residents import (
+    Holders,
+    Place,
+    Places,
+    find_variables,
+    name_modules,
+    name_optimizer_state,
+)
+
+
+class OwnerNames:
+    """Names the owners of a program's storages.
+
+    Args:
+        recording: of the program.
+        roots: its modules.
+    """
+
+    def __init__(self, recording: Recording, roots: Roots) -> None:
+        self._recording, self._log, self._roots = recording, recording.log, roots
+        self.holders = Holders(recording.log)
+        self._arguments: Callable[[], Iterable[Place]] = list
+
+    @contextlib.contextmanager
+    def holding(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """Inside, these arguments of a call are what the program holds, too: no variable may have them."""
+        self._arguments = lambda: named_arguments(module, args, kwargs)
+        try:
+            yield
+        finally:
+            self._arguments = list
+
+    def name_residents(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Name what modules and optimizers keep, as far as the program has made it."""
+        self._roots.adopt_moved()
+        name_optimizer_state(self._log, list(optimizers), name_modules(self._log, self._roots))
+
+    def name_held(self) -> Sequence[SourceLine | None]:
+        """Name what else the program keeps: what it calls it, or the line that made it. Return the lines of the round's
+        nodes."""
+        tracer, log = self._recording.tracer, self._log
+        for index in self.holders.search(self.places, self.find_saved()):
+            node = log.storages[index].node
+            if node is not None and node >= 0:
+                log.storages[index].holder = tracer.describe_node(node)
+        sources: Sequence[SourceLine | None] = tracer.sources
+        return sources
+
+    @property
+    def places(self) -> Places:
+        """Where the program keeps what is no module's, as of `Holders.search`."""
+        return (self._arguments, Kind.INPUT), (find_variables, None)
+
+    def find_saved(self) -> dict[int, int]:
+        """By storage that autograd keeps, the number of its node."""
+        return self._recording.nodes.find_kept(self._recording.engine.find_saved())
