@@ -35,11 +35,6 @@ _Request = tuple[int, int, int]
 """A storage, its bytes, its stream."""
 
 
-_STATE: Final = """_allocator _counts highest_requested highest_allocated highest_reserved _part _parts _address _plans
-    _held _of_graphs _is_shared most_shared blocks""".split()
-"""What the history of a card leads to."""
-
-
 class BlockEvent(NamedTuple):
     """What became of a block (`alloc`, `free`) or a segment (`segment_alloc`), and where the program was."""
 
@@ -103,6 +98,49 @@ class RepeatedSteps:
     """How many steps the card had room for."""
 
 
+@dataclasses.dataclass
+class _Blocks:
+    """What is on a card, and the most of it: all that is undone where a history is repeated."""
+
+    allocator: CachingAllocator
+    counts: PoolCounts = dataclasses.field(default_factory=PoolCounts)
+    requested: int = 0
+    """The most since `begin_part` or `clear_highest`, as the next two: whatever the program does with its own peak
+    statistics."""
+    allocated: int = 0
+    reserved: int = 0
+    part: Part = None
+    parts: dict[Part, PartPeak] = dataclasses.field(default_factory=dict)
+    address: dict[int, int] = dataclasses.field(default_factory=dict)
+    """By storage."""
+    plans: dict[Signature, int] = dataclasses.field(default_factory=dict)
+    """By convolution, the workspace of the plan that is taken for want of room."""
+    held: set[str] = dataclasses.field(default_factory=set)
+    of_graphs: dict[str, int] = dataclasses.field(default_factory=dict)
+    """By name, where what a CUDA graph holds to its end is."""
+    is_shared: bool = False
+    most_shared: int = 0
+    """The most reserved while a serving engine had its share of the card."""
+    history: BlockHistory | None = None
+    """What became of blocks since the program asked for it; None before."""
+
+    def __post_init__(self) -> None:
+        self.allocator.counts = self.counts
+
+    @property
+    def highest(self) -> PartPeak:
+        """The most of each count."""
+        return PartPeak(self.requested, self.allocated, self.reserved)
+
+    def restart_highest(self) -> None:
+        """Let the most begin anew at what is there now."""
+        allocator = self.allocator
+        if self.is_shared:
+            self.most_shared = max(self.most_shared, self.reserved, allocator.reserved_bytes)
+        self.requested, self.allocated = allocator.requested_bytes, allocator.allocated_bytes
+        self.reserved = allocator.reserved_bytes
+
+
 class CardMemory(Observer):
     """The blocks of a program on its card.
 
@@ -132,8 +170,6 @@ class CardMemory(Observer):
         self.raises = raises
         """Whether what the card does not have is refused."""
         self._is_untouched = True
-        self.blocks: BlockHistory | None = None
-        """What became of blocks since the program asked for it; None before."""
         self._locate: Callable[[], Any] | None = None
         self._place: Any = None
         self._asked: dict[Signature, int | None] = {}
@@ -142,7 +178,7 @@ class CardMemory(Observer):
         self._met: set[Signature] = set()
         self._waiting: list[_Request] = []
         self._history: list[Callable[[], None]] | None = []
-        self._origin: dict[str, Any] | None = None
+        self._origin: _Blocks | None = None
         """What there was when the history began; None for an empty card."""
         self._is_first_round = True
         self.resets = 0
@@ -162,21 +198,17 @@ class CardMemory(Observer):
     def _start(self, capacity_bytes: int | None) -> None:
         """Begin with an empty card."""
         device_bytes = self._target.memory_bytes
-        self._allocator = CachingAllocator(self._settings, capacity_bytes=capacity_bytes, device_bytes=device_bytes)
-        self._counts = self._allocator.counts = PoolCounts()
-        self.highest_requested = self.highest_allocated = self.highest_reserved = 0
-        """Since `begin_part` or `clear_highest`, whatever the program does with its own peak statistics."""
-        self._part: Part = None
-        self._parts: dict[Part, PartPeak] = {}
-        self._address: dict[int, int] = {}
-        self._plans: dict[Signature, int] = {}
-        """By convolution, the workspace of the plan that is taken for want of room."""
-        self._held: set[str] = set()
-        self._of_graphs: dict[str, int] = {}
-        """By name, where what a CUDA graph holds to its end is."""
-        self._is_shared = False
-        self.most_shared = 0
+        self._now = _Blocks(CachingAllocator(self._settings, capacity_bytes=capacity_bytes, device_bytes=device_bytes))
+
+    @property
+    def blocks(self) -> BlockHistory | None:
+        """What became of blocks since the program asked for it; None before."""
+        return self._now.history
+
+    @property
+    def most_shared(self) -> int:
         """The most reserved while a serving engine had its share of the card."""
+        return self._now.most_shared
 
     # --- what the program does ----------------------------------------------------------------------------------------
 
@@ -197,7 +229,7 @@ class CardMemory(Observer):
         requested, self._waiting = self._waiting, []
         if hidden is not None:
             if self._history is None and any(each not in self._asked for each in hidden.signatures):
-                self._origin = copy.deepcopy({name: getattr(self, name) for name in _STATE})
+                self._origin = copy.deepcopy(self._now)
                 self._history = []
             self._met.update(hidden.signatures)
         else:
@@ -209,12 +241,12 @@ class CardMemory(Observer):
         """Allocate what a library keeps from now on, once by its name; the operator's own output comes first."""
         self.run_operator()
         for name, buffer in workspaces.items():
-            if name not in self._held:
+            if name not in self._now.held:
                 self._do(functools.partial(self._hold, name, buffer))
 
     def release_graphs(self) -> None:
         """Free what a CUDA graph has held, which is over."""
-        if self._of_graphs:
+        if self._now.of_graphs:
             self.run_operator()
             self._do(self._release_graphs)
 
@@ -227,13 +259,13 @@ class CardMemory(Observer):
     def reset_peak_stats(self) -> None:
         """Let peaks begin anew at what is there now."""
         self.resets += 1
-        self._do(lambda: self._allocator.reset_peak_stats())
+        self._do(lambda: self._now.allocator.reset_peak_stats())
 
     def empty_cache(self) -> None:
         """Give every segment without a live block back."""
         self._trace.empty_cache()
         self.run_operator()
-        self._do(lambda: self._allocator.empty_cache())
+        self._do(lambda: self._now.allocator.empty_cache())
 
     def clear_highest(self) -> None:
         """Let the highest levels begin anew at what is there now."""
@@ -257,7 +289,7 @@ class CardMemory(Observer):
 
     def refuse(self, nbytes: int) -> None:
         """Refuse so many bytes that a library asks the driver for, as the card refuses what it does not have."""
-        allocator = self._allocator
+        allocator = self._now.allocator
         if allocator.capacity_bytes is not None:
             if self.raises:
                 self.wanted = allocator.allocated_bytes + nbytes, allocator.reserved_bytes + nbytes
@@ -265,8 +297,8 @@ class CardMemory(Observer):
 
     def part_peaks(self) -> dict[Part, PartPeak]:
         """The highest levels of each part since `clear_highest`."""
-        self._begin_part(self._part)
-        return dict(self._parts)
+        self._begin_part(self._now.part)
+        return dict(self._now.parts)
 
     # --- the workspaces of cuDNN --------------------------------------------------------------------------------------
 
@@ -291,7 +323,7 @@ class CardMemory(Observer):
     @property
     def smaller_plans(self) -> int:
         """How many kinds of convolution run by plans with a smaller workspace, for want of room."""
-        return len(self._plans)
+        return len(self._now.plans)
 
     def forget_history(self) -> None:
         """Keep no history of the first round: it is over."""
@@ -305,18 +337,17 @@ class CardMemory(Observer):
         """
         if self._history is None:
             return
-        before, raises = dict(vars(self)), self.raises
+        before, raises = (self._now, self.wanted, self.refused, self.shortage), self.raises
         if self._origin is None:
-            self._start(self._allocator.capacity_bytes)
-            self.blocks = None
+            self._start(self._now.allocator.capacity_bytes)
         else:
-            vars(self).update(self._origin)
+            self._now = self._origin
         self.raises = True
         try:
             for act in self._history:
                 act()
         except torch.cuda.OutOfMemoryError:
-            vars(self).update(before)
+            self._now, self.wanted, self.refused, self.shortage = before
         self.raises = raises
 
     # --- the blocks ---------------------------------------------------------------------------------------------------
@@ -334,13 +365,13 @@ class CardMemory(Observer):
 
     def _record_blocks(self, most: int, *, is_on: bool) -> None:
         if is_on:
-            self.blocks = BlockHistory(most)
-        elif self.blocks is not None:
-            self.blocks.is_on = False
+            self._now.history = BlockHistory(most)
+        elif self._now.history is not None:
+            self._now.history.is_on = False
 
     def _note(self, action: str, address: int, nbytes: int, stream: int) -> None:
-        if self.blocks is not None and self.blocks.is_on:
-            self.blocks.note(BlockEvent(action, address, nbytes, stream, self._place))
+        if self._now.history is not None and self._now.history.is_on:
+            self._now.history.note(BlockEvent(action, address, nbytes, stream, self._place))
 
     def _run(self, requested: Sequence[_Request], hidden: HiddenMemory | None, stream: int) -> None:
         own: dict[int, int] = {}
@@ -350,16 +381,16 @@ class CardMemory(Observer):
             for number, nbytes in expand(len(requested), filled):
                 if number >= 0:
                     storage, size, at = requested[number]
-                    self._address[storage] = self._malloc(size, at)
+                    self._now.address[storage] = self._malloc(size, at)
                 elif nbytes is None:
                     self._give_back(own.pop(number))
                 else:
                     signature = signatures[-number - 1]
-                    taken = nbytes if signature is None else self._plans.get(signature, nbytes)
+                    taken = nbytes if signature is None else self._now.plans.get(signature, nbytes)
                     own[number] = self._malloc(taken, stream, signature)
         except torch.cuda.OutOfMemoryError:
-            for storage in (storage for storage, *_ in requested if storage in self._address):
-                self._give_back(self._address.pop(storage))
+            for storage in (storage for storage, *_ in requested if storage in self._now.address):
+                self._give_back(self._now.address.pop(storage))
             for address in reversed(own.values()):
                 self._give_back(address)
             raise
@@ -375,20 +406,16 @@ class CardMemory(Observer):
     def try_steps(self, steps: RepeatedSteps) -> PartPeak:
         """The highest levels of further steps that are not done; where the card has no room, up to there."""
         self.run_operator()
-        before = dict(vars(self))
-        vars(self).update(copy.deepcopy({name: before[name] for name in _STATE}), _history=None, blocks=None)
-        self.raises = True
-        try:
-            with contextlib.suppress(torch.cuda.OutOfMemoryError):
-                self._repeat(steps)
-            return PartPeak(self.highest_requested, self.highest_allocated, self.highest_reserved)
-        finally:
-            vars(self).clear()
-            vars(self).update(before)
+        tried = copy.copy(self)
+        tried._now, tried._history, tried.raises = copy.deepcopy(self._now), None, True
+        tried._now.history = None
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            tried._repeat(steps)
+        return tried._now.highest
 
     def _repeat(self, steps: RepeatedSteps) -> None:
         even, steps.done = steps.even, 0
-        held = {home: self._address[key] for key, home in even.homes.items() if key in self._address}
+        held = {home: self._now.address[key] for key, home in even.homes.items() if key in self._now.address}
         number = even.models[-1].number
         malloc, give_back = self._malloc, self._give_back
         try:
@@ -405,61 +432,54 @@ class CardMemory(Observer):
             taken = set()
             for key, (born, slot) in even.homes.items():
                 later = [home for more in (1, 0) if (home := (born + steps.done + more, slot)) in held]
-                if even.moves((born, slot)) and later and key in self._address:
+                if even.moves((born, slot)) and later and key in self._now.address:
                     # Where the card ran out within a step, some are that step's, others of the one before.
-                    self._address[key] = held[later[-1]]
+                    self._now.address[key] = held[later[-1]]
                     taken.add(later[-1])
             for home, address in held.items():
                 if home[0] > even.models[-1].number and home not in taken:
                     give_back(address)
 
     def _free(self, storage: int) -> None:
-        address = self._address.pop(storage, None)
+        address = self._now.address.pop(storage, None)
         if address is not None:
             self._give_back(address)
 
     def _release_graphs(self) -> None:
-        for name, address in self._of_graphs.items():
-            self._held.discard(name)
+        for name, address in self._now.of_graphs.items():
+            self._now.held.discard(name)
             self._give_back(address)
-        self._of_graphs = {}
+        self._now.of_graphs = {}
 
     def _hold(self, name: str, buffer: HeldBuffer) -> None:
-        self._held.add(name)
+        self._now.held.add(name)
         address = self._malloc(buffer.nbytes, buffer.stream)
         if buffer.needed_by:
-            self._of_graphs = {**self._of_graphs, name: address}
+            self._now.of_graphs = {**self._now.of_graphs, name: address}
 
     def _set_capacity(self, nbytes: int) -> None:
-        if self._allocator.capacity_bytes is not None:  # else all is had that is asked for
-            self._allocator.capacity_bytes = nbytes
+        if self._now.allocator.capacity_bytes is not None:  # else all is had that is asked for
+            self._now.allocator.capacity_bytes = nbytes
 
     def _clear_highest(self) -> None:
-        self._parts = {}
-        self._restart_highest()
+        self._now.parts = {}
+        self._now.restart_highest()
 
     def _begin_part(self, part: Part) -> None:
-        highest = PartPeak(self.highest_requested, self.highest_allocated, self.highest_reserved)
-        self._parts[self._part] = highest.at_least(self._parts.get(self._part, highest))
-        self._part = part
-        self._restart_highest()
+        now, highest = self._now, self._now.highest
+        now.parts[now.part] = highest.at_least(now.parts.get(now.part, highest))
+        now.part = part
+        now.restart_highest()
 
     def _share(self, is_shared: bool) -> None:
-        self._begin_part(self._part)
-        self._is_shared = is_shared
-        self._restart_highest()
-
-    def _restart_highest(self) -> None:
-        allocator = self._allocator
-        if self._is_shared:
-            self.most_shared = max(self.most_shared, self.highest_reserved, allocator.reserved_bytes)
-        self.highest_requested = allocator.requested_bytes
-        self.highest_allocated, self.highest_reserved = allocator.allocated_bytes, allocator.reserved_bytes
+        self._begin_part(self._now.part)
+        self._now.is_shared = is_shared
+        self._now.restart_highest()
 
     def counts(self) -> dict[str, int]:
         """What `torch.cuda.memory_stats` says, by its names."""
         stats, settings = self.stats(), self._settings
-        found = self._counts.flatten(stats)
+        found = self._now.counts.flatten(stats)
         limit = settings.max_split_bytes
         return {
             **found,
@@ -467,14 +487,14 @@ class CardMemory(Observer):
             "num_ooms": stats.ooms,
             "num_device_alloc": found["segment.all.allocated"],
             "num_device_free": found["segment.all.freed"],
-            "num_sync_all_streams": self._allocator.emptied,
+            "num_sync_all_streams": self._now.allocator.emptied,
             "max_split_size": -1 if limit is None else limit,
         }
 
     def stats(self) -> Stats:
         """Bytes and counts now."""
         self.ask_cudnn()
-        return self._allocator.stats()
+        return self._now.allocator.stats()
 
     def used_bytes(self) -> int:
         """What the driver counts as in use: segments, and once CUDA is initialised the least that a context takes."""
@@ -493,26 +513,27 @@ class CardMemory(Observer):
         self._is_untouched, self.environ = False, dict(self.environ)
         settings = read_settings(self.environ)
         if settings != self._settings:
-            self._settings = settings
-            self._start(self._allocator.capacity_bytes)
+            self._settings, history = settings, self._now.history
+            self._start(self._now.allocator.capacity_bytes)
+            self._now.history = history
 
     def _give_back(self, address: int) -> None:
-        if self.blocks is not None and address:
-            self._note("free", address, *self._allocator.find_live(address))
-        self._allocator.free(address)
+        if self._now.history is not None and address:
+            self._note("free", address, *self._now.allocator.find_live(address))
+        self._now.allocator.free(address)
 
     def segments(self) -> tuple[Segment, ...]:
         """What the card's memory looks like now."""
-        return self._allocator.snapshot()
+        return self._now.allocator.snapshot()
 
     def _malloc(self, nbytes: int, stream: int, workspace_of: Signature | None = None) -> int:
         if self._is_untouched:
             self._read_settings()
-        allocator = self._allocator
+        now, allocator = self._now, self._now.allocator
         before, complaint, smaller, raises = allocator.reserved_bytes, "", None, False
         try:
             address = allocator.malloc(nbytes, stream)
-            if self.blocks is not None:
+            if now.history is not None:
                 if allocator.reserved_bytes > before:
                     self._note("segment_alloc", address, allocator.reserved_bytes - before, stream)
                 self._note("alloc", address, nbytes, stream)
@@ -531,12 +552,12 @@ class CardMemory(Observer):
             self._run_out(complaint, sys._getframe(1), raises=raises)
             return self._malloc(nbytes, stream)
         # `max` takes three times as long, and a run of a generation comes here a million times.
-        if (requested := allocator.requested_bytes) > self.highest_requested:
-            self.highest_requested = requested
-        if (allocated := allocator.allocated_bytes) > self.highest_allocated:
-            self.highest_allocated = allocated
-        if (reserved := allocator.reserved_bytes) > self.highest_reserved:
-            self.highest_reserved = reserved
+        if (requested := allocator.requested_bytes) > now.requested:
+            now.requested = requested
+        if (allocated := allocator.allocated_bytes) > now.allocated:
+            now.allocated = allocated
+        if (reserved := allocator.reserved_bytes) > now.reserved:
+            now.reserved = reserved
         return address
 
     def _next_plan(self, signature: Signature, nbytes: int) -> int | None:
@@ -545,7 +566,7 @@ class CardMemory(Observer):
             self._smaller[signature] = ask_smaller(signature, self._target)
         found = next((each for each in self._smaller[signature] if each < nbytes), None)
         if found is not None:
-            self._plans[signature] = found
+            self._now.plans[signature] = found
         return found
 
     def _run_out(self, complaint: str, frame: types.FrameType, *, raises: bool) -> None:
@@ -555,12 +576,12 @@ class CardMemory(Observer):
             self.refused = (*self.refused, (complaint, program_place(frame)))
             raise torch.cuda.OutOfMemoryError(complaint)
         self.shortage = describe_shortage(complaint, program_place(frame))
-        self._allocator.capacity_bytes = None
+        self._now.allocator.capacity_bytes = None
 
     def _complaint(self, segment_bytes: int) -> str:
         """What torch writes where a card has no such segment more (`CUDACachingAllocator.cpp`), and that none was
         there."""
-        stats, total, most = self._allocator.stats(), self.total_bytes, self._allocator.capacity_bytes
+        stats, total, most = self._now.allocator.stats(), self.total_bytes, self._now.allocator.capacity_bytes
         used = stats.reserved_bytes.current + self._context_bytes
         is_limited = most is not None and most < (self.usable_bytes)
         allowed = f"{_size(most)} allowed; " if most is not None and is_limited else ""

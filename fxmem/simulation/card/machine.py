@@ -22,7 +22,7 @@ from fxmem.simulation.processes.sandbox.isolation import Isolation
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
+class PretendedMachine:
     """What a program finds itself on: the card, and what lies between it and the host."""
 
     memory: CardMemory | None
@@ -62,7 +62,7 @@ def make_machine(
     given: Mapping[str, torch.Tensor],
     rule: Rule,
     isolation: Isolation | None,
-) -> Machine:
+) -> PretendedMachine:
     """Pretend a machine.
 
     Args:
@@ -81,4 +81,4 @@ def make_machine(
         live.on_rise = lambda passing: border.host.on_rise(passing)
     values = MadeUpValues(notes, rule)
     roots, thread = Roots(prepare), CardThread()
-    return Machine(memory, trace, live, border, thread, roots, notes, values, isolation or Isolation())
+    return PretendedMachine(memory, trace, live, border, thread, roots, notes, values, isolation or Isolation())

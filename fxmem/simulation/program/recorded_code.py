@@ -18,7 +18,7 @@ from fxmem.hardware.workspaces import Seen
 from fxmem.records.names import GRAPH_POOL, OWN_LOSS, Mode
 from fxmem.records.profile import Phase, ProgramRun, Step
 from fxmem.simulation.card.border import CardMode
-from fxmem.simulation.card.machine import Machine
+from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.card.roots import has_target_tensors
 from fxmem.simulation.code.round_rule import Enough
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
@@ -45,7 +45,7 @@ class RecordedCode(Subject):
     watch: Watch
     """Made with the recording."""
 
-    def __init__(self, name: str, machine: Machine) -> None:
+    def __init__(self, name: str, machine: PretendedMachine) -> None:
         super().__init__(machine.values)
         self.name, self.machine = name, machine
         self.memory, self.notes, self._border = machine.memory, machine.notes, machine.border

@@ -21,7 +21,7 @@ from fxmem.errors import AnalysisError
 from fxmem.memory.user_code import choose_line
 from fxmem.records.profile import Kind, PartOfRound, Phase, Profile, Round
 from fxmem.simulation.card.card_memory import Part, PartPeak
-from fxmem.simulation.card.machine import Machine
+from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.code.round_rule import Enough, RoundRule, stepped_parameters
 from fxmem.simulation.code.source_lines import program_place
 from fxmem.simulation.program.refusals import Refusals
@@ -107,7 +107,7 @@ class Rounds(RoundRule):
     def __init__(
         self,
         recording: Recording,
-        machine: Machine,
+        machine: PretendedMachine,
         owners: OwnerNames,
         loops: LoopWatch,
         listeners: Sequence[RoundListener],

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NamedTuple
 
-from fxmem.simulation.card.machine import Machine
+from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.program.rounds import IsEnough, Rounds
 from fxmem.simulation.program.run_settings import RunSettings
 from fxmem.simulation.program.tensor_reads import TensorReads
@@ -46,7 +46,7 @@ class Watch(NamedTuple):
     checkpoints: Checkpoints
 
 
-def make_watch(machine: Machine, recording: Recording, settings: RunSettings, enough: IsEnough) -> Watch:
+def make_watch(machine: PretendedMachine, recording: Recording, settings: RunSettings, enough: IsEnough) -> Watch:
     """Watch the program of a recording; a further listener of its rounds is made here.
 
     Args:

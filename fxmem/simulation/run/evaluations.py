@@ -10,7 +10,7 @@ from typing import Final
 from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
 from fxmem.records.parts import EvaluationPass
 from fxmem.simulation.card.card_memory import CardMemory, RepeatedSteps
-from fxmem.simulation.card.machine import Machine
+from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.recording.observe.event_log import StepLog
 from fxmem.simulation.run.cycles import Cycles
 from fxmem.simulation.run.growth import GrowthLog
@@ -46,7 +46,7 @@ class Evaluations:
     def __init__(
         self,
         log: StepLog,
-        machine: Machine,
+        machine: PretendedMachine,
         owners: OwnerNames,
         cycles: Cycles,
         repeats: RepeatedCalls,

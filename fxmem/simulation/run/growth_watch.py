@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from typing import Any, Final
 
-from fxmem.simulation.card.machine import Machine
+from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.recording.observe.event_log import StepLog
 from fxmem.simulation.recording.residents import Holders, find_variables
 from fxmem.simulation.run.cycles import Cycles
@@ -36,7 +36,7 @@ class GrowthWatch(RoundListener):
     def __init__(
         self,
         log: StepLog,
-        machine: Machine,
+        machine: PretendedMachine,
         owners: OwnerNames,
         loops: LoopWatch,
         cycles: Cycles,

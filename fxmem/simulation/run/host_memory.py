@@ -30,7 +30,7 @@ from fxmem._torch import programs as torch_programs
 from fxmem.hardware.workspaces import ASKING
 from fxmem.records.parts import HostUse
 from fxmem.records.pause_gc import pause_gc
-from fxmem.simulation.card.machine import Machine
+from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.code.source_lines import program_call
 from fxmem.simulation.processes.descendants import find_children
 from fxmem.simulation.processes.fork import settle_threads
@@ -180,7 +180,7 @@ class HostMeter(RoundListener):
 
     def __init__(
         self,
-        machine: Machine,
+        machine: PretendedMachine,
         recording: Recording,
         limit_bytes: int | None,
         *,

@@ -25,7 +25,7 @@ from fxmem.memory.lengths import (
 from fxmem.records.names import STEPS
 from fxmem.records.parts import LengthChange, LongestBatch
 from fxmem.records.profile import Target
-from fxmem.simulation.card.machine import Machine
+from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.kernels.kernel_settings import ask_workspaces
 from fxmem.simulation.recording.recording import Recording
 from fxmem.simulation.run.loader_watch import Epoch, LoaderWatch, Shapes, count_elements
@@ -83,7 +83,7 @@ class LengthsWatch(RoundListener):
         machine: that it runs on.
     """
 
-    def __init__(self, loaders: LoaderWatch, recording: Recording, machine: Machine) -> None:
+    def __init__(self, loaders: LoaderWatch, recording: Recording, machine: PretendedMachine) -> None:
         self._loaders, self._recording, self._machine = loaders, recording, machine
         self._longest: LongestBatch | None = None
 

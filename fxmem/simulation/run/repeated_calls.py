@@ -21,7 +21,7 @@ from fxmem._torch import modules as torch_modules
 from fxmem.hardware.hidden_memory import Events, HiddenEvent, HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces import Seen
 from fxmem.memory.generation import LoopEvent, find_events
-from fxmem.simulation.card.machine import Machine
+from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.code.source_lines import is_own_code
 from fxmem.simulation.recording.observe.event_log import LoggedStorage
 from fxmem.simulation.recording.observe.observer import PendingCall
@@ -70,7 +70,7 @@ class RepeatedCalls:
         machine: that it runs on; on the CPU each call runs.
     """
 
-    def __init__(self, recording: Recording, machine: Machine) -> None:
+    def __init__(self, recording: Recording, machine: PretendedMachine) -> None:
         self._recording, self._log = recording, recording.log
         self._memory, self._trace = machine.memory, machine.trace
         self._mode, self._device = recording.fakes, recording.device
