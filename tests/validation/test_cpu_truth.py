@@ -243,6 +243,13 @@ def test_gradients_that_forward_clears_do_not_take_the_new_ones_with_them():
     assert kinds["used.weight.grad"] is Kind.GRADIENT
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_bags_of_embeddings(reduce):
+    indices, offsets = torch.randint(100, (300,)), torch.arange(256)
+    net = torch.nn.EmbeddingBag(100, 8, mode=reduce)
+    assert validate(net, (indices, offsets), mode="infer", tolerance=1e-3).within_tolerance
+
+
 def test_inference_mode_is_what_no_grad_is():
     x = torch.randn(16, 64)
     found = validate(Widens, x, mode="infer", inference_mode=True, tolerance=1e-6)

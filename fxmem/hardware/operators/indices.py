@@ -77,12 +77,22 @@ def _embedding_backward_on_card(call: Call) -> Events:
 
 
 def _embedding_bag_on_cpu(call: Call) -> Events | None:
-    """`make_offset2bag_out` (EmbeddingBag.cpp): bags are counted in one place more than there are indices."""
-    indices = read_layout(call.result[1]).numel
+    """`_embedding_bag_cpu_impl` (EmbeddingBag.cpp): bags are counted in one place more than there are indices, and a
+    mean is divided by their sizes, at least 1, in its own dtype."""
+    indices, made = read_layout(call.result[1]).numel, read_layout(call.result[0])
     if not indices:
         return None
-    counted = "counted offsets"
-    return output("bags"), alloc(counted, 8 * (indices + 1)), output("bag of each index"), *free(counted)
+    bags, mode, counted = made.shape[0], call.argument(4, 0), "counted offsets"
+    largest = (alloc("bags that are empty", 8 * bags),) if mode == 2 else ()
+    sizes = (8 * bags, 8 * bags, ITEM_BYTES[made.dtype] * bags) if mode == 1 else ()
+    return (
+        output("bags"),
+        *(alloc(counted, 8 * (indices + 1)), alloc("ones", 8 * bags), *free("ones")),
+        *(output("bag of each index"), *free(counted)),
+        output("sizes of bags"),
+        *(*largest, output("largest indices")),
+        *(alloc(f"divisor {number}", nbytes) for number, nbytes in enumerate(sizes)),
+    )
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
