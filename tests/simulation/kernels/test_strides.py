@@ -48,11 +48,18 @@ def test_strides_are_those_of_a_real_run(target: str, keep: Callable[[Tensor], T
         assert keep(as_image(torch.zeros(1, 16, 8, device=device))).stride() == real
 
 
+def make_image(x: Tensor) -> Tensor:
+    """One of as many elements, its channels last."""
+    return x.view(3, 2, 2, 4).contiguous(memory_format=torch.channels_last)
+
+
 VIEWS = {
     "split": lambda x: x.t().view(2, 4, 6),
     "joined": lambda x: x.view(2, 3, 8)[:, :2].view(-1, 8),
     "in the way": lambda x: x.t()[:5].view(-1),
     "across": lambda x: x[:, ::2].view(3, 8),
+    "an image, channels last": lambda x: make_image(x).view(3, -1),
+    "channels of an image": lambda x: make_image(x).view(3, 2, -1),
 }
 
 

@@ -79,22 +79,6 @@ def test_a_sparse_matrix_times_a_dense_one() -> None:
     assert "cuSPARSE workspace" in str(profile.unknowns)
 
 
-def test_data_parallel_is_looked_into() -> None:
-    """On one card it calls its module; the bytes are those of the module alone."""
-    found = []
-    for wrap in (nn.DataParallel, nn.Identity().forward):
-        with fxmem.record("h100", steps=2) as run:
-            net = wrap(nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda())
-            optimizer = torch.optim.SGD(net.parameters())
-            for _ in range(2):
-                net(torch.randn(4096, 256, device="cuda")).sum().backward()
-                optimizer.step()
-        calls = [each.target for each in run.profile.nodes if each.op == "call_module"]
-        found.append((run.peak.requested_bytes, [each.removeprefix("net.module.") for each in calls]))
-    assert found[0][0] == found[1][0]
-    assert found[0][1] == [each.partition(".")[2] for each in found[1][1]] == ["0", "1", "2"]
-
-
 def test_the_parts_of_a_sparse_matrix_are_called_as_the_program_calls_it() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -611,19 +595,3 @@ def test_the_layers_of_a_data_parallel_model_are_its_own() -> None:
     assert [name for name, _ in layers[0]] == ["net.up", "relu", "net.down", "sum"]
     assert layers[1] == [(name.replace("net.", "net.module."), source) for name, source in layers[0]]
     assert wrapped.peak.requested_bytes == alone.peak.requested_bytes
-
-
-@pytest.mark.parametrize("shape", [(8, 2, -1), (8, -1)])
-def test_a_view_that_strides_do_not_allow_is_refused_as_torch_does(shape: tuple[int, ...]) -> None:
-    """Programs catch that, and reshape."""
-
-    def view(device: str) -> str:
-        x = torch.zeros(8, 2, 4, 4, device=device).to(memory_format=torch.channels_last)
-        try:
-            return str(tuple(x.view(shape).shape))
-        except RuntimeError as error:
-            return str(error)
-
-    with fxmem.record("h100"):
-        found = view("cuda")
-    assert found == view("cpu")
