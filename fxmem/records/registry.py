@@ -109,6 +109,8 @@ CAUSES: Registry[Any] = Registry("cause", "fxmem.memory.findings.causes", "fxmem
 """What may be wrong with a step, likewise; `fxmem.memory.findings` says what is registered."""
 PACKAGES: Registry[Any] = Registry("package", "fxmem.simulation.kernels.packages", "fxmem.packages")
 """Kernels of other packages, likewise; `fxmem.simulation.kernels.packages` says what is registered."""
+LISTENERS: Registry[Any] = Registry("listener", "fxmem.simulation.run.listeners", "fxmem.listeners")
+"""What is told of a program's rounds, likewise; `fxmem.simulation.run.listeners` says what is registered."""
 VIEWS: Registry[Any] = Registry("view", "fxmem.show.html.views", "fxmem.views")
 """How a notebook shows a record: functions from the record to a fragment of HTML, by the name of its class
 (`card-fits` shows `CardFits`)."""

@@ -113,8 +113,8 @@ class RecordedCode(Subject):
     def running(self) -> Iterator[None]:
         """The program runs inside, to its end or until it raises."""
         self.recording.log.setting_up = False
-        watched = (self.rounds.observe_optimizers(), self.machine.thread.watch(), self.watch.host.watch())
-        with torch_common.nested(*watched, self.watch.cycles.watch()):
+        watched = (self.rounds.observe_optimizers(), self.machine.thread.watch(), self.watch.parts.host.watch())
+        with torch_common.nested(*watched, self.watch.parts.cycles.watch()):
             try:
                 yield
             except Exception as error:
@@ -143,7 +143,7 @@ class RecordedCode(Subject):
         yield from self.watch.checkpoints.patches()
         yield self.watch.reads.patch()
         yield from loader_patches(self._border, on_card=on_card)
-        yield from self.watch.loaders.patches()
+        yield from self.watch.parts.loaders.patches()
         yield torch_common.wrap(torch, "clear_autocast_cache", lambda own: self.watch.repeats.clear_casts(own))
         yield from trace_patches(self.notes)
         yield from self.machine.thread.patches()
@@ -212,7 +212,7 @@ class RecordedCode(Subject):
 
     def on_module_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module of the program is about to be called."""
-        with self.watch.owners.holding(module, args, kwargs):
+        with self.watch.parts.owners.holding(module, args, kwargs):
             self.rounds.module_called(module)
 
     def run_module(self, call: PendingCall) -> Any:

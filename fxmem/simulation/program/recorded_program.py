@@ -17,7 +17,6 @@ from fxmem.memory.allocator import CardRun, complete_timeline
 from fxmem.records.names import AS_IS, MAX_OPERATORS
 from fxmem.records.parts import CompileRecord, CompileSettings, HostUse
 from fxmem.records.profile import (
-    Assumption,
     MadeUp,
     Phase,
     Profile,
@@ -44,9 +43,7 @@ from fxmem.simulation.program.watch import make_watch
 from fxmem.simulation.ranks.world import World
 from fxmem.simulation.recording.error_advice import describe_end
 from fxmem.simulation.recording.wiring import make_recording
-from fxmem.simulation.run.evaluations import explain_evaluations
 from fxmem.simulation.run.host_memory import measure_dynamo
-from fxmem.simulation.run.longest_batch import explain_longest
 from fxmem.simulation.step.run import require_device
 
 _TO_ITS_END: Final = "ran to its end"
@@ -160,18 +157,8 @@ class RecordedProgram(ProfiledStep):
         an error of the program's own ended it before its first step was over."""
         profile = self._largest()
         program = self.program
-        taken = [Assumption(topic="evaluation", text=text) for text in explain_evaluations(program.evaluations)]
-        taken += [
-            Assumption(
-                topic="schedules", text=f"at most one of the steps did what {each.place} does every {each.every:,}"
-            )
-            for each in program.schedules
-            if each.every is not None and not each.counter
-        ]
         highest = max(each.requested_bytes for each in (self.setup, *self.rounds) if each is not None)
-        taken += [Assumption(topic="cycles", text=text) for text in self._code.watch.cycles.explain(highest)]
-        if program.longest is not None:
-            taken += [Assumption(topic="lengths", text=text) for text in explain_longest(program.longest)]
+        taken = [text for each in self._code.watch.listeners for text in each.assume(program, highest)]
         profile = profile.model_copy(update={"assumptions": (*profile.assumptions, *taken)})
         made = {} if self._compiled is None else {"compiled": self._compiled}
         step = profile.step.model_copy(update={"program": program, **made})
@@ -204,7 +191,7 @@ class RecordedProgram(ProfiledStep):
     @property
     def is_after(self) -> bool:
         """Whether what follows the epoch runs, which was ended before its end."""
-        return self._code.watch.loaders.is_after
+        return self._code.watch.parts.loaders.is_after
 
     def note_stop(self, settings: RunSettings) -> None:
         """Note that the program was ended, and why."""
@@ -222,7 +209,7 @@ class RecordedProgram(ProfiledStep):
         rounds, also = self._code.rounds, ""
         if rounds.is_cut_after:
             also = ", and within what follows the epoch, which takes long"
-        elif self._code.watch.after.has_evaluated:
+        elif self._code.watch.parts.evaluations.have_begun:
             also = " and what follows the epoch"
         return f"stopped after step {len(self.program.steps)}{also}"
 

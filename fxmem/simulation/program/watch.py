@@ -11,19 +11,17 @@ from fxmem.simulation.program.rounds import IsEnough, Rounds
 from fxmem.simulation.program.run_settings import RunSettings
 from fxmem.simulation.program.tensor_reads import TensorReads
 from fxmem.simulation.recording.recording import Recording
-from fxmem.simulation.run.after_epoch import AfterEpoch
 from fxmem.simulation.run.cycles import Cycles
 from fxmem.simulation.run.decode_loops import DecodeLoops
 from fxmem.simulation.run.evaluations import Evaluations
-from fxmem.simulation.run.growth_watch import GrowthWatch
 from fxmem.simulation.run.host_memory import HostMeter
+from fxmem.simulation.run.listeners import make_listeners
 from fxmem.simulation.run.loader_watch import LoaderWatch
-from fxmem.simulation.run.longest_batch import LengthsWatch
 from fxmem.simulation.run.loops import LoopWatch
 from fxmem.simulation.run.owner_names import OwnerNames
+from fxmem.simulation.run.program_parts import ProgramParts
 from fxmem.simulation.run.repeated_calls import RepeatedCalls
 from fxmem.simulation.run.round_listener import RoundListener
-from fxmem.simulation.run.schedules import LaterWork
 from fxmem.simulation.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.stand_ins.vllm import Engines
 
@@ -33,11 +31,7 @@ class Watch(NamedTuple):
 
     rounds: Rounds
     listeners: tuple[RoundListener, ...]
-    owners: OwnerNames
-    cycles: Cycles
-    host: HostMeter
-    loaders: LoaderWatch
-    after: AfterEpoch
+    parts: ProgramParts
     repeats: RepeatedCalls
     decode_loops: DecodeLoops
     engines: Engines | None
@@ -47,7 +41,7 @@ class Watch(NamedTuple):
 
 
 def make_watch(machine: PretendedMachine, recording: Recording, settings: RunSettings, enough: IsEnough) -> Watch:
-    """Watch the program of a recording; a further listener of its rounds is made here.
+    """Watch the program of a recording; its rounds tell all listeners.
 
     Args:
         machine: that it runs on.
@@ -66,18 +60,13 @@ def make_watch(machine: PretendedMachine, recording: Recording, settings: RunSet
         on_evaluated=evaluations.note_batch,
         apart=host.pause,
     )
-    after = AfterEpoch(loaders, evaluations)
-    growth = GrowthWatch(recording.log, machine, owners, loops, cycles, host)
-    listeners = (after, growth, LaterWork(notes, after), host, LengthsWatch(loaders, recording, machine))
+    parts = ProgramParts(recording, machine, owners, loops, cycles, evaluations, host, loaders)
+    listeners = make_listeners(parts)
     rounds = Rounds(recording, machine, owners, loops, listeners, enough=enough, max_operators=settings.max_operators)
     return Watch(
         rounds=rounds,
         listeners=listeners,
-        owners=owners,
-        cycles=cycles,
-        host=host,
-        loaders=loaders,
-        after=after,
+        parts=parts,
         repeats=repeats,
         decode_loops=DecodeLoops(
             *(recording.log, machine.trace, machine.values.maker),

@@ -59,6 +59,8 @@ class Evaluations:
         self._tick = self._calls = self._acts = 0
         self._until = 0.0
         """When the pass that is run whole is ended at the latest; 0 for none."""
+        self.have_begun = False
+        """Whether a model was called after the epoch was ended."""
         self.passes: list[EvaluationPass] = []
         self.whole_operators = 0
         """Of the batches that run so that passes are whole."""
@@ -67,6 +69,7 @@ class Evaluations:
 
     def note_call(self) -> None:
         """A model is called."""
+        self.have_begun = True
         self._calls += 1
 
     def note_batch(self, of: LoaderPass, ran: int) -> bool:

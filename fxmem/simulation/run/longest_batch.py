@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from fxmem.hardware.context import room_bytes
 from fxmem.hardware.hidden_memory import HiddenMemory
@@ -22,14 +21,10 @@ from fxmem.memory.lengths import (
     StepForms,
     replay_lengths,
 )
-from fxmem.records.names import STEPS
 from fxmem.records.parts import LengthChange, LongestBatch
 from fxmem.records.profile import Target
-from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.kernels.kernel_settings import ask_workspaces
-from fxmem.simulation.recording.recording import Recording
-from fxmem.simulation.run.loader_watch import Epoch, LoaderWatch, Shapes, count_elements
-from fxmem.simulation.run.round_listener import RoundListener
+from fxmem.simulation.run.loader_watch import Epoch, Shapes, count_elements
 
 LONG_RUN: Final = 10_000
 """Steps of a long run."""
@@ -72,42 +67,6 @@ class RecordedLengths(NamedTuple):
     def ask(self, signatures: Sequence[Signature]) -> dict[Signature, int | None]:
         """How much workspace cuDNN has for these."""
         return ask_workspaces(signatures, self.target)
-
-
-class LengthsWatch(RoundListener):
-    """Finds the batch that decides, where the loader's batches have different lengths.
-
-    Args:
-        loaders: of the program.
-        recording: of it.
-        machine: that it runs on.
-    """
-
-    def __init__(self, loaders: LoaderWatch, recording: Recording, machine: PretendedMachine) -> None:
-        self._loaders, self._recording, self._machine = loaders, recording, machine
-        self._longest: LongestBatch | None = None
-
-    def finish(self) -> None:
-        """Find it."""
-        watch, memory, (found, per_step) = self._loaders, self._machine.memory, self._loaders.find_training()
-        if watch.epoch is None or found is None:
-            return
-        self._longest = find_longest(
-            RecordedLengths(
-                watch.epoch,
-                watch.handed(found),
-                per_step,
-                STEPS,
-                self._machine.trace.rounds[:-1],  # the last is not over
-                self._recording.collector,
-                self._recording.target,
-                dict(os.environ if memory is None else memory.environ),
-            )
-        )
-
-    def describe(self, *, is_over: bool) -> dict[str, Any]:
-        """The batch."""
-        return {"longest": self._longest}
 
 
 def find_longest(recorded: RecordedLengths) -> LongestBatch | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from fxmem.records.profile import Round, SourceLine
+from fxmem.records.profile import Assumption, ProgramRun, Round, SourceLine
 
 
 class RoundOver(NamedTuple):
@@ -85,3 +85,12 @@ class RoundListener:
             is_over: whether the program came to its own end.
         """
         return {}
+
+    def assume(self, run: ProgramRun, peak_bytes: int) -> Iterator[Assumption]:
+        """What is taken for granted of what it has found.
+
+        Args:
+            run: the record that all listeners have described.
+            peak_bytes: the most that a round has requested.
+        """
+        yield from ()

@@ -14,7 +14,8 @@ from fxmem.records.profile import Phase
 from fxmem.show.facts import find_fit
 from fxmem.show.run_growth import evaluation_facts
 from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunSettings, launch
-from fxmem.simulation.run import after_epoch, evaluations
+from fxmem.simulation.run import evaluations
+from fxmem.simulation.run.listeners import after_epoch
 
 PROGRAM = str(Path(__file__).with_name("evaluating.py"))
 KEEPING = ("outputs", "graphs", "joined", "ahead")

@@ -23,8 +23,8 @@ from fxmem.show.facts import find_fit
 from fxmem.show.longest_batch import describe_longest, longest_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
 from fxmem.simulation.run import longest_batch
+from fxmem.simulation.run.listeners.lengths import LengthsWatch
 from fxmem.simulation.run.loader_watch import LoaderWatch, read_epoch
-from fxmem.simulation.run.longest_batch import LengthsWatch
 from tests.memory.test_lengths import signed_sizes
 from tests.simulation.program import varied
 
@@ -202,9 +202,13 @@ def real_log(lengths: list[int]) -> list[int]:
 def test_steps_of_random_lengths_on_the_cpu_are_the_real_ones_event_by_event(steps: int) -> None:
     recorded = run(card="cpu", steps=9)
     code = recorded._code
-    loader, _ = code.watch.loaders.find_training()
+    loader, _ = code.watch.parts.loaders.find_training()
     assert loader is not None
-    known: list[Features | None] = [None, None, *((shapes[0][1],) for shapes in code.watch.loaders.handed(loader)[1:9])]
+    known: list[Features | None] = [
+        None,
+        None,
+        *((shapes[0][1],) for shapes in code.watch.parts.loaders.handed(loader)[1:9]),
+    ]
 
     def look(name: str, args: Sequence[Any], result: Any) -> HiddenMemory | None:
         seen = code.recording.collector.look(name, args, result)

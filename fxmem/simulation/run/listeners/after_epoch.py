@@ -1,13 +1,16 @@
-"""What follows the epoch of a program, which is ended so that it runs."""
+"""The epoch of a program is ended, so that what follows it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 
-from fxmem.simulation.run.evaluations import Evaluations
-from fxmem.simulation.run.loader_watch import LoaderWatch
+from fxmem.records.profile import Assumption, ProgramRun
+from fxmem.simulation.run.evaluations import explain_evaluations
+from fxmem.simulation.run.listeners import register
+from fxmem.simulation.run.program_parts import ProgramParts
 from fxmem.simulation.run.round_listener import RoundListener, RoundOver
 
 _MOST_OPERATORS: Final = 20_000
@@ -20,21 +23,18 @@ class AfterEpoch(RoundListener):
     """Ends the epoch after the rounds that were asked for, and the program after what follows it.
 
     Args:
-        loaders: of the program.
-        evaluations: the passes over them that follow.
+        parts: of the program.
     """
 
-    def __init__(self, loaders: LoaderWatch, evaluations: Evaluations) -> None:
-        self._loaders, self._evaluations = loaders, evaluations
+    def __init__(self, parts: ProgramParts) -> None:
+        self._loaders, self._evaluations = parts.loaders, parts.evaluations
         self._operators: int | None = None
         """Of the last round."""
-        self.has_evaluated = False
-        """Whether a model was called after the epoch was ended."""
 
     @property
     def is_done(self) -> bool:
         """Whether nothing came between the epochs."""
-        return self._loaders.has_begun_again and not self.has_evaluated
+        return self._loaders.has_begun_again and not self._evaluations.have_begun
 
     @property
     def may_show_more(self) -> bool:
@@ -57,16 +57,15 @@ class AfterEpoch(RoundListener):
     def begin_call(self, module: torch.nn.Module) -> None:
         """After the epoch it evaluates."""
         if self._loaders.is_after and (self._loaders.has_another_pass or not module.training):
-            self.has_evaluated = True
             self._evaluations.note_call()
 
     def end_step(self) -> bool:
         """A step after the evaluation is the last."""
-        if self.has_evaluated:
+        if self._evaluations.have_begun:
             self._evaluations.note_step()
-        else:
-            self._loaders.end_round()
-        return self.has_evaluated
+            return True
+        self._loaders.end_round()
+        return False
 
     def note_round(self, over: RoundOver) -> None:
         """Note how much is usual."""
@@ -79,3 +78,10 @@ class AfterEpoch(RoundListener):
     def describe(self, *, is_over: bool) -> dict[str, Any]:
         """The passes that follow."""
         return {"evaluations": tuple(self._evaluations.passes)}
+
+    def assume(self, run: ProgramRun, peak_bytes: int) -> Iterator[Assumption]:
+        """That its passes were cut short."""
+        yield from (Assumption(topic="evaluation", text=text) for text in explain_evaluations(run.evaluations))
+
+
+register("after-epoch", AfterEpoch)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Final
 
-from fxmem.simulation.card.machine import PretendedMachine
-from fxmem.simulation.recording.observe.event_log import StepLog
+from fxmem.records.profile import Assumption, ProgramRun
 from fxmem.simulation.recording.residents import Holders, find_variables
-from fxmem.simulation.run.cycles import Cycles
 from fxmem.simulation.run.further_steps import FurtherSteps
 from fxmem.simulation.run.growth import GrowthLog
-from fxmem.simulation.run.host_memory import HostMeter
+from fxmem.simulation.run.listeners import register
 from fxmem.simulation.run.loops import LoopWatch
-from fxmem.simulation.run.owner_names import OwnerNames
+from fxmem.simulation.run.program_parts import ProgramParts
 from fxmem.simulation.run.round_listener import RoundListener, RoundOver
 
 _WORTH_GOING_ON: Final = 1 << 20
@@ -25,30 +24,18 @@ class GrowthWatch(RoundListener):
     """Finds what a program keeps more of after each round, and the round at which the card is full.
 
     Args:
-        log: of the program's storages.
-        machine: that it runs on.
-        owners: of its storages.
-        loops: around its steps.
-        cycles: freed after each round.
-        host: what measures the host's memory.
+        parts: of the program.
     """
 
-    def __init__(
-        self,
-        log: StepLog,
-        machine: PretendedMachine,
-        owners: OwnerNames,
-        loops: LoopWatch,
-        cycles: Cycles,
-        host: HostMeter,
-    ) -> None:
-        self._owners, self._loops, self._cycles = owners, loops, cycles
-        self._memory, self._trace = machine.memory, machine.trace
-        self._growth = GrowthLog(log, owners.holders)
-        self._anew = GrowthLog(log, owners.holders)
+    def __init__(self, parts: ProgramParts) -> None:
+        self._owners, self._loops, self._cycles = parts.owners, parts.loops, parts.cycles
+        self._memory, self._trace = parts.machine.memory, parts.machine.trace
+        log = parts.recording.log
+        self._growth = GrowthLog(log, self._owners.holders)
+        self._anew = GrowthLog(log, self._owners.holders)
         """After the first step of each optimizer that was made since the step before: of each fold, each trial."""
         self._has_new_optimizer = False
-        self._host, self._host_log = host, host.ledger.log
+        self._host, self._host_log = parts.host, parts.host.ledger.log
         self._host_holders = Holders(self._host_log)
         self._host_growth = GrowthLog(self._host_log, self._host_holders)
         self._further: FurtherSteps | None = None
@@ -108,3 +95,10 @@ class GrowthWatch(RoundListener):
             "grown_anew": self._anew.describe()["grown"],
             "host": self._host.record().model_copy(update=host),
         }
+
+    def assume(self, run: ProgramRun, peak_bytes: int) -> Iterator[Assumption]:
+        """That what is in reference cycles is freed after each round."""
+        yield from (Assumption(topic="cycles", text=text) for text in self._cycles.explain(peak_bytes))
+
+
+register("growth", GrowthWatch)

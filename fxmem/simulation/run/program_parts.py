@@ -1,0 +1,33 @@
+"""What the listeners of a program's rounds are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fxmem.simulation.card.machine import PretendedMachine
+from fxmem.simulation.recording.recording import Recording
+from fxmem.simulation.run.cycles import Cycles
+from fxmem.simulation.run.evaluations import Evaluations
+from fxmem.simulation.run.host_memory import HostMeter
+from fxmem.simulation.run.loader_watch import LoaderWatch
+from fxmem.simulation.run.loops import LoopWatch
+from fxmem.simulation.run.owner_names import OwnerNames
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramParts:
+    """What watches a program while it runs."""
+
+    recording: Recording
+    machine: PretendedMachine
+    """That it runs on."""
+    owners: OwnerNames
+    """Of its storages."""
+    loops: LoopWatch
+    """Around its steps."""
+    cycles: Cycles
+    """Of references, freed after each round."""
+    evaluations: Evaluations
+    """The passes that follow an epoch."""
+    host: HostMeter
+    loaders: LoaderWatch
