@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from fxmem.memory.shortage import find_words, read_messages
-from fxmem.memory.shortage.formats import patterns_by_word
+from fxmem.memory.shortage.formats import all_formats
 from fxmem.records.shortage import Cause, OutOfMemoryMessage
 from fxmem.show.shortage_facts import card_parts, describe_cause, shortage_facts, shortage_sections
 
@@ -221,7 +221,7 @@ def test_what_others_say_has_its_source_and_its_cause(row: dict[str, str]) -> No
 
 
 def test_every_format_is_seen_in_a_thread_and_has_words() -> None:
-    sources = {each.source for _, having in patterns_by_word().values() for each in having}
+    sources = {each.source for each in all_formats()}
     assert sources == {"", "cuSOLVER", *(row["source"] for row in FORMATS)}
     assert all(find_words(cause).change for cause in get_args(Cause))
 
@@ -249,7 +249,7 @@ def test_a_kill_counts_only_where_nothing_else_ran_out() -> None:
         "exit code 1370",
         "loss 1455",
         "No space left on device: '/data'",
-        "MemoryError",
+        "except MemoryError:  # out of memory",
         "DataLoader worker (pid 25902) is killed by signal: Segmentation fault",  # MhLiao/DB 94
         "A worker process was unexpectedly terminated. The exit codes of the workers are {SIGSEGV(-11)}",  # gcpy 86
         "slurmstepd: error: Exceeded step memory limit at some point.",  # galaxy 2309: of jobs that succeeded

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.memory.shortage.cause import find_cause, most_context_bytes
-from fxmem.memory.shortage.formats import Format, find_format, patterns_by_word
+from fxmem.memory.shortage.formats import Format, find_about, find_format, patterns_by_word
 from fxmem.records.shortage import OutOfMemoryMessage, ProcessUse
 
 _SIZE: Final = r"(\d{1,18}(?:\.\d{0,18})?) ?(bytes|B|[KMGT]i?B)"
@@ -61,6 +61,7 @@ _LONGEST: Final = 2500
 """Characters of a message, with its advice."""
 _FRAMES: Final = 50_000
 """Characters of a traceback above it."""
+_Head = tuple[re.Match[str], Format]
 
 
 def read_messages(text: str) -> tuple[OutOfMemoryMessage, ...]:
@@ -103,18 +104,36 @@ def _mark_ranks(messages: Sequence[OutOfMemoryMessage], text: str) -> Iterator[O
         yield each.model_copy(update={"others": others})
 
 
-def _find_heads(text: str) -> list[tuple[re.Match[str], Format]]:
+def _find_heads(text: str) -> list[_Head]:
     """Where messages begin, in order; hints only where nothing else is."""
-    found = []
-    for word, (pattern, formats) in patterns_by_word().items():
+    firm = {head.start(): (head, kind) for head, kind in reversed([*_search(text, is_hint=False)])}
+    first = firm or _find_hints(text)
+    return [first[start] for start in sorted(first)]
+
+
+def _search(text: str, *, is_hint: bool) -> Iterator[_Head]:
+    for word, (pattern, formats) in patterns_by_word(is_hint=is_hint).items():
         at = text.find(word)
         while at >= 0:
-            heads = pattern.finditer(text, max(at - _BEFORE, 0), at + _AFTER)
-            found += [(head, formats[(head.lastindex or 1) - 1]) for head in heads]
+            for head in pattern.finditer(text, max(at - _BEFORE, 0), at + _AFTER):
+                yield head, formats[(head.lastindex or 1) - 1]
             at = text.find(word, at + len(word))
-    firm = [each for each in found if not each[1].is_hint] or found
-    first = {head.start(): (head, kind) for head, kind in reversed(firm)}
-    return [first[start] for start in sorted(first)]
+
+
+def _find_hints(text: str) -> dict[int, _Head]:
+    """The hints, one a line, that are no advice, with whose memory the words around them say."""
+    first, of_text = {}, None
+    for head, hint in sorted(_search(text, is_hint=True), key=lambda each: (not each[1].unless, -each[0].start())):
+        start, end = head.span()
+        begin = text.rfind("\n", max(start - _AFTER, 0), start) + 1 or max(start - _AFTER, 0)
+        line = text[begin:start] + "\0" + text[start : end + _AFTER].partition("\n")[0]
+        if not hint.unless:
+            first[begin] = head, hint
+        elif not re.search(hint.unless, line):
+            of_text = of_text or (hint if re.search(hint.near, text) else find_format("the host"))
+            around = text[max(begin - _LINE, 0) : end + _LINE]
+            first[begin] = head, find_about(line, "line") or find_about(around, "near") or of_text
+    return first
 
 
 def _read_message(text: str, head: re.Match[str], kind: Format, rank: int | None, end: int) -> OutOfMemoryMessage:
