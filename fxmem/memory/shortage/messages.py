@@ -122,7 +122,7 @@ def _search(text: str, *, is_hint: bool) -> Iterator[_Head]:
 
 def _find_hints(text: str) -> dict[int, _Head]:
     """The hints, one a line, that are no advice, with whose memory the words around them say."""
-    first, of_text = {}, None
+    first = {}
     for head, hint in sorted(_search(text, is_hint=True), key=lambda each: (not each[1].unless, -each[0].start())):
         start, end = head.span()
         begin = text.rfind("\n", max(start - _AFTER, 0), start) + 1 or max(start - _AFTER, 0)
@@ -130,9 +130,8 @@ def _find_hints(text: str) -> dict[int, _Head]:
         if not hint.unless:
             first[begin] = head, hint
         elif not re.search(hint.unless, line):
-            of_text = of_text or (hint if re.search(hint.near, text) else find_format("the host"))
             around = text[max(begin - _LINE, 0) : end + _LINE]
-            first[begin] = head, find_about(line, "line") or find_about(around, "near") or of_text
+            first[begin] = head, find_about(line.replace("\0", ""), "line") or find_about(around, "near") or hint
     return first
 
 
