@@ -25,7 +25,6 @@ class Format(NamedTuple):
     change: str = ""
     unless: str = ""
     line: str = ""
-    near: str = ""
 
 
 class CauseWords(NamedTuple):
@@ -59,10 +58,9 @@ def find_format(source: str) -> Format:
     return next(each for each in all_formats() if each.source == source)
 
 
-def find_about(part: str, field: str) -> Format | None:
-    """The first format whose words for a line, or for the lines around it, stand in a part of a text."""
-    having = (each for each in all_formats() if (words := getattr(each, field)) and re.search(words, part))
-    return next(having, None)
+def find_by_line(line: str) -> Format | None:
+    """The first format with words for a line that this one has."""
+    return next((each for each in all_formats() if each.line and re.search(each.line, line)), None)
 
 
 @cache

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.memory.shortage.cause import find_cause, most_context_bytes
-from fxmem.memory.shortage.formats import Format, find_about, find_format, patterns_by_word
+from fxmem.memory.shortage.formats import Format, find_by_line, find_format, patterns_by_word
 from fxmem.records.shortage import OutOfMemoryMessage, ProcessUse
 
 _SIZE: Final = r"(\d{1,18}(?:\.\d{0,18})?) ?(bytes|B|[KMGT]i?B)"
@@ -61,6 +61,9 @@ _LONGEST: Final = 2500
 """Characters of a message, with its advice."""
 _FRAMES: Final = 50_000
 """Characters of a traceback above it."""
+_ANY: Final = "a library"
+"""Who says it in words of any program; whose memory it is follows from its line."""
+_MOST_HINTS: Final = 100
 _Head = tuple[re.Match[str], Format]
 
 
@@ -121,17 +124,19 @@ def _search(text: str, *, is_hint: bool) -> Iterator[_Head]:
 
 
 def _find_hints(text: str) -> dict[int, _Head]:
-    """The hints, one a line, that are no advice, with whose memory the words around them say."""
-    first = {}
-    for head, hint in sorted(_search(text, is_hint=True), key=lambda each: (not each[1].unless, -each[0].start())):
+    """The first hints, one a line, that are no advice, with whose memory the words around them say."""
+    first: dict[int, _Head] = {}
+    found = {(hint.source, head.start()): (head, hint) for head, hint in _search(text, is_hint=True)}
+    for head, hint in sorted(found.values(), key=lambda each: (each[1].source == _ANY, each[0].start())):
         start, end = head.span()
-        begin = text.rfind("\n", max(start - _AFTER, 0), start) + 1 or max(start - _AFTER, 0)
+        begin = text.rfind("\n", max(start - _AFTER, 0), start) + 1 or start - start % _AFTER
+        if begin in first or len(first) >= _MOST_HINTS:
+            continue
         line = text[begin:start] + "\0" + text[start : end + _AFTER].partition("\n")[0]
-        if not hint.unless:
+        if hint.source != _ANY:
             first[begin] = head, hint
-        elif not re.search(hint.unless, line):
-            around = text[max(begin - _LINE, 0) : end + _LINE]
-            first[begin] = head, find_about(line.replace("\0", ""), "line") or find_about(around, "near") or hint
+        elif not re.search(find_format(_ANY).unless, line):
+            first[begin] = head, find_by_line(line.replace("\0", "")) or hint
     return first
 
 
