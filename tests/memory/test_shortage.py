@@ -271,7 +271,8 @@ def test_a_kill_counts_only_where_nothing_else_ran_out() -> None:
         "sbatch: error: Memory specification can not be satisfied",  # slurm_exporter 168
         "Allocation of 1234 exceeds 10% of free system memory.",
         "grpc: RESOURCE_EXHAUSTED: Received message larger than max (12 vs. 4)",
-        "[MPSNDArray, initWithBuffer:descriptor:] Error: buffer is not large enough. Must be 1024 bytes",  # pytorch 77851
+        "[MPSNDArray, initWithBuffer:descriptor:] Error: buffer is not large enough. Must be 1 byte",  # pytorch 77851
+        "srun: error: node1: task 0: Exited with exit code 1; the paging file is too large for the drive",
         "Exit code: 1073740791 (0xC0000409) - Stack buffer overflow",  # speechlib 54
         "##[error]The runner has received a shutdown signal.",  # karpenter-provider-azure 1768
         "Failed to create CUDAExecutionProvider; failed to allocate an address, cannot allocate tokens",
