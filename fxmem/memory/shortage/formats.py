@@ -23,6 +23,8 @@ class Format(NamedTuple):
     is_hint: bool = False
     means: str = ""
     change: str = ""
+    unless: str = ""
+    line: str = ""
 
 
 class CauseWords(NamedTuple):
@@ -45,16 +47,27 @@ def find_words(cause: Cause) -> CauseWords:
 
 
 @cache
-def find_format(source: str) -> Format:
-    """The first format of a source; empty is PyTorch's allocator."""
-    return next(each for row in _read()["formats"] if (each := Format(**row)).source == source)
+def all_formats() -> Sequence[Format]:
+    """The tables, in their order."""
+    return [Format(**row) for row in _read()["formats"]]
 
 
 @cache
-def patterns_by_word() -> Mapping[str, tuple[re.Pattern[str], Sequence[Format]]]:
-    """For each word, a pattern with a group for each format that it stands in, and these formats."""
+def find_format(source: str) -> Format:
+    """The first format of a source; empty is PyTorch's allocator."""
+    return next(each for each in all_formats() if each.source == source)
+
+
+def find_by_line(line: str) -> Format | None:
+    """The first format with words for a line that this one has."""
+    return next((each for each in all_formats() if each.line and re.search(each.line, line)), None)
+
+
+@cache
+def patterns_by_word(*, is_hint: bool) -> Mapping[str, tuple[re.Pattern[str], Sequence[Format]]]:
+    """For each word of hints, or of the others, a pattern with a group for each format of it, and these formats."""
     formats: dict[str, list[Format]] = {}
-    for row in _read()["formats"]:
-        for word in row["words"]:
-            formats.setdefault(word, []).append(Format(**row))
+    for each in all_formats():
+        for word in each.words if each.is_hint == is_hint else ():
+            formats.setdefault(word, []).append(each)
     return {word: (re.compile("|".join(f"({each.pattern})" for each in have)), have) for word, have in formats.items()}

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.memory.shortage.cause import find_cause, most_context_bytes
-from fxmem.memory.shortage.formats import Format, find_format, patterns_by_word
+from fxmem.memory.shortage.formats import Format, find_by_line, find_format, patterns_by_word
 from fxmem.records.shortage import OutOfMemoryMessage, ProcessUse
 
 _SIZE: Final = r"(\d{1,18}(?:\.\d{0,18})?) ?(bytes|B|[KMGT]i?B)"
@@ -61,6 +61,10 @@ _LONGEST: Final = 2500
 """Characters of a message, with its advice."""
 _FRAMES: Final = 50_000
 """Characters of a traceback above it."""
+_ANY: Final = "a library"
+"""Who says it in words of any program; whose memory it is follows from its line."""
+_MOST_HINTS: Final = 100
+_Head = tuple[re.Match[str], Format]
 
 
 def read_messages(text: str) -> tuple[OutOfMemoryMessage, ...]:
@@ -103,18 +107,37 @@ def _mark_ranks(messages: Sequence[OutOfMemoryMessage], text: str) -> Iterator[O
         yield each.model_copy(update={"others": others})
 
 
-def _find_heads(text: str) -> list[tuple[re.Match[str], Format]]:
+def _find_heads(text: str) -> list[_Head]:
     """Where messages begin, in order; hints only where nothing else is."""
-    found = []
-    for word, (pattern, formats) in patterns_by_word().items():
+    firm = {head.start(): (head, kind) for head, kind in reversed([*_search(text, is_hint=False)])}
+    first = firm or _find_hints(text)
+    return [first[start] for start in sorted(first)]
+
+
+def _search(text: str, *, is_hint: bool) -> Iterator[_Head]:
+    for word, (pattern, formats) in patterns_by_word(is_hint=is_hint).items():
         at = text.find(word)
         while at >= 0:
-            heads = pattern.finditer(text, max(at - _BEFORE, 0), at + _AFTER)
-            found += [(head, formats[(head.lastindex or 1) - 1]) for head in heads]
+            for head in pattern.finditer(text, max(at - _BEFORE, 0), at + _AFTER):
+                yield head, formats[(head.lastindex or 1) - 1]
             at = text.find(word, at + len(word))
-    firm = [each for each in found if not each[1].is_hint] or found
-    first = {head.start(): (head, kind) for head, kind in reversed(firm)}
-    return [first[start] for start in sorted(first)]
+
+
+def _find_hints(text: str) -> dict[int, _Head]:
+    """The first hints, one a line, that are no advice, with whose memory the words around them say."""
+    first: dict[int, _Head] = {}
+    found = {(hint.source, head.start()): (head, hint) for head, hint in _search(text, is_hint=True)}
+    for head, hint in sorted(found.values(), key=lambda each: (each[1].source == _ANY, each[0].start())):
+        start, end = head.span()
+        begin = text.rfind("\n", max(start - _AFTER, 0), start) + 1 or start - start % _AFTER
+        if begin in first or len(first) >= _MOST_HINTS:
+            continue
+        line = text[begin:start] + "\0" + text[start : end + _AFTER].partition("\n")[0]
+        if hint.source != _ANY:
+            first[begin] = head, hint
+        elif not re.search(find_format(_ANY).unless, line):
+            first[begin] = head, find_by_line(line.replace("\0", "")) or hint
+    return first
 
 
 def _read_message(text: str, head: re.Match[str], kind: Format, rank: int | None, end: int) -> OutOfMemoryMessage:
