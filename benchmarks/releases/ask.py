@@ -142,7 +142,7 @@ def ask_rule(op: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     """What fxmem says that a call allocates on an H100, in order."""
     collector = Collector(target("h100"), torch.__version__, os.environ, ConvSettings())
     collector.note(0, str(op), args, result, Phase.FORWARD)
-    memory = collector.settle().get(0)
+    memory = collector.resolve().get(0)
     outputs = [t for t in (result if isinstance(result, tuple | list) else [result]) if isinstance(t, Tensor)]
     on_card = iter([t.untyped_storage().nbytes() for t in outputs if t.is_cuda])
     rule = [next(on_card, 0) for _ in outputs]

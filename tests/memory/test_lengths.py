@@ -138,7 +138,7 @@ def forms() -> StepForms:
     known: list[Features | None] = [None, None, *((each,) for each in lengths()[1:RECORDED])]
 
     def look(name: str, args: Sequence[Any], result: Any) -> HiddenMemory | None:
-        seen = code.recording.collector.look(name, args, result)
+        seen = code.recording.collector.find_hidden(name, args, result)
         return None if seen is None else seen.memory
 
     return StepForms(code.trace.rounds[: RECORDED + 1], known, look, lambda signatures: {})

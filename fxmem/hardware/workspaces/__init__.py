@@ -4,7 +4,7 @@ What an op allocates unseen is a `HiddenMemory`: the sequence of its allocations
 own outputs among them, which the op's row says (`fxmem.hardware.operators`). Convolutions leave the size of cuDNN's
 workspaces open, because cuDNN is asked for a whole model at once:
 
-    seen = collector.look("aten.convolution.default", args, result)
+    seen = collector.find_hidden("aten.convolution.default", args, result)
     answers = conv_workspaces(seen.memory.signatures, target)
     memory = seen.memory.fill_workspaces({signature: answer.nbytes for signature, answer in answers.items()})
 

@@ -1,7 +1,7 @@
 """Which ops of a step allocate memory unseen, and how much.
 
-A collector is shown every op as it runs (`look`), asks the operator's row, and keeps what it hides (`saw`). On a card
-`settle` asks cuDNN about all convolutions at once. Held for good, and so there before the step: cuBLAS's workspaces,
+A collector is shown every op as it runs (`find_hidden`), asks the operator's row, and keeps what it hides (`saw`). On a card
+`resolve` asks cuDNN about all convolutions at once. Held for good, and so there before the step: cuBLAS's workspaces,
 one per thread that multiplies.
 """
 
@@ -84,11 +84,11 @@ class CpuCollector:
 
     def note(self, index: int, name: str, args: Sequence[Any], result: Any, phase: Phase) -> None:
         """Op `index` of the step was this call; tensors may be anything with shape, stride and dtype."""
-        seen = self.look(name, args, result)
+        seen = self.find_hidden(name, args, result)
         if seen is not None:
-            self.saw(index, seen, phase)
+            self.note_seen(index, seen, phase)
 
-    def look(self, name: str, args: Sequence[Any], result: Any) -> Seen | None:
+    def find_hidden(self, name: str, args: Sequence[Any], result: Any) -> Seen | None:
         """What a call hides, which its op, layouts and numbers tell; None where calls of the op never do."""
         row = find_operator(name)
         if row is None or not row.may_hide(self._platform):
@@ -103,13 +103,13 @@ class CpuCollector:
     def _find_libraries(self, name: str, args: Sequence[Any], memory: HiddenMemory | None) -> Seen:
         return Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
 
-    def saw(self, index: int, seen: Seen, phase: Phase, stream: int = 0) -> None:
+    def note_seen(self, index: int, seen: Seen, phase: Phase, stream: int = 0) -> None:
         """Op `index` of the step was a call that hides this; it ran on this stream."""
         self.seen[index] = SeenOp(seen, phase, stream)
         if seen.memory is not None:
             self._memory[index] = seen.name, seen.memory
 
-    def settle(self, tensor_bytes: int = 0) -> dict[int, HiddenMemory]:
+    def resolve(self, tensor_bytes: int = 0) -> dict[int, HiddenMemory]:
         """By op index, what it hides; `tensor_bytes` are the most that the step's tensors take at once."""
         return {index: memory for index, (_, memory) in self._memory.items()}
 
@@ -117,7 +117,7 @@ class CpuCollector:
         """The versions of the cuDNNs that were asked, where one does not have all answers."""
         return ()
 
-    def held(self) -> dict[str, HeldBuffer]:
+    def find_held(self) -> dict[str, HeldBuffer]:
         """Workspaces that the first step leaves there for good, by name."""
         return {}
 
@@ -184,7 +184,7 @@ class Collector(CpuCollector):
     def begin(self) -> None:
         """Forget everything but what is held; a new step begins."""
         if self.seen:
-            self._kept = {name: each._replace(op=None) for name, each in self.held().items() if not each.needed_by}
+            self._kept = {name: each._replace(op=None) for name, each in self.find_held().items() if not each.needed_by}
         super().begin()
         self._multiplying: dict[tuple[int, bool], list[int]] = {}
         """By stream, and by thread, whether it is autograd's: the ops that multiplied."""
@@ -201,9 +201,9 @@ class Collector(CpuCollector):
         multiplies |= isinstance(memory, ConvolutionMemory) and memory.backend.startswith("Slow")
         return Seen(name, multiplies, lt, memory)
 
-    def saw(self, index: int, seen: Seen, phase: Phase, stream: int = 0) -> None:
+    def note_seen(self, index: int, seen: Seen, phase: Phase, stream: int = 0) -> None:
         """Op `index` of the step was a call that hides this; it ran on this stream."""
-        super().saw(index, seen, phase, stream)
+        super().note_seen(index, seen, phase, stream)
         handle = stream, phase is Phase.BACKWARD and stream != GRAPH_POOL
         if seen.multiplies:
             self._multiplying.setdefault(handle, []).append(index)
@@ -213,7 +213,7 @@ class Collector(CpuCollector):
         if any(isinstance(each, RnnSignature) and each.dropout > 0 for each in signatures):
             self._first_dropout = index, stream
 
-    def settle(self, tensor_bytes: int = 0) -> dict[int, HiddenMemory]:
+    def resolve(self, tensor_bytes: int = 0) -> dict[int, HiddenMemory]:
         """By op index, what it hides, cuDNN's workspaces filled in. `tensor_bytes` are the most that the step's tensors
         take at once: where memory may be short beside them, the plans that follow are asked for too."""
         signatures = [s for _, memory in self._memory.values() for s in memory.signatures]
@@ -251,7 +251,7 @@ class Collector(CpuCollector):
         names += [f"{names[0]} with {guess}" for guess in self._guesses]
         return tuple(names) if self._notes and len(names) > 1 else ()
 
-    def held(self) -> dict[str, HeldBuffer]:
+    def find_held(self) -> dict[str, HeldBuffer]:
         """Workspaces that the first step leaves there for good, by name, and what those before it left."""
         sizes, found = self._cublas, self._kept | self._random_states()
         if not sizes.is_kept:

@@ -79,8 +79,8 @@ class ProfileForms:
             step = step.model_copy(update={"ranks": ranks})
         seen, _ = dict(collector.seen), collector.begin()
         for index, each in seen.items():
-            collector.saw(index, _resize_call(each.seen, collector, sizes), each.phase, each.stream)
-        hidden = insert_workspaces(log.ops, log.phases, log.ticks, collector.settle(), collector.held())
+            collector.note_seen(index, _resize_call(each.seen, collector, sizes), each.phase, each.stream)
+        hidden = insert_workspaces(log.ops, log.phases, log.ticks, collector.resolve(), collector.find_held())
         collector.seen = seen
         for number, (birth, death, free_by) in enumerate(self._spans):
             update = {"birth": hidden.moved[birth] if birth else 0, "death": hidden.moved[death]}
@@ -104,7 +104,7 @@ def _resize_call(seen: Seen, collector: CpuCollector, sizes: Iterator[int | None
     if seen.call is not None:
         numbers, tree = flatten(seen.call)
         name, args, result = rebuild(tree, [next(sizes) or 0 for _ in numbers])
-        found = collector.look(name, args, result)
+        found = collector.find_hidden(name, args, result)
         assert found is not None  # the operator has a row
         return found.after_resizing(seen.resizes) if seen.resizes else found
     if seen.memory is None:

@@ -201,7 +201,7 @@ class RecordedCode(Subject):
             self.memory.run_operator(hidden.memory, log.streams.current)
             # A library asks for its workspace once the output is there.
             if hidden.multiplies or (hidden.memory is not None and hidden.memory.signatures):
-                held = collector.held().items()
+                held = collector.find_held().items()
                 needed = {name: each for name, each in held if not each.needed_by or op in each.needed_by}
                 self.memory.hold(needed)
                 self.machine.trace.hold(needed)

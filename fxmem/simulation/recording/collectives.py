@@ -64,7 +64,7 @@ class Collectives:
         storages = {torch_common.storage_key(part): part.untyped_storage().nbytes() for part in parts}
         self._host_bytes = max(self._host_bytes, sum(storages.values()))
 
-    def look(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    def note_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
         """Note a call of an operator, if it communicates; whether it does, or copies for one that does."""
         space, _, rest = name.partition(".")
         if space == "fsdp" and name.startswith(_UNSHARDED):

@@ -37,7 +37,7 @@ class OpInspector:
     def inspect(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> OpFacts:
         """The facts of a call that gave `result`."""
         moved = flops.moved_bytes(func, args, kwargs, result)
-        if self._collectives.look(name, args, kwargs, result):
+        if self._collectives.note_call(name, args, kwargs, result):
             # Memory hides where FSDP2 copies gradients into the buffer that it reduces.
             memory = copy_in_memory(name, args, kwargs.get("out"), on_card=isinstance(self._collector, Collector))
             seen = None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
@@ -47,7 +47,7 @@ class OpInspector:
 
     def _look(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Seen | None:
         """What a call hides, with what the operators hide that its kernel calls."""
-        seen = self._collector.look(name, args, result)
+        seen = self._collector.find_hidden(name, args, result)
         if seen is not None and seen.memory is not None:
             return seen
         calls = [seen] if seen is not None else []

@@ -51,8 +51,8 @@ def _build_profile(run: FinishedRun) -> tuple[Profile, BareLog]:
     log, tracer, collector = run.log, run.recording.tracer, run.recording.collector
     readers = _find_first_readers(run)
     ops = [TimedOp(run.row(op.node), op.begin, op.end, op.stream) for op in log.ops]
-    memory = collector.settle(_most_bytes(log.storages, log.tick))
-    hidden = insert_workspaces(ops, log.phases, log.tick, memory, collector.held())
+    memory = collector.resolve(_most_bytes(log.storages, log.tick))
+    hidden = insert_workspaces(ops, log.phases, log.tick, memory, collector.find_held())
     storages, renumbered = _build_storages(run, readers, hidden.moved)
     noted = (Assumption(topic="model", text=note) for note in run.notes)
     assumed = dict.fromkeys((*assumptions(run, readers), *collector.assumptions(), *noted))

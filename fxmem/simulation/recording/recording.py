@@ -445,7 +445,7 @@ class Recording(Observer):
 
     def on_hidden(self, op: int, hidden: Any, phase: Phase) -> None:
         """The kernel of an operator has memory for itself."""
-        self.collector.saw(op, hidden, phase, self.log.ops[op].stream)
+        self.collector.note_seen(op, hidden, phase, self.log.ops[op].stream)
         self.subject.on_hidden(op, hidden, phase)
 
     def on_launch(self, kernel: str, arguments: tuple[Any, ...]) -> None:

@@ -123,7 +123,7 @@ class _Workers:
         """What others have of its resident memory, too, when its pages were looked at last."""
         self._next_marks = self._next_pages = 0.0
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Look at their resident memory, which is cheap, and now and then at their pages, which is not."""
         begun = time.monotonic()
         if not self.are_there or begun < self._next_marks:
@@ -225,7 +225,7 @@ class HostMeter(RoundListener):
                 yield
         finally:
             self._is_over = True
-            self.look()
+            self.sample()
             self.ledger.on_rise = lambda passing: None
             if self._status is not None:
                 sampler.join()
@@ -236,12 +236,12 @@ class HostMeter(RoundListener):
     def pause(self) -> Iterator[None]:
         """What runs inside is not the program's, and leaves nothing: nobody looks, and its high-water mark is none."""
         with self._lock:
-            self.look()
+            self.sample()
             yield
             if self._status is not None:
                 self._highest = max(self._highest, _read_field(os.pread(self._status, _STATUS_BYTES, 0), b"VmHWM:"))
 
-    def look(self, passing: int = 0) -> int:
+    def sample(self, passing: int = 0) -> int:
         """Measure now, in the program's own thread; all that there is.
 
         Args:
@@ -260,13 +260,13 @@ class HostMeter(RoundListener):
     def note_round(self, over: RoundOver) -> None:
         """Measure what is there after it."""
         self._round = over.number + 1
-        self._by_round.append(self.look())
+        self._by_round.append(self.sample())
 
     def _note_rise(self, passing: int) -> None:
         self._workers.are_there |= self.ledger.worker_batches_bytes > 0
         most = self._peak.total
         if self._process + self._workers.nbytes + self._count() + passing > most + most // _WORTH_A_LOOK:
-            self.look(passing)
+            self.sample(passing)
 
     def _repeat(self) -> None:
         while not self._is_over:
@@ -311,7 +311,7 @@ class HostMeter(RoundListener):
         """Look at the process and its workers; what there is, without what came and went since the last look."""
         self._most_nodes = max(self._most_nodes, len(self._recording.tracer.nodes))
         if self._measures:
-            self._workers.look()
+            self._workers.sample()
         if self._status is not None:
             text = os.pread(self._status, _STATUS_BYTES, 0)
             anonymous, shared = _read_field(text, b"RssAnon:"), _read_field(text, b"RssShmem:")

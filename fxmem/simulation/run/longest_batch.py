@@ -61,7 +61,7 @@ class RecordedLengths(NamedTuple):
 
     def look(self, name: str, args: Sequence[object], result: object) -> HiddenMemory | None:
         """What a call hides."""
-        seen = self.collector.look(name, args, result)
+        seen = self.collector.find_hidden(name, args, result)
         return None if seen is None else seen.memory
 
     def ask(self, signatures: Sequence[Signature]) -> dict[Signature, int | None]:

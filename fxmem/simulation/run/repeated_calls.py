@@ -166,7 +166,7 @@ class RepeatedCalls:
     def _note_hidden(self, op: int, call: _Call) -> None:
         """A call was made of this one: the profile has the most of its memory, the card all."""
         logged = self._log.ops[op]
-        self._recording.collector.saw(op, call.most, logged.phase, logged.stream)
+        self._recording.collector.note_seen(op, call.most, logged.phase, logged.stream)
         self._recording.subject.on_hidden(op, call.whole, logged.phase)
 
     def _make(self, call: _Call, tensors: list[torch.Tensor]) -> Any:

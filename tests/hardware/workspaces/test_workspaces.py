@@ -107,7 +107,7 @@ def nbytes(signatures: list[ConvSignature], machine: Target) -> list[int | None]
 def convolution_memory(
     op: str, args: Sequence[Any], card: Target, settings: ConvSettings | None = None
 ) -> ConvolutionMemory:
-    seen = Collector(card, "2.11.0", {}, settings or ConvSettings()).look(op, args, None)
+    seen = Collector(card, "2.11.0", {}, settings or ConvSettings()).find_hidden(op, args, None)
     assert seen is not None
     assert isinstance(seen.memory, ConvolutionMemory)
     return seen.memory
@@ -753,11 +753,11 @@ def test_each_product_allocates_its_workspace_since_2_15(environ: dict[str, str]
     collector.note(0, "aten.mm.default", (x, w), tensor(128, 512), Phase.FORWARD)
     collector.note(1, "aten.addmm.default", (tensor(512), x, w), tensor(128, 512), Phase.BACKWARD)
     collector.note(2, "aten._int_mm.default", (x, w), tensor(128, 512), Phase.FORWARD)
-    memory = collector.settle()
+    memory = collector.resolve()
     assert script(memory[0]) == ["=result", "cuBLAS workspace"]
     assert script(memory[1]) == ["=result", "cuBLASLt workspace"]
     assert {at: peak_bytes(each) for at, each in memory.items()} == {0: product, 1: linear}
-    assert collector.held() == {}
+    assert collector.find_held() == {}
     assert any("each product allocates" in each.text for each in collector.assumptions())
 
 
@@ -766,7 +766,7 @@ def test_products_of_integers_have_no_workspace_of_cublaslt(version: str, nbytes
     collector = Collector(H100, version, {}, ConvSettings())
     call = (tensor(128, 256, dtype="int8"), tensor(256, 512, dtype="int8"))
     collector.note(0, "aten._int_mm.default", call, tensor(128, 512, dtype="int32"), Phase.FORWARD)
-    assert sum(buffer.nbytes for buffer in collector.held().values()) == nbytes
+    assert sum(buffer.nbytes for buffer in collector.find_held().values()) == nbytes
 
 
 def test_settings_cublas_cannot_read_are_ignored_as_torch_does() -> None:
@@ -781,10 +781,10 @@ def test_settings_cublas_cannot_read_are_ignored_as_torch_does() -> None:
 def test_forward_and_backward_hold_one_each() -> None:
     collector = Collector(H100, "2.11.0", {}, ConvSettings())
     collector.note(0, "aten.mm.default", (tensor(64, 32), tensor(32, 16)), tensor(64, 16), Phase.FORWARD)
-    assert collector.held() == {"cuBLAS workspace, forward thread": HeldBuffer(33_554_432, 0)}
+    assert collector.find_held() == {"cuBLAS workspace, forward thread": HeldBuffer(33_554_432, 0)}
     linear = (tensor(16), tensor(64, 32), tensor(32, 16))
     collector.note(1, "aten.addmm.default", linear, tensor(64, 16), Phase.BACKWARD)
-    assert {name: buffer.nbytes for name, buffer in collector.held().items()} == {
+    assert {name: buffer.nbytes for name, buffer in collector.find_held().items()} == {
         "cuBLAS workspace, forward thread": 33_554_432,
         "cuBLAS workspace, autograd thread": 33_554_432,
         "cuBLASLt workspace, autograd thread": 1_048_576,
@@ -860,7 +860,7 @@ Shape = tuple[int, ...]
 def attention(kernel: str, card: Target, *args: Any, deterministic: bool = False) -> HiddenMemory:
     """What a call hides."""
     collector = Collector(card, "2.11.0", {}, ConvSettings(), deterministic=deterministic)
-    seen = collector.look(f"aten._scaled_dot_product_{kernel}.default", args, None)
+    seen = collector.find_hidden(f"aten._scaled_dot_product_{kernel}.default", args, None)
     assert seen is not None
     assert seen.memory is not None
     return seen.memory
@@ -950,7 +950,7 @@ def test_flash_forward_splits_keys_when_the_card_would_idle() -> None:
 
 def by_rows(kernel: str, card: Target, *args: Any) -> int:
     """The most that a call hides whose tensors are `(B, S, H, D)`, or packed."""
-    seen = Collector(card, "2.11.0", {}, ConvSettings()).look(f"aten._{kernel}.default", args, None)
+    seen = Collector(card, "2.11.0", {}, ConvSettings()).find_hidden(f"aten._{kernel}.default", args, None)
     assert seen is not None
     return 0 if seen.memory is None else peak_bytes(seen.memory)
 
@@ -1114,10 +1114,10 @@ def collected(
 def test_deterministic_matrix_products_run_with_one_of_two_workspaces(config: str | None, nbytes: int) -> None:
     environ = {} if config is None else {"CUBLAS_WORKSPACE_CONFIG": config}
     collector = collected(environ, deterministic=True)
-    assert collector.held() == {"cuBLAS workspace, forward thread": HeldBuffer(nbytes, 0)}
+    assert collector.find_held() == {"cuBLAS workspace, forward thread": HeldBuffer(nbytes, 0)}
     said = [a.text for a in collector.assumptions() if "deterministic" in a.text]
     assert len(said) == (config != ":16:8")
-    assert collected({"CUBLAS_WORKSPACE_CONFIG": ":4096:2"}).held() == {
+    assert collected({"CUBLAS_WORKSPACE_CONFIG": ":4096:2"}).find_held() == {
         "cuBLAS workspace, forward thread": HeldBuffer(8 << 20, 0)
     }
 
@@ -1129,7 +1129,7 @@ def test_plans_found_by_timing_are_unknown() -> None:
     for benchmark in (False, True):
         collector = collected(settings=ConvSettings(benchmark=benchmark, allow_tf32=False))
         collector.note(1, "aten.convolution.default", call, tensor(2, 8, 16, 16), Phase.FORWARD)
-        collector.settle()
+        collector.resolve()
         found[benchmark] = [(u.topic, u.count) for u in collector.unknowns() if "benchmark" in u.what]
         if CUDNN is not None:
             assert any("TF32 not allowed" in a.text for a in collector.assumptions())
@@ -1141,7 +1141,7 @@ def test_plans_found_by_timing_are_unknown() -> None:
 
 def hidden(name: str, *args: Any, result: Any = None) -> HiddenMemory | None:
     """What a call hides on an H100."""
-    seen = Collector(H100, "2.11.0", {}, ConvSettings()).look(f"aten.{name}", args, result)
+    seen = Collector(H100, "2.11.0", {}, ConvSettings()).find_hidden(f"aten.{name}", args, result)
     return None if seen is None else seen.memory
 
 
@@ -1226,7 +1226,7 @@ def test_group_norm_sums_by_channel_and_has_factors_by_channel_and_group() -> No
     for at, (name, args) in enumerate(calls):
         collector.note(at, f"aten.{name}.default", args, (x, weight, weight), Phase.BACKWARD)
     channel, group = 8 * 64 * 4, 8 * 32 * 4
-    found = {at: peak_bytes(memory) for at, memory in collector.settle().items()}
+    found = {at: peak_bytes(memory) for at, memory in collector.resolve().items()}
     assert found == {
         0: 2 * channel,
         1: 2 * channel,
@@ -1253,7 +1253,7 @@ def test_rms_norm_backward_copies_an_expanded_gradient_and_sums_as_layer_norm_do
         collector = Collector(H100, "2.11.0", {}, ConvSettings())
         args = (grad, x, [columns], rstd, weight, [True, True])
         collector.note(0, "aten._fused_rms_norm_backward.default", args, (x, weight), Phase.BACKWARD)
-        return {at: peak_bytes(memory) for at, memory in collector.settle().items()}[0]
+        return {at: peak_bytes(memory) for at, memory in collector.resolve().items()}[0]
 
     assert backward(2048, 4096, tensor(2048, 4096)) == 0
     expanded = TensorLayout(shape=(2048, 4096), stride=(0, 0), dtype="float32")
@@ -1271,7 +1271,7 @@ def test_what_is_put_at_one_place_is_found_by_sorting() -> None:
     for accumulate, deterministic in product((False, True), repeat=2):
         collector = Collector(H100, "2.11.0", {}, ConvSettings(), deterministic=deterministic)
         collector.note(0, "aten.index_put_.default", (table, [index, None], values, accumulate), table, Phase.BACKWARD)
-        found[accumulate, deterministic] = {at: peak_bytes(memory) for at, memory in collector.settle().items()}
+        found[accumulate, deterministic] = {at: peak_bytes(memory) for at, memory in collector.resolve().items()}
     assert found == {
         (False, False): {},
         **{key: {0: nbytes} for key in [(False, True), (True, False), (True, True)]},
@@ -1282,7 +1282,7 @@ def test_the_row_that_is_sorted_is_the_one_of_the_dimension() -> None:
     collector = Collector(H100, "2.11.0", {}, ConvSettings())
     for at, (overload, dim) in enumerate((("default", (0,)), ("default", (-1,)), ("default", ()), ("stable", ()))):
         collector.note(at, f"aten.sort.{overload}", (tensor(30, 50), *dim), tensor(30, 50), Phase.FORWARD)
-    assert {at: peak_bytes(memory) for at, memory in collector.settle().items()} == {0: 240, 1: 400, 2: 400, 3: 400}
+    assert {at: peak_bytes(memory) for at, memory in collector.resolve().items()} == {0: 240, 1: 400, 2: 400, 3: 400}
 
 
 def test_one_row_is_all_that_a_further_kernel_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1293,7 +1293,7 @@ def test_one_row_is_all_that_a_further_kernel_needs(monkeypatch: pytest.MonkeyPa
     assert scratch("made_up.default", tensor(3, 5), 7, result=tensor(3)) == 15
     monkeypatch.setitem(OPERATORS, "made_up", Operator(cpu=rule))
     assert hidden("made_up.default", tensor(3, 5), 7, result=tensor(3)) is None
-    seen = CpuCollector().look("aten.made_up.default", (tensor(3, 5), 7), tensor(3))
+    seen = CpuCollector().find_hidden("aten.made_up.default", (tensor(3, 5), 7), tensor(3))
     assert seen is not None
     assert seen.memory is not None
     assert peak_bytes(seen.memory) == 15
@@ -1325,7 +1325,7 @@ def test_a_reduction_by_several_blocks_keeps_their_parts(
     arguments = (tensor(*shape),) if dims is None else (tensor(*shape), dims)
     overload = "default" if dims is None else "dim_IntList"
     collector.note(0, f"aten.sum.{overload}", arguments, tensor(1), Phase.BACKWARD)
-    assert {at: peak_bytes(memory) for at, memory in collector.settle().items()} == ({0: expected} if expected else {})
+    assert {at: peak_bytes(memory) for at, memory in collector.resolve().items()} == ({0: expected} if expected else {})
 
 
 def test_where_all_strides_are_equal_a_block_is_as_wide_as_the_results() -> None:
@@ -1400,9 +1400,9 @@ def test_to_2_8_each_product_of_cublaslt_allocates_a_workspace_and_frees_it() ->
     for version in ("2.6.0", "2.9.1"):
         collector = Collector(A100, version, {}, ConvSettings())
         collector.note(0, "aten.addmm.default", arguments, torch.empty(128, 512, device="meta"), Phase.FORWARD)
-        hidden = collector.settle().get(0)
+        hidden = collector.resolve().get(0)
         events = () if hidden is None else tuple((each.name, each.nbytes) for each in hidden.events)
-        kept[version] = events, {name: buffer.nbytes for name, buffer in collector.held().items()}
+        kept[version] = events, {name: buffer.nbytes for name, buffer in collector.find_held().items()}
     own = {"cuBLAS workspace, forward thread": 8_519_680}
     assert kept["2.6.0"] == ((("result", None), ("cuBLASLt workspace", MIB)), own)
     assert kept["2.9.1"] == ((), {**own, "cuBLASLt workspace, forward thread": MIB})
@@ -1416,5 +1416,5 @@ def test_before_2_8_layer_norm_sums_many_short_rows_without_partial_sums() -> No
     for version in ("2.7.1", "2.8.0"):
         collector = Collector(H100, version, {}, ConvSettings())
         collector.note(0, "aten.native_layer_norm_backward.default", arguments, results, Phase.BACKWARD)
-        found[version] = [each.nbytes for each in collector.settle()[0].events if each.action == "alloc"]
+        found[version] = [each.nbytes for each in collector.resolve()[0].events if each.action == "alloc"]
     assert found == {"2.7.1": [], "2.8.0": [1_200_000, 1_200_000, 384, 384]}

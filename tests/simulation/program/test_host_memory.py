@@ -301,7 +301,7 @@ def test_the_process_that_asks_cudnn_is_no_worker(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setattr(host_memory, "ASKING", asking)
             workers = _Workers()
             workers.are_there = True
-            workers.look()
+            workers.sample()
             counts.append(workers.count)
         child.communicate(b"\n")
     assert counts[0] - counts[1] == 1

@@ -211,7 +211,7 @@ def test_steps_of_random_lengths_on_the_cpu_are_the_real_ones_event_by_event(ste
     ]
 
     def look(name: str, args: Sequence[Any], result: Any) -> HiddenMemory | None:
-        seen = code.recording.collector.look(name, args, result)
+        seen = code.recording.collector.find_hidden(name, args, result)
         return None if seen is None else seen.memory
 
     forms = StepForms(code.machine.trace.rounds[:10], known, look, lambda signatures: {})
