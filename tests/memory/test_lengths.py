@@ -13,8 +13,8 @@ import pytest
 import fxmem
 from benchmarks.programs import card_parts, card_runs
 from fxmem.hardware.hidden_memory import HiddenMemory
-from fxmem.memory.acts import Free, RunKernel
 from fxmem.memory.allocator import AllocatorSettings, CachingAllocator
+from fxmem.memory.allocator_acts import Free, RunKernel
 from fxmem.memory.lengths import BlockRequest, Features, LengthsUnproved, StepForms, find_form, replay_lengths
 from fxmem.memory.log_diff import LogEvent, first_differences
 from fxmem.records.profile import Phase
@@ -141,7 +141,7 @@ def forms() -> StepForms:
         seen = code.recording.collector.find_hidden(name, args, result)
         return None if seen is None else seen.memory
 
-    return StepForms(code.trace.rounds[: RECORDED + 1], known, look, lambda signatures: {})
+    return StepForms(code.machine.trace.rounds[: RECORDED + 1], known, look, lambda signatures: {})
 
 
 def signed_sizes(steps: Sequence[Sequence[BlockRequest]]) -> list[int]:

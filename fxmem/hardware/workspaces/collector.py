@@ -1,8 +1,8 @@
 """Which ops of a step allocate memory unseen, and how much.
 
-A collector is shown every op as it runs (`find_hidden`), asks the operator's row, and keeps what it hides (`saw`). On a card
-`resolve` asks cuDNN about all convolutions at once. Held for good, and so there before the step: cuBLAS's workspaces,
-one per thread that multiplies.
+A collector is given every op as it runs (`find_hidden`), asks the operator's row, and keeps the memory that it hides
+(`note_seen`). On a card `resolve` asks cuDNN about all convolutions at once. Held for good, and so there before the
+step: cuBLAS's workspaces, one per thread that multiplies.
 """
 
 from __future__ import annotations

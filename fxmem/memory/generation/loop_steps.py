@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fxmem.hardware.hidden_memory import Signature, expand
-from fxmem.memory.acts import Act as AllocatorAct
-from fxmem.memory.acts import Free, RunKernel
+from fxmem.memory.allocator_acts import Act as AllocatorAct
+from fxmem.memory.allocator_acts import Free, RunKernel
 from fxmem.memory.generation.decode_steps import PERIOD
 
 COMPARED: Final = {1: PERIOD + 1, PERIOD // 2: 3 * PERIOD // 2, PERIOD: 3 * PERIOD}

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from fxmem.errors import AnalysisError
 from fxmem.hardware.hidden_memory import HiddenMemory, Signature, expand
 from fxmem.hardware.tensor_layouts import TensorLayout
-from fxmem.memory.acts import Act, Empty, Free, Hold, RunKernel
+from fxmem.memory.allocator_acts import Act, Empty, Free, Hold, RunKernel
 from fxmem.memory.lengths.forms import Features, Form, find_form
 
 MOST_STEPS: Final = 20_000

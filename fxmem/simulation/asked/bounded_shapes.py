@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.simulation.asked import plausible
+from fxmem.simulation.asked import legal_values
 
 aten = torch.ops.aten
 
@@ -53,7 +53,7 @@ def _index(tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> tuple[An
 
 
 def _unique(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, str]:
-    classes = plausible.find_bound(tensor)
+    classes = legal_values.find_bound(tensor)
     count, device = min(tensor.numel(), classes or tensor.numel()), tensor.device
     # On a card the result is as large as the input before it shrinks, and a storage does not shrink.
     values = torch.empty(tensor.numel() if device.type == "cuda" else count, dtype=tensor.dtype, device=device)
@@ -85,7 +85,7 @@ def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) ->
 
 
 def _bincount(tensor: torch.Tensor, weights: Any = None, minlength: int = 0) -> tuple[Any, str]:
-    count = max(plausible.find_bound(tensor) or 1, minlength)
+    count = max(legal_values.find_bound(tensor) or 1, minlength)
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     return torch.empty(count, dtype=dtype, device=tensor.device), f"bincount: {count} bins"
 

@@ -10,7 +10,7 @@ import torch
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
-from fxmem.simulation.asked import known_values, plausible
+from fxmem.simulation.asked import known_values, legal_values
 from fxmem.simulation.asked.bounded_shapes import bound_result
 from fxmem.simulation.asked.checks import find_going_on_value, find_passing_value
 from fxmem.simulation.asked.made_up import MadeUpNotes
@@ -173,10 +173,10 @@ class MadeUpValues(Values):
         if func is not torch_fakes.NUMBER_OF:
             return NotImplemented
         tensor = args[0]
-        if (compared := plausible.find_comparison(tensor)) is not None:
+        if (compared := legal_values.find_comparison(tensor)) is not None:
             return self._decide(compared)
         self._notes.note("read", str(tensor.dtype)[6:])
-        if (number := plausible.make_number(tensor)) is not None:
+        if (number := legal_values.make_number(tensor)) is not None:
             return number
         if tensor.dtype is torch.bool:
             return False
@@ -191,7 +191,7 @@ class MadeUpValues(Values):
         self._fractions += 1
         return 1.0 / (1.0 + _FALLS * (self._fractions - 1))
 
-    def _decide(self, compared: plausible.Comparison) -> bool:
+    def _decide(self, compared: legal_values.Comparison) -> bool:
         """What a comparison comes to with the number that reading it would have given."""
         compare, number, is_fraction, other = compared
         what = f"{compare.__name__} {other!r}"
@@ -216,4 +216,4 @@ class MadeUpValues(Values):
 def _find_number(tensor: torch.Tensor) -> float | None:
     """The number of a tensor of one element, where something is known of it."""
     known = known_values.find_value(tensor)
-    return plausible.make_number(tensor) if known is None else known.item()
+    return legal_values.make_number(tensor) if known is None else known.item()

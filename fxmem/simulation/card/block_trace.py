@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fxmem.hardware.workspaces import HeldBuffer, Seen
-from fxmem.memory.acts import Act, Empty, Free, Hold, RunKernel
+from fxmem.memory.allocator_acts import Act, Empty, Free, Hold, RunKernel
 from fxmem.simulation.recording.observe.observer import Observer
 
 

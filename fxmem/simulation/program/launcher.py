@@ -28,8 +28,8 @@ from fxmem.simulation.code.round_rule import Enough
 from fxmem.simulation.processes.sandbox.isolation import Isolation, IsolationSettings
 from fxmem.simulation.processes.sandbox.process import run_apart
 from fxmem.simulation.program.command import Launch, notebook_cells
-from fxmem.simulation.program.handed_over import HandedOver, handing_over
 from fxmem.simulation.program.launchers import check_program, find_started
+from fxmem.simulation.program.process_replacement import HandedOver, handing_over
 from fxmem.simulation.program.rank_runs import RankAnswer, RunRank, report_ranks
 from fxmem.simulation.program.recorded_program import (
     RecordedProgram,

@@ -17,9 +17,9 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.hardware.workspaces import Seen
 from fxmem.records.names import GRAPH_POOL, OWN_LOSS, Mode
 from fxmem.records.profile import Phase, ProgramRun, Step
-from fxmem.simulation.card.border import CardMode
+from fxmem.simulation.card.device_border import CardMode
 from fxmem.simulation.card.machine import PretendedMachine
-from fxmem.simulation.card.roots import has_target_tensors
+from fxmem.simulation.card.root_modules import has_target_tensors
 from fxmem.simulation.code.round_rule import Enough
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
 from fxmem.simulation.program.rounds import Rounds

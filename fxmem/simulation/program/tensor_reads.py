@@ -18,9 +18,9 @@ import fxmem
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.records.profile import MadeUpKind
-from fxmem.simulation.asked import known_values, plausible
+from fxmem.simulation.asked import known_values, legal_values
 from fxmem.simulation.asked.made_up import MadeUpNotes, made_up_number
-from fxmem.simulation.card.border import Border, check_card
+from fxmem.simulation.card.device_border import Border, check_card
 from fxmem.simulation.code.source_lines import exact_types_place
 from fxmem.simulation.recording.residents import OF_ARRAY
 from fxmem.simulation.stand_ins.checkpoints import reduce_tensor
@@ -148,7 +148,7 @@ class TensorReads:
             return bool(known)
         before = self._notes.total
         value = bool(tensor)
-        is_listed = plausible.find_comparison(tensor) is not None
+        is_listed = legal_values.find_comparison(tensor) is not None
         if self._notes.total > before and not is_listed:  # not one that is known to hold
             self._notes.note("decided", "truth of a tensor")
         return value

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from fxmem.hardware.context import room_bytes
 from fxmem.hardware.hidden_memory import HiddenMemory
 from fxmem.hardware.workspaces import Collector, CpuCollector, Signature
-from fxmem.memory.acts import Act
 from fxmem.memory.allocator import AllocatorSettings, read_settings
+from fxmem.memory.allocator_acts import Act
 from fxmem.memory.lengths import (
     BlockRequest,
     Features,

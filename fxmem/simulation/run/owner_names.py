@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fxmem.records.profile import Kind, SourceLine
-from fxmem.simulation.card.roots import Roots
+from fxmem.simulation.card.root_modules import Roots
 from fxmem.simulation.recording.observe.fx_tracer import named_arguments
 from fxmem.simulation.recording.recording import Recording
 from fxmem.simulation.recording.residents import (

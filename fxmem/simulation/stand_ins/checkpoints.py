@@ -27,7 +27,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.made_up import MadeUpNotes
-from fxmem.simulation.card.border import Border, has_fake_inside, move_to_card
+from fxmem.simulation.card.device_border import Border, has_fake_inside, move_to_card
 from fxmem.simulation.card.host_ledger import HostLedger
 from fxmem.simulation.code.loaded_modules import find_holders
 from fxmem.simulation.processes.sandbox.isolation import Isolation

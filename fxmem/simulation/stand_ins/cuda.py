@@ -14,9 +14,9 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.errors import AnalysisError
-from fxmem.simulation.card.border import Border, check_card
 from fxmem.simulation.card.card_memory import CardMemory, memory_answers
 from fxmem.simulation.card.card_thread import CardThread
+from fxmem.simulation.card.device_border import Border, check_card
 from fxmem.simulation.stand_ins.memory_history import MemoryHistory
 
 

@@ -23,7 +23,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
 from fxmem._torch import programs as torch_programs
 from fxmem.simulation.asked.made_up import MadeUpNotes
-from fxmem.simulation.card.border import Border, has_fake_inside, move_to_card
+from fxmem.simulation.card.device_border import Border, has_fake_inside, move_to_card
 from fxmem.simulation.ranks import reducer
 from fxmem.simulation.ranks.mailbox import mail_patches
 from fxmem.simulation.ranks.world import World

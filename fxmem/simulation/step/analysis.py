@@ -30,9 +30,9 @@ from fxmem.simulation.recording.compiled.timed_answers import Answered, Answers,
 from fxmem.simulation.recording.error_advice import missing_batch, user_code_error
 from fxmem.simulation.step.analysed_model import AnalysedModel
 from fxmem.simulation.step.given.batches import read_batch
+from fxmem.simulation.step.given.device_moves import ignore_moves
 from fxmem.simulation.step.given.losses import read_loss
-from fxmem.simulation.step.given.moves import ignore_moves
-from fxmem.simulation.step.given.understood import understand
+from fxmem.simulation.step.given.prepared_step import understand
 from fxmem.simulation.step.model.accepted_models import EXPORTED, plain_model
 from fxmem.simulation.step.model_step import ModelStep
 from fxmem.simulation.step.request import Loss, OptimizerSpec, StepRequest

@@ -22,7 +22,7 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Phase
-from fxmem.simulation.asked import known_values, plausible
+from fxmem.simulation.asked import known_values, legal_values
 from fxmem.simulation.asked.bounded_shapes import picks_by_mask
 from fxmem.simulation.asked.routing import has_rule
 from fxmem.simulation.asked.values import Values
@@ -64,7 +64,7 @@ class OpTraits:
         """The attribute of tensors with which a call is not like one without; None where there is none."""
         self.may_grow = name in ("aten.resize_.default", "aten.resize_as_.default") or torch_common.has_out(func)
         """Whether a storage that is too small becomes a larger one."""
-        self.says_what_it_makes = func in plausible.SAYS
+        self.says_what_it_makes = func in legal_values.SAYS
         self.routes = has_rule(name)
         """Whether it may send tokens to experts, or count them."""
         self.is_silent = (
@@ -167,7 +167,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         begin = self._log.tick
         result, replay = self._run_or_replay(op, args, kwargs)
         if op.says_what_it_makes:
-            plausible.note(func, args, kwargs, result)
+            legal_values.note(func, args, kwargs, result)
         if op.routes:
             self._values.routing.note(op.name.rpartition(".")[0], args, result)
         if not self._log.setting_up:

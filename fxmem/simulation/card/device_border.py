@@ -3,7 +3,7 @@
 The host is real: data sets, tokenizers, samplers, seeds and every tensor on the CPU have their values. On the card are
 FakeTensors. An operator is the card's if one of its tensors is fake, or if it is told to make one there. A tensor that
 comes back has its known values (`fxmem.simulation.asked.known_values`), else such as are legal where they are read
-(`fxmem.simulation.asked.plausible`).
+(`fxmem.simulation.asked.legal_values`).
 
 Large floating-point tensors that a module makes in its `__init__` are fake on the host as well: a model is built there
 before it moves to the card, and one larger than this machine's memory could not be.
@@ -28,7 +28,7 @@ from fxmem._torch import modules as torch_modules
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind, Phase
-from fxmem.simulation.asked import known_values, plausible
+from fxmem.simulation.asked import known_values, legal_values
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.card.card_memory import CardMemory
 from fxmem.simulation.card.card_thread import CardThread
@@ -146,7 +146,7 @@ class Border:
         if func is aten._to_copy.default and not isinstance(args[0], torch_common.FakeTensor):
             log.rename(result, "", Kind.INPUT)
             # The zeros that a large tensor came off the card with are no mask.
-            if result.numel() <= plausible.MOST or not self._notes.find_copy(args[0]):
+            if result.numel() <= legal_values.MOST or not self._notes.find_copy(args[0]):
                 known_values.give_from_host(result, args[0])
         return self._bring_back(result, args)
 
@@ -170,10 +170,10 @@ class Border:
         return result
 
     def to_host(self, fake: torch.Tensor) -> torch.Tensor:
-        """The real tensor that the program gets when it looks at a fake one: its known values, else plausible ones."""
+        """The real tensor that the program gets when it looks at a fake one: its known values, else legal ones."""
         known = known_values.find_value(fake)
         with torch_common.no_modes(), torch_common.pause_observers():
-            return plausible.make(fake) if known is None else known.clone()
+            return legal_values.make(fake) if known is None else known.clone()
 
     def _write_to_host(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """`real.copy_(fake)`."""
@@ -199,10 +199,10 @@ class Border:
         with torch_common.no_modes(), torch_common.pause_observers():
             real = torch.empty_strided(tuple(result.shape), result.stride(), dtype=result.dtype)
             known = known_values.find_value(result)
-            if known is None and result.numel() > plausible.MOST:
+            if known is None and result.numel() > legal_values.MOST:
                 real.zero_()  # as it would be made, without another one beside it
             else:
-                real.copy_(plausible.make(result) if known is None else known)
+                real.copy_(legal_values.make(result) if known is None else known)
         if known is None:
             self._notes.mark_copy(real)
         self.host.note_from_card(real, self.log.node)
