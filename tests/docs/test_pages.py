@@ -12,7 +12,12 @@ import docs.pictures as pictures
 import fxmem
 from tests.docs.pages import CHANGES, FENCE, NEWEST, PAGES, PINNED, ROOT, of_torch, shown_torch, targets_of_make
 
+RESULTS = [ROOT / "benchmarks/results" / f"{name}.md" for name in (
+    "accuracy", "oom-messages", "plans-and-speed", "published", "scripts",
+)]  # fmt: skip
+"""What `docs/evidence.md` has the short form of; the others are written by benchmarks."""
 TEXTS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"))]
+TEXTS += RESULTS
 FOLDERS = "benchmarks|docs|examples|fxmem|schemas|tests"
 ROOMS = [path.name for path in (ROOT / "fxmem").iterdir() if (path / "__init__.py").exists()]
 
