@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # what a type checker sees of the table below
     from fxmem.whatif.sweep import sweep as sweep
     from fxmem.whatif.verified_plan import plan as plan
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     name: f"fxmem.{home}"
@@ -66,20 +66,12 @@ _HOMES = {
     for name in names.split()
 }
 """The public names, each with the module that has it."""
-_OLD_NAMES = {"serve_size": "kv_cache"}
-"""Public names of the last release, with those that took their place."""
 __all__ = ["__version__", *sorted(_HOMES)]
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would take every misspelt name for a public one
 
     def __getattr__(name: str) -> object:
-        if name in _OLD_NAMES:
-            import warnings
-
-            new = _OLD_NAMES[name]
-            warnings.warn(f"fxmem.{name} is now fxmem.{new}", DeprecationWarning, stacklevel=2)
-            return __getattr__(new)
         if name == "testing":  # a module, which is there without an import of its own
             return import_module("fxmem.testing")
         if name not in _HOMES:

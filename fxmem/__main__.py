@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from fxmem.cli.own_options import check_own_options, without_separator
-from fxmem.cli.verbs import build_parser, rename
+from fxmem.cli.verbs import build_parser
 from fxmem.errors import AnalysisError, FxmemError, linked_errors, one_line
 from fxmem.records.units import format_bytes, printable
 
@@ -159,7 +159,6 @@ def _fail(message: str, code: int, debug: bool) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser, _ = build_parser()
-    arguments = rename(arguments)
     options, rest = parser.parse_known_args(without_separator(arguments) or ["--help"])
     if rest:
         options.parser.refuse(rest)

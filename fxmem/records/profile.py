@@ -705,7 +705,7 @@ class Peak(Viewed, Record):
     with a smaller workspace, where there is no room for that of the first."""
     by_cudnn: Many[PlansPeak] = Field(default=(), exclude_if=lambda value: not value)
     """Where the target's cuDNN cannot be asked: the peaks with the plans of those that stand for it, the nearest first,
-    and with what it may take instead. What they span is no bound: docs/published.md has how many runs it held."""
+    and with what it may take instead. What they span is no bound: docs/evidence.md has how many runs it held."""
     at_least: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether the program ended where it ran out: allocated and reserved bytes are then what it held and asked for."""
     phase: Phase

@@ -25,7 +25,7 @@ import torch
 import fxmem.simulation.step.analysis
 from fxmem.__main__ import main
 from fxmem.cli import progress
-from fxmem.cli.verbs import OLD_NAMES, VERBS
+from fxmem.cli.verbs import VERBS
 from fxmem.records.profile import Report
 from fxmem.records.schemas import RECORDS
 from fxmem.records.validation import Verdict
@@ -603,18 +603,6 @@ def test_the_help_fits_a_screen(capsys: Capture) -> None:
     lines = succeeds(capsys, "--help").splitlines()
     assert len(lines) <= 30
     assert max(map(len, lines)) <= 80
-
-
-@pytest.mark.parametrize("name", OLD_NAMES)
-def test_an_old_name_is_the_new_verb_and_says_so(capsys: Capture, report: Path, name: str) -> None:
-    words = {"timeline": ["-o", "out.svg", "--quiet"], "serve-size": ["--engine", "none"]}.get(name, ["--json", "-"])
-    new = OLD_NAMES[name]
-    code, out, err = run(capsys, name, str(report), *words)
-    said, _, err = err.partition("\n")
-    assert said == f"fxmem: `fxmem {name}` is now `fxmem {' '.join(new)}`; the old name goes with the next release"
-    assert (code, out, err) == run(capsys, *new, str(report), *words)
-    assert code == (2 if name == "serve-size" else 0)
-    assert succeeds(capsys, "help", name) == succeeds(capsys, new[0], "--help")
 
 
 def test_an_option_of_another_form_is_refused(capsys: Capture, report: Path) -> None:

@@ -168,7 +168,7 @@ EVERYWHERE = {
         (reader, what)
         for what in BAD
         for reader in READERS
-        if what in EVERYWHERE or reader in ("show", "timeline --after", "compare", "plan")
+        if what in EVERYWHERE or reader in ("show", "graph --after", "compare", "plan")
     ],
 )
 def test_a_bad_report_is_refused_by_every_reader(

@@ -80,7 +80,7 @@ def test_a_separator_gives_the_program_all_that_follows_run() -> None:
     [
         ("report -o page.html", None, True),
         ("report -o page.html --steps 3", 3, False),
-        ("timeline -o step.svg", 3, False),
+        ("graph --by time -o step.svg", 3, False),
     ],
 )
 def test_a_report_runs_a_program_as_far_as_run_does(

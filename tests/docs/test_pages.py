@@ -12,7 +12,12 @@ import docs.pictures as pictures
 import fxmem
 from tests.docs.pages import CHANGES, FENCE, NEWEST, PAGES, PINNED, ROOT, of_torch, shown_torch, targets_of_make
 
+RESULTS = [ROOT / "benchmarks/results" / f"{name}.md" for name in (
+    "accuracy", "oom-messages", "plans-and-speed", "published", "scripts",
+)]  # fmt: skip
+"""What `docs/evidence.md` has the short form of; the others are written by benchmarks."""
 TEXTS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"))]
+TEXTS += RESULTS
 FOLDERS = "benchmarks|docs|examples|fxmem|schemas|tests"
 ROOMS = [path.name for path in (ROOT / "fxmem").iterdir() if (path / "__init__.py").exists()]
 
@@ -64,13 +69,12 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     assert versions[0] == fxmem.__version__
 
 
-def test_a_change_is_one_bullet_in_a_file_named_by_its_kind() -> None:
+def test_a_change_is_one_line_in_a_file_named_by_its_kind() -> None:
     for path in set(CHANGES.iterdir()) - {CHANGES / "README.md"}:
         assert re.fullmatch(r"[a-z0-9-]+\.(added|changed|removed|fixed)\.md", path.name), path.name
-        first, *others = path.read_text(encoding="utf-8").splitlines()
-        assert first.startswith("- "), path.name
-        assert all(line.startswith("  ") for line in others), path.name
-        assert max(map(len, (first, *others))) <= 120, path.name
+        (line,) = path.read_text(encoding="utf-8").splitlines()
+        assert line.startswith("- "), path.name
+        assert len(line) <= 120, path.name
 
 
 @pytest.mark.parametrize(("page", "release"), [("README.md", PINNED), ("docs/tutorial.md", NEWEST)])

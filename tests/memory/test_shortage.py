@@ -51,7 +51,7 @@ def test_most_published_causes_are_named() -> None:
     assert (len(named), len(ended), len(PUBLISHED)) == (36, 50, 73)
 
 
-PAGE = Path(__file__).parents[2] / "docs/oom-messages.md"
+PAGE = Path(__file__).parents[2] / "benchmarks/results/oom-messages.md"
 FORMS = {
     "Allocation on device": "cudaMallocAsync",
     "MPS": "MPS",

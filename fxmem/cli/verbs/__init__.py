@@ -6,14 +6,12 @@ A verb's module has `BRIEF` (one line for the list of commands), `DESCRIPTION`, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Final
 
 from fxmem import __version__
 from fxmem.cli.parser import Parser
-from fxmem.cli.progress import say
 
 _OF_STEPS: Final = (
     "analyze", "run", "generate", "kv-cache",  # does it fit?
@@ -25,13 +23,6 @@ _OF_STEPS: Final = (
 _OF_FXMEM: Final = ("help", "doctor", "schema", "mcp", "completion")
 VERBS = (*_OF_STEPS, *_OF_FXMEM)
 """The verbs, in the order `fxmem --help` lists them."""
-OLD_NAMES: Final = {
-    "lines": ("show", "--by", "line"),
-    "layers": ("show", "--by", "layer"),
-    "timeline": ("graph", "--by", "time"),
-    "serve-size": ("kv-cache",),
-}
-"""Names that verbs had in the last release, with the words that took their place."""
 _EXAMPLES = """\
 examples:
   fxmem run --target rtx4090 train.py --batch-size 16
@@ -53,15 +44,6 @@ class _Commands(Parser):
             )
             + "\n"
         )
-
-
-def rename(words: Sequence[str]) -> list[str]:
-    """The command line with a verb's old name replaced, which is reported on stderr."""
-    name = words[0] if words else ""
-    if name not in OLD_NAMES:
-        return [*words]
-    say(f"`fxmem {name}` is now `fxmem {' '.join(OLD_NAMES[name])}`; the old name goes with the next release")
-    return [*OLD_NAMES[name], *words[1:]]
 
 
 def load(verb: str) -> ModuleType:

@@ -17,10 +17,9 @@ ARGUMENTS = (argument("topic", nargs="?", metavar="step|COMMAND", help="what to 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem help`; return the exit code and the text for stdout."""
-    from fxmem.cli.verbs import OLD_NAMES, build_parser
+    from fxmem.cli.verbs import build_parser
 
     parser, parsers = build_parser()
-    parsers |= {name: parsers[verb] for name, (verb, *_) in OLD_NAMES.items()}
     if options.topic == "step":
         parser = Parser(prog="fxmem COMMAND", usage="fxmem COMMAND [OPTIONS]", add_help=False)
         parser.description = "The options of every step, for the verbs that run one. `--target` is of programs, too."
