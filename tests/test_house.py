@@ -497,7 +497,7 @@ def test_more_lines_than_the_wall_fail(tmp_path: Path) -> None:
 
 
 MOST_ATTRIBUTES = 25
-"""That an object is made with; one with more has several trades."""
+"""Of an object, whichever method makes them; one with more has several trades."""
 
 
 def test_there_is_one_recording_and_no_object_of_many_trades() -> None:
@@ -506,11 +506,9 @@ def test_there_is_one_recording_and_no_object_of_many_trades() -> None:
         tree = tree_of(path)
         for each in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
             recordings += [each.name] * ("Recording" in each.name)
-            inits = (node for node in each.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
             names = {
                 node.attr
-                for init in inits
-                for node in ast.walk(init)
+                for node in ast.walk(each)
                 if isinstance(node, ast.Attribute)
                 and isinstance(node.ctx, ast.Store)
                 and ast.unparse(node.value) == "self"

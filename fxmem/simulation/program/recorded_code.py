@@ -75,7 +75,7 @@ class RecordedCode(Subject):
         mode = CardMode(self._border, self.machine.thread)
         self.machine.values.maker = torch_fakes.Maker(mode)
         if self.memory is None:
-            torch_fakes.observe_twins(mode, lambda real, fake: self._border.log.note_twin(real, fake))
+            torch_fakes.observe_twins(mode, lambda real, fake: self._border.log.real.note_twin(real, fake))
         return mode
 
     def make_log(self, device: torch.device) -> StepLog:

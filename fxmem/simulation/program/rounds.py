@@ -452,7 +452,7 @@ class Rounds(RoundRule):
         for index in log.alive():
             storage = log.storages[index]
             is_plain = storage.kind in (None, Kind.SAVED) and index not in saved and storage.held_kind is None
-            is_plain = is_plain and index not in log.communication  # a bucket of gradients, made within a forward
+            is_plain = is_plain and not storage.is_communicated  # a bucket of gradients, made within a forward
             node = storage.node if is_plain and storage.birth else None
             if node is not None and 0 <= node < len(nodes) and is_within_module(nodes[node]):
                 storage.kind = Kind.OUTPUT

@@ -104,7 +104,7 @@ def _bounds(run: FinishedRun) -> Iterator[_Said]:
     for what, place in run.recording.subject.values.bounded:
         at = f" at {place}" if place else ""
         yield "values", f"a shape that depends on data is counted at the largest it can be{at}: {what}"
-    if run.log.bounded_sizes:
+    if run.log.bounds.sizes:
         yield "values", "a size that the program computes depends on data where it equals a shape that does"
 
 
@@ -139,8 +139,8 @@ def _streams(log: StepLog) -> Iterator[_Said]:
             f"has them; backward runs on forward's streams"
         )
         yield "streams", text
-    if log.used_on:
-        count = len(log.used_on)
+    if log.waits.used_on:
+        count = len(log.waits.used_on)
         text = (
             f"{count} tensors were given to another stream (record_stream): reserved bytes are a range, from no "
             f"block that waits for that stream to all that wait until the host has waited for it or the step ends"

@@ -198,8 +198,8 @@ def _build_storages(
                 shape=found.shape,
                 dtype=str(found.dtype)[6:],
                 stream=found.stream,
-                used_on=tuple(log.used_on.get(index, ())),
-                free_by=moved[log.free_by[index]] if index in log.free_by else None,
+                used_on=tuple(log.waits.used_on.get(index, ())),
+                free_by=moved[log.waits.free_by[index]] if index in log.waits.free_by else None,
             )
         )
     return tuple(storages), renumbered
@@ -233,7 +233,7 @@ def _find_kind(run: FinishedRun, index: int) -> Kind:
         return Kind.BUFFER  # a module keeps it, whatever graph does so too
     if storage.kind is not None:
         return storage.kind
-    if index in run.log.communication and storage.held_kind in (None, Kind.BUFFER, Kind.OUTPUT):
+    if run.log.storages[index].is_communicated and storage.held_kind in (None, Kind.BUFFER, Kind.OUTPUT):
         return Kind.COMMUNICATION
     if run.recording.collectives.world is not None and _outlives_backward(run.log, storage):
         return Kind.GRADIENT  # a whole one that FSDP has not sent yet
@@ -270,7 +270,7 @@ def _find_first_readers(run: FinishedRun) -> dict[int, int]:
         for storage in read:
             if (
                 storage is not None
-                and storage not in log.mapped
+                and storage not in log.real.mapped
                 and log.storages[storage].kind in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
                 and not (within is None and "." in log.storages[storage].name)
             ):

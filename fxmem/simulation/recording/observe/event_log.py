@@ -20,8 +20,11 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind, Phase, PhaseSpan
 from fxmem.simulation.kernels.streams import Done, Streams
+from fxmem.simulation.recording.observe.bounded_sizes import BoundedSizes
 from fxmem.simulation.recording.observe.observer import Observer
+from fxmem.simulation.recording.observe.real_storages import RealStorages
 from fxmem.simulation.recording.observe.storage_reads import StorageReads
+from fxmem.simulation.recording.observe.stream_waits import StreamWaits
 
 LOSS = -1
 """The node of everything between the model's forward and its backward."""
@@ -63,6 +66,10 @@ class LoggedStorage:
     """Whether it is a buffer that no checkpoint has."""
     is_bounded: bool = False
     """Whether its size comes of a shape that depends on data and is counted at the largest it can be."""
+    is_grown: bool = False
+    """Whether it took its memory back in place."""
+    is_communicated: bool = False
+    """Whether a collective reads or writes it."""
 
     def forget(self) -> None:
         """Take it out of the step: it was never there."""
@@ -126,30 +133,13 @@ class StepLog:
         self.first_of_backward_node = 0
         """The first storage that the node whose gradient is computed may have allocated."""
         self._watched: dict[int, _Watch] = {}
-        self._twins: dict[int, tuple[weakref.ref[Any], Any]] = {}
-        """By address, the fake storages that stand for real ones, and those."""
-        self._mappings: list[tuple[int, int, weakref.ref[Any]]] = []
-        """Files in memory: where each begins and ends, and its storage."""
-        self.mapped: dict[int, str] = {}
-        """By storage, the names of files in memory."""
+        self.real = RealStorages(lambda: self._watched)
         self._open = True
         self._freed: list[int] | None = None
-        self.used_on: dict[int, dict[int, None]] = {}
-        """By storage, the further streams that the program said use it."""
-        self._waiting: dict[int, tuple[frozenset[int], int]] = {}
-        """By freed storage, the streams that its block waits for, and since which moment of theirs."""
-        self.free_by: dict[int, int] = {}
-        """By freed storage whose block waited, the tick by which it was free."""
+        self.waits = StreamWaits()
         self._shrunk: dict[int, tuple[weakref.ref[Any], int]] = {}
         """By address, the storages without bytes, and what they were."""
-        self.grown: set[int] = set()
-        """Storages that took their memory back in place."""
-        self.bounded_sizes: set[int] = set()
-        """Sizes that depend on data, at the largest they can be."""
-        self.making_bounded = False
-        """Whether the operator that runs makes such sizes, or follows from them."""
-        self.communication: set[int] = set()
-        """Storages that a collective reads or writes."""
+        self.bounds = BoundedSizes(self._is_bounded)
         self.reads = StorageReads(self.find_storage)
         self.begin()
 
@@ -157,14 +147,14 @@ class StepLog:
         """Start the log anew: whatever is alive now was there before the step; autograd still has `kept` saved."""
         self.tick = 1
         self._over = False
-        self._waiting.clear()
-        self.free_by.clear()
+        self.waits.begin()
         self.ops: list[LoggedOp] = []
         self.recomputed: dict[int, int] = {}
         """By op that recomputed what had been freed, bytes it read that no other such op had made."""
         self.phases: list[PhaseSpan] = []
         self.phase = Phase.FORWARD
-        self._phase_tick, self._phase_op = 1, 0
+        self._phase_begin = 1, 0
+        """Its tick and its first op."""
         self.recomputing = 0
         self.reads.read = {each for each in self.reads.read if self.storages[each].kind is Kind.GRADIENT}
         for index, storage in enumerate(self.storages):
@@ -236,27 +226,12 @@ class StepLog:
         else:
             self.storages.append(LoggedStorage(nbytes, self.tick, len(self.ops), self.node, shape, dtype, stream))
             self.tick += 1
-        self.storages[index].is_bounded = self.making_bounded
+        self.storages[index].is_bounded = self.bounds.is_making
         return index
 
-    def note_bound(self, result: Any) -> None:
-        """Note that what is made now has shapes that depend on data, at the largest they can be."""
-        self.making_bounded = True
-        self.bounded_sizes.update(
-            size for tensor in torch_common.iterate_tensors(result) for size in tensor.shape if size > 1
-        )
-
-    def follows_from_bounds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an operator reads a tensor of such a size, or is told to make one."""
-        if not self.bounded_sizes:
-            return False
-        read = map(self.find_storage, torch_common.iterate_tensors((args, kwargs)))
-        return any(index is not None and self.storages[index].is_bounded for index in read) or any(
-            size in self.bounded_sizes
-            for each in (*args, *kwargs.values())
-            for size in (each if type(each) in (list, tuple) else (each,))
-            if type(size) is int
-        )
+    def _is_bounded(self, tensor: torch.Tensor) -> bool:
+        index = self.find_storage(tensor)
+        return index is not None and self.storages[index].is_bounded
 
     def sum_bounded(self) -> int:
         """The bytes alive whose size comes of a shape that depends on data."""
@@ -283,35 +258,7 @@ class StepLog:
         storage = tensor.untyped_storage()
         address = torch_common.storage_address(storage)
         watch = self._watched.get(address)
-        if watch is not None or not (self._twins or self._mappings):
-            return watch, False
-        if (twin := self._twins.get(address)) is not None:
-            return self._find_real(twin[1]), True
-        return (None if isinstance(tensor, torch_common.FakeTensor) else self._find_real(storage)), False
-
-    def _find_real(self, storage: Any) -> _Watch | None:
-        """The watch of a real storage, or of the file in memory that it is a part of."""
-        watch = self._watched.get(torch_common.storage_address(storage))
-        if watch is not None or storage.resizable():
-            return watch
-        at = storage.data_ptr()
-        found = (mapping() for begin, end, mapping in self._mappings if begin <= at < end)
-        mapping = next((each for each in found if each is not None), None)
-        return None if mapping is None else self._watched.get(torch_common.storage_address(mapping))
-
-    def note_twin(self, real: torch.Tensor, fake: torch.Tensor) -> None:
-        """Note that a fake tensor stands for a real one, whose memory was noted or is not of torch's allocator."""
-        if real.layout is not torch.strided:
-            return
-        storage = real.untyped_storage()
-        if storage.resizable() and torch_common.storage_address(storage) not in self._watched:
-            return  # dropped as soon as it has become the fake
-        address = torch_common.storage_key(fake)
-
-        def forget(_: Any) -> None:
-            self._twins.pop(address, None)
-
-        self._twins[address] = weakref.ref(fake.untyped_storage(), forget), storage
+        return (watch, False) if watch is not None else self.real.find(tensor, storage, address)
 
     def note_loaded(self, value: Any) -> None:
         """Log the storages of real tensors that have been read from a file, but for parts of one that is mapped."""
@@ -323,29 +270,19 @@ class StepLog:
     def note_mapping(self, name: str, storage: Any) -> None:
         """Log a file that is mapped into memory: torch reports it to the profiler in one piece (`MapAllocator`)."""
         index = self.enter(storage, storage.nbytes(), (storage.nbytes(),), torch.uint8)
-        self.mapped[index] = self.storages[index].holder = name
-        begin = storage.data_ptr()
-        self._mappings = [each for each in self._mappings if each[2]() is not None]
-        self._mappings.append((begin, begin + storage.nbytes(), weakref.ref(storage)))
+        self.storages[index].holder = name
+        self.real.note_mapping(index, name, storage)
 
     def note_use(self, tensor: torch.Tensor, stream: int) -> None:
         """Note that another stream uses a tensor (`Tensor.record_stream`)."""
         for part in torch_wrappers.parts(tensor):
             index = self.note_part(part)
             if index is not None and self.storages[index].stream != stream:
-                self.used_on.setdefault(index, {})[stream] = None
+                self.waits.used_on.setdefault(index, {})[stream] = None
 
     def note_wait(self, done: Done | None) -> None:
         """Note that the host has waited for streams: blocks that waited for the same are free."""
-        tick, before = self.tick, len(self._waiting)
-        for index, (streams, moment) in list(self._waiting.items()):
-            left = frozenset(each for each in streams if done is not None and done.get(each, 0) < moment)
-            if left:
-                self._waiting[index] = left, moment
-            else:
-                del self._waiting[index]
-                self.free_by[index] = tick
-        if len(self._waiting) < before:
+        if self.waits.note_wait(done, self.tick):
             self.tick += 1  # what is allocated next comes after
 
     def _on_death(self, watch: weakref.ref[Any]) -> None:
@@ -361,8 +298,8 @@ class StepLog:
         else:
             storage.death = self.tick
             self.tick += 1
-            if index in self.used_on:
-                self._waiting[index] = frozenset(self.used_on[index]), self.streams.next_moment()
+            if index in self.waits.used_on:
+                self.waits.note_freed(index, self.streams.next_moment())
             if self._freed is not None:
                 self._freed.append(index)
         for observer in self._observers:
@@ -395,8 +332,8 @@ class StepLog:
             return
         shrunk = self.storages[self._shrunk.pop(address)[1]]
         new = self.enter(storage, after, shrunk.shape, shrunk.dtype)
-        self.grown.add(new)
-        self.storages[new].kind, self.storages[new].name = shrunk.kind, shrunk.name
+        grown = self.storages[new]
+        grown.kind, grown.name, grown.is_grown = shrunk.kind, shrunk.name, True
         self.note_op("torch.UntypedStorage.resize_", begin, 0)
 
     def grow(self, index: int, nbytes: int, shape: tuple[int, ...]) -> None:
@@ -435,12 +372,14 @@ class StepLog:
 
     def mark_grown(self, value: Any, kind: Kind) -> None:
         """Set the kind of tensors that took their memory back in place."""
-        self.mark([each for each in torch_common.iterate_tensors(value) if self.note_part(each) in self.grown], kind)
+        found = [(each, self.note_part(each)) for each in torch_common.iterate_tensors(value)]
+        self.mark([each for each, index in found if index is not None and self.storages[index].is_grown], kind)
 
     def note_communication(self, value: Any) -> None:
         """Note that a collective reads or writes these tensors."""
-        found = (self.note_storage(tensor) for tensor in torch_common.iterate_tensors(value))
-        self.communication.update(index for index in found if index is not None)
+        for tensor in torch_common.iterate_tensors(value):
+            if (index := self.note_storage(tensor)) is not None:
+                self.storages[index].is_communicated = True
 
     def free_in_order(self, free: Callable[[], None]) -> Callable[[], None]:
         """`free`, except that what it frees at once is freed in the order of birth: its own order is that of addresses,
@@ -463,8 +402,8 @@ class StepLog:
             index = self.note_part(part)
             storage = None if index is None else self.storages[index]
             if storage is not None and (over is None or storage.kind in over):
-                if index in self.mapped:
-                    storage.kind, storage.name = kind, self.mapped[index]
+                if index in self.real.mapped:
+                    storage.kind, storage.name = kind, self.real.mapped[index]
                     continue
                 if storage.kind is None and not storage.birth:  # no operator has shown what it looks like
                     is_whole = part.nbytes == storage.nbytes
@@ -544,6 +483,6 @@ class StepLog:
 
     def end_phase(self) -> None:
         """End the phase at this tick."""
-        begin, first, last = self._phase_tick, self._phase_op, len(self.ops)
+        (begin, first), last = self._phase_begin, len(self.ops)
         self.phases.append(PhaseSpan(phase=self.phase, begin=begin, end=self.tick, first_op=first, last_op=last))
-        self._phase_tick, self._phase_op = self.tick, last
+        self._phase_begin = self.tick, last

@@ -209,7 +209,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     ) -> tuple[Any, OpReplay | None]:
         """The result of a call, with its storages noted; equal calls are replayed from here on."""
         self._cache.follow_flags()
-        self._log.making_bounded = self._log.follows_from_bounds(args, kwargs)
+        self._log.bounds.begin_operator(args, kwargs)
         fresh = op.is_in_place_foreach or op.may_grow or picks_by_mask(op.func, args)
         call = None if fresh else self._cache.call(op.func, args, kwargs, op.unless)
         replay = None if call is None else call.replay
@@ -217,7 +217,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if call is None or replay is None or self._cache.compares:
             result = self._run(op, args, kwargs, follows=not follows)
             if self._values.has_bounded:
-                self._log.note_bound(result)
+                self._log.bounds.note(result)
                 self._values.has_bounded = False
             if op.may_grow:
                 for tensor in torch_common.iterate_tensors((args[:1], kwargs)):
@@ -228,7 +228,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         else:
             result = self._cache.make(replay, call.tensors)
             self._note_outputs(op, result, replay)
-        self._log.making_bounded = False
+        self._log.bounds.is_making = False
         if follows and call is not None and call.knows:
             known_values.follow(op.func, args, kwargs, result)
         return result, replay
