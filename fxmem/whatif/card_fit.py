@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from fxmem.hardware.cards import CATALOGUE
 from fxmem.hardware.context import room_bytes
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import allocator
+from fxmem.records.fits import Fits, Point, Space
 from fxmem.records.names import AnyMode
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Many, Record, Target
-from fxmem.records.sizes import CardFit, CardFits
 from fxmem.records.units import format_bytes
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.processes.executor import run_forked
@@ -38,7 +38,7 @@ def cards(
     host_memory: int | str | None = None,
     progress: Callable[[str], None] | None = None,
     **options: Any,
-) -> CardFits:
+) -> Fits:
     """Which cards of the catalogue a step fits, with what headroom.
 
     The step is analysed once for each compute capability, because that decides its kernels and their workspaces, and is
@@ -79,7 +79,7 @@ def fit_cards(
     host_memory: int | str | None = None,
     change: Callable[[Any], ProfiledStep] | None = None,
     progress: Callable[[str], None] | None = None,
-) -> CardFits:
+) -> Fits:
     """`cards` for what is analysed or was run. `change` is applied to it before it is judged.
 
     A report, which cannot be analysed again, is held against the cards of its own compute capability alone.
@@ -101,8 +101,8 @@ def fit_cards(
                 f"run other kernels; {card.name} needs the model or the program itself"
             )
         alike.setdefault(card.capability, []).append(card)
-    found: list[CardFit] = []
-    steps: list[tuple[ProfiledStep, list[CardFit]]] = []
+    found: list[Point] = []
+    steps: list[tuple[ProfiledStep, list[Point]]] = []
 
     def analyse(group: Sequence[Target]) -> ProfiledStep:
         is_own = analysis.profile.target.capability == group[0].capability
@@ -125,20 +125,19 @@ def fit_cards(
         found += made.fits
         what = f"{', '.join(card.name for card in group)}: peak {format_bytes(made.peak_bytes)}"
         tell(f"compute capability {'{}.{}'.format(*capability or ())}, {number} of {len(alike)}: {what}")
+    targets = {card.name: card for group in alike.values() for card in group}
     plan_analyses = 0
     for step, short in steps:
-        planned, tried = _plan_short(step, short, host_memory, tell)
+        planned, tried = _plan_short(step, short, targets, host_memory, tell)
         found, plan_analyses = [*found, *planned], plan_analyses + tried
-    profile = analysis.profile
-    return CardFits(
-        fxmem_version=profile.fxmem_version,
-        torch_version=profile.torch_version,
-        model=profile.model,
-        inputs=profile.inputs,
-        step=profile.step,
-        cards=tuple(sorted(found, key=lambda fit: (fit.target.memory_bytes or 0, fit.target.name))),
+    order = sorted(targets.values(), key=lambda card: (card.memory_bytes or 0, card.name))
+    by_name = {fit.card: fit for fit in found}
+    return Fits(
+        **analysis.profile.heading(),
+        space=Space(question="cards", planned=plans),
+        cards=tuple(order),
+        points=tuple(by_name[card.name] for card in order),
         analyses=0 if analysis.is_fixed else len(alike),
-        planned=plans,
         plan_analyses=plan_analyses,
     )
 
@@ -147,7 +146,7 @@ class _Group(Record):
     """What is found of cards of one compute capability."""
 
     peak_bytes: int
-    fits: Many[CardFit]
+    fits: Many[Point]
 
 
 def choose_cards(names: Iterable[str] | None) -> list[Target]:
@@ -165,20 +164,20 @@ def choose_cards(names: Iterable[str] | None) -> list[Target]:
     return list({card.name: card for card in wanted}.values())
 
 
-def _card_fit(step: ProfiledStep, card: Target) -> CardFit:
+def _card_fit(step: ProfiledStep, card: Target) -> Point:
     room = room_bytes(card) or 0
     peak, retries = step.within(room, card)
-    return CardFit(
-        target=card,
+    return Point(
+        card=card.name,
         room_bytes=room,
-        headroom_bytes=room - (peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes),
+        phase=peak.phase,
         time=step.estimate_time(card),
         alloc_retries=retries,
         **judge(step, peak, card),
     )
 
 
-def _file_short(steps: list[tuple[ProfiledStep, list[CardFit]]], analysis: ProfiledStep, short: list[CardFit]) -> None:
+def _file_short(steps: list[tuple[ProfiledStep, list[Point]]], analysis: ProfiledStep, short: list[Point]) -> None:
     """Add cards to those for which the step is the same, call for call."""
     if not short:
         return
@@ -192,10 +191,14 @@ def _file_short(steps: list[tuple[ProfiledStep, list[CardFit]]], analysis: Profi
 
 
 def _plan_short(
-    step: ProfiledStep, short: Sequence[CardFit], host_memory: int | str | None, tell: Callable[[str], None]
-) -> tuple[list[CardFit], int]:
+    step: ProfiledStep,
+    short: Sequence[Point],
+    targets: Mapping[str, Target],
+    host_memory: int | str | None,
+    tell: Callable[[str], None],
+) -> tuple[list[Point], int]:
     """Plan for the cards that the step does not fit; return them and the number of plans analysed."""
-    tell(f"planning checkpoints for {', '.join(fit.target.name for fit in short)}")
+    tell(f"planning checkpoints for {', '.join(fit.card for fit in short)}")
     found, tried = verified_plan.plan_budgets(step, [fit.room_bytes for fit in short], host_memory=host_memory)
     fits = []
     for fit in short:
@@ -203,7 +206,7 @@ def _plan_short(
         fits.append(
             fit
             if plan is None or planned is None
-            else fit.model_copy(update={"plan": _move_plan(plan, fit.target, step, planned)})
+            else fit.model_copy(update={"plan": _move_plan(plan, targets[fit.card], step, planned)})
         )
     return fits, tried
 

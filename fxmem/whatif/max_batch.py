@@ -20,9 +20,9 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue, step_time
 from fxmem.hardware.context import give_room, room_bytes
 from fxmem.memory.budget import BudgetLike, parse_bytes
+from fxmem.records.fits import FITS_WORDS, Fits, Point, Space, find_enough
 from fxmem.records.names import AnyMode
 from fxmem.records.profile import Assumption, Profile, Step, Target
-from fxmem.records.sizes import FITS_WORDS, SizeCurve, SizePoint, find_enough
 from fxmem.records.units import format_bytes
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.processes.executor import run_forked
@@ -67,7 +67,7 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
     goal: Goal = "memory",
     progress: Callable[[str], None] | None = None,
     **options: Any,
-) -> SizeCurve:
+) -> Fits:
     """Find the largest fitting size of an input's dimension, and peak and time by size.
 
     Takes about ten analyses: three or four to get near, one or two for each halving of what the allocator's cache
@@ -89,7 +89,7 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
             varies.
         limit: no larger size is tried.
         goal: "throughput" also finds the smallest size that reaches 95 % of the best estimated throughput, within a
-            tenth (`SizeCurve.enough`). Not for a function.
+            tenth (`Fits.enough`). Not for a function.
         progress: called with a few words on each size.
         options: further ones of `fxmem.analyze` or `fxmem.generate`; of `fxmem.record` for a function, whose `steps`
             are 3 unless given.
@@ -121,18 +121,19 @@ class SizedStep(NamedTuple):
 
     dim: str
     """What varies."""
+    card: Target
     start: int
     """The size that is tried first."""
     run: Callable[[int], ProfiledStep]
     """The step at a size."""
     describe: Callable[[], Profile]
     """Whose heading the curve has, when something has run."""
-    note: Callable[[Sequence[SizePoint]], Iterator[Assumption]]
+    note: Callable[[Sequence[Point]], Iterator[Assumption]]
     """What the points do not say."""
     resized: tuple[str, ...] = ()
-    """As `SizeCurve.resized`."""
+    """As `Space.resized`."""
     positions: int | None = None
-    """As `SizeCurve.positions`."""
+    """As `Fits.positions`."""
 
 
 def measure_curve(
@@ -145,7 +146,7 @@ def measure_curve(
     change: Change | None = None,
     start: int = START,
     progress: Callable[[str], None] | None = None,
-) -> SizeCurve:
+) -> Fits:
     """`max_batch` for what is analysed, or for a program.
 
     Args:
@@ -175,20 +176,20 @@ def measure_curve(
     line = fit_line(points, largest)
     counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
     described = sizes.describe()
-    return SizeCurve(
+    return Fits(
         **described.heading(),
+        space=Space(
+            question="largest", dim=sizes.dim, resized=sizes.resized, limit=limit, is_budget=budget is not None
+        ),
+        cards=(target,),
         points=tuple(points),
+        analyses=len(points),
         largest=largest,
         per_sample_bytes=None if line is None else line[0],
         constant_bytes=None if line is None else line[1],
         line_error_bytes=None if line is None else line[2],
         monotone=all(one <= other for one, other in pairwise(counted)) if len(counted) > 1 else None,
-        dim=sizes.dim,
-        resized=sizes.resized,
         positions=sizes.positions,
-        room_bytes=room,
-        is_budget=budget is not None,
-        limit=limit,
         assumptions=(*sizes.note(points), *described.missing_loss),
     )
 
@@ -207,7 +208,9 @@ def _vary_model(analysis: AnyAnalysis, dim: str | int, change: Change | None) ->
     table, positions = _find_positions(analysis.model, varied)
     note = functools.partial(_note_positions, analysis.model, table, positions)
     known = positions if table else None
-    return SizedStep(str(dim), varied.size + new, run, lambda: analysis.profile, note, varied.names, known)
+    return SizedStep(
+        str(dim), analysis.profile.target, varied.size + new, run, lambda: analysis.profile, note, varied.names, known
+    )
 
 
 def _vary_program(step: ProgramStep, target: Target, room: int, start: int) -> SizedStep:
@@ -224,7 +227,7 @@ def _vary_program(step: ProgramStep, target: Target, room: int, start: int) -> S
         record = first[0].step.model_copy(update={"program": None})
         return first[0].model_copy(update={"model": step.program.name, "target": target, "step": record})
 
-    return SizedStep(step.program.varied or "size", start, run, describe, _note_standstill)
+    return SizedStep(step.program.varied or "size", target, start, run, describe, _note_standstill)
 
 
 def find_smaller(analysis: AnyAnalysis, step: ProfiledStep, varied: Resizing, room: int, change: Change) -> int | None:
@@ -238,62 +241,66 @@ def find_smaller(analysis: AnyAnalysis, step: ProfiledStep, varied: Resizing, ro
         change: what is done to the step of another size.
     """
 
-    def measure(size: int) -> SizePoint:
+    def measure(size: int) -> Point:
         try:
             sized = step if size == varied.size else change(_analyse_size(analysis, varied, size))
             return _point(size, sized, room)
         except AnalysisError as error:
-            return _point_without_run(size, error)
+            return _point_without_run(size, analysis.profile.target, room, error)
 
     return _find_largest(search(measure, room, start=varied.size, also=(1,), limit=varied.size))
 
 
 def _measure_sizes(
     sizes: SizedStep, room: int, *, limit: int, goal: Goal, progress: Callable[[str], None] | None
-) -> list[SizePoint]:
+) -> list[Point]:
     """Every point of the curve, the smallest first. A step that raises at the first size ends the search."""
     _check_limit(limit)
     tell = progress or (lambda _: None)
     first = min(sizes.start, limit)
 
-    def try_size(size: int) -> SizePoint:
+    def try_size(size: int) -> Point:
         try:
             return _point(size, sizes.run(size), room)
         except AnalysisError as error:
             if size == first:
                 raise
-            return _point_without_run(size, error)
+            return _point_without_run(size, sizes.card, room, error)
 
-    def measure(size: int) -> SizePoint:
+    def measure(size: int) -> Point:
         point = try_size(size)
         tell(_describe_point(sizes.dim, point, room))
         return point
 
     points = search(measure, room, start=first, limit=limit)
-    largest, tried = _find_largest(points), {point.size for point in points}
+    largest, tried = _find_largest(points), {_size(point) for point in points}
     quarters = {(largest or 0) * quarter // 4 for quarter in _CURVE_QUARTERS} - {0} - tried
-    for _, point in run_forked(SizePoint, {str(size): functools.partial(try_size, size) for size in sorted(quarters)}):
+    for _, point in run_forked(Point, {str(size): functools.partial(try_size, size) for size in sorted(quarters)}):
         points.append(point)
         tell(_describe_point(sizes.dim, point, room))
-    points.sort(key=lambda point: point.size)
+    points.sort(key=_size)
     while goal == "throughput" and (between := _propose_enough(points)) is not None:
-        points = sorted([*points, measure(between)], key=lambda point: point.size)
+        points = sorted([*points, measure(between)], key=_size)
     return points
 
 
-def _propose_enough(points: Sequence[SizePoint]) -> int | None:
+def _propose_enough(points: Sequence[Point]) -> int | None:
     """The size to measure next, to find the smallest that is near the best throughput; None when it is found."""
     enough = find_enough(points)
     if enough is None:
         return None
-    below = max((point.size for point in points if point.size < enough), default=0)
+    below = max((_size(point) for point in points if _size(point) < enough), default=0)
     if enough - below <= 1 or 10 * enough <= 11 * below:
         return None
     return min(max(math.isqrt(below * enough), below + 1), enough - 1)
 
 
-def _find_largest(points: Iterable[SizePoint]) -> int | None:
-    return max((point.size for point in points if point.fits), default=None)
+def _find_largest(points: Iterable[Point]) -> int | None:
+    return max((point.size or 0 for point in points if point.fits), default=None)
+
+
+def _size(point: Point) -> int:
+    return point.size or 0
 
 
 # --- one size ---------------------------------------------------------------------------------------------------------
@@ -336,10 +343,12 @@ def _analyse_size(analysis: AnyAnalysis, varied: Resizing, size: int) -> AnyAnal
     return analysis.vary(args=args, kwargs=kwargs)
 
 
-def _point(size: int, step: ProfiledStep, room: int) -> SizePoint:
+def _point(size: int, step: ProfiledStep, room: int) -> Point:
     peak, retries = step.within(room)
-    return SizePoint(
+    return Point(
+        card=step.profile.target.name,
         size=size,
+        room_bytes=room,
         phase=peak.phase,
         time=None if step.profile.step.program or step.profile.step.generation else step.estimate_time(),
         alloc_retries=retries,
@@ -347,8 +356,14 @@ def _point(size: int, step: ProfiledStep, room: int) -> SizePoint:
     )
 
 
-def _point_without_run(size: int, error: AnalysisError) -> SizePoint:
-    return SizePoint(size=size, fits=False, obstacle=f"The model cannot be analysed at this size: {error}")
+def _point_without_run(size: int, card: Target, room: int, error: AnalysisError) -> Point:
+    return Point(
+        card=card.name,
+        size=size,
+        room_bytes=room,
+        fits=False,
+        obstacle=f"The model cannot be analysed at this size: {error}",
+    )
 
 
 def _find_positions(model: torch.nn.Module, varied: Resizing) -> tuple[str, int | None]:
@@ -360,7 +375,7 @@ def _find_positions(model: torch.nn.Module, varied: Resizing) -> tuple[str, int 
 
 
 def _note_positions(
-    model: torch.nn.Module, table: str, positions: int | None, points: Sequence[SizePoint]
+    model: torch.nn.Module, table: str, positions: int | None, points: Sequence[Point]
 ) -> Iterator[Assumption]:
     """What an analysis without data cannot see of a size."""
     largest = _find_largest(points)
@@ -374,16 +389,16 @@ def _note_positions(
     yield Assumption(topic="size", text=text)
 
 
-def _note_standstill(points: Sequence[SizePoint]) -> Iterator[Assumption]:
+def _note_standstill(points: Sequence[Point]) -> Iterator[Assumption]:
     """A program may not use what it is given: too little data, or another argument."""
     ran = [point for point in points if point.counted_bytes is not None]
-    same = [point.size for point in ran if point.counted_bytes == ran[-1].counted_bytes]
+    same = [_size(point) for point in ran if point.counted_bytes == ran[-1].counted_bytes]
     if same and 4 * same[-1] >= 5 * same[0]:  # less may be the allocator's rounding
         text = f"the peak does not grow from {same[0]} on: the program has no more data, or does not use the size"
         yield Assumption(topic="size", text=text)
 
 
-def _describe_point(dim: str, point: SizePoint, room: int) -> str:
+def _describe_point(dim: str, point: Point, room: int) -> str:
     what = dim.replace(PLACE, str(point.size)) if PLACE in dim else f"{dim} {point.size}"
     if point.counted_bytes is None:
         return f"{what}: cannot run"

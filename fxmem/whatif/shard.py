@@ -20,9 +20,9 @@ from fxmem.hardware import catalogue
 from fxmem.hardware.context import room_bytes
 from fxmem.hardware.links import PER_MACHINE, bytes_per_second
 from fxmem.memory.figures import find_dtypes
+from fxmem.records.fits import FITS_WORDS, NONE, Fits, Point, Space
 from fxmem.records.parts import RankGroup
 from fxmem.records.profile import Assumption, Kind, Profile, Target
-from fxmem.records.sizes import FITS_WORDS, MeshFit, MeshFits
 from fxmem.records.units import format_bytes
 from fxmem.simulation.ranks import Mesh, MeshPlan, check_offload, find_blocks
 from fxmem.simulation.recording.observe.fx_tracer import named_arguments
@@ -58,7 +58,7 @@ def shard(
     offload: str | None = None,
     progress: Callable[[str], None] | None = None,
     **options: Any,
-) -> MeshFits:
+) -> Fits:
     """Find the meshes of FSDP2, tensor parallel and replicas that fit.
 
     Args:
@@ -109,7 +109,7 @@ def find_meshes(
     *,
     shown: int = SHOWN,
     progress: Callable[[str], None] = lambda _: None,
-) -> MeshFits:
+) -> Fits:
     """`shard` for a step on `count` cards, None for as few as fit; `plan` has the settings of FSDP."""
     if batch < 1 or shown < 1:
         raise UsageError(f"expected a batch and a number of meshes of at least 1, got {batch} and {shown}")
@@ -117,11 +117,11 @@ def find_meshes(
     return find(count) if count is not None else _find_fewest(find)
 
 
-def _find_fewest(find: Callable[[int], MeshFits]) -> MeshFits:
+def _find_fewest(find: Callable[[int], Fits]) -> Fits:
     """The meshes of the fewest cards that the step fits."""
-    found: MeshFits | _NoMesh | None = None
+    found: Fits | _NoMesh | None = None
     count = 1
-    while count <= _MOST_CARDS and not (isinstance(found, MeshFits) and found.best):
+    while count <= _MOST_CARDS and not (isinstance(found, Fits) and found.fitting):
         try:
             found = find(count)
         except _NoMesh as error:
@@ -131,12 +131,12 @@ def _find_fewest(find: Callable[[int], MeshFits]) -> MeshFits:
                 raise
             break
         count *= 2
-    if not isinstance(found, MeshFits):
+    if not isinstance(found, Fits):
         assert found is not None
         raise found
-    fewer = f"; it does not fit {found.cards // 2}" if found.cards > 1 else ""
+    fewer = f"; it does not fit {found.space.ranks // 2}" if found.space.ranks > 1 else ""
     note = Assumption(topic="cards", text=f"as few of 1, 2, 4, ... cards as it fits{fewer}")
-    return found.model_copy(update={"assumptions": (note, *found.assumptions)}) if found.best else found
+    return found.model_copy(update={"assumptions": (note, *found.assumptions)}) if found.fitting else found
 
 
 def _find_meshes(
@@ -148,7 +148,7 @@ def _find_meshes(
     plan: MeshPlan,
     shown: int,
     progress: Callable[[str], None],
-) -> MeshFits:
+) -> Fits:
     search = _Search(model, request, count, plan, progress)
     candidates = list(list_candidates(count, batch, [tp for tp in divisors(count) if search.takes(tp)]))
     if plan.offload:
@@ -159,12 +159,11 @@ def _find_meshes(
     if not search.analysed:
         raise _NoMesh(f"expected a mesh that may fit; {search.explain_bound(candidates)}")
     best = search.analysed[0][0]
-    return MeshFits(
+    return Fits(
         **best.heading(),
-        cards=count,
-        batch=batch,
-        room_bytes=room_bytes(request.resolved_target) or 0,
-        meshes=tuple(sorted((fit for _, fit in search.analysed), key=_rank)),
+        space=Space(question="meshes", ranks=count, samples=batch),
+        cards=(request.resolved_target,),
+        points=tuple(sorted((fit for _, fit in search.analysed), key=_rank)),
         ruled_out=search.ruled_out,
         analyses=search.analyses,
         dtypes=find_dtypes(min(search.analysed, key=lambda each: _rank(each[1]))[0], _STATE),
@@ -172,7 +171,7 @@ def _find_meshes(
     )
 
 
-def _rank(fit: MeshFit) -> tuple[bool, float, int]:
+def _rank(fit: Point) -> tuple[bool, float, int]:
     return not fit.fits, fit.link_seconds or 0.0, fit.moved_bytes
 
 
@@ -204,7 +203,7 @@ class _Search:
         self._refused: dict[int, str] = {}
         self._misfits: list[Candidate] = []
         self._above: list[str] = []
-        self.analysed: list[tuple[Profile, MeshFit]] = []
+        self.analysed: list[tuple[Profile, Point]] = []
         self.ruled_out = 0
         self.analyses = 0
 
@@ -243,14 +242,17 @@ class _Search:
             for each in self._misfits
         )
 
-    def _analyse_whole(self, one: Candidate) -> MeshFit:
+    def _analyse_whole(self, one: Candidate) -> Point:
         analysis = self._analyse(self._model, one)
         peak, ranks = analysis.peak, analysis.profile.step.ranks
         moved = [(ranks.groups[each.group], each.moved_bytes) for each in ranks.collectives] if ranks else []
         seconds = [self._link_seconds(group, nbytes) for group, nbytes in moved]
-        fit = MeshFit(
-            mesh=one.mesh.dimensions,
-            micro_batch=one.micro,
+        fit = Point(
+            card=self._request.resolved_target.name,
+            size=one.micro,
+            mesh=NONE if one.mesh.size == 1 else str(one.mesh),
+            room_bytes=self._room,
+            phase=peak.phase,
             accumulate=one.accumulate,
             host_bytes=ranks.host_bytes if ranks else 0,
             **judge(analysis, peak),

@@ -25,10 +25,10 @@ from fxmem.hardware import catalogue, step_time
 from fxmem.hardware.context import room_bytes
 from fxmem.memory.figures import find_dtypes
 from fxmem.memory.lengths import POWERS, Features, LengthsUnproved, LoggedStep, ProfileForms
+from fxmem.records.fits import AXES, NONE, Fits, Point, Space
 from fxmem.records.names import PRECISIONS, Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Assumption, Kind, Many, Profile, Record, Target
-from fxmem.records.sizes import Sweep, SweepGrid, SweepPoint
 from fxmem.simulation.code.profiled_step import ProfiledStep, ReallocatedStep
 from fxmem.simulation.processes.executor import run_forked
 from fxmem.simulation.ranks import Mesh, MeshPlan, find_blocks, read_mesh
@@ -45,7 +45,6 @@ MOST: Final = 10_000
 """Points of a grid."""
 _LEAST_SIZES: Final = 4
 """Sizes of an axis that prove a form: three give it, a fourth checks it."""
-NONE: Final = "none"
 BLOCKS: Final = "blocks"
 
 Key = tuple[str, int | None, int | None, str, str, str]
@@ -57,12 +56,12 @@ def sweep(
     inputs: Any,
     *,
     plans: Mapping[str, Plan] | None = None,
-    kept: Sweep | None = None,
-    keep: Callable[[Sweep], None] = lambda _: None,
+    kept: Fits | None = None,
+    keep: Callable[[Fits], None] = lambda _: None,
     progress: Callable[[str], None] | None = None,
-    grid: Mapping[str, Any] | SweepGrid,
+    grid: Mapping[str, Any] | Space,
     **options: Any,
-) -> Sweep:
+) -> Fits:
     """Predict a step over a grid of batch, length, precision, checkpoints, mesh and card.
 
     Args:
@@ -80,20 +79,20 @@ def sweep(
         UsageError: a grid that cannot be understood, or has more than ten thousand points.
         AnalysisError: the model cannot be analysed with the inputs that it was given.
     """
-    asked = grid if isinstance(grid, SweepGrid) else SweepGrid(**grid)
+    asked = grid if isinstance(grid, Space) else Space(**grid)
     check_grid(asked, plans or {})
     target = options.pop("target", "h100") if not asked.card else choose_cards(asked.card)[0]
     step = analyze(model, inputs, target=target, progress=progress, **options)
     return measure(step, asked, plans=plans or {}, kept=kept, keep=keep, progress=progress or (lambda _: None))
 
 
-def check_grid(grid: SweepGrid, plans: Mapping[str, Plan], *, is_program: bool = False) -> None:
+def check_grid(grid: Space, plans: Mapping[str, Plan], *, is_program: bool = False) -> None:
     """Refuse before the first analysis what cannot be tried. Raises UsageError."""
-    for name in SweepGrid.model_fields:
+    for name in AXES:
         values = getattr(grid, name)
         if len(set(values)) < len(values):
             raise UsageError(f"expected each {name} once in the grid, got {', '.join(map(str, values))}")
-    count = math.prod(len(getattr(grid, name)) or 1 for name in SweepGrid.model_fields if name != "prices")
+    count = math.prod(len(getattr(grid, name)) or 1 for name in AXES)
     if count > MOST:
         raise UsageError(f"expected a grid of at most {MOST:,} points, got {count:,}")
     if is_program and (grid.length or grid.precision or grid.checkpoints or grid.mesh):
@@ -112,13 +111,13 @@ def check_grid(grid: SweepGrid, plans: Mapping[str, Plan], *, is_program: bool =
 
 def measure(
     step: ProfiledStep,
-    grid: SweepGrid,
+    grid: Space,
     *,
     plans: Mapping[str, Plan],
-    kept: Sweep | None = None,
-    keep: Callable[[Sweep], None] = lambda _: None,
+    kept: Fits | None = None,
+    keep: Callable[[Fits], None] = lambda _: None,
     progress: Callable[[str], None] = lambda _: None,
-) -> Sweep:
+) -> Fits:
     """`sweep` for what is analysed, or a program that takes a size."""
     prices = {catalogue.target(name).name: price for name, price in grid.prices.items()}
     grid = grid.model_copy(update={"prices": prices})
@@ -130,16 +129,17 @@ def measure(
         raise UsageError("expected a model or a program to sweep, got the record of a step")
     question, keys = source.question(), list(source.list_keys())
     asked = set(keys)
-    known = kept.points if kept is not None and kept.question == question else ()
+    known = kept.points if kept is not None and kept.digest == question else ()
     found = {_key(each): _with_cost(each, grid.prices) for each in known if _key(each) in asked}
     taken, analyses, notes = len(found), 0, dict[str, None]()
 
-    def record() -> Sweep:
-        return Sweep(
+    def record() -> Fits:
+        return Fits(
             **source.profile().heading(),
-            question=question,
-            dtype=find_dtypes(source.profile(), [Kind.PARAMETER]).get(Kind.PARAMETER, ""),
-            grid=grid,
+            space=grid,
+            digest=question,
+            cards=tuple(source.cards),
+            dtypes=find_dtypes(source.profile(), [Kind.PARAMETER]),
             points=tuple(found[key] for key in keys if key in found),
             analyses=analyses,
             kept=taken,
@@ -163,22 +163,22 @@ def measure(
 class _Answer(Record):
     """What a job answers."""
 
-    points: Many[SweepPoint]
+    points: Many[Point]
     analyses: int
     note: str
 
 
-def _key(point: SweepPoint) -> Key:
-    return point.card, point.batch, point.length, point.precision, point.checkpoints, point.mesh
+def _key(point: Point) -> Key:
+    return point.card, point.size, point.length, point.precision, point.checkpoints, point.mesh
 
 
-def _with_cost(point: SweepPoint, prices: Mapping[str, float]) -> SweepPoint:
+def _with_cost(point: Point, prices: Mapping[str, float]) -> Point:
     price, ranks = prices.get(point.card), 1 if point.mesh == NONE else read_mesh(point.mesh).size
     cost = None if price is None or point.time is None else point.time.seconds / 3600 * price * ranks
     return point.model_copy(update={"cost": cost})
 
 
-def _answer(case: _Case, found: Mapping[Key, SweepPoint]) -> _Answer:
+def _answer(case: _Case, found: Mapping[Key, Point]) -> _Answer:
     points = tuple(case.measure(found))
     return _Answer(points=points, analyses=case.analyses, note=case.note)
 
@@ -211,7 +211,7 @@ class _Case:
         """The points of the case."""
         return ((card.name, batch, length, *self.settings) for batch, length in self.sizes for card in self.cards)
 
-    def measure(self, found: Mapping[Key, SweepPoint]) -> Iterator[SweepPoint]:
+    def measure(self, found: Mapping[Key, Point]) -> Iterator[Point]:
         """The points that are not known yet."""
         sizes = [
             each for each in self.sizes if any((card.name, *each, *self.settings) not in found for card in self.cards)
@@ -224,17 +224,17 @@ class _Case:
                 sized = error
             yield from (self._judge(sized, card, batch, length) for card in self.cards)
 
-    def _judge(self, sized: _Sized | FxmemError, card: Target, batch: int | None, length: int | None) -> SweepPoint:
+    def _judge(self, sized: _Sized | FxmemError, card: Target, batch: int | None, length: int | None) -> Point:
         precision, checkpoints, mesh = self.settings
         fields: dict[str, Any] = {
-            "card": card.name, "batch": batch, "length": length, "precision": precision, "checkpoints": checkpoints,
+            "card": card.name, "size": batch, "length": length, "precision": precision, "checkpoints": checkpoints,
             "mesh": mesh, "room_bytes": room_bytes(card) or 0,
         }  # fmt: skip
         if isinstance(sized, FxmemError):
-            return SweepPoint(**fields, is_analysed=True, fits=False, obstacle=f"It cannot run: {one_line(sized)}")
+            return Point(**fields, is_analysed=True, fits=False, obstacle=f"It cannot run: {one_line(sized)}")
         step = sized.step
         profile = step.profile.model_copy(update={"target": card})
-        point = SweepPoint(
+        point = Point(
             **fields,
             is_analysed=sized.is_analysed,
             **judge(step, step.within(fields["room_bytes"], card).peak, card),
@@ -324,12 +324,12 @@ def choose_samples(sizes: Sequence[Features]) -> Samples | None:
 class _ModelCases:
     """A model's step with each of the settings."""
 
-    def __init__(self, base: Analysis, grid: SweepGrid, plans: Mapping[str, Plan]) -> None:
+    def __init__(self, base: Analysis, grid: Space, plans: Mapping[str, Plan]) -> None:
         self._base, self._grid, self._plans = base, grid, plans
         arguments = named_arguments(base.model, base.request.args, base.request.kwargs)
         self._batches = find_resizing(arguments, "batch") if grid.batch or grid.mesh else None
         self._lengths = find_resizing(arguments, "seq") if grid.length else None
-        self._cards = choose_cards(grid.card) if grid.card else [base.profile.target]
+        self.cards = choose_cards(grid.card) if grid.card else [base.profile.target]
         if any(each != NONE for each in grid.checkpoints):
             check_training(base)
         if grid.mesh and base.request.parallelize is not None:
@@ -362,14 +362,14 @@ class _ModelCases:
 
     def list_keys(self) -> Iterator[Key]:
         """Every point, in the order of the grid."""
-        for card in self._cards:
+        for card in self.cards:
             for settings in self._settings:
                 yield from ((card.name, *size, *settings) for size in self._sizes)
 
     def cases(self) -> Iterator[_Case]:
         """Every case."""
         alike: dict[tuple[Any, str], list[Target]] = {}
-        for card in self._cards:
+        for card in self.cards:
             alike.setdefault((card.capability, card.torch), []).append(card)
         for cards, settings in itertools.product(alike.values(), self._settings):
             _, checkpoints, mesh = settings
@@ -426,9 +426,9 @@ class _ModelCases:
     def assume(self) -> Iterator[Assumption]:
         """What is taken for granted beside the assumptions of the step itself."""
         yield from self._base.profile.missing_loss
-        if any(step_time.has_rates(card) for card in self._cards):
+        if any(step_time.has_rates(card) for card in self.cards):
             yield Assumption(topic="time", text=step_time.COMPARED)
-        old = [card.name for card in self._cards if card.capability is not None and card.capability < (8, 0)]
+        old = [card.name for card in self.cards if card.capability is not None and card.capability < (8, 0)]
         if old and any(precision == "bf16" for precision, *_ in self._settings):
             text = f"of bfloat16 products on {', '.join(old)} no rate is published: their time is unknown"
             yield Assumption(topic="time", text=text)
@@ -452,16 +452,16 @@ def _first_dimension(step: ProfiledStep) -> int | None:
 class _ProgramCases:
     """A program with each size and card; it runs for each."""
 
-    def __init__(self, step: ProgramStep, grid: SweepGrid) -> None:
+    def __init__(self, step: ProgramStep, grid: Space) -> None:
         self._step, self._grid = step, grid
-        self._cards = choose_cards(grid.card) if grid.card else [step.program.target]
+        self.cards = choose_cards(grid.card) if grid.card else [step.program.target]
         if not grid.batch:
             raise UsageError("expected sizes of batch in the grid, for the {} among the program's arguments")
         _ = step.program.varied
 
     @cached_property
     def _first(self) -> Profile:
-        return self._run(self._cards[0])(self._grid.batch[0], None).profile
+        return self._run(self.cards[0])(self._grid.batch[0], None).profile
 
     def profile(self) -> Profile:
         """Whose heading the answer has."""
@@ -474,11 +474,11 @@ class _ProgramCases:
 
     def list_keys(self) -> Iterator[Key]:
         """Every point, in the order of the grid."""
-        return ((card.name, batch, None, NONE, NONE, NONE) for card in self._cards for batch in self._grid.batch)
+        return ((card.name, batch, None, NONE, NONE, NONE) for card in self.cards for batch in self._grid.batch)
 
     def cases(self) -> Iterator[_Case]:
         """Every case."""
-        for card, batch in itertools.product(self._cards, self._grid.batch):
+        for card, batch in itertools.product(self.cards, self._grid.batch):
             yield _Case(
                 title=f"{card.name}, {self._step.program.varied.replace('{}', str(batch))}", cards=[card],
                 settings=(NONE, NONE, NONE), sizes=[(batch, None)], prices=self._grid.prices,

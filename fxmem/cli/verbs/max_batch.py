@@ -16,7 +16,7 @@ from fxmem.records.units import format_bytes
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget
-    from fxmem.records.sizes import SizeCurve
+    from fxmem.records.fits import Fits
 
 BRIEF = "how large a batch, sequence or other size fits?"
 DESCRIPTION = (
@@ -65,7 +65,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem max-batch`; return the exit code and the text for stdout."""
     from fxmem.show.plots import sizes_svg
-    from fxmem.show.text import sizes as size_reporting
+    from fxmem.show.text.fits import fits_table
 
     check_output(options)
     check_generation(options)
@@ -76,10 +76,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     curve = _measure(options, program, budget)
     if options.svg is not None:
         write_drawing(options, options.svg, sizes_svg(curve))
-    text = write_json(options, curve.model_dump_json, lambda: size_reporting.curve_table(curve, **layout(options)))
+    text = write_json(options, curve.model_dump_json, lambda: fits_table(curve, **layout(options)))
     if curve.largest is not None:
         return 0, text
-    room, smallest = format_bytes(curve.room_bytes), curve.points[0].size
+    room, smallest = format_bytes(curve.points[0].room_bytes), curve.points[0].size
     if curve.points[0].fits is None:
         say(f"expected a size that fits {room}; not even of {smallest} that is known, as sizes depend on data")
         return 1, text
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     return 4, text
 
 
-def _measure(options: argparse.Namespace, program: ProgramWords | None, budget: Budget | None) -> SizeCurve:
+def _measure(options: argparse.Namespace, program: ProgramWords | None, budget: Budget | None) -> Fits:
     from fxmem.memory import report_reader
 
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))

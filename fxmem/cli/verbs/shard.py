@@ -14,7 +14,7 @@ from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
 
 if TYPE_CHECKING:
-    from fxmem.records.sizes import MeshFits
+    from fxmem.records.fits import Fits
 
 BRIEF = "how many cards, and in which mesh?"
 DESCRIPTION = (
@@ -51,20 +51,20 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem shard`; return the exit code and the text for stdout."""
-    from fxmem.show.text.sizes import meshes_table
+    from fxmem.show.text.fits import fits_table
 
     check_output(options)
     for name, value in (("--cards", options.cards), ("--batch", options.global_batch)):
         if value is None:
             raise UsageError(f"expected {name}, e.g. fxmem shard MODEL --cards 64xh100 --batch 512")
     fits = _find(options)
-    text = write_json(options, fits.model_dump_json, lambda: meshes_table(fits, **layout(options)))
-    if fits.best is None:
-        say(f"expected a mesh that fits {format_bytes(fits.room_bytes)} a card; none does")
-    return (4 if fits.best is None else 0), text
+    text = write_json(options, fits.model_dump_json, lambda: fits_table(fits, **layout(options)))
+    if not fits.fitting:
+        say(f"expected a mesh that fits {format_bytes(fits.points[0].room_bytes)} a card; none does")
+    return (0 if fits.fitting else 4), text
 
 
-def _find(options: argparse.Namespace) -> MeshFits:
+def _find(options: argparse.Namespace) -> Fits:
     require_torch(options)
     with Progress(options.quiet) as progress:
         progress("loading torch")
