@@ -97,10 +97,14 @@ class Settings(Record):
     """Micro-batches to an optimizer step."""
 
     @property
+    def at(self) -> Settings:
+        """These alone."""
+        return Settings(**{name: getattr(self, name) for name in Settings.model_fields})
+
+    @property
     def case(self) -> Settings:
         """All but the size."""
-        fields = {name: getattr(self, name) for name in Settings.model_fields}
-        return Settings(**{**fields, "size": None})
+        return self.at.model_copy(update={"size": None})
 
 
 class Point(Settings):

@@ -8,15 +8,13 @@ size before (ResNet-18 on a T4 fits with a batch of 685 and of 687, and not of 6
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 
-from fxmem.errors import AnalysisError, UsageError
+from fxmem.errors import UsageError
 from fxmem.hardware import catalogue, step_time
 from fxmem.hardware.context import give_room, room_bytes
 from fxmem.memory.budget import BudgetLike, parse_bytes
@@ -25,21 +23,18 @@ from fxmem.records.names import AnyMode
 from fxmem.records.profile import Assumption, Profile, Step, Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.code.profiled_step import ProfiledStep
-from fxmem.simulation.processes.executor import run_forked
-from fxmem.simulation.recording.observe.fx_tracer import named_arguments
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.generation import AnyAnalysis, Generation, analyze_any
+from fxmem.whatif.fits import Measuring
 from fxmem.whatif.program_step import PLACE, ProgramStep, program_step
-from fxmem.whatif.resize import Resizing, find_resizing
-from fxmem.whatif.size_search import fit_line, judge, search
+from fxmem.whatif.resize import Resizing
+from fxmem.whatif.size_search import fit_line, search
+from fxmem.whatif.source import Change, ModelSource, Source, StepSource
 
 LIMIT = 65536
 """Largest size that is tried unless another is asked for."""
 START = 8
 """Size of a program that is tried first unless another is asked for."""
-
-CONTEXT = "context"
-"""The dimension of a generation that is its prompt and its new tokens together."""
 
 Goal = Literal["memory", "throughput"]
 """What is looked for: the largest size that fits, or also the smallest that is as fast, sample for sample."""
@@ -49,10 +44,6 @@ _POSITION_TABLES = ("wpe", "position_embeddings", "embed_positions")
 _CURVE_QUARTERS = (1, 2, 3)
 """Quarters of the largest size that are analysed beside what the search tried, so that the curve is known where people
 read it."""
-
-Change = Callable[[Any], AnyAnalysis]
-"""What is done to a step before it is judged, e.g. `lambda analysis: apply_regions(analysis, regions,
-application)`."""
 
 
 def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
@@ -116,26 +107,6 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
     return measure_curve(program_step(model, target=resolved, **options), **settings)
 
 
-class SizedStep(NamedTuple):
-    """A step that may be had at several sizes."""
-
-    dim: str
-    """What varies."""
-    card: Target
-    start: int
-    """The size that is tried first."""
-    run: Callable[[int], ProfiledStep]
-    """The step at a size."""
-    describe: Callable[[], Profile]
-    """Whose heading the curve has, when something has run."""
-    note: Callable[[Sequence[Point]], Iterator[Assumption]]
-    """What the points do not say."""
-    resized: tuple[str, ...] = ()
-    """As `Space.resized`."""
-    positions: int | None = None
-    """As `Fits.positions`."""
-
-
 def measure_curve(
     step: ProfiledStep,
     *,
@@ -163,71 +134,48 @@ def measure_curve(
             raise UsageError(f"expected goal='memory' for {what}: which part of its time the size changes is not known")
         target = step.program.target
         room = _find_room(target, budget)
-        sizes = _vary_program(step, target, room, start)
+        source: Source = StepSource(step)
+        dim = step.program.varied or "size"
+        # With a budget, the program finds itself on a card like the target that leaves it so much.
+        card = give_room(target, room)
     elif isinstance(step, (Analysis, Generation)):
-        target = step.profile.target
+        card = target = step.profile.target
         room = _find_room(target, budget)
         _check_goal(goal, target, step.profile.step)
-        sizes = _vary_model(step, dim, change)
+        source = ModelSource.of(step, dim=dim, change=change)
+        start = source.new_tokens + source.sizes.size
     else:
         raise UsageError("expected a model or a program to vary the size of, got the record of a step")
-    points = _measure_sizes(sizes, room, limit=limit, goal=goal, progress=progress)
+    _check_limit(limit)
+    resized = source.sizes.names if isinstance(source, ModelSource) else ()
+    space = Space(question="largest", dim=str(dim), resized=resized, limit=limit, is_budget=budget is not None)
+    work = Measuring(source, space, [card], room)
+    first = min(start, limit)
+    at_first = source.run(source.at(card, size=first), card)  # a step that raises here ends the search
+    if isinstance(step, ProgramStep):
+        record = at_first.profile.step.model_copy(update={"program": None})
+        own = {"model": step.program.name, "target": target, "step": record}
+        about: Profile = at_first.profile.model_copy(update=own)
+    else:
+        about = step.profile
+    points = _measure_sizes(work, {first: at_first}, limit=limit, goal=goal, tell=progress or (lambda _: None))
     largest = _find_largest(points)
-    line = fit_line(points, largest)
+    slope, constant, error = fit_line(points, largest) or (None, None, None)
     counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
-    described = sizes.describe()
-    return Fits(
-        **described.heading(),
-        space=Space(
-            question="largest", dim=sizes.dim, resized=sizes.resized, limit=limit, is_budget=budget is not None
-        ),
+    table, positions = _find_positions(source)
+    notes = (*_note_positions(source, table, positions, largest), *_note_standstill(source, points))
+    return work.record(
+        about,
+        points,
         cards=(target,),
-        points=tuple(points),
-        analyses=len(points),
         largest=largest,
-        per_sample_bytes=None if line is None else line[0],
-        constant_bytes=None if line is None else line[1],
-        line_error_bytes=None if line is None else line[2],
-        monotone=all(one <= other for one, other in pairwise(counted)) if len(counted) > 1 else None,
-        positions=sizes.positions,
-        assumptions=(*sizes.note(points), *described.missing_loss),
+        positions=positions if table else None,
+        per_sample_bytes=slope,
+        constant_bytes=constant,
+        line_error_bytes=error,
+        monotone=counted == sorted(counted) if len(counted) > 1 else None,
+        assumptions=(*notes, *about.missing_loss),
     )
-
-
-def _vary_model(analysis: AnyAnalysis, dim: str | int, change: Change | None) -> SizedStep:
-    arguments = named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs)
-    new = _new_tokens(analysis) if dim == CONTEXT else 0
-    varied = find_resizing(arguments, "seq" if dim == CONTEXT else dim)
-
-    def run(size: int) -> ProfiledStep:
-        if size <= new:
-            raise AnalysisError(f"a context of {size} has no room for a prompt and {new} new tokens")
-        sized = analysis if size == varied.size + new else _analyse_size(analysis, varied, size - new)
-        return sized if change is None else change(sized)
-
-    table, positions = _find_positions(analysis.model, varied)
-    note = functools.partial(_note_positions, analysis.model, table, positions)
-    known = positions if table else None
-    return SizedStep(
-        str(dim), analysis.profile.target, varied.size + new, run, lambda: analysis.profile, note, varied.names, known
-    )
-
-
-def _vary_program(step: ProgramStep, target: Target, room: int, start: int) -> SizedStep:
-    """With a budget, the program finds itself on a card like the target that leaves it so much."""
-    within = give_room(target, room)
-    first: list[Profile] = []
-
-    def run(size: int) -> ProgramStep:
-        sized = ProgramStep(step.program.at_size(size, within))
-        first.extend([] if first else [sized.profile])
-        return sized
-
-    def describe() -> Profile:
-        record = first[0].step.model_copy(update={"program": None})
-        return first[0].model_copy(update={"model": step.program.name, "target": target, "step": record})
-
-    return SizedStep(step.program.varied or "size", target, start, run, describe, _note_standstill)
 
 
 def find_smaller(analysis: AnyAnalysis, step: ProfiledStep, varied: Resizing, room: int, change: Change) -> int | None:
@@ -240,44 +188,32 @@ def find_smaller(analysis: AnyAnalysis, step: ProfiledStep, varied: Resizing, ro
         room: bytes that the allocator may have.
         change: what is done to the step of another size.
     """
+    source, card = ModelSource.of(analysis, change=change), analysis.profile.target
+    work = Measuring(source, Space(question="largest"), [card], room)
 
     def measure(size: int) -> Point:
-        try:
-            sized = step if size == varied.size else change(_analyse_size(analysis, varied, size))
-            return _point(size, sized, room)
-        except AnalysisError as error:
-            return _point_without_run(size, analysis.profile.target, room, error)
+        return work.measure_one(source.at(card, size=size), step if size == varied.size else None)
 
     return _find_largest(search(measure, room, start=varied.size, also=(1,), limit=varied.size))
 
 
 def _measure_sizes(
-    sizes: SizedStep, room: int, *, limit: int, goal: Goal, progress: Callable[[str], None] | None
+    work: Measuring, known: Mapping[int, ProfiledStep], *, limit: int, goal: Goal, tell: Callable[[str], None]
 ) -> list[Point]:
-    """Every point of the curve, the smallest first. A step that raises at the first size ends the search."""
-    _check_limit(limit)
-    tell = progress or (lambda _: None)
-    first = min(sizes.start, limit)
-
-    def try_size(size: int) -> Point:
-        try:
-            return _point(size, sizes.run(size), room)
-        except AnalysisError as error:
-            if size == first:
-                raise
-            return _point_without_run(size, sizes.card, room, error)
+    """Every point of the curve, the smallest first; the step of the first size is known."""
+    (card,), (first,), room = work.cards, known, work.room or 0
 
     def measure(size: int) -> Point:
-        point = try_size(size)
-        tell(_describe_point(sizes.dim, point, room))
+        point = work.measure_one(work.source.at(card, size=size), known.get(size))
+        tell(_describe_point(work.space.dim, point))
         return point
 
     points = search(measure, room, start=first, limit=limit)
     largest, tried = _find_largest(points), {_size(point) for point in points}
     quarters = {(largest or 0) * quarter // 4 for quarter in _CURVE_QUARTERS} - {0} - tried
-    for _, point in run_forked(Point, {str(size): functools.partial(try_size, size) for size in sorted(quarters)}):
-        points.append(point)
-        tell(_describe_point(sizes.dim, point, room))
+    for made in work.measure(work.source.at(card, size=size) for size in sorted(quarters)):
+        points += made
+        tell(_describe_point(work.space.dim, made[0]))
     points.sort(key=_size)
     while goal == "throughput" and (between := _propose_enough(points)) is not None:
         points = sorted([*points, measure(between)], key=_size)
@@ -331,57 +267,23 @@ def _check_goal(goal: Goal, target: Target, step: Step | None = None) -> None:
         raise UsageError(f"expected goal throughput on a card whose rates are known, got {target.name!r}")
 
 
-def _new_tokens(analysis: AnyAnalysis) -> int:
-    """The tokens of a context that are not of the prompt."""
-    if not isinstance(analysis, Generation):
-        raise UsageError("expected dim='context' with mode='generate'; the length of a step's sequences is seq")
-    return analysis.request.new_tokens
-
-
-def _analyse_size(analysis: AnyAnalysis, varied: Resizing, size: int) -> AnyAnalysis:
-    args, kwargs = varied.resize(analysis.request.args, analysis.request.kwargs, size)
-    return analysis.vary(args=args, kwargs=kwargs)
-
-
-def _point(size: int, step: ProfiledStep, room: int) -> Point:
-    peak, retries = step.within(room)
-    return Point(
-        card=step.profile.target.name,
-        size=size,
-        room_bytes=room,
-        phase=peak.phase,
-        time=None if step.profile.step.program or step.profile.step.generation else step.estimate_time(),
-        alloc_retries=retries,
-        **judge(step, peak),
-    )
-
-
-def _point_without_run(size: int, card: Target, room: int, error: AnalysisError) -> Point:
-    return Point(
-        card=card.name,
-        size=size,
-        room_bytes=room,
-        fits=False,
-        obstacle=f"The model cannot be analysed at this size: {error}",
-    )
-
-
-def _find_positions(model: torch.nn.Module, varied: Resizing) -> tuple[str, int | None]:
+def _find_positions(source: Source) -> tuple[str, int | None]:
     """The table of positions of a model of transformers whose sequences vary, if any, and how many it has."""
-    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if not isinstance(positions, int) or "input_ids:1" not in varied.names:
+    if not isinstance(source, ModelSource):
         return "", None
-    return next((name for name, _ in model.named_modules() if name.endswith(_POSITION_TABLES)), ""), positions
+    positions = getattr(getattr(source.model, "config", None), "max_position_embeddings", None)
+    if not isinstance(positions, int) or "input_ids:1" not in source.sizes.names:
+        return "", None
+    tables = (name for name, _ in source.model.named_modules() if name.endswith(_POSITION_TABLES))
+    return next(tables, ""), positions
 
 
-def _note_positions(
-    model: torch.nn.Module, table: str, positions: int | None, points: Sequence[Point]
-) -> Iterator[Assumption]:
+def _note_positions(source: Source, table: str, positions: int | None, largest: int | None) -> Iterator[Assumption]:
     """What an analysis without data cannot see of a size."""
-    largest = _find_largest(points)
-    if positions is None or largest is None or largest <= positions:
+    if not isinstance(source, ModelSource) or positions is None or largest is None or largest <= positions:
         return
-    field = getattr(model.config, "attribute_map", {}).get("max_position_embeddings", "max_position_embeddings")
+    names = getattr(source.model.config, "attribute_map", {})
+    field = names.get("max_position_embeddings", "max_position_embeddings")
     limit = f"the model's configuration has {positions} positions; if they are looked up in a table, a"
     if table:
         limit = f"{table} is a table of {positions} positions: a"
@@ -389,17 +291,17 @@ def _note_positions(
     yield Assumption(topic="size", text=text)
 
 
-def _note_standstill(points: Sequence[Point]) -> Iterator[Assumption]:
+def _note_standstill(source: Source, points: Sequence[Point]) -> Iterator[Assumption]:
     """A program may not use what it is given: too little data, or another argument."""
     ran = [point for point in points if point.counted_bytes is not None]
     same = [_size(point) for point in ran if point.counted_bytes == ran[-1].counted_bytes]
-    if same and 4 * same[-1] >= 5 * same[0]:  # less may be the allocator's rounding
+    if isinstance(source, StepSource) and same and 4 * same[-1] >= 5 * same[0]:  # less may be the allocator's rounding
         text = f"the peak does not grow from {same[0]} on: the program has no more data, or does not use the size"
         yield Assumption(topic="size", text=text)
 
 
-def _describe_point(dim: str, point: Point, room: int) -> str:
+def _describe_point(dim: str, point: Point) -> str:
     what = dim.replace(PLACE, str(point.size)) if PLACE in dim else f"{dim} {point.size}"
     if point.counted_bytes is None:
         return f"{what}: cannot run"
-    return f"{what}: {format_bytes(point.counted_bytes)}, {FITS_WORDS[point.fits]} {format_bytes(room)}"
+    return f"{what}: {format_bytes(point.counted_bytes)}, {FITS_WORDS[point.fits]} {format_bytes(point.room_bytes)}"

@@ -1,32 +1,11 @@
-"""Whether a step fits, and the search for the largest size that does, over any function that measures a size."""
+"""The search for the largest size that fits, over any function that measures a size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Final
 
 from fxmem.records.fits import Point
-from fxmem.records.profile import Peak, Target
-from fxmem.simulation.code.profiled_step import ProfiledStep
-
-OPEN: Final = "Sizes depend on data, and are counted at the largest they can be. "
-"""Before what a step lacks of which it is not known whether it fits."""
-
-
-def judge(step: ProfiledStep, peak: Peak, card: Target | None = None) -> dict[str, Any]:
-    """The fields of a record that say whether a step fits, with its peak in that memory; of another card if given."""
-    is_own = card is None or card.name == step.profile.target.name
-    if is_own and step.profile.step.program and not peak.shortage:
-        peak = peak.model_copy(update={"shortage": step.peak.shortage})  # its own allocator's
-    is_open = peak.may_be_within(peak.room_bytes)
-    return {
-        "requested_bytes": peak.requested_bytes,
-        "allocated_bytes": peak.allocated_bytes,
-        "reserved_bytes": peak.reserved_bytes,
-        "fits": (None if is_open else False) if peak.shortage else True,
-        "obstacle": f"{OPEN if is_open else ''}{peak.shortage}" if peak.shortage else "",
-    }
 
 
 def search(

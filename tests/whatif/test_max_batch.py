@@ -864,7 +864,7 @@ def test_cards_from_the_command_line(model: str, capsys: pytest.CaptureFixture[s
     code, text = command(cards_command, model, "--input", "4x1000", "--only", "l4, rtx4090,t4", "--json", "-")
     assert code == 0
     assert [card.card for card in Fits.model_validate_json(text).points] == ["t4", "l4", "rtx4090"]
-    assert "compute capability 8.9, 1 of 2: l4, rtx4090: peak" in capsys.readouterr().err
+    assert "l4, rtx4090: 2 of 2 fit" in capsys.readouterr().err
     code, text = command(
         cards_command,
         model,

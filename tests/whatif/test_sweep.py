@@ -23,7 +23,7 @@ from fxmem.records.fits import Fits, Point, Space
 from fxmem.records.profile import StepTime
 from fxmem.show.plots import sweep_svg
 from fxmem.show.text.fits import fits_table
-from fxmem.whatif.sweep import choose_samples
+from fxmem.whatif.fits import choose_samples
 from tests.cores import two_cores
 from tests.verbs import called
 

@@ -18,7 +18,7 @@ from fxmem.show.facts import find_fit
 from fxmem.show.text.fits import describe_verdict, fits_table
 from fxmem.simulation.code.profiled_step import ReallocatedStep
 from fxmem.simulation.program.recorded_program import RecordedProgram
-from fxmem.whatif.size_search import judge
+from fxmem.whatif.fits import judge
 from tests.profiles import CPU, TINY_CARD, Log
 from tests.verbs import report_of
 
