@@ -16,16 +16,15 @@ from fxmem.records.names import AnyMode
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Target
 from fxmem.simulation.code.profiled_step import ProfiledStep
-from fxmem.simulation.step.generation import analyze_any
 from fxmem.whatif import verified_plan
 from fxmem.whatif.fits import Measuring, choose_cards
 from fxmem.whatif.plans.proposals import check_training
-from fxmem.whatif.source import open_source
+from fxmem.whatif.source import open_source, take_step
 
 
 def cards(
-    model: torch.nn.Module | Callable[[], torch.nn.Module],
-    inputs: Any,
+    model: ProfiledStep | torch.nn.Module | Callable[[], torch.nn.Module],
+    inputs: Any = None,
     *,
     mode: AnyMode = "train",
     names: Iterable[str] | None = None,
@@ -41,7 +40,8 @@ def cards(
     catalogue.
 
     Args:
-        model: as for `fxmem.analyze`.
+        model: as for `fxmem.analyze`; or what it returned, without inputs and options. A report, which cannot be
+            analysed again, is held against the cards of its own compute capability alone.
         inputs: as for `fxmem.analyze`.
         mode: as for `fxmem.analyze`; or "generate" for `fxmem.generate`.
         names: the cards of interest; None for every card of the catalogue.
@@ -56,36 +56,15 @@ def cards(
             is not of training.
         AnalysisError: the model cannot be analysed.
     """
-    chosen = choose_cards(names)
-    return fit_cards(
-        analyze_any(model, inputs, mode=mode, target=chosen[0], progress=progress, options=options),
-        names=names,
-        plans=plans,
-        host_memory=host_memory,
-        progress=progress,
-    )
-
-
-def fit_cards(
-    step: ProfiledStep,
-    *,
-    names: Iterable[str] | None = None,
-    plans: bool = False,
-    host_memory: int | str | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> Fits:
-    """`cards` for what is analysed or was run.
-
-    A report, which cannot be analysed again, is held against the cards of its own compute capability alone.
-    """
-    tell = progress or (lambda _: None)
+    tell, chosen = progress or (lambda _: None), choose_cards(names)
+    step = take_step(model, inputs, mode=mode, target=chosen[0], progress=progress, options=options)
     if plans:
         check_training(step)
         if step.is_fixed:
             raise UsageError("expected plans for a model or a program: `fxmem plan` plans a report, for its card")
     elif host_memory is not None:
         raise UsageError("expected host_memory with plans=True: it is where plans put results")
-    chosen, own = choose_cards(names), step.profile.target
+    own = step.profile.target
     others = [card.name for card in chosen if step.is_fixed and card.capability != own.capability]
     if others and names is not None:
         raise UsageError(

@@ -110,16 +110,15 @@ class Measuring:
         self, points: Iterable[Settings], tell: Callable[[str], None] = lambda _: None
     ) -> Iterator[Many[Point]]:
         """All these points, those that share a step or its forms together, as they come."""
-        alike: dict[Any, dict[_SizeOf, list[Settings]]] = {}
+        points, is_model = list(points), isinstance(self.source, ModelSource)
+        axes = _list_axes((at.size, at.length) for at in points) if is_model else []
+        shared: dict[Any, dict[_SizeOf, list[Settings]]] = {}
         for at in points:
-            card, is_model = self._by_name[at.card], isinstance(self.source, ModelSource)
-            others = at.model_copy(update={"card": "" if is_model or at.size is None else at.card}).case
-            shared = (card.capability, card.torch, others.model_copy(update={"length": None}))
-            alike.setdefault(shared, {}).setdefault((at.size, at.length), []).append(at)
-        groups: list[dict[_SizeOf, list[Settings]]] = []
-        for sizes in alike.values():
-            has_forms = isinstance(self.source, ModelSource) and _list_axes(sizes)
-            groups += [sizes] if has_forms else [{size: group} for size, group in sizes.items()]
+            card, size = self._by_name[at.card], (at.size, at.length)
+            alike = (card.capability, card.torch, at.precision, at.checkpoints, at.mesh, at.accumulate)
+            own = (not axes and size, at.size is not None and not is_model and at.card)
+            shared.setdefault((*alike, *own), {}).setdefault(size, []).append(at)
+        groups = list(shared.values())
         titles = [self._describe(sizes) for sizes in groups]
         jobs = {str(n): partial(self._answer, *each) for n, each in enumerate(zip(titles, groups, strict=True))}
         # Plans are made on the steps themselves, which do not leave a fork.
@@ -162,6 +161,8 @@ class Measuring:
                 step = analyse(size) if is_analysed else _follow(*formed[size])
                 made = [self.judge(at, step, is_analysed=is_analysed) for at in alike]
             except (AnalysisError, UsageError) as error:
+                if self.space.question == "cards":  # whose table has no place for the reason
+                    raise
                 made = [self._refuse(at, error) for at in alike]
             else:
                 self.steps += [(step, made)] if self.space.planned else []

@@ -24,12 +24,12 @@ from fxmem.records.profile import Assumption, Profile, Step, Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.simulation.step.generation import AnyAnalysis, Generation, analyze_any
+from fxmem.simulation.step.generation import AnyAnalysis, Generation
 from fxmem.whatif.fits import Measuring
 from fxmem.whatif.program_step import PLACE, ProgramStep, program_step
 from fxmem.whatif.resize import Resizing
 from fxmem.whatif.size_search import fit_line, search
-from fxmem.whatif.source import Change, ModelSource, Source, StepSource
+from fxmem.whatif.source import Change, ModelSource, Source, StepSource, open_source, take_step
 
 LIMIT = 65536
 """Largest size that is tried unless another is asked for."""
@@ -47,7 +47,7 @@ read it."""
 
 
 def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
-    model: torch.nn.Module | Callable[..., Any],
+    model: ProfiledStep | torch.nn.Module | Callable[..., Any],
     inputs: Any = None,
     *,
     mode: AnyMode = "train",
@@ -56,6 +56,8 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
     dim: str | int = "batch",
     limit: int = LIMIT,
     goal: Goal = "memory",
+    change: Change | None = None,
+    start: int = START,
     progress: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Fits:
@@ -65,8 +67,8 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
     leaves uncertain, three for the curve below.
 
     Args:
-        model: as for `fxmem.analyze`. Without `inputs`, a function of the size that trains as a script does,
-            `train(batch_size)`: it runs inside `fxmem.record`, first at size 8.
+        model: as for `fxmem.analyze`; or what it returned, without options. Else without `inputs`, a function of the
+            size that trains as a script does, `train(batch_size)`: it runs inside `fxmem.record`.
         inputs: as for `fxmem.analyze`; the search begins with the size they have. Tensors that change size lose their
             values.
         mode: as for `fxmem.analyze`; or "generate" for `fxmem.generate`. A generation fits where the first of a process
@@ -81,6 +83,8 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
         limit: no larger size is tried.
         goal: "throughput" also finds the smallest size that reaches 95 % of the best estimated throughput, within a
             tenth (`Fits.enough`). Not for a function.
+        change: is applied to the step at every size, the given one included. Not for a function.
+        start: the size of a function that is tried first.
         progress: called with a few words on each size.
         options: further ones of `fxmem.analyze` or `fxmem.generate`; of `fxmem.record` for a function, whose `steps`
             are 3 unless given.
@@ -91,71 +95,35 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
         AnalysisError: the model cannot be analysed at the size it was given (or at `limit`, if that is less). Where it
             raises at another size, that size does not fit.
     """
-    _check_limit(limit)
-    # A wrong budget is found before the work is done.
-    resolved = catalogue.target(target) if isinstance(target, str) else target
-    _find_room(resolved, budget)
-    _check_goal(goal, resolved)
-    settings: dict[str, Any] = {"budget": budget, "dim": dim, "limit": limit, "goal": goal, "progress": progress}
-    if inputs is not None:
-        step = analyze_any(model, inputs, mode=mode, target=target, progress=progress, options=options)
-        return measure_curve(step, **settings)
-    if isinstance(model, torch.nn.Module):
+    if limit < 1:
+        raise UsageError(f"expected a limit of at least 1, got {limit}")
+    if not isinstance(model, ProfiledStep):  # a wrong budget is found before the work is done
+        target = catalogue.target(target) if isinstance(target, str) else target
+        _find_room(target, budget)
+        _check_goal(goal, target)
+    if inputs is not None or isinstance(model, ProfiledStep):
+        step = take_step(model, inputs, mode=mode, target=target, progress=progress, options=options)
+    elif isinstance(model, torch.nn.Module):
         raise UsageError("expected the inputs of a module; without them, a function of the size that trains")
-    if mode != "train":
+    elif mode != "train":
         raise UsageError(f"expected the inputs of a model for mode {mode!r}; a function of the size trains")
-    return measure_curve(program_step(model, target=resolved, **options), **settings)
-
-
-def measure_curve(
-    step: ProfiledStep,
-    *,
-    budget: BudgetLike | None = None,
-    dim: str | int = "batch",
-    limit: int = LIMIT,
-    goal: Goal = "memory",
-    change: Change | None = None,
-    start: int = START,
-    progress: Callable[[str], None] | None = None,
-) -> Fits:
-    """`max_batch` for what is analysed, or for a program.
-
-    Args:
-        step: a model's step or generation at the size that is tried first; or a program, which takes a size.
-        budget, dim, limit, goal, progress: as for `max_batch`.
-        change: is applied to it at every size, the given one included. Not of a program.
-        start: the size of a program that is tried first.
-    """
-    if isinstance(step, ProgramStep):
-        if change is not None:
-            raise UsageError("expected no change of a program: it makes its checkpoints itself")
-        if goal != "memory":
-            what = "a program" if step.program.varied else "a function"
-            raise UsageError(f"expected goal='memory' for {what}: which part of its time the size changes is not known")
-        target = step.program.target
-        room = _find_room(target, budget)
-        source: Source = StepSource(step)
-        dim = step.program.varied or "size"
-        # With a budget, the program finds itself on a card like the target that leaves it so much.
-        card = give_room(target, room)
-    elif isinstance(step, (Analysis, Generation)):
-        card = target = step.profile.target
-        room = _find_room(target, budget)
-        _check_goal(goal, target, step.profile.step)
-        source = ModelSource.of(step, dim=dim, change=change)
-        start = source.new_tokens + source.sizes.size
     else:
-        raise UsageError("expected a model or a program to vary the size of, got the record of a step")
-    _check_limit(limit)
-    resized = source.sizes.names if isinstance(source, ModelSource) else ()
+        step = program_step(model, target=target, **options)
+    own = step.program.target if isinstance(step, ProgramStep) else step.profile.target
+    room = _find_room(own, budget)
+    _check_step(step, goal, change)
+    source, card, resized = open_source(step, dim=dim, change=change), own, tuple[str, ...]()
+    if isinstance(source, ModelSource):
+        start, resized = source.new_tokens + source.sizes.size, source.sizes.names
+    elif isinstance(step, ProgramStep):  # with a budget, it finds itself on a card that leaves it so much
+        dim, card = step.program.varied or "size", give_room(own, room)
     space = Space(question="largest", dim=str(dim), resized=resized, limit=limit, is_budget=budget is not None)
-    work = Measuring(source, space, [card], room)
-    first = min(start, limit)
+    work, first = Measuring(source, space, [card], room), min(start, limit)
     at_first = source.run(source.at(card, size=first), card)  # a step that raises here ends the search
     if isinstance(step, ProgramStep):
         record = at_first.profile.step.model_copy(update={"program": None})
-        own = {"model": step.program.name, "target": target, "step": record}
-        about: Profile = at_first.profile.model_copy(update=own)
+        fields = {"model": step.program.name, "target": own, "step": record}
+        about: Profile = at_first.profile.model_copy(update=fields)
     else:
         about = step.profile
     points = _measure_sizes(work, {first: at_first}, limit=limit, goal=goal, tell=progress or (lambda _: None))
@@ -167,7 +135,7 @@ def measure_curve(
     return work.record(
         about,
         points,
-        cards=(target,),
+        cards=(own,),
         largest=largest,
         positions=positions if table else None,
         per_sample_bytes=slope,
@@ -253,9 +221,16 @@ def _find_room(target: Target, budget: BudgetLike | None) -> int:
     return parse_bytes(budget).nbytes
 
 
-def _check_limit(limit: int) -> None:
-    if limit < 1:
-        raise UsageError(f"expected a limit of at least 1, got {limit}")
+def _check_step(step: ProfiledStep, goal: Goal, change: Change | None) -> None:
+    if isinstance(step, (Analysis, Generation)):
+        _check_goal(goal, step.profile.target, step.profile.step)
+    elif not isinstance(step, ProgramStep):
+        raise UsageError("expected a model or a program to vary the size of, got the record of a step")
+    elif goal != "memory":
+        what = "a program" if step.program.varied else "a function"
+        raise UsageError(f"expected goal='memory' for {what}: which part of its time the size changes is not known")
+    elif change is not None:
+        raise UsageError("expected no change of a program: it makes its checkpoints itself")
 
 
 def _check_goal(goal: Goal, target: Target, step: Step | None = None) -> None:

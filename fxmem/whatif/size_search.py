@@ -70,18 +70,13 @@ def _reach(points: Mapping[int, Point], room: int, below: int, above: int) -> tu
         pair = under[-2:] or over[:2]
     if len(pair) < 2:
         return None, None
-    one, other = points[pair[0]], points[pair[1]]
-    return _crossing_size(one, other, room, reserved=True), _crossing_size(one, other, room, reserved=False)
 
+    def cross(figure: Callable[[Point], int | None]) -> int | None:
+        (one, low), (other, high) = ((size, figure(points[size]) or 0) for size in pair)
+        return None if high <= low else one + (room - low) * (other - one) // (high - low)
 
-def _crossing_size(one: Point, other: Point, room: int, *, reserved: bool) -> int | None:
-    low, high = (
-        (point.reserved_bytes if reserved and point.reserved_bytes is not None else point.counted_bytes) or 0
-        for point in (one, other)
-    )
-    if high <= low:
-        return None
-    return (one.size or 0) + (room - low) * ((other.size or 0) - (one.size or 0)) // (high - low)
+    reserved = cross(lambda each: each.counted_bytes if each.reserved_bytes is None else each.reserved_bytes)
+    return reserved, cross(lambda each: each.counted_bytes)
 
 
 def fit_line(points: Sequence[Point], largest: int | None) -> tuple[int, int, int] | None:

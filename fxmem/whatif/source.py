@@ -12,14 +12,14 @@ from torch import nn
 from fxmem import checkpointing
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.fits import NONE, Settings
-from fxmem.records.names import PRECISIONS, Application
+from fxmem.records.names import PRECISIONS, AnyMode, Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Target
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.ranks import Mesh, MeshPlan, find_blocks, read_mesh
 from fxmem.simulation.recording.observe.fx_tracer import named_arguments
 from fxmem.simulation.step.analysis import Analysis, analyze_step
-from fxmem.simulation.step.generation import AnyAnalysis, Generation
+from fxmem.simulation.step.generation import AnyAnalysis, Generation, analyze_any
 from fxmem.simulation.step.model.fake_model import shadow_model
 from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif.program_step import ProgramStep
@@ -163,9 +163,26 @@ class ModelSource:
 Source = StepSource | ModelSource
 
 
-def open_source(step: ProfiledStep) -> Source:
-    """The source of what is analysed, or was run."""
-    return ModelSource.of(step) if isinstance(step, (Analysis, Generation)) else StepSource(step)
+def take_step(
+    model: Any,
+    inputs: Any,
+    *,
+    mode: AnyMode = "train",
+    target: str | Target,
+    progress: Callable[[str], None] | None,
+    options: dict[str, Any],
+) -> ProfiledStep:
+    """What was analysed already, or a model's step or generation. Raises UsageError for options of the first."""
+    if not isinstance(model, ProfiledStep):
+        return analyze_any(model, inputs, mode=mode, target=target, progress=progress, options=options)
+    if inputs is not None or options:
+        raise UsageError(f"expected no inputs and no {', '.join(options) or 'options'} of a step that was analysed")
+    return model
+
+
+def open_source(step: ProfiledStep, **settings: Any) -> Source:
+    """The source of what is analysed, or was run; settings are those of `ModelSource`."""
+    return ModelSource.of(step, **settings) if isinstance(step, (Analysis, Generation)) else StepSource(step)
 
 
 def _resize(varied: Resizing, request: StepRequest, size: int) -> dict[str, Any]:

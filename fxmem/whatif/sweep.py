@@ -5,32 +5,32 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from torch import nn
 
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue, step_time
 from fxmem.memory.figures import find_dtypes
-from fxmem.records.fits import AXES, NONE, Fits, Space
+from fxmem.records.fits import AXES, NONE, Fits, Settings, Space
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Assumption, Kind, Profile, Target
+from fxmem.records.profile import Assumption, Kind, Many, Profile, Target
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.ranks import read_mesh
-from fxmem.simulation.step.analysis import Analysis, analyze
+from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif.fits import Measuring, choose_cards
 from fxmem.whatif.plans.proposals import check_training
 from fxmem.whatif.program_step import ProgramStep
-from fxmem.whatif.source import BLOCKS, ModelSource, Source, StepSource
+from fxmem.whatif.source import BLOCKS, ModelSource, Source, StepSource, take_step
 
 MOST: Final = 10_000
 """Points of a grid."""
 
 
 def sweep(
-    model: nn.Module | Callable[[], nn.Module],
-    inputs: Any,
+    model: ProfiledStep | nn.Module | Callable[[], nn.Module],
+    inputs: Any = None,
     *,
     plans: Mapping[str, Plan] | None = None,
     kept: Fits | None = None,
@@ -42,7 +42,7 @@ def sweep(
     """Predict a step over a grid of batch, length, precision, checkpoints, mesh and card.
 
     Args:
-        model: as for `fxmem.analyze`.
+        model: as for `fxmem.analyze`; or what it returned, without inputs and options.
         inputs: as for `fxmem.analyze`; their batch and their sequences are resized.
         plans: the plans that `grid` names under checkpoints, from `fxmem.plan`.
         kept: an earlier answer, whose points are taken over where the question is the same.
@@ -56,11 +56,32 @@ def sweep(
         UsageError: a grid that cannot be understood, or has more than ten thousand points.
         AnalysisError: the model cannot be analysed with the inputs that it was given.
     """
-    asked = grid if isinstance(grid, Space) else Space(**grid)
-    check_grid(asked, plans or {})
-    target = options.pop("target", "h100") if not asked.card else choose_cards(asked.card)[0]
-    step = analyze(model, inputs, target=target, progress=progress, **options)
-    return measure(step, asked, plans=plans or {}, kept=kept, keep=keep, progress=progress or (lambda _: None))
+    grid, plans = grid if isinstance(grid, Space) else Space(**grid), plans or {}
+    check_grid(grid, plans)
+    target = choose_cards(grid.card)[0] if grid.card else options.pop("target", "h100")
+    mode = options.pop("mode", "train")
+    step = take_step(model, inputs, mode=mode, target=target, progress=progress, options=options)
+    own = step.program.target if isinstance(step, ProgramStep) else step.profile.target
+    cards = choose_cards(grid.card) if grid.card else [own]
+    if cards[0].memory_bytes is None:
+        raise UsageError(f"expected cards whose memory is known, got {cards[0].name!r}")
+    if isinstance(step, Analysis):
+        asked = _ask_model(step, grid, plans, cards)
+    elif isinstance(step, ProgramStep):
+        asked = _ask_program(step, grid, cards)
+    else:
+        raise UsageError("expected a model or a program to sweep, got the record of a step")
+    prices = {catalogue.target(name).name: price for name, price in grid.prices.items()}
+    work = Measuring(asked.source, grid.model_copy(update={"prices": prices}), cards)
+    points, digest = [*_list_points(asked.source, grid, cards)], hashlib.sha256(asked.decides.encode()).hexdigest()
+    known, wanted = kept.points if kept is not None and kept.digest == digest else (), set(points)
+    found = {each.at: work.price(each) for each in known if each.at in wanted}
+    fields: dict[str, Any] = {"digest": digest, "kept": len(found), "assumptions": asked.assumptions}
+    fields["dtypes"] = find_dtypes(asked.profile, [Kind.PARAMETER])
+    for made in work.measure([at for at in points if at not in found], progress or (lambda _: None)):
+        found.update((each.at, each) for each in made)
+        keep(work.record(asked.profile, [found[at] for at in points if at in found], **fields))
+    return work.record(asked.profile, [found[at] for at in points], **fields)
 
 
 def check_grid(grid: Space, plans: Mapping[str, Plan], *, is_program: bool = False) -> None:
@@ -86,80 +107,57 @@ def check_grid(grid: Space, plans: Mapping[str, Plan], *, is_program: bool = Fal
             raise UsageError(f"expected prices of the cards {', '.join(cards)}, got one of {name!r}")
 
 
-def measure(
-    step: ProfiledStep,
-    grid: Space,
-    *,
-    plans: Mapping[str, Plan],
-    kept: Fits | None = None,
-    keep: Callable[[Fits], None] = lambda _: None,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Fits:
-    """`sweep` for what is analysed, or a program that takes a size."""
-    if not isinstance(step, (Analysis, ProgramStep)):
-        raise UsageError("expected a model or a program to sweep, got the record of a step")
-    own = step.program.target if isinstance(step, ProgramStep) else step.profile.target
-    cards = choose_cards(grid.card) if grid.card else [own]
-    if cards[0].memory_bytes is None:
-        raise UsageError(f"expected cards whose memory is known, got {cards[0].name!r}")
-    prices = {catalogue.target(name).name: price for name, price in grid.prices.items()}
-    source = _open_program(step, grid) if isinstance(step, ProgramStep) else _open_model(step, grid, plans)
-    work = Measuring(source, grid.model_copy(update={"prices": prices}), cards)
-    given = source.at(cards[0])
-    values = (getattr(grid, name) or (getattr(given, name),) for name in ("precision", "checkpoints", "mesh", "length"))
-    points = [
-        given.model_copy(
-            update=dict(zip(("card", "precision", "checkpoints", "mesh", "length", "size"), each, strict=True))
-        )
-        for each in itertools.product([card.name for card in cards], *values, grid.batch or (None,))
-    ]
-    if isinstance(step, ProgramStep):
-        profile = source.run(points[0], cards[0]).profile.model_copy(update={"model": step.program.name})
-        decides = [step.program.name, profile.model_dump_json(include={"ops", "storages", "target", "torch_version"})]
-    else:
-        profile = step.profile
-        decides = [profile.model_dump_json(), *(plans[name].to_json() for name in grid.checkpoints if name in plans)]
-    digest, asked = hashlib.sha256("\n".join(decides).encode()).hexdigest(), set(points)
-    known = kept.points if kept is not None and kept.digest == digest else ()
-    found = {each.at: work.price(each) for each in known if each.at in asked}
-    fields: dict[str, Any] = {
-        "digest": digest,
-        "kept": len(found),
-        "dtypes": find_dtypes(profile, [Kind.PARAMETER]),
-        "assumptions": () if isinstance(step, ProgramStep) else tuple(_assume(profile, grid, given.precision, cards)),
-    }
-    for made in work.measure([at for at in points if at not in found], progress):
-        found.update((each.at, each) for each in made)
-        keep(work.record(profile, [found[at] for at in points if at in found], **fields))
-    return work.record(profile, [found[at] for at in points], **fields)
+class _Asked(NamedTuple):
+    """A step that is swept."""
+
+    source: Source
+    profile: Profile
+    """Whose heading the answer has."""
+    decides: str
+    """All that decides a point."""
+    assumptions: Many[Assumption] = ()
 
 
-def _open_model(step: Analysis, grid: Space, plans: Mapping[str, Plan]) -> Source:
+def _ask_model(step: Analysis, grid: Space, plans: Mapping[str, Plan], cards: Sequence[Target]) -> _Asked:
+    source = ModelSource.of(step, plans=plans)
     if any(each != NONE for each in grid.checkpoints):
         check_training(step)
     if grid.mesh and step.request.parallelize is not None:
         raise UsageError("expected meshes in the grid, or of the step itself: one of the two")
-    source = ModelSource.of(step, plans=plans)
     for name, axis in (("batch", "sizes"), ("length", "lengths")):
         if getattr(grid, name):
-            getattr(source, axis)
-    return source
+            getattr(source, axis)  # inputs without it are refused now
+    decides = [step.profile.model_dump_json(), *(plans[name].to_json() for name in grid.checkpoints if name in plans)]
+    return _Asked(source, step.profile, "\n".join(decides), tuple(_assume(step, grid, cards)))
 
 
-def _open_program(step: ProgramStep, grid: Space) -> Source:
+def _ask_program(step: ProgramStep, grid: Space, cards: Sequence[Target]) -> _Asked:
     if not grid.batch:
         raise UsageError("expected sizes of batch in the grid, for the {} among the program's arguments")
     _ = step.program.varied
-    return StepSource(step)
+    source = StepSource(step)
+    profile = source.run(source.at(cards[0], size=grid.batch[0]), cards[0]).profile
+    ops = profile.model_dump_json(include={"ops", "storages", "target", "torch_version"})
+    name = step.program.name
+    return _Asked(source, profile.model_copy(update={"model": name}), f"{name}\n{ops}")
 
 
-def _assume(profile: Profile, grid: Space, precision: str, cards: list[Target]) -> Iterator[Assumption]:
+def _list_points(source: Source, grid: Space, cards: Sequence[Target]) -> Iterator[Settings]:
+    """Every point, in the order of the grid."""
+    given, names = source.at(cards[0]), ("precision", "checkpoints", "mesh", "length")
+    values = (getattr(grid, name) or (getattr(given, name),) for name in names)
+    for card, *settings, size in itertools.product([each.name for each in cards], *values, grid.batch or (None,)):
+        changed = dict(zip(names, settings, strict=True))
+        yield given.model_copy(update={"card": card, **changed, "size": size})
+
+
+def _assume(step: Analysis, grid: Space, cards: Sequence[Target]) -> Iterator[Assumption]:
     """What is taken for granted beside the assumptions of the step itself."""
-    yield from profile.missing_loss
+    yield from step.profile.missing_loss
     if any(step_time.has_rates(card) for card in cards):
         yield Assumption(topic="time", text=step_time.COMPARED)
     old = [card.name for card in cards if card.capability is not None and card.capability < (8, 0)]
-    if old and "bf16" in (grid.precision or (precision,)):
+    if old and "bf16" in (grid.precision or (step.request.precision,)):
         text = f"of bfloat16 products on {', '.join(old)} no rate is published: their time is unknown"
         yield Assumption(topic="time", text=text)
     yield Assumption(

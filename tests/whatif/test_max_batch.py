@@ -254,7 +254,7 @@ def test_what_is_done_to_the_step_counts_at_every_size() -> None:
     def half(sized: Analysis) -> Analysis:
         return sized.vary(linear().to("meta", torch.float16), args=(sized.request.args[0].half(),))
 
-    halved = max_batch.measure_curve(analysis, budget=8_000_000, change=half)
+    halved = max_batch.max_batch(analysis, budget=8_000_000, change=half)
     # Half of everything: 2,000,000 of weight, and per sample 2000 in and out.
     assert (halved.largest, halved.per_sample_bytes, halved.constant_bytes) == (1500, 4000, 2_000_000)
 
@@ -550,9 +550,9 @@ def test_every_verdict_leaves_a_context_its_share(tmp_path: Path) -> None:
     curve = max_batch.max_batch(linear, inputs, target=card, optimizer=None)
     assert (curve.largest or 0) < 1 << 16
     assert (curve.points[0].room_bytes, (curve.at_largest or curve.points[0]).fits) == (room, True)
-    (fit,) = card_fit.fit_cards(analysis, names=[name]).points
+    (fit,) = card_fit.cards(analysis, names=[name]).points
     assert (fit.fits, fit.room_bytes, fit.headroom_bytes) == (False, room, -66 * MIB)
-    (point,) = sweep.measure(analysis, Space(card=[name]), plans={}).points
+    (point,) = sweep.sweep(analysis, grid=Space(card=[name])).points
     assert (point.fits, point.room_bytes) == (False, room)
     assert find_fit(analysis.profile, analysis.peak).exit_code == 4
     with pytest.raises(ExceededError, match=rf"{format_bytes(room)} that between has"):
@@ -908,5 +908,5 @@ def test_what_is_no_card_is_refused_before_any_work(monkeypatch: pytest.MonkeyPa
 
 def test_a_curve_says_what_a_loss_would_add() -> None:
     model = nn.Linear(64, 1000)
-    curve = max_batch.measure_curve(fxmem.analyze(model, torch.empty(8, 64, device="meta"), target="t4"), limit=64)
+    curve = max_batch.max_batch(fxmem.analyze(model, torch.empty(8, 64, device="meta"), target="t4"), limit=64)
     assert [each.text[:17] for each in curve.assumptions if each.topic == "loss"] == ["no loss was given"]

@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         analysis = analyze_subject(options, program, progress)
         from fxmem.whatif import card_fit
 
-        fits = card_fit.fit_cards(
+        fits = card_fit.cards(
             analysis, names=names, plans=options.plan, host_memory=options.host_memory, progress=progress.found
         )
     if options.time:

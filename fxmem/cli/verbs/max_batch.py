@@ -10,13 +10,12 @@ from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_gen
 from fxmem.cli.output import check_output, layout, write_drawing, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress, say
-from fxmem.cli.step import ProgramWords, analyze_subject, check_generation, read_program
+from fxmem.cli.step import analyze_subject, check_generation, read_program
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget
-    from fxmem.records.fits import Fits
 
 BRIEF = "how large a batch, sequence or other size fits?"
 DESCRIPTION = (
@@ -64,16 +63,30 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem max-batch`; return the exit code and the text for stdout."""
+    from fxmem.memory import report_reader
     from fxmem.show.plots import sizes_svg
     from fxmem.show.text.fits import fits_table
 
     check_output(options)
     check_generation(options)
-    budget = _read_budget(options)
-    program = read_program(options, "--batch")
+    budget, program = _read_budget(options), read_program(options, "--batch")
     if program is not None:
         _check_program(options)
-    curve = _measure(options, program, budget)
+    plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
+    with Progress(options.quiet) as progress:
+        step = analyze_subject(options, program, progress, again=True)
+        from fxmem.whatif import max_batch, verified_plan
+
+        curve = max_batch.max_batch(
+            step,
+            budget=budget,
+            dim=options.dim,
+            limit=options.limit,
+            goal=options.goal,
+            change=None if plan is None else verified_plan.apply_plan(plan),
+            start=max_batch.START if options.batch is None else options.batch,
+            progress=progress.found,
+        )
     if options.svg is not None:
         write_drawing(options, options.svg, sizes_svg(curve))
     text = write_json(options, curve.model_dump_json, lambda: fits_table(curve, **layout(options)))
@@ -85,26 +98,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         return 1, text
     say(f"expected a size that fits {room}; none does, not even {smallest}")
     return 4, text
-
-
-def _measure(options: argparse.Namespace, program: ProgramWords | None, budget: Budget | None) -> Fits:
-    from fxmem.memory import report_reader
-
-    plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
-    with Progress(options.quiet) as progress:
-        step = analyze_subject(options, program, progress, again=True)
-        from fxmem.whatif import max_batch, verified_plan
-
-        return max_batch.measure_curve(
-            step,
-            budget=budget,
-            dim=options.dim,
-            limit=options.limit,
-            goal=options.goal,
-            change=None if plan is None else verified_plan.apply_plan(plan),
-            start=max_batch.START if options.batch is None else options.batch,
-            progress=progress.found,
-        )
 
 
 def _check_program(options: argparse.Namespace) -> None:

@@ -78,7 +78,6 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem sweep`; return the exit code and the text for stdout."""
-    from fxmem.hardware import catalogue
     from fxmem.show.plots import sweep_svg
     from fxmem.show.text.fits import fits_table, markdown
 
@@ -89,9 +88,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     program = read_program(options)
     grid = grid if grid.card else grid.model_copy(update={"card": (options.target,)})
     options.target = grid.card[0]
-    for name in grid.card:  # a card that is none is found before the work is done
-        if catalogue.target(name).memory_bytes is None:
-            raise UsageError(f"expected cards whose memory is known, got {name!r}")
     kept = None if options.json in (None, "-") else _read_kept(Path(options.json))
     with Progress(options.quiet) as progress:
         require_torch()
@@ -99,8 +95,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
         sweep.check_grid(grid, plans, is_program=program is not None)
         step = analyze_subject(options, program, progress, again=True)
-        found = sweep.measure(
-            step, grid, plans=plans, kept=kept, keep=lambda each: _keep(options, each), progress=progress.found
+        found = sweep.sweep(
+            step, grid=grid, plans=plans, kept=kept, keep=lambda each: _keep(options, each), progress=progress.found
         )
     if options.svg is not None:
         write_file(options, options.svg, sweep_svg(found))
