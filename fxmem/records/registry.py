@@ -111,7 +111,7 @@ PACKAGES: Registry[Any] = Registry("package", "fxmem.simulation.kernels.packages
 """Kernels of other packages, likewise; `fxmem.simulation.kernels.packages` says what is registered."""
 VIEWS: Registry[Any] = Registry("view", "fxmem.show.html.views", "fxmem.views")
 """How a notebook shows a record: functions from the record to a fragment of HTML, by the name of its class
-(`size-curve` would show `SizeCurve`)."""
+(`compile-plan` would show `CompilePlan`)."""
 
 
 def print_record(record: Any) -> str | None:

@@ -559,6 +559,15 @@ def test_every_verdict_leaves_a_context_its_share(tmp_path: Path) -> None:
         guard(analysis)
 
 
+def test_a_step_that_was_analysed_takes_no_options() -> None:
+    step = analyze(linear, meta(2, 1000), target="l4")
+    for ask in (fxmem.max_batch, fxmem.cards):
+        with pytest.raises(UsageError, match="expected no inputs and no optimizer of a step that was analysed"):
+            ask(step, optimizer="sgd")
+    with pytest.raises(UsageError, match="expected no inputs and no options of a step that was analysed"):
+        fxmem.sweep(step, meta(2, 1000), grid={"batch": (1, 2)})
+
+
 def test_a_convolution_takes_the_same_on_all_cards_of_one_capability() -> None:
     def net() -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 64, 7, stride=2), nn.ReLU(), nn.Conv2d(64, 128, 3))
@@ -864,7 +873,7 @@ def test_cards_from_the_command_line(model: str, capsys: pytest.CaptureFixture[s
     code, text = command(cards_command, model, "--input", "4x1000", "--only", "l4, rtx4090,t4", "--json", "-")
     assert code == 0
     assert [card.card for card in Fits.model_validate_json(text).points] == ["t4", "l4", "rtx4090"]
-    assert "l4, rtx4090: 2 of 2 fit" in capsys.readouterr().err
+    assert " of 2, l4, rtx4090: 2 of 2 fit\n" in capsys.readouterr().err
     code, text = command(
         cards_command,
         model,

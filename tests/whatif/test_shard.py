@@ -110,6 +110,7 @@ def test_cards_without_a_number_are_the_fewest_that_it_fits() -> None:
     one = fxmem.shard(plain, torch.empty(2, 4), cards="h100", batch=8)
     assert (one.space.ranks, one.assumptions[0].text) == (1, "as few of 1, 2, 4, ... cards as it fits")
     assert "\nnone " in fits_table(one)
+    assert "1 x h100: fits as none" in one._repr_html_()
     too_few = one.points[0].model_copy(update={"fits": False})
     tried: list[int] = []
 

@@ -194,6 +194,7 @@ def test_the_front_is_what_none_beats_in_both() -> None:
     assert found.front == (slow, mid, fast)  # 3 seconds a sample
     assert found.by_case == (fast,)
     assert sweep_svg(found).count('class="dot"') == 3
+    assert found._repr_html_().count('class="dot"') == 3
 
 
 def test_prices_are_of_a_million_samples_and_of_a_thousand_steps() -> None:
